@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import re
 import shutil
+from argparse import Namespace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch._dynamo
@@ -48,7 +50,8 @@ def test_a_run_starts_from_a_run_or_a_file_and_needs_neither_again(
     save_file(best, tmp_path / "best.safetensors")
     prefixed = {f"module._orig_mod.{key}": value for key, value in best.items()}
     torch.save({"epoch": 1, "state_dict": {}, "state_dict_ema": prefixed}, tmp_path / "of_timm.pth")
-    torch.save({"model": {f"backbone.{key}": value for key, value in best.items()}}, tmp_path / "model.pt")
+    wrapped = {f"backbone.{key}": value for key, value in best.items()}
+    torch.save({"net": {"model_state_dict": wrapped}, "args": Namespace(lr=1)}, tmp_path / "model.pt")
     (pretrained / "checkpoints" / "last.pt").unlink()
     inits = {"pretrained": "", "best.safetensors": "", "of_timm.pth": "module. _orig_mod.", "model.pt": "backbone."}
     for name, (init, prefixes) in zip(("run", "other", "third", "fourth"), inits.items(), strict=True):
@@ -57,9 +60,15 @@ def test_a_run_starts_from_a_run_or_a_file_and_needs_neither_again(
         assert re.findall(r"all names begin with (\S+),", output) == prefixes.split()
         assert all(torch.allclose(value, best[key]) for key, value in weights(tmp_path / name).items())
     assert_same_run(tmp_path / "run", tmp_path / "other")
-    for content in ([1], {"state_dict": {"epoch": 1}}):
+    save = "torch.save(torch.load('other.pth', weights_only=False)['state_dict'], 'weights.pth')"
+    for content, held in (
+        ([1], "net; a list"),
+        ({"state_dict": {"epoch": 1}}, "net; its keys are epoch"),
+        ({"best": np.float64(1), "state_dict": best}, f'python -c "import torch; {save}", and set init=weights.pth'),
+    ):
         torch.save(content, tmp_path / "other.pth")
-        assert "other.pth: holds no tensors by name, neither at the top nor" in refuse(*quick, "init=other.pth")
+        assert held in (refused := refuse(*quick, "init=other.pth"))
+        assert ("numpy._core.multiarray.scalar" if "best" in content else "neither at the top nor under") in refused
     shutil.rmtree(pretrained)
     succeed("resume=run", "epochs=3")
     Image.new("L", (28, 28)).save(tmp_path / "black.png")
@@ -87,6 +96,8 @@ def test_differing_weights_are_listed_unless_they_are_named() -> None:
     same = {name for name in after if torch.equal(after[name], before[name])}
     assert same == {"head.weight", "head.bias", "features.0.bias"}
     assert torch.equal(after["features.3.weight"], given["features.3.weight"])
+    of_lightning = {f"model.{key}": value for key, value in given.items()} | {"criterion.weight": torch.ones(3)}
+    load_initial_weights(model, of_lightning, ["head.*", "extra", "features.0.bias", "criterion.*"])
     with pytest.raises(ConfigError, match=r"init_skip: 'hed\.\*' fits no weight; those of the model are features"):
         load_initial_weights(model, given, ["hed.*"])
     with pytest.raises(ConfigError, match=r"init_skip=\['\*'\]: leaves nothing of init"):

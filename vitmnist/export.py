@@ -17,8 +17,9 @@ from torch.export import ExportedProgram
 
 import vitmnist
 from vitmnist.checkpoint.inference import InferenceModel
+from vitmnist.data import images
 from vitmnist.data.datasets.base import Dataset
-from vitmnist.data.images import ImageReader, fitted, is_32_bit, resized, stored_size, to_8_bit, to_pixels
+from vitmnist.data.images import ImageReader
 from vitmnist.errors import ConfigError, ExportError
 
 
@@ -150,8 +151,8 @@ def _describe_files(trained: InferenceModel) -> tuple[str, str]:
     )
     options = {**vars(reader), "mode": reader.mode.value, "resize": reader.resize.value}
     arguments = ", ".join(f"{name}={value!r}" for name, value in options.items())
-    quoted = to_pixels, stored_size, fitted, resized, to_8_bit, is_32_bit
-    code = "\n\n".join(inspect.getsource(function) for function in quoted)
+    source = inspect.getsource(images)
+    code = source[source.index("def to_pixels(") :]
     return words, FILE_USAGE.format(source=code, arguments=arguments)
 
 

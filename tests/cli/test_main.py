@@ -80,6 +80,7 @@ MISTAKES = {  # in the values, found when they are composed and checked
     "dataset=cifar10": "dataset: set data/dataset=cifar10",
     "data=cifar10": "data: set data/dataset=cifar10",
     "+augment=crops": "augment: set data/augment=crops",
+    "transforms=null": "transforms: set data/augment=none",
     "trainer.max_epochs=9": "trainer.max_epochs: set epochs=9",
     "model.optimizer.lr=1": "model.optimizer: set optimizer=VALUE, and",
     "seed=99999999999999999999": "must be at least 0 and at most 9223372036854775807",

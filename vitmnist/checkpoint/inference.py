@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
+from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from vitmnist.augment.compose import build_augment, input_size
 from vitmnist.augment.preprocess import Preprocess
@@ -28,8 +31,8 @@ from vitmnist.runtime.records import refuse_control_characters
 log = logging.getLogger(__name__)
 
 WEIGHTS = {"best": "best.pt", "final": "final.safetensors", "last": "last.pt"}
-WRAPPERS = ("step", "ema", "state_dict_ema", "state_dict", "model")
-"""Under which a checkpoint holds weights: ours, timm's, Lightning's; the averaged ones before the others."""
+WRAPPERS = ("step", "ema", "state_dict_ema", "state_dict", "model_state_dict", "model", "net")
+"""Under which a checkpoint holds weights: ours, timm's, Lightning's, a script's; averaged ones before the others."""
 
 
 @dataclass(frozen=True)
@@ -151,12 +154,20 @@ def _read_foreign(path: Path) -> dict[str, torch.Tensor]:
     """The weights in a file, within a `.pt` or `.pth` file from the first of `WRAPPERS`; unpickling runs no code."""
     if path.suffix == ".safetensors":
         return load_file(path)
-    state = torch.load(path, map_location="cpu", weights_only=True)
+    with safe_globals([Namespace]):  # of timm's checkpoints: the arguments of its command
+        if is_zipfile(path) and (classes := get_unsafe_globals_in_checkpoint(path)):
+            save = f"torch.save(torch.load({str(path)!r}, weights_only=False)['state_dict'], 'weights.pth')"
+            raise DataError(
+                f"{path}: has objects of {', '.join(classes)}, which may run code when they are read; if you trust it, "
+                f'save its weights alone: python -c "import torch; {save}", and set init=weights.pth'
+            )
+        state = torch.load(path, map_location="cpu", weights_only=True)
     while key := next((key for key in WRAPPERS if isinstance(state, dict) and isinstance(state.get(key), dict)), None):
         state = state[key]
         log.info("init: the weights are those under %s", key)
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise DataError(f"{path}: holds no tensors by name, neither at the top nor under {', '.join(WRAPPERS)}")
+        held = f"its keys are {listed([*map(str, state)])}" if isinstance(state, dict) else f"a {type(state).__name__}"
+        raise DataError(f"{path}: holds no tensors by name, neither at the top nor under {', '.join(WRAPPERS)}; {held}")
     return state
 
 

@@ -16,7 +16,7 @@ _ADVICE = {
     "paths": "set data.root=FOLDER for datasets, hydra.run.dir=FOLDER for results",
     "max_epochs num_epochs": "set epochs={}",
     "max_steps min_epochs max_time": "set epochs=N, max_minutes=N or patience=N",
-    "fast_dev_run": "set epochs=1 data.dataset.train_size=1000 data.dataset.test_size=200",
+    "fast_dev_run": "set epochs=1, and data.dataset.train_size=N, below the number of images",
     "limit_train_batches limit_val_batches": "set data.dataset.train_size=N data.dataset.test_size=N",
     "val_split validation_split train_val_test_split": "set data.holdout=0.1, a share of each class",
     "train test": "leave it out: every run is trained and evaluated",

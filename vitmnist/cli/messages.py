@@ -33,6 +33,8 @@ def describe(error: BaseException, typed: Sequence[str] = ()) -> Failure:
     text, cause = " ".join(str(error).split()), error.__cause__ or error.__context__
     if isinstance(error, UnknownKeyError):
         return Failure(_unknown_key(error, typed))
+    if type(error) is ValueError and text.startswith("Config group override"):  # such as model=null
+        return Failure(f"{first_line(error)}; type GROUP=NAME, as data/augment=none")
     if text.startswith("Could not override 'data'"):  # such as data=cifar10: there are only groups in `data`
         return Failure(_unknown_key(UnknownKeyError("data", []), typed))
     if isinstance(error, MissingConfigException):
@@ -73,7 +75,8 @@ def _unknown_key(unknown: UnknownKeyError, typed: Sequence[str]) -> str:
     leaf = unknown.key.rpartition(".")[2]
     if advice := FAMILIAR_KEYS.get(leaf):
         value = next((text.partition("=")[2] for text in reversed(typed) if key_of(text) == unknown.key), "VALUE")
-        return f"{unknown.key}: {advice.replace('{}', value)}"
+        advice = advice.replace("{}", value).replace("augment=null", "augment=none")
+        return f"{unknown.key}: {advice}"
     values = flatten(OmegaConf.to_container(compose([])))  # type: ignore[arg-type]
     near = [key for key in values if f".{key}".endswith(f".{leaf}") and key != unknown.key]
     return f"{unknown.key}: there is no such key; did you mean {' or '.join(near[:3])}?" if near else str(unknown)

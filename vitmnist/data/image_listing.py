@@ -6,6 +6,7 @@ import csv
 import hashlib
 import logging
 import os
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -184,15 +185,18 @@ def _list(folder: Path, skip_unreadable: bool, left_out: Counter[str]) -> Pictur
     names = visible_folders(folder, [path.name for path in folder.iterdir() if path.is_dir()])
     if len(names) < 2:
         raise DataError(
-            f"{folder}: two or more folders of a class are expected, with pictures in {folder}/CLASS/; "
-            f"found: {shorten(names) or 'none'}"
+            f"{folder}: two or more folders of a class are expected, with pictures in {folder}/CLASS/, to evaluate a "
+            f"model those of its classes; found: {shorten(names) or 'none'}"
         )
     paths = [path.relative_to(folder) for name in names for path in list_images(folder / name, left_out)]
     classes: dict[str, str] = {}  # by the real path of each folder that holds pictures
+    inner: dict[str, set[str]] = {name: set() for name in names}  # folders with pictures in that of a class
     for parent in sorted({path.parent for path in paths}):
+        inner[parent.parts[0]].update(parent.parts[1:2])
         name = classes.setdefault(os.path.realpath(folder / parent), parent.parts[0])
         if name != parent.parts[0]:
             raise DataError(f"{folder}: the classes {name} and {parent.parts[0]} have the same folder; remove a link")
+    _refuse_splits(folder, inner)
     pictures = in_hash_order([(folder / path, nfc(path.parts[0])) for path in paths], folder)
     names = sorted(set(map(nfc, names)))
     if empty := sorted(set(names) - {name for _, name in pictures}):
@@ -201,6 +205,23 @@ def _list(folder: Path, skip_unreadable: bool, left_out: Counter[str]) -> Pictur
             raise DataError(f"{message}; add some, remove the folders, or type data.dataset.skip_unreadable=true")
         log.warning("%s; left out", message)
     return pictures
+
+
+def _refuse_splits(folder: Path, inner: dict[str, set[str]]) -> None:
+    """Raise `DataError` if folders that would be classes, each with its folders in `inner`, are splits by their names.
+
+    So are all of them, if all have the same two or more folders.
+    """
+    words = {word for names in FOLDERS.values() for word in names}
+    splits = [name for name, held in inner.items() if held and words.intersection(re.findall("[a-z]+", name.lower()))]
+    if not splits and len(inner[min(inner)]) > 1 and len(set(map(frozenset, inner.values()))) == 1:
+        splits = [*inner]
+    if splits:
+        raise DataError(
+            f"{folder}: folders of classes that look like splits: {shorten(splits)}, with the folders "
+            f"{shorten(sorted(inner[splits[0]]))}; name splits train, val and test, with a folder for each class in "
+            "each, or type data.dataset.labels=FILE.csv, which names the class of each picture"
+        )
 
 
 def no_pictures(source: Path, empty: Sequence[str], size: int) -> str:
@@ -257,19 +278,24 @@ def read_labels(
     try:
         with labels.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets begin UTF-8 with a mark
             rows = csv.DictReader(file)
-            columns = rows.fieldnames or []
+            rows.fieldnames = columns = [name.strip() for name in rows.fieldnames or []]
             required = {names.file, names.label, *({names.split} - {TableColumns.split})}
             if lacking := sorted(required.difference(columns)):
                 problem = f"has no column {' and '.join(lacking)}, only {shorten(columns) or 'none'}"
                 raise DataError(f"{labels}:1: {problem}; set data.dataset.columns='{{file: NAME, label: NAME}}'")
+            if several := [name for name, count in Counter(columns).items() if name and count > 1]:
+                raise DataError(f"{labels}:1: has more than one column {shorten(several)}; rename or remove one")
             if unused := [repr(name) for name in columns if name not in (*required, names.split)]:
                 log.warning("%s: columns that are not used: %s", labels, shorten(unused))
             for row in rows:
-                name, label, typed = row[names.file], row[names.label], str(row.get(names.split, "train"))
+                values = (row.get(column, "train") or "" for column in (names.file, names.label, names.split))
+                name, label, typed = map(str.strip, values)
                 path = _locate(f"{name}{suffix}", folder)
                 is_below = path.is_relative_to(folder) and ".." not in path.relative_to(folder).parts
                 split = next((split for split, spellings in FOLDERS.items() if typed.lower() in spellings), None)
+                number = len(columns) + len(row.get(None, ()))  # a comma in a label, without quotes
                 problems = {
+                    f"has {number} fields, the header has {len(columns)}; quote values with commas": None in row,
                     f"the column {names.file} is empty": not name,
                     f"the column {names.label} is empty": not label,
                     f"{names.split}={typed}: must be train, val or test": split is None,

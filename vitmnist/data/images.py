@@ -133,6 +133,7 @@ def _jpeg_decoder() -> Callable[[Pixels], Pixels] | None:
 def has_alpha(path: Path) -> bool:
     """Whether an image has transparent pixels, which become white; raises `DataError` if it cannot be read."""
     with open_image(path) as (image, _):
+        scale_transparency(image)
         if image.mode[0] == "I" and "transparency" in image.info:  # Pillow makes these pixels opaque in RGBA
             return bool((np.asarray(image) == image.info["transparency"]).any())
         least, _ = image.convert("RGBA").getchannel("A").getextrema()
@@ -140,10 +141,16 @@ def has_alpha(path: Path) -> bool:
 
 
 def pixel_range(path: Path) -> tuple[int, float, float] | None:
-    """16 or 32 bits, and the lowest and highest value; None if an image has 8 bits or is unreadable."""
+    """16 or 32 bits, and the lowest and highest value; None if an image has 8 bits or is unreadable.
+
+    8 bits and their range if it has 16 per channel, in colour or with transparency, of which Pillow keeps the upper 8.
+    """
     with suppress(DataError), open_image(path) as (image, _):  # reported when it is decoded
-        if image.mode[0] in "IF" and np.isfinite(pixels := np.asarray(image)).all():
+        if image.mode[0] in "IF":
+            pixels = deep_pixels(image)
             return 32 if is_32_bit(image) else 16, float(pixels.min()), float(pixels.max())
+        if ";16" in str(getattr(image, "tile", "")):  # the mode of the file, such as RGB;16B
+            return 8, 0, 255
     return None
 
 
@@ -189,6 +196,7 @@ def to_pixels(
         range_32_bit: the values of int32 and float pixels that become black and white; None: they are refused.
         decode: makes uint8 `[H, W]` or `[H, W, C]` of an image at scale 1; the same pixels as `np.array`.
     """
+    scale_transparency(opened)
     (orientation, to_size), full_size = stored_size(opened, size, resize), opened.size
     drafted = opened.draft(None, (2 * to_size[0], 2 * to_size[1])) if draft else None
     if opened.size != full_size:
@@ -196,6 +204,8 @@ def to_pixels(
     image: Image.Image = opened
     if image.mode[0] in "IF":
         image = to_8_bit(image, max_16_bit, range_32_bit)
+    elif tiff_tag(image, 339) == 2:  # SampleFormat: signed
+        raise ValueError("its pixels are signed 8-bit integers, which Pillow reads as unsigned")
     if image.has_transparency_data:
         background = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(background, image.convert("RGBA"))
@@ -258,15 +268,40 @@ def resized(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint
 
 def to_8_bit(image: Image.Image, max_16_bit: int, range_32_bit: tuple[float, float] | None) -> Image.Image:
     """A grey image of 16 or 32 bits, which Pillow would clip at 255; white where a 16-bit PNG is transparent."""
-    pixels = np.asarray(image).astype(np.float64)
-    if not np.isfinite(pixels).all():
-        raise ValueError("some of its pixels are not finite")
+    pixels = deep_pixels(image)
     if not (limits := range_32_bit if is_32_bit(image) else (0, max_16_bit)):
         raise ValueError("int32 and float pixels need data.dataset.range_32_bit=[BLACK,WHITE] in training")
-    low, high = limits
+    # Pillow inverts TIFF files of up to 8 bits in which 0 is white (PhotometricInterpretation), and no others.
+    low, high = limits[::-1] if tiff_tag(image, 262) == 0 else limits
     scaled = ((pixels - low) * (255 / ((high - low) or 1))).round().clip(0, 255)
     scaled[pixels == image.info.get("transparency", np.nan)] = 255
     return Image.fromarray(scaled.astype(np.uint8))
+
+
+def deep_pixels(image: Image.Image) -> NDArray[np.float64]:
+    """The pixels of a grey image of 16 or 32 bits; raises `ValueError` if Pillow cannot tell all of them."""
+    pixels = np.asarray(image).astype(np.float64)
+    if not np.isfinite(pixels).all():
+        raise ValueError("some of its pixels are not finite")
+    is_unsigned = tiff_tag(image, 339, 1) == 1  # SampleFormat
+    if image.mode == "I" and is_unsigned and pixels.min() < 0:
+        raise ValueError("some of its uint32 pixels are above 2147483647, which Pillow reads as negative")
+    return pixels
+
+
+def tiff_tag(image: Image.Image, tag: int, default: int | None = None) -> int | None:
+    """The value of a tag, the first if it has several; `default` if it is missing or the file is no TIFF."""
+    value = getattr(image, "tag_v2", {}).get(tag, default)
+    return value[0] if isinstance(value, tuple) else value
+
+
+def scale_transparency(opened: Image.Image) -> None:
+    """Scale the transparent value of a PNG file that is not loaded, as Pillow scales its pixels of 2, 4 and 16 bits."""
+    for *_, stored in getattr(opened, "tile", ()) if "transparency" in opened.info else ():
+        if factor := {"L;2": 85, "L;4": 17}.get(stored):
+            opened.info["transparency"] *= factor
+        elif stored == "RGB;16B":  # of which Pillow keeps the upper 8 bits
+            opened.info["transparency"] = tuple(value >> 8 for value in opened.info["transparency"])
 
 
 def is_32_bit(image: Image.Image) -> bool:

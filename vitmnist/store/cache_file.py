@@ -4,7 +4,7 @@ FOLDER/KEY/images.npy   the samples; anyone can read them with `numpy.load(…, 
 FOLDER/KEY/labels.npy   their labels; samples of other tensors have a file for each tensor, and those that are no rows
                         of tensors are bytes in samples.npy, whose places are in spans.npy
 FOLDER/KEY/crc32.npy    a checksum of each sample in each file, compared whenever samples are read
-FOLDER/KEY/sources.npy  for samples decoded from files: the ctime and a digest of each file
+FOLDER/KEY/sources.npy  for samples decoded from files: the ctime, device, inode and a digest of each file
 FOLDER/KEY/cache.json   the fingerprint, and the caller's notes
 FOLDER/KEY.lock         held by the process that decodes, while others wait
 FOLDER/.KEY.unfinished  the same files while they are written

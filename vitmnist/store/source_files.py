@@ -1,6 +1,7 @@
 """Detects other content in the files that a set was decoded from, although their names, sizes and times are the same.
 
-`mv` and archives keep size and modification time, but not the ctime. Where that differs, a digest is compared.
+`mv` and archives keep size and modification time, but not the ctime, or for a folder or the target of a link not the
+inode. Where one of these differs, a digest is compared.
 """
 
 from __future__ import annotations
@@ -24,11 +25,17 @@ from vitmnist.runtime.ordered_map import ordered_map
 log = logging.getLogger(__name__)
 
 STAMPS = "sources.npy"  # next to the decoded samples
-STAMP = np.dtype([("ctime_ns", "<i8"), ("digest", "V16")])
+IDENTITY = ["ctime_ns", "device", "inode"]  # files that are unpacked together often have the same ctime
+STAMP = np.dtype([("ctime_ns", "<i8"), ("device", "<u8"), ("inode", "<u8"), ("digest", "V16")])
+
+
+def _identity(status: os.stat_result | None) -> tuple[int, int, int]:
+    """The values of `IDENTITY`; on Windows an inode may have 128 bits."""
+    return (status.st_ctime_ns, status.st_dev % 2**64, status.st_ino % 2**64) if status else (0, 0, 0)
 
 
 class SourceFiles:
-    """The files that a set is decoded from, a stat of each (None if it is missing), and their ctimes and digests."""
+    """The files that a set is decoded from, a stat of each (None if it is missing), their identities and digests."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = paths
@@ -36,25 +43,27 @@ class SourceFiles:
         for index, path in enumerate(paths):
             with suppress(OSError):  # a missing file is reported when it is decoded
                 self.stats[index] = path.stat()
-        self._stamps = np.zeros(len(paths), STAMP)
-        self._stamps["ctime_ns"] = [status.st_ctime_ns if status else 0 for status in self.stats]
+        self._stamps = np.array([(*_identity(status), bytes(16)) for status in self.stats], STAMP)
+        self._is_announced = False
 
     def take_digest(self, index: int) -> None:
         """Take the digest of a file, before it is decoded: if it is replaced in between, `verify` fails."""
         self._stamps["digest"][index] = self._digest(index)
 
     def save(self, folder: Path) -> None:
-        """Write ctimes and digests; raises `OSError`."""
+        """Write identities and digests; raises `OSError`."""
         np.save(content := io.BytesIO(), self._stamps)
         write_atomic(folder / STAMPS, content.getvalue())
 
     def verify(self, stored: NDArray[np.void], folder: Path) -> None:
-        """Raise `ValueError` if a file is not that of `stored`, which `folder` has; otherwise save the new ctimes."""
+        """Raise `ValueError` if a file is not that of `stored`, which `folder` has; else save the new identities."""
         if stored.dtype != STAMP or len(stored) != len(self.paths):
             raise ValueError(f"{STAMPS} is not what was written")
-        if not (rows := np.flatnonzero(stored["ctime_ns"] != self._stamps["ctime_ns"]).tolist()):
+        if not (rows := np.flatnonzero(stored[IDENTITY] != self._stamps[IDENTITY]).tolist()):
             return
-        log.info("comparing %d files with what was decoded: their ctime has changed", len(rows))
+        if not self._is_announced:  # a stale copy is verified once more, under its lock
+            log.info("comparing %d files with what was decoded: their ctime or inode has changed", len(rows))
+        self._is_announced = True
         with closing(ordered_map(self._digest, rows, available_cores(), 2 * available_cores())) as digests:
             for row, digest in zip(rows, digests, strict=True):
                 if digest != stored["digest"][row].tobytes():

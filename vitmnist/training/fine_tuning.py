@@ -14,15 +14,15 @@ from vitmnist.errors import ConfigError, listed
 log = logging.getLogger(__name__)
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-PREFIXES = ({"module"}, {"_orig_mod"}, {"model"}, {"backbone"})
+PREFIXES = {"module.", "_orig_mod.", "model.", "backbone."}
 """The first part of all names of a network within DataParallel, `torch.compile`, Lightning's modules and others."""
 
 
 def load_initial_weights(model: nn.Module, weights: Mapping[str, Tensor], skip: Sequence[str]) -> None:
     """Load weights and statistics by their names in `state_dict()`.
 
-    If the model has none of the names, prefixes that all of them have are left out. If it still has none, they are
-    those of the first of its parts that has some: a `backbone`.
+    If the model has none of the names, a prefix is left out that all have but those to skip. If it still has none, they
+    are those of the first of its parts that has some: a `backbone`.
 
     Args:
         skip: patterns of names that may differ; what they name is left as the model has it.
@@ -31,9 +31,17 @@ def load_initial_weights(model: nn.Module, weights: Mapping[str, Tensor], skip: 
         ConfigError: names or shapes differ, a pattern fits none, or none of the weights is left.
     """
     state = model.state_dict()
-    while not state.keys() & weights.keys() and {name.partition(".")[0] for name in weights} in PREFIXES:
-        log.info("init: all names begin with %s., which is left out", next(iter(weights)).partition(".")[0])
-        weights = {name.partition(".")[2]: value for name, value in weights.items()}
+
+    def is_skipped(name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in skip)
+
+    while not state.keys() & weights.keys():
+        names = [name for name in weights if not is_skipped(name)] or weights
+        prefixes = {name[: name.find(".") + 1] for name in names}
+        if len(prefixes) != 1 or not prefixes <= PREFIXES:
+            break
+        log.info("init: all names begin with %s, which is left out", *prefixes)
+        weights = {name.removeprefix(*prefixes): value for name, value in weights.items()}
     if not state.keys() & weights.keys():
         parts = [f"{name}." for name, _ in model.named_children()]
         part = next((part for part in parts if any(part + name in state for name in weights)), "")
@@ -46,7 +54,7 @@ def load_initial_weights(model: nn.Module, weights: Mapping[str, Tensor], skip: 
     differing = [
         f"{name} ({_shape(weights, name)} in init, {_shape(state, name)} in the model)"
         for name in sorted(every - same.keys())
-        if not any(fnmatchcase(name, pattern) for pattern in skip)
+        if not is_skipped(name)
     ]
     if differing:
         raise ConfigError(

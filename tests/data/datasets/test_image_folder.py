@@ -6,6 +6,8 @@ import logging
 import os
 import re
 import shutil
+import struct
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +27,7 @@ from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.image_listing import find_images
 from vitmnist.data.images import ImageReader, Mode, to_tensor
 from vitmnist.data.tensors import digest
-from vitmnist.errors import DataError
+from vitmnist.errors import ConfigError, DataError
 from vitmnist.store import source_files
 
 CLASSES = ("cat", "dog", "eel")
@@ -139,17 +141,33 @@ def restore(first: Path, second: Path) -> None:
         os.utime(path, ns=(0, 0))
 
 
-@pytest.mark.parametrize("change", [exchange, restore])
+def exchange_unpacked(first: Path, second: Path) -> None:
+    """As `mv` exchanges their folders: files that are unpacked together can have the same ctime, and keep it."""
+    exchange(first, second)
+
+
+@pytest.mark.parametrize("change", [exchange, restore, exchange_unpacked])
 def test_a_picture_replaced_by_one_of_the_same_name_size_and_time_is_decoded_again(
-    change: Callable[[Path, Path], None], folder: Path, caplog: pytest.LogCaptureFixture
+    change: Callable[[Path, Path], None],
+    folder: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def stat_of_one_ctime(path: Path, **options: bool) -> os.stat_result:
+        status = os.stat(path, **options)
+        return os.stat_result(tuple(status), {"st_ctime_ns": 0, "st_mtime_ns": status.st_mtime_ns})
+
+    if change is exchange_unpacked:
+        monkeypatch.setattr(Path, "stat", stat_of_one_ctime)
     pair = folder / "cat" / "a.bmp", folder / "dog" / "a.bmp"
     for seed, path in enumerate(pair):
         draw(path, seed)
         os.utime(path, ns=(0, 0))
     before = load(folder, mode="rgb")
     change(*pair)
+    caplog.set_level(logging.INFO)
     after = load(folder, mode="rgb")
+    assert caplog.text.count("comparing 2 files with what was decoded") == 1
     assert re.search("the cache .* cannot be used .*a.bmp has other content than when it was decoded", caplog.text)
     shutil.rmtree(folder.parent / "root")
     assert after.sha256 == load(folder, mode="rgb").sha256 != before.sha256
@@ -230,6 +248,22 @@ def test_pictures_of_32_bits_have_one_scale_in_the_whole_set(folder: Path, dtype
                     scaled = 33 if name not in ramps else (ramps[name][0, 0] - low) * 255 / (high - low)
                     assert (split.images[row] == min(255, round(scaled))).all()
         assert len(ramps) == 10
+    with pytest.raises(ConfigError, match=r"data\.dataset\.range_32_bit=\[3\.0, 3\.0\]: black and white must differ"):
+        load(folder, range_32_bit=(3, 3))
+
+
+def test_constant_training_images_are_warned_of(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As of a value that stands for no data, next to which all others are white."""
+    for number, path in enumerate(folder.glob("*/*.png")):
+        write_deep(path.with_suffix(".tif"), np.full((8, 8), 0.01 * number), "float32")
+        path.unlink()
+    pets = load(folder)
+    assert "are constant" not in caplog.text
+    write_deep(folder / pets.test.files[0], np.full((8, 8), -3.4e38), "float32")
+    for count in (1, 2):  # decoded now, and found decoded
+        load(folder)
+        message = "all training images are constant, or nearly so; -3.4e+38 is black, 0.29 white; set data.dataset.ra"
+        assert caplog.text.count(message) == count
 
 
 @pytest.mark.parametrize(("highest", "key"), [(1023, 1023), (1024, 4095), (4095, 4095), (4096, None)])
@@ -246,6 +280,14 @@ def test_pictures_of_cameras_with_10_and_12_bits_are_warned_of_with_the_key_that
     scaled = load(folder, max_16_bit=key or 4096)
     assert int(scaled.train.images.max()) == round(255 * highest / (key or 4096))
     assert "16-bit" not in caplog.text
+    content = (folder / "cat" / "0.png").read_bytes()  # of which a row of 8 pixels becomes 4, of grey and alpha
+    start = content.index(b"IHDR")
+    header = struct.pack(">IIBBBBB", 4, 8, 16, 4, 0, 0, 0)
+    header = b"IHDR" + header + struct.pack(">I", zlib.crc32(b"IHDR" + header))
+    (folder / "cat" / "0.png").write_bytes(content[:start] + header + content[start + len(header) :])
+    for count in (1, 2):
+        load(folder, max_16_bit=4096)
+        assert caplog.text.count("max_16_bit has no effect on 1 pictures of 16 bits in colour or with transp") == count
 
 
 def test_files_left_out_by_their_endings_are_counted_in_one_line_and_warnings_name_the_file(

@@ -89,6 +89,29 @@ def test_folders_may_lack_a_split(divided: Path) -> None:
     assert sizes(load(divided, test_share=0)) == {"train": 12}
 
 
+@pytest.mark.parametrize(
+    ("moves", "named"),
+    [
+        ({"train": "training_set", "val": "seg_valid", "test": "test_set"}, "seg_valid, test_set, training_set"),
+        ({"train": "trn", "val": "vld", "test": "tst"}, "trn, tst, vld"),
+        ({"train": "../rest"}, "test, val"),
+        ({"train/cat": "cat", "train/dog": "dog", "train/eel": "eel", "val": "../rest"}, "test"),
+    ],
+)
+def test_splits_of_other_names_are_no_classes(divided: Path, moves: dict[str, str], named: str) -> None:
+    for name, other in moves.items():
+        (divided / name).rename(divided / other)
+    with pytest.raises(DataError, match=f"look like splits: {named}, with the folders cat, dog, eel; name splits"):
+        load(divided)
+
+
+def test_a_class_may_have_the_name_of_a_split_or_folders(folder: Path) -> None:
+    (folder / "eel").rename(folder / "test")
+    for name in ("cat/2024/0.png", "cat/2025/0.png", "dog/2024/0.png"):
+        draw(folder / name, 0)
+    assert load(folder).train.classes == ("cat", "dog", "test")
+
+
 def test_splits_have_the_same_classes_and_none_is_empty(divided: Path) -> None:
     shutil.rmtree(divided / "val" / "eel")
     with pytest.raises(DataError, match=r"the validation split lacks classes of the training split: eel; .*skip"):
@@ -130,6 +153,8 @@ def test_a_table_of_labels_replaces_folders(divided: Path) -> None:
         (("train/cat/0.png", "train/cat/no\x1b.png"), r":\d+: there is no file .*no\\x1b\.png"),
         (("train/cat/0.png", "train/cat/1.png"), r":\d+: train/cat/1\.png is in line \d+ already"),
         (("train/cat/0.png", "/etc/hosts"), r":\d+: /etc/hosts: must be below data\.dataset\.path"),
+        (("cat/0.png,cat,tr", "cat/0.png,cat, wild,tr"), r":\d+: has 4 fields, the header has 3; quote values"),
+        (("file,label,split", "file,label, label"), r"labels\.csv:1: has more than one column label; rename or remove"),
         (("test/eel/0.png,eel", "test/eel/0.png,fly"), "labels.csv: the test split has classes .*: fly"),
         ((",train", ",test"), "two or more labels of training pictures are expected"),
     ],
@@ -157,7 +182,8 @@ def test_tables_of_other_programs_are_read(divided: Path, caplog: pytest.LogCapt
     labels = divided.parent / "labels.csv"
     rows = [row.replace(".png", "").replace(DECOMPOSED, COMPOSED) for row in table(divided)[1:]]
     rows = [str(divided / row) + ",3" if row.startswith("train/dog") else f"{row},3" for row in rows]
-    labels.write_text("\n".join(["image_id,target,split,fold", *rows]))
+    rows = [" , ".join(row.split(",")) for row in rows[::2]] + rows[1::2]  # blanks around values have no meaning
+    labels.write_text("\n".join(["image_id, target ,split,fold,,", *rows]))
     columns = {"file": "image_id", "label": "target"}
     assert_as_drawn(load(divided, labels=str(labels), columns=columns, suffix=".png"), divided)
     assert "labels.csv: columns that are not used: 'fold'" in caplog.text

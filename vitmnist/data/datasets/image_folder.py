@@ -97,6 +97,8 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     folder = home_expanded(options.path)
     if not folder.is_dir():
         raise ConfigError(f"data.dataset.path={options.path}: there is no such folder; it must hold a folder per class")
+    if options.range_32_bit and len({*options.range_32_bit}) == 1:
+        raise ConfigError(f"data.dataset.range_32_bit={[*options.range_32_bit]}: black and white must differ")
     labels_file = home_expanded(options.labels) if options.labels else None
     classes, parts = find_samples(
         folder, labels_file, options.test_share, options.skip_unreadable, options.columns, options.suffix
@@ -187,6 +189,16 @@ def _warn(folder: Path, notes: dict[str, Any], unreadable: list[str], size: int,
             "%s: no 16-bit picture has a value above %d: all are dark; set data.dataset.max_16_bit=%d (%d-bit cameras)"
         )
         log.warning(message, folder, highest, limit, limit.bit_length())
+    if max(notes["std"]) * 255 <= 1:  # as of a constant channel
+        black_white = "; %g is black, %g white; set data.dataset.range_32_bit=[BLACK,WHITE]"
+        advice = black_white % tuple(limits) if (limits := notes["range_32_bit"]) else ""
+        log.warning("%s: all training images are constant, or nearly so%s", folder, advice)
+    if (reduced := notes["reduced"]) and options.max_16_bit != 65_535:
+        log.warning(
+            "%s: data.dataset.max_16_bit has no effect on %d pictures of 16 bits in colour or with transparency, of "
+            "which Pillow keeps the upper 8 bits",
+            *(folder, reduced),
+        )
     if warned := notes["warned"]:
         log.warning("%s: %d pictures are read with a warning: %s", folder, len(warned), shorten(warned))
     if coloured := notes["coloured"]:
@@ -279,12 +291,13 @@ class FolderDecoder:
         """The values of pictures of 16 and 32 bits, which are read twice; other files are opened, in 60 µs each."""
         cores = available_cores()
         paths = [path for path, _ in self.samples if path.suffix.lower() not in JPEG]
-        values: dict[int, list[float]] = {16: [], 32: []}
+        values: dict[int, list[float]] = {8: [], 16: [], 32: []}
         with closing(ordered_map(pixel_range, paths, cores, 2 * cores, one_core_each())) as ranges:
             for bits, low, high in filter(None, ranges):
                 values[bits] += [low, high]
         limits = self.options.range_32_bit or ((min(values[32]), max(values[32])) if values[32] else None)
-        return {"max_16_bit": max(values[16], default=65_535), "range_32_bit": limits}
+        depth = {"max_16_bit": max(values[16], default=65_535), "range_32_bit": limits}
+        return {**depth, "reduced": len(values[8]) // 2}
 
     def _decode_chunk(self, indices: range) -> tuple[Tensor, Tensor, list[tuple[int, str]], int, ChannelSums]:
         images = empty_images(len(indices), *self.options.shape)
