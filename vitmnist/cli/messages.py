@@ -83,8 +83,7 @@ def _unknown_key(unknown: UnknownKeyError, typed: Sequence[str]) -> str:
     leaf = unknown.key.rpartition(".")[2]
     if advice := FAMILIAR_KEYS.get(leaf):
         value = next((one.partition("=")[2] for one in reversed(typed) if key_of(one) == unknown.key), "VALUE")
-        advice = advice.replace("{}", value).replace("augment=null", "augment=none")
-        return f"{unknown.key}: {advice}"
+        return f"{unknown.key}: {advice.replace('{}', value).replace('augment=null', 'augment=none')}"
     values = flatten(OmegaConf.to_container(compose([])))  # type: ignore[arg-type]
     found = [key for key in values if f".{key}".endswith(f".{leaf}") and key != unknown.key]
     return f"{unknown.key}: there is no such key; did you mean {' or '.join(found[:3])}?" if found else str(unknown)

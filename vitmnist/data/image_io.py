@@ -159,10 +159,7 @@ def to_tensor(image: Image.Image) -> Tensor:
 
 
 def pixel_range(path: Path) -> tuple[int, float, float] | None:
-    """16 or 32 bits, and the lowest and highest value; None if a picture has 8 bits or is unreadable.
-
-    8 bits and their range if it has 16 per channel, in colour or with transparency, of which Pillow keeps the upper 8.
-    """
+    """16 or 32 bits (8 of 16 that Pillow keeps), lowest and highest value; None if a file has 8 or is unreadable."""
     with suppress(DataError), open_picture(path) as image:  # reported when it is decoded
         if image.mode[0] in "IF":
             pixels = deep_pixels(image)

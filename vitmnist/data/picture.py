@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps
 
-PHOTOMETRIC, SAMPLE_FORMAT = 262, 339  # tags of TIFF files
-UNSIGNED, SIGNED = 1, 2  # values of the latter
+PHOTOMETRIC, SAMPLE_FORMAT, UNSIGNED, SIGNED = 262, 339, 1, 2  # tags of TIFF files, and values of the latter
 MAX_SIDE = 65_535  # in pixels, as of a JPEG file; to resize a longer side takes seconds
 
 
