@@ -105,7 +105,8 @@ def test_the_documented_project_trains_sweeps_resumes_evaluates_predicts_and_exp
     install = ["pip", "install", "--no-deps", "--no-build-isolation", "--target", project / "site", project]
     subprocess.run([sys.executable, "-m", *install], check=True, capture_output=True)
     for name in ("oak", "elm"):
-        write_pictures(project / "pictures" / name, 15)
+        for path in write_pictures(project / "pictures" / name, 15).glob("*/*"):
+            path.rename(project / "pictures" / name / path.name)
     (lines,) = blocks("sh", PAGE)
     commands = [shlex.split(line)[1:] for line in lines.splitlines()]
     for typed in commands:

@@ -208,10 +208,7 @@ def _list(folder: Path, skip_unreadable: bool, left_out: Counter[str]) -> Pictur
 
 
 def _refuse_splits(folder: Path, inner: dict[str, set[str]]) -> None:
-    """Raise `DataError` if folders that would be classes, each with its folders in `inner`, are splits by their names.
-
-    So are all of them, if all have the same two or more folders.
-    """
+    """Raise `DataError` if classes with folders in them are splits by their names, or all have the same two or more."""
     words = {word for names in FOLDERS.values() for word in names}
     splits = [name for name, held in inner.items() if held and words.intersection(re.findall("[a-z]+", name.lower()))]
     if not splits and len(inner[min(inner)]) > 1 and len(set(map(frozenset, inner.values()))) == 1:

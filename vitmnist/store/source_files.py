@@ -29,21 +29,18 @@ IDENTITY = ["ctime_ns", "device", "inode"]  # files that are unpacked together o
 STAMP = np.dtype([("ctime_ns", "<i8"), ("device", "<u8"), ("inode", "<u8"), ("digest", "V16")])
 
 
-def _identity(status: os.stat_result | None) -> tuple[int, int, int]:
-    """The values of `IDENTITY`; on Windows an inode may have 128 bits."""
-    return (status.st_ctime_ns, status.st_dev % 2**64, status.st_ino % 2**64) if status else (0, 0, 0)
-
-
 class SourceFiles:
     """The files that a set is decoded from, a stat of each (None if it is missing), their identities and digests."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = paths
         self.stats: list[os.stat_result | None] = [None] * len(paths)
+        self._stamps = np.zeros(len(paths), STAMP)
         for index, path in enumerate(paths):
             with suppress(OSError):  # a missing file is reported when it is decoded
-                self.stats[index] = path.stat()
-        self._stamps = np.array([(*_identity(status), bytes(16)) for status in self.stats], STAMP)
+                self.stats[index] = status = path.stat()
+                inode = status.st_ino % 2**64  # of 128 bits on some disks of Windows
+                self._stamps[index] = status.st_ctime_ns, status.st_dev % 2**64, inode, bytes(16)
         self._is_announced = False
 
     def take_digest(self, index: int) -> None:

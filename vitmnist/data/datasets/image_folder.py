@@ -194,11 +194,8 @@ def _warn(folder: Path, notes: dict[str, Any], unreadable: list[str], size: int,
         advice = black_white % tuple(limits) if (limits := notes["range_32_bit"]) else ""
         log.warning("%s: all training images are constant, or nearly so%s", folder, advice)
     if (reduced := notes["reduced"]) and options.max_16_bit != 65_535:
-        log.warning(
-            "%s: data.dataset.max_16_bit has no effect on %d pictures of 16 bits in colour or with transparency, of "
-            "which Pillow keeps the upper 8 bits",
-            *(folder, reduced),
-        )
+        message = "%s: data.dataset.max_16_bit has no effect on %d pictures of 16 bits in colour or with transparency"
+        log.warning(message, folder, reduced)
     if warned := notes["warned"]:
         log.warning("%s: %d pictures are read with a warning: %s", folder, len(warned), shorten(warned))
     if coloured := notes["coloured"]:
@@ -296,8 +293,8 @@ class FolderDecoder:
             for bits, low, high in filter(None, ranges):
                 values[bits] += [low, high]
         limits = self.options.range_32_bit or ((min(values[32]), max(values[32])) if values[32] else None)
-        depth = {"max_16_bit": max(values[16], default=65_535), "range_32_bit": limits}
-        return {**depth, "reduced": len(values[8]) // 2}
+        highest, reduced = max(values[16], default=65_535), len(values[8]) // 2
+        return {"max_16_bit": highest, "range_32_bit": limits, "reduced": reduced}
 
     def _decode_chunk(self, indices: range) -> tuple[Tensor, Tensor, list[tuple[int, str]], int, ChannelSums]:
         images = empty_images(len(indices), *self.options.shape)
