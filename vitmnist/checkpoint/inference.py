@@ -23,7 +23,6 @@ from vitmnist.errors import ConfigError, DataError, UserError, listed
 from vitmnist.models.base import MODELS
 from vitmnist.runtime.failures import classify
 from vitmnist.runtime.files import home_expanded
-from vitmnist.runtime.records import refuse_control_characters
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +116,6 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
     path = _weights_file(folder, [weights] if weights else [*WEIGHTS])
     with storage.reporting_damage(path):
         info, tensors = _read(path)
-        refuse_control_characters(json.dumps(info))
         shape, classes = tuple(map(int, info["shape"])), tuple(map(str, info["classes"]))
         mean, std = (tuple(map(float, info[key])) for key in ("mean", "std"))
         size = tuple(map(int, info.get("size", shape[1:])))  # 0.1 had no crop

@@ -19,7 +19,7 @@ from vitmnist.checkpoint.rng import rng_state, set_rng_state
 from vitmnist.config.earlier import completed
 from vitmnist.config.schema import Config, keys_where, may_change
 from vitmnist.config.values import flatten, is_under, to_plain_dict
-from vitmnist.errors import ConfigError, DataError, TrainingError, printable
+from vitmnist.errors import ConfigError, DataError, TrainingError
 from vitmnist.optim.base import build_schedule
 from vitmnist.runtime.failures import classify
 from vitmnist.runtime.files import write_atomic
@@ -277,7 +277,7 @@ def check_resumable(before: dict[str, Any], now: dict[str, Any]) -> None:
     old, new = flatten(before), flatten(now)
     allowed = keys_where(may_change, now)
     changed = [
-        printable(f"{key}={new.get(key)} (it was {old.get(key)})")
+        f"{key}={new.get(key)} (it was {old.get(key)})"
         for key in sorted(old.keys() | new.keys())
         if old.get(key) != new.get(key) and not is_under(key, allowed)
     ]

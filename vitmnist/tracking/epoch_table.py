@@ -7,6 +7,7 @@ here, and a value in the dict of `EpochProgress.compute` or `evaluate` (both in 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -112,32 +113,18 @@ def epoch_record(
     """
     if differing := metrics.keys() ^ epoch_metrics().keys():
         raise KeyError(f"the measured metrics and the table differ: {', '.join(sorted(differing))}")
-    record = {"epoch": epoch, **metrics, "first_of_start": first_of_start, "ended_at": time.time(), "steps": steps}
     try:
-        check_epoch(record)
+        check_numbers(metrics)
     except ValueError as error:
         raise TrainingError(f"epoch {epoch + 1}: {error}; it must be finite and not negative") from error
-    return record
+    return {"epoch": epoch, **metrics, "first_of_start": first_of_start, "ended_at": time.time(), "steps": steps}
 
 
-def check_epoch(epoch: Any) -> None:
-    """Check the types of the record of an epoch; a metric may be missing or None.
-
-    Raises:
-        ValueError: names the key and what is wrong.
-    """
-    if not isinstance(epoch, dict):
-        raise ValueError("it is not an object")
-    check_numbers(epoch, epoch_metrics(), required=["epoch_s", "train_s", "ended_at"])
-
-
-def check_numbers(node: Mapping[str, Any], keys: Iterable[str] = (), required: Iterable[str] = ()) -> None:
-    """Raise `ValueError` unless these values are numbers that are not negative, or None if not required."""
-    for key in {**dict.fromkeys(keys), **dict.fromkeys(required)}:
-        value = node.get(key)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1e15
-        if not is_number and (value is not None or key in required):
-            raise ValueError(f"{key} is {'missing' if value is None else str(value)[:40]}")
+def check_numbers(metrics: Mapping[str, float | None], required: Iterable[str] = ()) -> None:
+    """Raise `ValueError` unless each metric is finite and not negative, or None if not required."""
+    for name, value in metrics.items():
+        if name in required if value is None else not 0 <= value < math.inf:
+            raise ValueError(f"{name} is {'missing' if value is None else value}")
 
 
 def steady_epochs(epochs: Sequence[EpochRecord]) -> list[EpochRecord]:

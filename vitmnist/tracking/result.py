@@ -13,7 +13,6 @@ import yaml
 
 from vitmnist.config.values import flatten
 from vitmnist.diagnosis.verdict import verdict
-from vitmnist.errors import printable
 from vitmnist.runtime.cpu import Cores
 from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.records import csv_text
@@ -78,8 +77,6 @@ class Result:
             OSError: it cannot be written.
         """
         self.ended_at = time.time()
-        if self.error:  # that of a library may contain terminal colours
-            self.error = "\n".join(map(printable, self.error.split("\n")))
         content = asdict(self) | {"summary": self.summary(), "verdict": self.verdict()}
         del content["setup_s"], content["compile_s"]
         write_atomic(folder / "result.json", json.dumps(content, indent=2, allow_nan=False).encode())
