@@ -7,11 +7,9 @@ import fcntl
 import logging
 import os
 import secrets
-import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from pathlib import Path
 from typing import TextIO
 
@@ -67,28 +65,6 @@ def _remove_unfinished(folder: Path) -> None:
     for part in (folder, folder / ".hydra", folder / "checkpoints"):
         for temporary in part.glob(f".*.{8 * '[0-9a-f]'}"):
             temporary.unlink(missing_ok=True)
-
-
-recorded_root: ContextVar[str] = ContextVar("recorded_root", default="")
-
-
-@contextmanager
-def only_reading(root: str) -> Iterator[None]:
-    """Write nothing into the folder for datasets within the block, because only the record of a run names it."""
-    token = recorded_root.set(root)
-    try:
-        yield
-    finally:
-        recorded_root.reset(token)
-
-
-def check_may_write() -> None:
-    """Raise `ConfigError` within `only_reading`; to be called before a dataset is downloaded."""
-    if root := recorded_root.get():
-        raise ConfigError(
-            f"{root}: the dataset is not there, and the record of a run does not choose where it is written; "
-            f"type {shlex.quote(f'data.root={root}')}, or another folder"
-        )
 
 
 class InUseError(ConfigError):

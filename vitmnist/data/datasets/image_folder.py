@@ -107,7 +107,9 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     samples = decoder.samples
     with file_warnings() as decoder.warned:
         entry = decode_once(
-            root / CACHE, decoder.fingerprint(), len(samples), decoder.decode, decoder.notes, sources=decoder.sources
+            *(root / CACHE, decoder.fingerprint(), len(samples), decoder.decode, decoder.notes),
+            sources=decoder.sources,
+            may_write=options.download,
         )
     (images, labels), notes = entry.tensors, entry.notes
     if images.shape[1] != options.shape[0]:  # large ones are stored with channels last
