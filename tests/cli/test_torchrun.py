@@ -133,8 +133,8 @@ def test_a_rank_that_fails_says_why_for_all(quick: list[str], ranks: StartRanks,
     assert codes == [1, 1]
     assert "Traceback" not in "".join(outputs)
     assert [output.count("error: ") for output in outputs] == [1, 1]
-    assert "error: rank 1 does not answer" in outputs[0]
-    assert "KMNIST is not in" in outputs[1]
+    assert "error: rank 1 failed: KMNIST is not in" in outputs[0]
+    assert "error: KMNIST is not in" in outputs[1]
 
 
 MACHINES = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}  # two of them, with a process each
@@ -184,7 +184,7 @@ def test_what_cannot_be_is_said_once(
     codes, outputs = started.ended()
     assert codes == [1, 1], outputs
     said = [line for output in outputs for line in output.splitlines() if line.startswith("error: ")]
-    said = [line for line in said if not line.startswith("error: rank 1 does not answer")]
+    said = [line for line in said if not line.startswith("error: rank 1 failed: ")]
     assert len(said) == 1, outputs
     assert message in said[0]
     assert "Traceback" not in "".join(outputs)

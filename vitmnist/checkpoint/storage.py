@@ -13,12 +13,11 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
-import os
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
@@ -31,8 +30,7 @@ log = logging.getLogger(__name__)
 FOLDER = "checkpoints"
 FORMAT = 9
 """Increase it when a checkpoint's fields change their meaning, or when resuming would train differently."""
-DIGEST_SIZE, BLOCK_SIZE = hashlib.sha256().digest_size, 1 << 20
-ZIP_END_SIZE = 22  # of the record that ends a zip file without a comment, such as those of torch.save
+DIGEST_SIZE = hashlib.sha256().digest_size
 
 _intact: set[Path] = set()  # what this process has written or verified, and so may become `previous.pt`
 
@@ -108,37 +106,19 @@ def read(path: Path) -> dict[str, Any]:
     try:
         if not path.is_file():  # opening a FIFO would wait for a writer
             raise DamagedError(f"{path}: is not a regular file")
-        file = path.open("rb")
+        content = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}; try again later") from error
-    with file, reporting_damage(path):
-        _verify(path, file)
-        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    if hashlib.sha256(memoryview(content)[:-DIGEST_SIZE]).digest() != content[-DIGEST_SIZE:]:
+        raise DamagedError(f"{path}: is damaged or not a checkpoint: its checksum does not match")
+    with reporting_damage(path):
+        state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         if state["format"] != FORMAT:
             raise DataError(
                 f"{path}: was written by another version of the program (checkpoint format {state['format']!r:.40}; "
                 f"this version has {FORMAT}); start a new run, or resume it with that version"
             )
         return state
-
-
-def _verify(path: Path, file: BinaryIO) -> None:
-    """Compare the checksum, in blocks, and rewind; a file of any size that `torch.save` did not write is not read."""
-    problem = f"{path}: is damaged or not a checkpoint"
-    try:
-        end = os.fstat(file.fileno()).st_size - DIGEST_SIZE
-        file.seek(max(end - ZIP_END_SIZE, 0))
-        if not file.read(ZIP_END_SIZE).startswith(b"PK\x05\x06"):
-            raise DamagedError(f"{problem}: its end is not that of a checkpoint")
-        file.seek(0)
-        checksum = hashlib.sha256()
-        while block := file.read(min(BLOCK_SIZE, end - file.tell())):
-            checksum.update(block)
-        if checksum.digest() != file.read():
-            raise DamagedError(f"{problem}: its checksum does not match")
-        file.seek(0)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}; try again later") from error
 
 
 @contextmanager

@@ -216,9 +216,8 @@ def _open(entry: Path, names: Sequence[str], sources: SourceFiles | None = None,
             raise ValueError("its checksums are not those of its files")
         mapped = tuple(map(_map, files))
         if sources:
-            sources.verify(
-                np.load(stack.enter_context(_open_file(entry / STAMPS)), allow_pickle=False), entry, may_write
-            )
+            stamps = np.load(stack.enter_context(_open_file(entry / STAMPS)), allow_pickle=False)
+            sources.verify(stamps, entry, may_write)
     if len(mapped[-1]) != values.shape[1]:
         raise ValueError("its files differ in their number of samples")
     return CacheEntry(mapped, tuple(Checksums(of_file, entry) for of_file in values), record["notes"])
