@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vitmnist.loaders.base import Loader, register
     from vitmnist.loaders.make_loader import make_loader
     from vitmnist.replacement.from_dataloader import from_dataloader
-    from vitmnist.runtime.allocator import keep_memory
+    from vitmnist.runtime.memory import keep_memory
 
 __version__ = "0.2.0"
 __all__ = [
@@ -43,7 +43,7 @@ _HOMES = {
     "audit": "vitmnist.auditing",
     "diagnose": "vitmnist.diagnosis.measure",
     "from_dataloader": "vitmnist.replacement.from_dataloader",
-    "keep_memory": "vitmnist.runtime.allocator",
+    "keep_memory": "vitmnist.runtime.memory",
     "load_dataset": "vitmnist.data.datasets.base",
     "make_loader": "vitmnist.loaders.make_loader",
     "register": "vitmnist.loaders.base",

@@ -16,7 +16,7 @@ import pytest
 
 from tests.conftest import Printed, Start, Train, assert_same_run, result_of
 from vitmnist.errors import ExitCode
-from vitmnist.runtime.files import InUseError, is_in_use, locked
+from vitmnist.runtime.run_folder import InUseError, is_in_use, locked
 
 NAMES = ("it's, a=b", 'say "so" größe, back\\slash [x] {a:1} $HOME\\')
 

@@ -21,7 +21,7 @@ from vitmnist.config import CONF
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.errors import ExitCode
-from vitmnist.runtime.files import locked
+from vitmnist.runtime.run_folder import locked
 from vitmnist.tracking.runs import find_runs
 from vitmnist.training.setup import check_config
 

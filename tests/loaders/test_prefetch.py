@@ -22,7 +22,7 @@ from vitmnist.data.collate import collate_samples
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import Batches, Loader
 from vitmnist.loaders.prefetch import PrefetchLoader, PrefetchOptions, Producer
-from vitmnist.runtime.backend import CpuBackend
+from vitmnist.runtime.device import CpuBackend
 
 BATCHES = 6
 

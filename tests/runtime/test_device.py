@@ -20,7 +20,7 @@ from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.loaders.pinned import PinnedBuffers
 from vitmnist.replacement.batch_rows import BatchRows
-from vitmnist.runtime import backend as backend_module
+from vitmnist.runtime import device as device_module
 from vitmnist.runtime.device import choose_device
 from vitmnist.store.rows import Rows
 
@@ -43,7 +43,7 @@ def open_on_fake(data: TensorSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         label: str, kind: type[FakeBackend] = FakeBackend, shuffle: str = "sample"
     ) -> tuple[Loader, FakeBackend]:
         one = kind(DEVICE)  # the loaders of a device share what the device is
-        monkeypatch.setitem(backend_module.BACKENDS, DEVICE.type, lambda device: one)
+        monkeypatch.setitem(device_module.BACKENDS, DEVICE.type, lambda device: one)
 
         def values(name: str) -> dict[str, Any]:
             options = {"cache": {"folder": str(tmp_path)}, "disk": {"num_workers": 0}}
@@ -183,7 +183,7 @@ def test_abandoned_epochs_do_not_disturb_the_next(open_on_fake: Open, data: Tens
 def test_indices_of_gathered_samples_come_from_pinned_memory(data: TensorSet, monkeypatch: pytest.MonkeyPatch) -> None:
     """For a copy from any other the host waits, and so for all work that is queued."""
     device = FakeBackend(DEVICE)
-    monkeypatch.setitem(backend_module.BACKENDS, "cpu", lambda _: device)
+    monkeypatch.setitem(device_module.BACKENDS, "cpu", lambda _: device)
     kept = replace(BatchRows.of([data.images], 50), rows=Rows((device.to_device(data.images),)))
     seen: list[Tensor] = []
     wanted = [[number, 49 - number] for number in range(10)]

@@ -22,8 +22,7 @@ from vitmnist.data.tensors import TensorSet
 from vitmnist.loaders.gpu_slice import INDEX_NBYTES, GpuSliceLoader
 from vitmnist.registry import NoOptions
 from vitmnist.runtime import memory
-from vitmnist.runtime.allocator import keep_memory
-from vitmnist.runtime.memory import DoesNotFitError, Memory, check_fits, free_memory, peak_memory
+from vitmnist.runtime.memory import DoesNotFitError, Memory, check_fits, free_memory, keep_memory, peak_memory
 from vitmnist.store.checksums import Checksums, crc32
 
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import torch
 
-from vitmnist.runtime.backend import limit_to_one_core, stop_idle_spinning
+from vitmnist.runtime.cpu import limit_to_one_core, stop_idle_spinning
 
 PART = 2**20  # values of a batch that a thread works on at a time: its temporaries stay in the cache
 

@@ -23,8 +23,7 @@ from vitmnist.loaders.base import Loader
 from vitmnist.loaders.batch_stream import BatchStream
 from vitmnist.loaders.timing import BLOCKS, Alternative, Figure, Step, Timed, calling, take_turns, try_workers
 from vitmnist.replacement.original import check_replaceable, rebuilt
-from vitmnist.runtime.backend import backend_of
-from vitmnist.runtime.device import choose_device
+from vitmnist.runtime.device import backend_of, choose_device
 
 
 def diagnose(

@@ -23,9 +23,14 @@ def verdict(waiting_pct: float, steps: int, cores: Cores | None) -> str:
     busy = f", with {cores}" if cores else ""
     if waiting_pct >= COMPUTE_BOUND_PCT:
         return f"{limit(waiting_pct)}: {waiting}{busy}"
-    if cores is None or cores.compete:
+    if may_loading_limit(waiting_pct, steps, cores):
         return f"{waiting}{busy}; whether loading slows down the step is not measured"
     return f"{limit(waiting_pct)}: {waiting}{busy}"
+
+
+def may_loading_limit(waiting_pct: float, steps: int, cores: Cores | None) -> bool:
+    """Whether another loader may make a loop faster: its verdict is not that the step alone is the limit."""
+    return steps >= FEW_STEPS and (waiting_pct >= COMPUTE_BOUND_PCT or cores is None or cores.compete)
 
 
 def limit(loading_pct: float) -> str:

@@ -15,7 +15,7 @@ from vitmnist.data.collate import map_tensors
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import SampleSource
 from vitmnist.loaders.base import Batches, Loader
-from vitmnist.runtime.backend import backend_of
+from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.timer import EpochTimer
 
 END = object()

@@ -19,8 +19,8 @@ from vitmnist.data.tensors import SampleSource, TensorSet
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.loaders.timing import Step
-from vitmnist.runtime.allocator import keep_memory_for
 from vitmnist.runtime.device import choose_device
+from vitmnist.runtime.memory import keep_memory_for
 
 Data = SampleSource | Dataset[Any] | Sequence[Tensor | np.ndarray[Any, Any]]
 """What can be loaded: a split, a map-style dataset, or a pair of tensors or arrays."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import TensorSet
 from vitmnist.loaders.base import Batch, Batches, Loader
-from vitmnist.runtime.backend import Backend, backend_of
+from vitmnist.runtime.device import Backend, backend_of
 from vitmnist.store.rows import Rows
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitmnist.errors import DataError
-from vitmnist.runtime.backend import backend_of
+from vitmnist.runtime.device import backend_of
 from vitmnist.store.rows import Rows
 from vitmnist.store.tree import Structure, flatten, named_leaves, unflatten
 

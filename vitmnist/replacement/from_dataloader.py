@@ -24,9 +24,8 @@ from vitmnist.replacement.keep_decoded import Location
 from vitmnist.replacement.original import COMPARED_SIZE, NamedCollate, check_replaceable, rebuilt
 from vitmnist.replacement.random_samples import GivenHalves, transformed
 from vitmnist.replacement.tensor_dataloader import TensorDataLoader
-from vitmnist.runtime.allocator import keep_memory_for
 from vitmnist.runtime.device import choose_device
-from vitmnist.runtime.memory import DoesNotFitError
+from vitmnist.runtime.memory import DoesNotFitError, keep_memory_for
 from vitmnist.store.cache_file import DEFAULT_FOLDER
 
 STORES = ("gpu_slice", "ram", "cache")

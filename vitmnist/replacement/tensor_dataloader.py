@@ -15,7 +15,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from vitmnist.data.collate import map_tensors
 from vitmnist.replacement.drawn_samples import DrawnDataset
-from vitmnist.runtime.backend import backend_of
+from vitmnist.runtime.device import backend_of
 
 AHEAD = 2  # batches that are made while the script computes; the samplers of the original are as far ahead as ever
 SEEDING = {"torch", "initial_seed", "np", "numpy", "random", "seed", "int"}  # the names in such a worker_init_fn

@@ -43,8 +43,9 @@ class TorchWorld(World):
             store, self.rank, self.size = next(rendezvous("env://", timeout=MEETING))
             # torchrun keeps its store across restarts, so each start needs keys of its own.
             self._store = PrefixStore(f"vitmnist/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-            group = {"store": self._store, "rank": self.rank, "world_size": self.size}
-            distributed.init_process_group("gloo", timeout=SETUP, **group)
+            distributed.init_process_group(
+                "gloo", store=self._store, rank=self.rank, world_size=self.size, timeout=SETUP
+            )
             self.barrier()  # all are connected: a rank that hosts the store may fail from here on
         except (RuntimeError, ValueError, KeyError) as error:
             address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"

@@ -92,6 +92,6 @@ def log_test(result: Result, monitor: Monitor) -> None:
 def log_verdict(result: Result) -> None:
     """Log what limited the run and, if another loader could help, how to find it."""
     if verdict := result.verdict():
-        can_gain = result.auto is None and not verdict.startswith(("compute-bound", "no verdict"))
+        can_gain = result.auto is None and result.may_gain_by_loader()
         epochs = " (median of the epochs after the first)" if len(result.epochs) > 1 else ""
         log.info("%s%s%s", verdict, epochs, "; data/loader=auto measures which loader helps" if can_gain else "")

@@ -42,12 +42,6 @@ def may_train_longer(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     return any(before.get(key) != now.get(key) for key in ("epochs", "patience", "monitor"))
 
 
-def searched_metric(config: Any) -> Metric:
-    """The metric that a search optimises: `sweep.objective`, or else `monitor`; raises like `find_metric`."""
-    name = config.sweep.objective
-    return find_metric(config.monitor, "monitor") if name is None else find_metric(name, "sweep.objective")
-
-
 def find_metric(name: str, key: str) -> Metric:
     """The metric of an epoch that is called `name` or `eval_NAME`; `key` is where the configuration names it.
 

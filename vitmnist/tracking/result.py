@@ -1,21 +1,28 @@
-"""`result.json`: what a run did, and its results."""
+"""`result.json`: what a run did, its results, and how it ended."""
 
 from __future__ import annotations
 
 import json
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from vitmnist.config.schema import Config
 from vitmnist.config.values import flatten
-from vitmnist.diagnosis.verdict import verdict
+from vitmnist.diagnosis.verdict import may_loading_limit, verdict
+from vitmnist.errors import ConfigError, DataError, PeerError
 from vitmnist.runtime.cpu import Cores
+from vitmnist.runtime.failures import classify, os_error, worker_error
 from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.records import csv_text
+from vitmnist.runtime.signals import StopSignal, interruption
+from vitmnist.runtime.world import World
 from vitmnist.tracking.epoch_table import EpochRecord, epoch_metrics, summarize, summary_metrics
 
 CONFIG, OVERRIDES = Path(".hydra/config.yaml"), Path(".hydra/overrides.yaml")  # in the folder of a run
@@ -63,12 +70,22 @@ class Result:
 
     def verdict(self) -> str | None:
         """What limits training, the loader or the step; None before the end of an epoch."""
+        waiting = self._waiting()
+        return verdict(*waiting) if waiting else None
+
+    def may_gain_by_loader(self) -> bool:
+        """Whether another loader may make the run faster."""
+        waiting = self._waiting()
+        return waiting is not None and may_loading_limit(*waiting)
+
+    def _waiting(self) -> tuple[float, int, Cores | None] | None:
+        """The percentage of the time spent waiting for data, over how many steps, and the cores in use."""
         waiting_pct, images = self.summary()["data_wait_pct_median"], (self.dataset or {}).get("train_size")
         if not images or not self.batch_size or waiting_pct is None:
             return None
         busy, available = self.epochs[-1].get("cores_busy"), (self.environment or {}).get("cpu_count")
         cores = None if busy is None or available is None else Cores(available, busy)
-        return verdict(waiting_pct, len(self.epochs) * -(-images // self.batch_size), cores)
+        return waiting_pct, len(self.epochs) * -(-images // self.batch_size), cores
 
     def write(self, folder: Path) -> None:
         """Write `result.json` into `folder` atomically.
@@ -111,3 +128,41 @@ def choices_of(config: Mapping[str, Any]) -> dict[str, str]:
     """The registered name that was chosen in each config group: `{"model": "vit", "loader": "ram", …}`."""
     names = {key: value for key, value in flatten(config).items() if key.endswith(".name") and value is not None}
     return {key.removeprefix("data.").removesuffix(".name"): str(name) for key, name in names.items()}
+
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def recording_outcome(result: Result, config: Config, folder: Path, stop: StopSignal, world: World) -> Iterator[None]:
+    """Record in `result.json` how the block ended, once training has begun."""
+    try:
+        yield
+    except BaseException as raised:
+        error = world.root_cause(raised)
+        if stop.request and worker_error(error):
+            error = interruption(stop.request)  # the signal that stops the run stops its workers too
+        record_failure(error, result, config, folder, world)
+        if error is raised:
+            raise
+        raise error from raised
+    world.disconnect()
+    result.status = "completed"
+    if world.is_main:
+        result.write(folder)
+
+
+def record_failure(error: BaseException, result: Result, config: Config, folder: Path, world: World) -> None:
+    """Record why a run ended before its end."""
+    has_begun, failure = result.setup_s is not None, classify(error)
+    if failure.status == "interrupted" and has_begun:
+        world.disconnect()
+    is_refused = isinstance(error, ConfigError | DataError | PeerError)
+    if not has_begun and (is_refused or config.resume):  # nothing to record
+        return
+    result.status, result.error, result.exit_code = failure.status, failure.message, failure.exit_code
+    try:
+        if world.is_main:
+            result.write(folder)
+    except OSError as unwritten:  # must not hide the error that ended the run
+        log.warning("cannot write the records: %s", os_error(unwritten))

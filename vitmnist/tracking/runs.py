@@ -12,8 +12,8 @@ from typing import Any
 from vitmnist.config.earlier import with_current_keys
 from vitmnist.config.values import flatten
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.runtime.files import is_in_use
 from vitmnist.runtime.records import UnreadableError, read_json, read_yaml
+from vitmnist.runtime.run_folder import is_in_use
 from vitmnist.tracking.epoch_table import (
     EpochRecord,
     Metric,
@@ -26,7 +26,6 @@ from vitmnist.tracking.monitor import Monitor, find_metric
 ENDED = ("completed", "failed", "interrupted")  # the values of `status` in result.json
 TEST_ACC = "test_acc"  # in the section `test`
 MAX_REASON = 2000  # characters
-JOURNAL, SEARCH_RESULT = "search.jsonl", "optimization_results.yaml"  # in the folder of a sweep that searches
 
 
 @dataclass(frozen=True)
@@ -101,14 +100,6 @@ class Run:
         if self.result.get("eval_split") == "validation":
             best = Monitor(monitored([self])).best_epoch(self.epochs)
         return summarize(self.epochs if best is None else self.epochs[: best + 1], epoch_metrics()[name])
-
-
-def search_summary(folder: Path) -> str:
-    """The sentence about the best trial in the folder of a search; empty if there is none."""
-    with suppress(FileNotFoundError, UnreadableError):
-        found = read_yaml(folder / SEARCH_RESULT)
-        return str(found.get("summary") or "")[:MAX_REASON] if isinstance(found, dict) else ""
-    return ""
 
 
 def monitored(runs: Iterable[Run]) -> Metric:

@@ -33,9 +33,8 @@ from vitmnist.models.base import MODELS
 from vitmnist.optim.base import OPTIMIZERS, build_schedule
 from vitmnist.optim.ema import EMA
 from vitmnist.optim.lr_scale import BATCH_NORMS, scale_learning_rates
-from vitmnist.runtime.allocator import keep_memory
 from vitmnist.runtime.failures import classify
-from vitmnist.runtime.memory import Memory, check_fits
+from vitmnist.runtime.memory import Memory, check_fits, keep_memory
 from vitmnist.runtime.world import World
 from vitmnist.training.compilation import compile_step, preserved_buffers
 from vitmnist.training.initial_weights import load_initial_weights
