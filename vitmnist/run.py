@@ -14,8 +14,8 @@ import torch
 from tqdm import tqdm
 
 from vitmnist.checkpoint import storage
-from vitmnist.checkpoint.inference import read_initial_weights
 from vitmnist.checkpoint.manager import CheckpointManager, load_checkpoint
+from vitmnist.checkpoint.weights import read_initial_weights
 from vitmnist.config.schema import Config
 from vitmnist.config.values import to_plain_dict
 from vitmnist.errors import DataError, TrainingError
@@ -159,7 +159,6 @@ class RunContext:
         label = f"epoch {progress.epoch + 1} {name}"
         disable = None if self.world.is_main else True  # None: show it only if stderr is a terminal
         with (
-            self.checkpoints.proving(),
             profiler as next_step,
             tqdm(
                 total=len(loader), initial=done, desc=label, unit="batch", mininterval=0.5, leave=False, disable=disable

@@ -128,26 +128,6 @@ def test_an_evaluation_writes_no_dataset_where_only_a_record_says(
         assert chosen.exists()
 
 
-def test_no_log_is_appended_to_through_a_link(
-    runs: Path, swept: Path, stateful: list[str], refuse: Printed, tmp_path: Path
-) -> None:
-    """Hydra opens the log of a job before the job can check anything."""
-    shutil.copytree(runs / "cut", tmp_path / "run")
-    shutil.copytree(swept, tmp_path / "swept")
-    again = {
-        tmp_path / "run": ["resume=run", "max_minutes=null"],
-        next((tmp_path / "swept").glob("0-*")): ["-m", *stateful, "resume=auto", "hydra.sweep.dir=swept"],
-    }
-    for folder, typed in again.items():
-        (folder / "result.json").unlink()
-        elsewhere = (folder / "vitmnist.log").rename(tmp_path / "elsewhere")
-        (folder / "vitmnist.log").symlink_to(elsewhere)
-        before = elsewhere.read_bytes()
-        log = (folder / "vitmnist.log").relative_to(tmp_path)
-        assert refuse(*typed).endswith(f"error: {log}: is a symbolic link; replace it by what it points to\n")
-        assert elsewhere.read_bytes() == before
-
-
 OBEYED = "\x1b[31mred\x9b\x07"  # by a terminal
 
 

@@ -170,7 +170,7 @@ def test_machines_must_have_the_same_data(quick: list[str], ranks: StartRanks, t
     ("typed", "each", "message"),
     [
         (["batch_size=1"], {}, "batch_size=1: 2 processes train together"),
-        (["device=cuda:0"], {}, "device=cuda:0: names one device for 2 processes; type device=cuda"),
+        (["device=cuda:0"], {}, "device=cuda:0: names one device for 2 processes; set device=cuda"),
         ([], {1: "seed=7"}, "; start every rank with the same arguments"),
         (["-m", "seed=1,2"], {}, "-m: is for one process"),
         (["resume=nowhere"], {}, "nowhere: holds no run"),

@@ -205,7 +205,7 @@ def test_a_gpu_that_cannot_be_used_is_an_error_with_its_reason(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     reason = r"torch sees no CUDA device here \(CUDA_VISIBLE_DEVICES='0'\): The .* too old"
     for name in ("cuda", "cuda:0"):
-        with pytest.raises(ConfigError, match=rf"^device={name}: {reason}; type device=auto or device=cpu$"):
+        with pytest.raises(ConfigError, match=rf"^device={name}: {reason}; set device=auto or device=cpu$"):
             choose_device(name)
     assert choose_device("auto") == torch.device("cpu")
     assert re.fullmatch(f"device=auto: no GPU can be used: {reason}", caplog.messages[-1])

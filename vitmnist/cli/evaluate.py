@@ -23,7 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitmnist.checkpoint.inference import WEIGHTS, InferenceModel, load_inference_model
+from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
+from vitmnist.checkpoint.weights import WEIGHTS
 from vitmnist.cli.command import command
 from vitmnist.cli.overrides import key_of
 from vitmnist.cli.resume import recorded_config

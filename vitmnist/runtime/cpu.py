@@ -18,9 +18,9 @@ import psutil
 CPUINFO = Path("/proc/cpuinfo")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 KIB = 1024
-BUSY = 0.75  # share of the cores; above it, they count as busy
-MANY_OTHERS = 0.25  # share of the cores; other programs that use less are not worth stopping
-NOTICEABLE = 0.05  # share of the time or of the cores; smaller ones are neglected
+BUSY = 0.75  # Above this share of the cores, they count as busy.
+MANY_OTHERS = 0.25  # Other programs below this share of the cores are not worth stopping.
+NOTICEABLE = 0.05  # Smaller shares of the time or of the cores are neglected.
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Cores:
         available: how many this process may use.
         busy: used by this process with its threads, and by its worker processes.
         workers: used by the worker processes alone; None where threads of this process load too.
-        others: used by processes of other programs and ranks, of those available.
+        others: available cores that other programs and ranks use.
     """
 
     available: int
@@ -86,7 +86,7 @@ class CpuTime:
 
 def workers_seconds() -> float:
     """Processor time of the processes that this one has started by multiprocessing, such as a DataLoader's workers."""
-    seconds = sum(psutil.Process().cpu_times()[2:4])  # of those that have ended
+    seconds = sum(psutil.Process().cpu_times()[2:4])  # those of ended children
     # Not psutil's children(): it scans all processes of the machine, and meanwhile workers get ahead of the loop.
     for child in multiprocessing.active_children():
         with suppress(psutil.Error):
@@ -101,7 +101,7 @@ def idle_seconds() -> float:
 
 
 def available_cores() -> int:
-    """How many cores this process may use; where the system does not say, those of the machine."""
+    """How many cores this process may use; all of the machine where the system does not say."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -44,18 +44,18 @@ def choose_device(name: str, world: World = SINGLE_PROCESS, sees_its_own: bool =
         return device
     if world.size > 1:
         if device.index is not None:
-            raise ConfigError(f"device={name}: names one device for {world.size} processes; type device=cuda")
+            raise ConfigError(f"device={name}: names one device for {world.size} processes; set device=cuda")
         index = 0 if sees_its_own and count == 1 else world.local_rank
         if index >= count:
             raise ConfigError(
                 f"device={name}: rank {world.rank} has no GPU: torch sees {count or 'none'} here; start as many "
-                "processes as there are GPUs with torchrun --nproc-per-node, or type device=cpu"
+                "processes as there are GPUs with torchrun --nproc-per-node, or set device=cpu"
             )
         return torch.device("cuda", index)
     if not is_available:
-        raise ConfigError(f"device={name}: {_why_unavailable()}; type device=auto or device=cpu")
+        raise ConfigError(f"device={name}: {_why_unavailable()}; set device=auto or device=cpu")
     if (device.index or 0) >= count:
-        raise ConfigError(f"device={name}: torch sees {count} CUDA devices here; type device=auto or device=cpu")
+        raise ConfigError(f"device={name}: torch sees {count} CUDA devices here; set device=auto or device=cpu")
     return device
 
 
@@ -73,7 +73,7 @@ def _why_unavailable() -> str:
 class Backend(ABC):
     """The operations of a device that loaders need.
 
-    Streams and events are opaque to the caller. "The current stream" is that of the calling thread.
+    Streams and events are opaque to the caller. "The current stream" is the stream of the calling thread.
     """
 
     is_async: bool
@@ -84,7 +84,7 @@ class Backend(ABC):
 
     @abstractmethod
     def new_stream(self) -> Any:
-        """A stream whose work may overlap that of the current stream."""
+        """A stream whose work may overlap the work of the current stream."""
 
     @abstractmethod
     def use_stream(self, stream: Any) -> AbstractContextManager[Any]:

@@ -17,7 +17,7 @@ def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> No
         previous: a name for the old file, which a crash between two renames leaves under that name only.
 
     Raises:
-        OSError: with `path` as its filename, not that of the temporary file.
+        OSError: with `path` as its filename, not the temporary file.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # as `run_folder` expects it
     try:

@@ -56,7 +56,7 @@ def free_memory(device: torch.device) -> Memory:
 def _container_limits() -> Iterator[int]:
     """The limits of the control groups (version 2) of this process, from its own up to the root's."""
     path = PROCESS_GROUPS.read_text().partition("0::/")[2].partition("\n")[0] if PROCESS_GROUPS.exists() else ""
-    # In a container the path is often that of the host, and the files are at the root.
+    # In a container the path often names the host's group, and the files are at the root.
     for folder in (CGROUP / path, *(CGROUP / path).parents):
         with suppress(OSError, ValueError):  # no such file, or no limit ("max")
             yield int((folder / "memory.max").read_text())
@@ -112,7 +112,9 @@ def check_fits(
         DoesNotFitError: with both numbers, and the loaders that would work.
     """
     free = free_memory(device)
-    needed, reserved = (one if device.type == "cuda" else Memory(one.host + one.device) for one in (needs, reserve))
+    needed, reserved = (
+        memory if device.type == "cuda" else Memory(memory.host + memory.device) for memory in (needs, reserve)
+    )
     for location, need, reserve_bytes, available in (
         (f"on {device}", needed.device, reserved.device, free.device),
         ("on the host", needed.host, reserved.host, free.host),

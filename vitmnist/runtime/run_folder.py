@@ -33,14 +33,10 @@ def locked(folder: Path) -> Iterator[None]:
     The lock is the file `.lock`, which stays. It is released at the end of the block, or when this process ends.
 
     Raises:
-        ConfigError: a log in it is a link.
         InUseError: another process has locked it, or another part of this one.
         OSError: it cannot be created or written to.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for appended in folder.rglob("*.log"):  # in the folder of a sweep also those of its jobs
-        if appended.is_symlink() and "wandb" not in appended.relative_to(folder).parts:  # which links its own logs
-            raise ConfigError(f"{display_path(appended)}: is a symbolic link; replace it by what it points to")
     path = folder.resolve()
     if path in _locked:  # the system would grant this process its lock again
         raise InUseError(f"{display_path(folder)}: in use by this process")

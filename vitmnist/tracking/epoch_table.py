@@ -55,7 +55,7 @@ def epoch_metrics() -> dict[str, Metric]:
     Raises:
         ValueError: two have the same name.
     """
-    own = {name: METRICS.options_of(name) for name in METRICS.names()}
+    registered = {name: METRICS.options_of(name) for name in METRICS.names()}
     table = (
         Metric("epoch_s", "s", "time/epoch_s", "epoch, s"),
         Metric("train_s", "s", "time/train_s", "training, s"),
@@ -68,7 +68,7 @@ def epoch_metrics() -> dict[str, Metric]:
         Metric("train_loss", "", "train/loss", over_epochs="last"),
         *(
             Metric(f"train_{name}", metric.unit, f"train/{metric.tag}", over_epochs="last", direction=metric.direction)
-            for name, metric in own.items()
+            for name, metric in registered.items()
             if not isinstance(metric, ConfusionMetric)
         ),
         Metric("eval_loss", "", "eval/loss", over_epochs="last"),
@@ -77,7 +77,7 @@ def epoch_metrics() -> dict[str, Metric]:
                 *(f"eval_{name}", metric.unit, f"eval/{metric.tag}", metric.column, metric.digits, "last"),
                 direction=metric.direction,
             )
-            for name, metric in own.items()
+            for name, metric in registered.items()
         ),
         Metric("images_per_s", "images/s", "throughput/images_per_s", "images/s", digits=0, direction="max"),
         Metric("host_peak_mib", "MiB", "memory/host_mib", "host, MiB", digits=0, over_epochs="max"),
@@ -129,7 +129,7 @@ def check_numbers(metrics: Mapping[str, float | None], required: Iterable[str] =
 
 def steady_epochs(epochs: Sequence[EpochRecord]) -> list[EpochRecord]:
     """All epochs but the first of each start, which warms up caches and allocators."""
-    return [epoch for number, epoch in enumerate(epochs) if number and not epoch.get("first_of_start")]
+    return [epoch for index, epoch in enumerate(epochs) if index and not epoch.get("first_of_start")]
 
 
 def summarize(epochs: Sequence[EpochRecord], metric: Metric) -> float | None:

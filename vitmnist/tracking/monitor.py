@@ -25,10 +25,10 @@ class Monitor:
     def best_epoch(self, epochs: Sequence[EpochRecord]) -> int | None:
         """The index of the best epoch, the first among equals; None if no epoch has a number."""
         best, sign = None, 1 if self.metric.direction == "max" else -1
-        for number, epoch in enumerate(epochs):
+        for index, epoch in enumerate(epochs):
             value = epoch.get(self.metric.name)
             if value is not None and not math.isnan(value) and (best is None or sign * value > best[1]):
-                best = number, sign * value
+                best = index, sign * value
         return best[0] if best else None
 
     def is_exhausted(self, epochs: Sequence[EpochRecord]) -> bool:

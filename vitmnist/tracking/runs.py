@@ -25,7 +25,6 @@ from vitmnist.tracking.monitor import Monitor, find_metric
 
 ENDED = ("completed", "failed", "interrupted")  # the values of `status` in result.json
 TEST_ACC = "test_acc"  # in the section `test`
-MAX_REASON = 2000  # characters
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Run:
 
     @property
     def seeds(self) -> tuple[str, str]:
-        """The seed, and that of a drawn hold-out (else empty); runs with the same ones have the same quality."""
+        """The seed, and the seed of a drawn hold-out (else empty); runs with equal seeds have the same quality."""
         is_drawn = isinstance(self.config.get("data.holdout"), float)
         return str(self.config.get("seed")), str(self.config.get("data.holdout_seed")) if is_drawn else ""
 
@@ -117,15 +116,15 @@ def find_runs(folders: Iterable[Path]) -> list[Path]:
     Raises:
         DataError: a folder does not exist, or contains no runs.
     """
-    found: dict[Path, Path] = {}
+    by_path: dict[Path, Path] = {}
     for folder in folders:
         runs = {path.parent for name in ("result.json", ".hydra") for path in folder.rglob(name)}
         if not runs:
             problem = "contains no runs" if folder.is_dir() else "no such folder"
             raise DataError(f"{folder}: {problem}; name a folder such as outputs/sweeps/DATE/TIME")
         for run in sorted(runs, key=_natural):
-            found.setdefault(run.resolve(), run)
-    return list(found.values())
+            by_path.setdefault(run.resolve(), run)
+    return list(by_path.values())
 
 
 def _natural(path: Path) -> list[int | str]:
@@ -142,7 +141,7 @@ def read_run(folder: Path) -> Run:
         if not isinstance(result, dict) or result.get("status") not in ENDED or "epochs" not in result:
             raise ValueError("is not the result of a run")
         config = _flat(result.get("config") or {})
-        status, reason = result["status"], str(result.get("error") or "")[:MAX_REASON]
+        status, reason = result["status"], str(result.get("error") or "")
     except FileNotFoundError:
         if (folder / ".lock").exists():
             status, reason = ("running", "") if is_in_use(folder) else ("killed", "it left no result.json")

@@ -9,9 +9,8 @@ from typing import Any
 from vitmnist.runtime.records import UnreadableError, read_yaml
 from vitmnist.tracking.epoch_table import Metric
 from vitmnist.tracking.monitor import find_metric
-from vitmnist.tracking.runs import MAX_REASON
 
-JOURNAL, SEARCH_RESULT = "search.jsonl", "optimization_results.yaml"
+JOURNAL, SEARCH_RESULT = "search.jsonl", "optimization_results.yaml"  # in the folder of a sweep that searches
 
 
 def search_objective(config: Any) -> Metric:
@@ -24,5 +23,5 @@ def search_summary(folder: Path) -> str:
     """The sentence about the best trial in the folder of a search; empty if there is none."""
     with suppress(FileNotFoundError, UnreadableError):
         values = read_yaml(folder / SEARCH_RESULT)
-        return str(values.get("summary") or "")[:MAX_REASON] if isinstance(values, dict) else ""
+        return str(values.get("summary") or "") if isinstance(values, dict) else ""
     return ""
