@@ -29,10 +29,10 @@ log = logging.getLogger(__name__)
 
 FOLDER = "checkpoints"
 FORMAT = 9
-"""Increase it when a checkpoint's fields change their meaning, or when resuming would train differently."""
+"""The format number is raised when a field changes its meaning, or when resuming would train differently."""
 DIGEST_SIZE = hashlib.sha256().digest_size
 
-_intact: set[Path] = set()  # what this process has written or verified, and so may become `previous.pt`
+_intact: set[Path] = set()  # This process has written or verified these files, so they may become `previous.pt`.
 
 
 class DamagedError(DataError):

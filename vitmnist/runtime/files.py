@@ -19,7 +19,7 @@ def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> No
     Raises:
         OSError: with `path` as its filename, not the temporary file.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # as `run_folder` expects it
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # `run_folder` recognises such names
     try:
         with temporary.open("xb") as file:
             file.write(content)
@@ -47,7 +47,7 @@ def write_output(path: Path, content: bytes) -> None:
         return
     try:
         path.write_bytes(content)
-    except OSError as error:  # of a full device it has none
+    except OSError as error:  # an error of a full device has no filename
         error.filename = str(path)
         raise
 

@@ -21,11 +21,11 @@ from vitmnist.errors import ConfigError
 Result = TypeVar("Result")
 CGROUP = Path("/sys/fs/cgroup")
 PROCESS_GROUPS = Path("/proc/self/cgroup")
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4  # the parameters of `mallopt`, from malloc.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4  # malloc.h has these parameters of `mallopt`.
 KEEP_MEMORY = "VITMNIST_KEEP_MEMORY"
-"""The environment variable that turns `keep_memory` off with 0."""
+"""This environment variable turns `keep_memory` off with 0."""
 GLIBC_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES")
-"""The environment variables of glibc's thresholds, which a user who sets them has chosen."""
+"""If one of these environment variables is set, the user has chosen glibc's thresholds, and they stay."""
 
 
 class DoesNotFitError(ConfigError):
@@ -135,7 +135,7 @@ def mib(size: int) -> str:
 
 
 _lock = threading.Lock()
-_users = 0  # number of open `keep_memory` blocks and living objects of `keep_memory_for`
+_users = 0  # The memory is kept while there are open blocks of `keep_memory`, or objects of `keep_memory_for`.
 
 
 def trim_heap() -> None:

@@ -23,7 +23,7 @@ class InUseError(ConfigError):
     exit_code = ExitCode.UNFINISHED
 
 
-_locked: set[Path] = set()  # the folders that this process has locked
+_locked: set[Path] = set()  # This process has locked these folders.
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         _locked.discard(path)
-        with suppress(OSError):  # of a network folder that is gone; nothing was written to it
+        with suppress(OSError):  # a network folder may be gone; nothing was written to the file
             file.close()
 
 

@@ -21,10 +21,10 @@ from vitmnist.errors import ConfigError, PeerError, first_line
 from vitmnist.runtime.failures import classify
 from vitmnist.runtime.world import World
 
-POLL_S = 0.002
-MEETING = timedelta(minutes=5)
-NCCL_LATER = timedelta(minutes=2)
-SETUP = timedelta(hours=6)  # one rank of a machine may have to decode a large dataset while the others wait
+POLL_S = 0.002  # A waiting rank handles signals this often.
+MEETING = timedelta(minutes=5)  # All ranks must be started within this time.
+NCCL_LATER = timedelta(minutes=2)  # NCCL waits this much longer than gloo (see `connect`).
+SETUP = timedelta(hours=6)  # The other ranks of a machine wait this long for the one that decodes the dataset.
 
 
 class TorchWorld(World):

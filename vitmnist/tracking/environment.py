@@ -23,12 +23,12 @@ from vitmnist.runtime.cpu import Cores, CpuTime, available_cores, cpuinfo
 from vitmnist.runtime.memory import host_memory, reset_host_peak
 
 PACKAGES = ("torch", "torchvision", "hydra-core", "omegaconf", "einops", "numpy", "tensorboard")
-# Prefixes of the environment variables that change times or results.
+# Environment variables with these prefixes change times or results.
 VARIABLES = (
     *("ATEN_CPU_CAPABILITY", "CUBLAS_", "CUDA_", "DNNL_", "GOMP_", "KMP_", "LD_PRELOAD", "MALLOC_", "MKL_", "NCCL_"),
     *("NVIDIA_TF32_OVERRIDE", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTORCH_", "TORCH_", "TORCHINDUCTOR_"),
 )
-SET_BY_TORCH = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR")  # when it is imported
+SET_BY_TORCH = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR")  # `import torch` sets them.
 MIB = 2**20
 SECRET = re.compile("TOKEN|SECRET|PASSW|CREDENTIAL|KEY")
 LIBRARIES = re.compile(r"BLAS_INFO=\w+|Math Kernel Library Version [\d.]+|MKL-DNN v[\d.]+")

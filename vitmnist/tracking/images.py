@@ -22,8 +22,8 @@ GRID_IMAGES = 64
 GRID_COLUMNS = 8
 MISTAKES = 16
 MISTAKE_COLUMNS = 4
-TILE_WIDTH, CAPTION_HEIGHT, GAP = 180, 50, 10  # pixels
-CAPTION_LETTERS = 24  # fit the width of a tile
+TILE_WIDTH, CAPTION_HEIGHT, GAP = 180, 50, 10  # All are in pixels.
+CAPTION_LETTERS = 24  # So many letters fit the width of a tile.
 
 
 def epoch_images(setup: TrainSetup, predictions: Predictions, epoch: int) -> dict[str, Image.Image]:

@@ -25,7 +25,8 @@ from vitmnist.runtime.signals import StopSignal, interruption
 from vitmnist.runtime.world import World
 from vitmnist.tracking.epoch_table import EpochRecord, epoch_metrics, summarize, summary_metrics
 
-CONFIG, OVERRIDES = Path(".hydra/config.yaml"), Path(".hydra/overrides.yaml")  # in the folder of a run
+# The folder of a run has these records, as Hydra writes them.
+CONFIG, OVERRIDES = Path(".hydra/config.yaml"), Path(".hydra/overrides.yaml")
 
 
 @dataclass(kw_only=True)
@@ -109,7 +110,7 @@ class Result:
             with path.open("ab") as file:
                 file.write(text.partition("\n")[2].encode())  # without the titles
         except OSError as error:
-            error.filename = str(path)  # which an error of `write` lacks
+            error.filename = str(path)  # an error of `write` has no filename
             raise
 
     def write_config(self, folder: Path) -> None:

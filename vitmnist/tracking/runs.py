@@ -23,8 +23,8 @@ from vitmnist.tracking.epoch_table import (
 )
 from vitmnist.tracking.monitor import Monitor, find_metric
 
-ENDED = ("completed", "failed", "interrupted")  # the values of `status` in result.json
-TEST_ACC = "test_acc"  # in the section `test`
+ENDED = ("completed", "failed", "interrupted")  # `status` in result.json has one of these values.
+TEST_ACC = "test_acc"  # The section `test` of result.json has this key.
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from vitmnist.runtime.records import UnreadableError, read_yaml
 from vitmnist.tracking.epoch_table import Metric
 from vitmnist.tracking.monitor import find_metric
 
-JOURNAL, SEARCH_RESULT = "search.jsonl", "optimization_results.yaml"  # in the folder of a sweep that searches
+# A search writes these files into the folder of its sweep.
+JOURNAL, SEARCH_RESULT = "search.jsonl", "optimization_results.yaml"
 
 
 def search_objective(config: Any) -> Metric:

@@ -27,7 +27,7 @@ from vitmnist.tracking.result import Result
 
 log = logging.getLogger(__name__)
 
-# TensorBoard reads the event files of a folder by name; the time of the start follows EVENTS.
+# TensorBoard reads the event files of a folder in the order of their names; the time of the start follows EVENTS.
 CONFIG, EVENTS = "config.tfevents", "events.out.tfevents"
 
 STEP_TAGS = {"step/loss": "loss", "step/lr": "lr", "step/grad_norm": "grad_norm"}
@@ -133,5 +133,5 @@ def _append(path: Path, *events: Event) -> None:
             for event in events:
                 writer.write(event.SerializeToString())
     except OSError as error:
-        error.filename = str(path)  # which an error of `write` lacks
+        error.filename = str(path)  # an error of `write` has no filename
         raise

@@ -16,7 +16,7 @@ from vitmnist.tracking.result import Result
 if TYPE_CHECKING:
     from PIL import Image
 
-ID = "wandb-id.txt"  # in the folder of a run: its run at the server of wandb, which resuming continues
+ID = "wandb-id.txt"  # This file of a run folder names the run at the server of wandb, which resuming continues.
 
 
 @dataclass
