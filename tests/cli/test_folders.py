@@ -88,7 +88,7 @@ def test_of_two_simultaneous_starts_one_trains_and_the_other_is_refused(
 
 
 def test_a_lock_is_seen_by_another_process_and_not_lost_by_looking(tmp_path: Path) -> None:
-    look = "import pathlib, vitmnist.runtime.files as files; print(files.is_in_use(pathlib.Path()))"
+    look = "import pathlib, vitmnist.runtime.run_folder as run_folder; print(run_folder.is_in_use(pathlib.Path()))"
 
     def seen() -> str:
         return subprocess.check_output([sys.executable, "-c", look], text=True, cwd=tmp_path)
