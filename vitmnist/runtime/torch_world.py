@@ -110,7 +110,9 @@ class TorchWorld(World):
         if first := self._first_failure():
             return PeerError("rank {} failed: {}".format(*first))
         rank = f"rank {closed[0]}" if closed else "another rank"
-        return PeerError(f"{rank} does not answer: it was killed, or hung for distributed.timeout_s")
+        return PeerError(
+            f"{rank} does not answer: it failed (see its own message), was killed, or hung for distributed.timeout_s"
+        )
 
     def report_failure(self, error: BaseException, message: str) -> bool:
         get_error_handler().record_exception(PeerError(message))
@@ -118,8 +120,9 @@ class TorchWorld(World):
             return True
         if isinstance(error, PeerError):  # rank 0 shows it, unless it is the one; before training it said why it ended
             return self._group is not None and 0 in self._closed()
-        first = self._first_failure(message)
-        return first is not None and (first[0] == str(self.rank) or first[1] != message)
+        if first := self._first_failure(message):
+            return first[0] == str(self.rank) or first[1] != message
+        return self.is_main  # rank 0 has ended, and has shown its message
 
     def disconnect(self) -> None:
         if distributed.is_initialized():
