@@ -14,8 +14,8 @@ import torch
 from tqdm import tqdm
 
 from vitmnist.checkpoint import storage
-from vitmnist.checkpoint.inference import read_initial_weights
 from vitmnist.checkpoint.manager import CheckpointManager, load_checkpoint
+from vitmnist.checkpoint.weights import read_initial_weights
 from vitmnist.config.schema import Config
 from vitmnist.config.values import to_plain_dict
 from vitmnist.errors import DataError, TrainingError
@@ -25,15 +25,13 @@ from vitmnist.runtime.profiler import profiled
 from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
-from vitmnist.tracking.environment import describe_environment
+from vitmnist.tracking.environment import HardwareFigures, describe_environment
 from vitmnist.tracking.epoch_table import EpochRecord, check_numbers, epoch_record
-from vitmnist.tracking.hardware import HardwareFigures
 from vitmnist.tracking.images import epoch_images
 from vitmnist.tracking.log import log_early_stop, log_epoch, log_setup, log_shared_cores, log_test, log_verdict
 from vitmnist.tracking.loggers.base import LOGGERS, Logger, parse_loggers
 from vitmnist.tracking.monitor import Monitor, find_metric, may_train_longer
-from vitmnist.tracking.outcome import recording_outcome
-from vitmnist.tracking.result import Result, choices_of
+from vitmnist.tracking.result import Result, choices_of, recording_outcome
 from vitmnist.training.accumulator import Predictions
 from vitmnist.training.loop import EpochProgress, evaluate, train_epoch
 from vitmnist.training.ranks import agree_on_device
@@ -161,7 +159,6 @@ class RunContext:
         label = f"epoch {progress.epoch + 1} {name}"
         disable = None if self.world.is_main else True  # None: show it only if stderr is a terminal
         with (
-            self.checkpoints.proving(),
             profiler as next_step,
             tqdm(
                 total=len(loader), initial=done, desc=label, unit="batch", mininterval=0.5, leave=False, disable=disable

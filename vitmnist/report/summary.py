@@ -14,7 +14,8 @@ from statistics import median
 from vitmnist.report.compare import LOADER, OPTION, Comparison, Configuration, overrides, quality_text, quality_title
 from vitmnist.report.statistics import MIN_ROUNDS, differences, seconds
 from vitmnist.tracking.epoch_table import steady_epochs
-from vitmnist.tracking.runs import Run, search_summary
+from vitmnist.tracking.runs import Run
+from vitmnist.tracking.search import search_summary
 
 BUSY = 1.5  # times as long as another epoch of the same configuration
 LOSSES = {"train_loss": "training loss", "eval_loss": "evaluation loss"}
