@@ -19,7 +19,7 @@ from torchvision.transforms import v2
 
 from vitmnist import Preprocess
 from vitmnist.data.datasets.base import Split
-from vitmnist.runtime.backend import one_core_each
+from vitmnist.runtime.cpu import one_core_each
 from vitmnist.runtime.ordered_map import ordered_map
 
 Epoch = Callable[[int], Iterable[Any]]  # the batches (images, labels) of the epoch with this number

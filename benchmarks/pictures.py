@@ -47,7 +47,7 @@ from vitmnist.augment.compose import build_augment
 from vitmnist.config.compose import compose
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.images import ImageReader, Mode
-from vitmnist.runtime.backend import one_core_each
+from vitmnist.runtime.cpu import one_core_each
 from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.tracking.environment import describe_environment
 

@@ -25,8 +25,8 @@ from omegaconf import DictConfig
 from vitmnist.cli.arguments import key_of
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.files import display_path, write_atomic
-from vitmnist.tracking.monitor import searched_metric
-from vitmnist.tracking.runs import JOURNAL, SEARCH_RESULT, read_run
+from vitmnist.tracking.runs import read_run
+from vitmnist.tracking.search import JOURNAL, SEARCH_RESULT, search_objective
 
 if TYPE_CHECKING:  # Hydra imports this module at every start, but only a search needs Optuna
     from optuna import Study
@@ -47,7 +47,7 @@ class SearchSweeper(Sweeper):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Called by Hydra before `sweep`; `task_function` is the `Job` of vitmnist/cli/sweep.py."""
         self.hydra_context, self.config, self.stop = hydra_context, config, task_function.stop  # type: ignore[attr-defined]
-        self.folder, self.metric = Path(config.hydra.sweep.dir), searched_metric(config)
+        self.folder, self.metric = Path(config.hydra.sweep.dir), search_objective(config)
         self.launcher = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
 
     def sweep(self, arguments: list[str]) -> None:

@@ -15,8 +15,8 @@ import torch
 from tqdm import tqdm
 
 from vitmnist.checkpoint import storage
-from vitmnist.checkpoint.inference import read_initial_weights
 from vitmnist.checkpoint.manager import CheckpointManager, load_checkpoint
+from vitmnist.checkpoint.weights import read_initial_weights
 from vitmnist.config.schema import Config
 from vitmnist.config.values import to_plain_dict
 from vitmnist.errors import DataError, TrainingError
@@ -26,15 +26,13 @@ from vitmnist.runtime.profiler import profiled
 from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
-from vitmnist.tracking.environment import describe_environment
+from vitmnist.tracking.environment import HardwareFigures, describe_environment
 from vitmnist.tracking.epoch_table import EpochRecord, check_numbers, epoch_record
-from vitmnist.tracking.hardware import HardwareFigures
 from vitmnist.tracking.images import epoch_images
 from vitmnist.tracking.log import log_early_stop, log_epoch, log_setup, log_shared_cores, log_test, log_verdict
 from vitmnist.tracking.loggers.base import LOGGERS, Logger, parse_loggers
 from vitmnist.tracking.monitor import Monitor, find_metric, may_train_longer
-from vitmnist.tracking.outcome import recording_outcome
-from vitmnist.tracking.result import Result, choices_of
+from vitmnist.tracking.result import Result, choices_of, recording_outcome
 from vitmnist.training.accumulator import Predictions
 from vitmnist.training.loop import EpochProgress, evaluate, train_epoch
 from vitmnist.training.setup import agree_on_device, build_setup, split_sampler
@@ -181,7 +179,7 @@ class Trainer:
         look: dict[str, Any] = {"desc": f"epoch {progress.epoch + 1} {name}", "unit": "batch", "leave": False}
         look["disable"] = None if self.world.is_main else True  # None: show it only if stderr is a terminal
         bar = tqdm(total=len(loader), initial=done, mininterval=0.5, **look)
-        with self.checkpoints.proving(), profiler as next_step, bar:
+        with profiler as next_step, bar:
 
             def after_step(timer: EpochTimer) -> None:
                 bar.update()

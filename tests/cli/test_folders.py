@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import Printed, Start, Train, assert_same_run, result_of
 from vitmnist.errors import ExitCode
-from vitmnist.runtime.files import InUseError, is_in_use, locked
+from vitmnist.runtime.run_folder import InUseError, is_in_use, locked
 
 NAMES = ("it's, a=b", 'say "so" größe, back\\slash [x] {a:1} $HOME\\')
 
@@ -49,7 +49,7 @@ def test_names_that_terminals_or_hydra_obey_are_refused(quick: list[str], refuse
 
 
 def test_a_lock_is_seen_by_another_process_and_not_lost_by_looking(tmp_path: Path) -> None:
-    look = "import pathlib, vitmnist.runtime.files as files; print(files.is_in_use(pathlib.Path()))"
+    look = "import pathlib, vitmnist.runtime.run_folder as run_folder; print(run_folder.is_in_use(pathlib.Path()))"
 
     def seen() -> str:
         return subprocess.check_output([sys.executable, "-c", look], text=True, cwd=tmp_path)

@@ -99,12 +99,3 @@ def test_an_evaluation_writes_no_dataset_where_only_a_record_says(
     if dataset == "image_folder":
         call_here(evaluate.main, "whole", *typed, f"data.root='{chosen}'")
         assert chosen.exists()
-
-
-def test_no_log_is_appended_to_through_a_link(runs: Path, refuse: Printed, tmp_path: Path) -> None:
-    log = shutil.copytree(runs / "cut", tmp_path / "run") / "vitmnist.log"
-    elsewhere = log.rename(tmp_path / "elsewhere")
-    log.symlink_to(elsewhere)
-    before = elsewhere.read_bytes()
-    assert "error: run/vitmnist.log: is a symbolic link; replace it by" in refuse("resume=run", "max_minutes=null")
-    assert elsewhere.read_bytes() == before

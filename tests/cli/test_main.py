@@ -18,7 +18,7 @@ from vitmnist.config import CONF
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.errors import ExitCode
-from vitmnist.runtime.files import locked
+from vitmnist.runtime.run_folder import locked
 from vitmnist.tracking.runs import find_runs
 from vitmnist.training.setup import check_config
 
@@ -206,7 +206,7 @@ def test_a_completed_run_says_how_to_train_further(
     assert "python train.py resume=here epochs=N" in again
     refuse("resume=here", "optimizer.lr=0.5")
     fewer = refuse("resume=here", "epochs=1")
-    assert "epochs=1: the run has already started epoch 2; type epochs=2 or more" in fewer
+    assert "epochs=1: the run has already started epoch 2; set epochs=2 or more" in fewer
     assert {path: path.read_bytes() for path in kept} == kept
     succeed("resume=here", "epochs=3")
     assert [epoch["epoch"] for epoch in result_of(tmp_path / "here")["epochs"]] == [0, 1, 2]

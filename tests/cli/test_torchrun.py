@@ -118,7 +118,7 @@ def test_a_rank_that_does_not_answer_ends_the_run(rank: int, number: int, quick:
 @pytest.mark.parametrize(
     ("folder", "reasons"),
     [
-        ("nowhere", ("error: rank 1 does not answer", "KMNIST is not in")),
+        ("nowhere", ("error: rank 1 failed: KMNIST is not in", "error: KMNIST is not in")),
         ("there", ("test_images, test_labels differ between the machines", "")),
     ],
 )
@@ -161,7 +161,7 @@ def test_a_restart_is_for_one_machine_and_a_command_that_resumes(monkeypatch: py
     ("typed", "each", "message"),
     [
         (["batch_size=1"], {}, "batch_size=1: 2 processes train together"),
-        (["device=cuda:0"], {}, "device=cuda:0: names one device for 2 processes; type device=cuda"),
+        (["device=cuda:0"], {}, "device=cuda:0: names one device for 2 processes; set device=cuda"),
         ([], {1: "seed=7"}, "; start every rank with the same arguments"),
         (["-m", "seed=1,2"], {}, "-m: is for one process"),
         (["resume=nowhere"], {}, "nowhere: holds no run"),
@@ -175,7 +175,7 @@ def test_what_cannot_be_is_said_once(
     codes, outputs = started.ended()
     assert codes == [1, 1], outputs
     said = [line for output in outputs for line in output.splitlines() if line.startswith("error: ")]
-    said = [line for line in said if not line.startswith("error: rank 1 does not answer")]
+    said = [line for line in said if not line.startswith("error: rank 1 failed: ")]
     assert len(said) == 1, outputs
     assert message in said[0]
     assert "Traceback" not in "".join(outputs)

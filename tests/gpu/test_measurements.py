@@ -10,7 +10,7 @@ import torch
 from tests.gpu import NEEDS_CUDA
 from vitmnist.runtime.memory import free_memory, peak_memory
 from vitmnist.runtime.timer import EpochTimer
-from vitmnist.tracking.hardware import HardwareFigures
+from vitmnist.tracking.environment import HardwareFigures
 
 pytestmark = NEEDS_CUDA
 

@@ -20,7 +20,7 @@ from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.loaders.ram import PinnedBuffers
 from vitmnist.replacement.decoded_dataset import BatchRows
-from vitmnist.runtime import backend as backend_module
+from vitmnist.runtime import device as device_module
 from vitmnist.runtime.device import choose_device
 from vitmnist.store.rows import Rows
 
@@ -43,7 +43,7 @@ def open_on_fake(data: TensorSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         label: str, kind: type[FakeBackend] = FakeBackend, shuffle: str = "sample"
     ) -> tuple[Loader, FakeBackend]:
         one = kind(DEVICE)  # the loaders of a device share what the device is
-        monkeypatch.setitem(backend_module.BACKENDS, DEVICE.type, lambda device: one)
+        monkeypatch.setitem(device_module.BACKENDS, DEVICE.type, lambda device: one)
 
         def values(name: str) -> dict[str, Any]:
             options = {"cache": {"folder": str(tmp_path)}, "disk": {"num_workers": 0}}
@@ -183,7 +183,7 @@ def test_abandoned_epochs_do_not_disturb_the_next(open_on_fake: Open, data: Tens
 def test_indices_of_gathered_samples_come_from_pinned_memory(data: TensorSet, monkeypatch: pytest.MonkeyPatch) -> None:
     """For a copy from any other the host waits, and so for all work that is queued."""
     device = FakeBackend(DEVICE)
-    monkeypatch.setitem(backend_module.BACKENDS, "cpu", lambda _: device)
+    monkeypatch.setitem(device_module.BACKENDS, "cpu", lambda _: device)
     kept = replace(BatchRows.of([data.images], 50), rows=Rows((device.to_device(data.images),)))
     seen: list[Tensor] = []
     wanted = [[number, 49 - number] for number in range(10)]
@@ -205,7 +205,7 @@ def test_a_gpu_that_cannot_be_used_is_an_error_with_its_reason(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     reason = r"torch sees no CUDA device here \(CUDA_VISIBLE_DEVICES='0'\): The .* too old"
     for name in ("cuda", "cuda:0"):
-        with pytest.raises(ConfigError, match=rf"^device={name}: {reason}; type device=auto or device=cpu$"):
+        with pytest.raises(ConfigError, match=rf"^device={name}: {reason}; set device=auto or device=cpu$"):
             choose_device(name)
     assert choose_device("auto") == torch.device("cpu")
     assert re.fullmatch(f"device=auto: no GPU can be used: {reason}", caplog.messages[-1])

@@ -20,7 +20,7 @@ from vitmnist.runtime.ordered_map import in_parts, ordered_map
 IDLE = """
 import time
 import torch
-from vitmnist.runtime.backend import one_core_each
+from vitmnist.runtime.cpu import one_core_each
 from vitmnist.runtime.ordered_map import ordered_map
 
 def spent_after_an_operation():

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitmnist.runtime.backend import CpuBackend
+from vitmnist.runtime.device import CpuBackend
 
 POISON = 0xDD
 

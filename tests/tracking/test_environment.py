@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from tests.conftest import REPOSITORY
-from vitmnist.tracking import hardware
-from vitmnist.tracking.environment import describe_environment, source_state
-from vitmnist.tracking.hardware import HardwareFigures
+from vitmnist.tracking import environment as environment_module
+from vitmnist.tracking.environment import HardwareFigures, describe_environment, source_state
 
 CPU = torch.device("cpu")
 
@@ -30,8 +29,8 @@ def test_gpu_utilisation_is_the_mean_of_all_samples_so_far(monkeypatch: pytest.M
         time_stamp = int((started + seconds) * 1_000_000)
         samples.append(SimpleNamespace(timeStamp=time_stamp, sampleValue=SimpleNamespace(uiVal=percent)))
 
-    monkeypatch.setattr(hardware, "gpu_handle", lambda device: "handle")
-    monkeypatch.setattr(hardware.pynvml, "nvmlDeviceGetSamples", read)
+    monkeypatch.setattr(environment_module, "gpu_handle", lambda device: "handle")
+    monkeypatch.setattr(environment_module.pynvml, "nvmlDeviceGetSamples", read)
     started = time.time()
     add(-1.0, 100)  # before the run
     figures = HardwareFigures(CPU)

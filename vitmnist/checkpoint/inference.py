@@ -1,38 +1,28 @@
-"""Loads a trained model with everything that is needed to use it, or weights to start from."""
+"""Loads a trained model with everything that is needed to use it."""
 
 from __future__ import annotations
 
 import json
 import logging
-from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
-from zipfile import is_zipfile
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file
 from torch import nn
-from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from vitmnist.augment.compose import build_augment, input_size
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.checkpoint import storage
+from vitmnist.checkpoint.weights import WEIGHTS, read_weights, weights_file
 from vitmnist.config.schema import Config, may_change
 from vitmnist.data.datasets.base import DATASETS, FileReader, Split, file_reader
 from vitmnist.errors import ConfigError, DataError, UserError, listed
 from vitmnist.models.base import MODELS
 from vitmnist.runtime.failures import classify
-from vitmnist.runtime.files import home_expanded
-from vitmnist.runtime.records import refuse_control_characters
 
 log = logging.getLogger(__name__)
-
-WEIGHTS = {"best": "best.pt", "final": "final.safetensors", "last": "last.pt"}
-WRAPPERS = ("step", "ema", "state_dict_ema", "state_dict", "model_state_dict", "model", "net")
-"""Under which a checkpoint holds weights: ours, timm's, Lightning's, a script's; averaged ones before the others."""
 
 
 @dataclass(frozen=True)
@@ -67,24 +57,24 @@ class InferenceModel:
     def normalized(self, split: Split) -> Split:
         """`split` with the channel statistics of the model's training data, and the labels of its classes.
 
-        Classes are matched by their names. Where all names are others, as of another set of digits, by their order.
+        Classes are matched by their names; by their order if no name is the same, as in another set of digits.
 
         Raises:
             ConfigError: its images or classes do not fit the model.
         """
-        shape, own = tuple(split.images.shape[1:]), self.classes
+        shape, classes = tuple(split.images.shape[1:]), self.classes
         if shape != self.shape:
             raise ConfigError(f"the model takes images {list(self.shape)}, the dataset has {list(shape)}")
-        labels, unknown = split.labels, [name for name in split.classes if name not in own]
-        if not unknown and split.classes != own:
-            labels = torch.tensor([own.index(name) for name in split.classes])[labels]
-        elif unknown and (len(unknown) < len(split.classes) or len(split.classes) != len(own)):
+        labels, unknown = split.labels, [name for name in split.classes if name not in classes]
+        if not unknown and split.classes != classes:
+            labels = torch.tensor([classes.index(name) for name in split.classes])[labels]
+        elif unknown and (len(unknown) < len(split.classes) or len(split.classes) != len(classes)):
             raise ConfigError(
-                f"the dataset has classes that the model does not know: {listed(unknown)}; it knows {listed(own)}"
+                f"the dataset has classes that the model does not know: {listed(unknown)}; it knows {listed(classes)}"
             )
         elif unknown:
             log.warning("the classes have other names than the model's, and are matched by their order")
-        return replace(split, labels=labels, classes=own, mean=self.mean, std=self.std)
+        return replace(split, labels=labels, classes=classes, mean=self.mean, std=self.std)
 
 
 def model_info(config: Config, train: Split) -> dict[str, Any]:
@@ -117,74 +107,15 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
         ConfigError: the folder does not contain these weights.
         DataError: they are damaged, or their model cannot be built.
     """
-    path = _weights_file(folder, [weights] if weights else [*WEIGHTS])
+    path = weights_file(folder, [weights] if weights else [*WEIGHTS])
     with storage.reporting_damage(path):
-        info, tensors = _read(path)
-        refuse_control_characters(json.dumps(info))
+        info, tensors = read_weights(path)
         shape, classes = tuple(map(int, info["shape"])), tuple(map(str, info["classes"]))
         mean, std = (tuple(map(float, info[key])) for key in ("mean", "std"))
         size, dataset = tuple(map(int, info["size"])), dict(info["dataset"])
         model = _build(path, info["model"], (shape[0], *size), len(classes))
         model.load_state_dict(tensors)
-        _check_finite(tensors)
         return InferenceModel(model.eval().to(device), path, shape, classes, mean, std, size, dataset)
-
-
-def read_initial_weights(init: str) -> dict[str, torch.Tensor]:
-    """The weights and statistics in a file, or the best, else the final ones of a run's folder.
-
-    Raises:
-        ConfigError: there are none.
-        DataError: they are damaged.
-    """
-    path = home_expanded(init)
-    if is_run := path.is_dir():
-        path = _weights_file(path, ["best", "final"])
-    elif not path.exists():
-        raise ConfigError(f"init={init}: there is no such file or folder")
-    elif path.suffix not in (".safetensors", ".pt", ".pth") or not path.is_file():
-        raise ConfigError(f"init={init}: is not a .safetensors, .pt or .pth file, nor the folder of a run")
-    with storage.reporting_damage(path):
-        tensors = _read(path)[1] if is_run else _read_foreign(path)
-        _check_finite(tensors)
-        return tensors
-
-
-def _read_foreign(path: Path) -> dict[str, torch.Tensor]:
-    """The weights in a file, within a `.pt` or `.pth` file from the first of `WRAPPERS`; unpickling runs no code."""
-    if path.suffix == ".safetensors":
-        return load_file(path)
-    with safe_globals([Namespace]):  # of timm's checkpoints: the arguments of its command
-        if is_zipfile(path) and (classes := get_unsafe_globals_in_checkpoint(path)):
-            save = f"torch.save(torch.load({str(path)!r}, weights_only=False)['state_dict'], 'weights.pth')"
-            raise DataError(
-                f"{path}: has objects of {', '.join(classes)}, which may run code when they are read; if you trust it, "
-                f'save its weights alone: python -c "import torch; {save}", and set init=weights.pth'
-            )
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    while key := next((key for key in WRAPPERS if isinstance(state, dict) and isinstance(state.get(key), dict)), None):
-        state = state[key]
-        log.info("init: the weights are those under %s", key)
-    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        held = f"its keys are {listed([*map(str, state)])}" if isinstance(state, dict) else f"a {type(state).__name__}"
-        raise DataError(f"{path}: holds no tensors by name, neither at the top nor under {', '.join(WRAPPERS)}; {held}")
-    return state
-
-
-def _weights_file(folder: Path, names: Sequence[str]) -> Path:
-    """The first of these weights that a run has; raises `ConfigError` if it has none."""
-    for name in names:
-        if (path := folder / storage.FOLDER / WEIGHTS[name]).is_file():
-            return path
-    raise ConfigError(
-        f"{folder}: holds no {' or '.join(names)} weights in {storage.FOLDER}/: it is not the folder of a run, or the "
-        "run has saved none"
-    )
-
-
-def _check_finite(tensors: Mapping[str, torch.Tensor]) -> None:
-    if not all(tensor.isfinite().all() for tensor in tensors.values()):
-        raise ValueError("some weights are not finite")
 
 
 def _build(path: Path, options: dict[str, Any], shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -199,13 +130,3 @@ def _build(path: Path, options: dict[str, Any], shape: tuple[int, ...], classes:
     except (UserError, OSError) as error:  # a file that its options name has moved
         reason = classify(error).message
         raise DataError(f"{path}: its model cannot be built: {reason}; put back what it was trained with") from error
-
-
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """The `model_info` and the weights of a file; the averaged weights if it has any."""
-    if path.suffix == ".pt":
-        state = storage.read(path)
-        return state["model_info"], (state["step"]["ema"] or state["step"])["model"]
-    with safe_open(path, framework="pt") as file:
-        info = json.loads((file.metadata() or {})["vitmnist"])
-        return info, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no dict, only keys()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,9 +17,8 @@ from vitmnist.checkpoint.rng import rng_state, set_rng_state
 from vitmnist.config.recorded import complete_record
 from vitmnist.config.schema import Config, keys_where, may_change
 from vitmnist.config.values import flatten, is_under, to_plain_dict
-from vitmnist.errors import ConfigError, DataError, TrainingError, printable
+from vitmnist.errors import ConfigError, DataError, TrainingError
 from vitmnist.optim.schedules import build_schedule
-from vitmnist.runtime.failures import classify
 from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.signals import StopSignal, interruption
 from vitmnist.runtime.timer import EpochTimer
@@ -92,10 +89,9 @@ class CheckpointManager:
         self._model_info = model_info(config, setup.dataset.train)
         self._monitor = monitor
         self._saved_at, self._steps_since_save = time.monotonic(), 0
-        self._is_unproven = False  # whether no step has been done since the checkpoint was restored
 
     def save(self, progress: EpochProgress | None, best: bool = False) -> None:
-        """Write a checkpoint; `progress` is that of an epoch under way."""
+        """Write a checkpoint; `progress` belongs to an epoch under way."""
         step = self._setup.step
         if not all(bool(parameter.isfinite().all()) for parameter in step.model.parameters()):
             raise TrainingError("the weights are no longer finite; try a smaller optimizer.lr")
@@ -127,7 +123,7 @@ class CheckpointManager:
             # Options of the model and the dataset belong to the configuration, which has been compared.
             same = {key: value for key, value in self._model_info.items() if key not in ("model", "dataset")}
             if any(checkpoint.model_info[key] != value for key, value in same.items()):
-                raise ValueError("model_info differs from that of this run")
+                raise ValueError("its model_info is not the run's")
             step, progress = self._setup.step, None
             step.load_state_dict(checkpoint.step)
             if checkpoint.progress:
@@ -135,7 +131,6 @@ class CheckpointManager:
                 progress.load_state_dict(checkpoint.progress)
             if self._world.rank < len(checkpoint.rng):  # a new rank keeps its own seed
                 set_rng_state(checkpoint.rng[self._world.rank], step.device)
-        self._is_unproven = True
         self._compare_schedules(int(checkpoint.config["epochs"]))
         batches = progress.metrics.steps if progress else 0
         log.info("resumed after %d epochs and %d batches", len(checkpoint.epochs), batches)
@@ -145,23 +140,12 @@ class CheckpointManager:
         """Warn if the steps so far, of a run of `epochs`, had other learning rates than today's schedule gives them."""
         step, config = self._setup.step, self._config
         before = build_schedule(config.schedule, epochs, len(self._setup.train_loader.sampler))
-        if any(before(number) != step.schedule(number) for number in range(step.steps)):
+        if any(before(index) != step.schedule(index) for index in range(step.steps)):
             log.warning(
                 "epochs=%d (it was %s): schedule=%s continues at this step of the new curve, so the run differs from "
                 "one that was started with epochs=%d",
                 *(config.epochs, epochs, config.schedule["name"], config.epochs),
             )
-
-    @contextmanager
-    def proving(self) -> Iterator[None]:
-        """Report an error in the first step after `restore`, such as the optimizer's, as damage of the checkpoint."""
-        try:
-            yield
-        except Exception as error:
-            if not self._is_unproven or classify(self._world.root_cause(error)).is_user_error:
-                raise
-            with storage.reporting_damage(self._folder / storage.FOLDER):
-                raise
 
     def new_progress(self, epoch: int) -> EpochProgress:
         """The progress of an epoch that begins."""
@@ -177,12 +161,11 @@ class CheckpointManager:
         Raises:
             RunInterrupted: the run is to stop, and is saved.
         """
-        self._is_unproven = False
         minutes = self._config.checkpoint.every_minutes
         is_due = minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
         stopping, saving = self._world.all_reduce_max([self._stop.request, is_due])
         self._steps_since_save += 1
-        if self._world.size > 1 and self._steps_since_save == 1:  # this vote is one step old, from before the save
+        if self._world.size > 1 and self._steps_since_save == 1:  # the asynchronous vote predates our save
             saving = 0
         if stopping or saving:
             timer.begin("saving")
@@ -193,7 +176,7 @@ class CheckpointManager:
             self._interrupt(stopping)
 
     def after_epoch(self, is_last: bool, must_save: bool = False) -> None:
-        """Save after an epoch, which the result already has, if it is time to or any rank must.
+        """Save after an epoch (already in `result`) if due, or if any rank asks for it.
 
         Raises:
             RunInterrupted: the run is to stop, and is saved.
@@ -264,7 +247,7 @@ def load_checkpoint(config: Config, folder: Path, world: World) -> Checkpoint | 
     done = len(checkpoint.epochs) + bool(checkpoint.progress)
     if config.epochs < done:
         raise ConfigError(
-            f"epochs={config.epochs}: the run has already started epoch {done}; type epochs={done} or more"
+            f"epochs={config.epochs}: the run has already started epoch {done}; set epochs={done} or more"
         )
     return checkpoint
 
@@ -274,7 +257,7 @@ def check_resumable(before: dict[str, Any], now: dict[str, Any]) -> None:
     old, new = flatten(before), flatten(now)
     allowed = keys_where(may_change, now)
     changed = [
-        printable(f"{key}={new.get(key)} (it was {old.get(key)})")
+        f"{key}={new.get(key)} (it was {old.get(key)})"
         for key in sorted(old.keys() | new.keys())
         if old.get(key) != new.get(key) and not is_under(key, allowed)
     ]

@@ -29,10 +29,10 @@ log = logging.getLogger(__name__)
 
 FOLDER = "checkpoints"
 FORMAT = 9
-"""Increase it when a checkpoint's fields change their meaning, or when resuming would train differently."""
+"""The format number is raised when a field changes its meaning, or when resuming would train differently."""
 DIGEST_SIZE = hashlib.sha256().digest_size
 
-_intact: set[Path] = set()  # what this process has written or verified, and so may become `previous.pt`
+_intact: set[Path] = set()  # This process has written or verified these files, so they may become `previous.pt`.
 
 
 class DamagedError(DataError):
@@ -107,9 +107,9 @@ def read(path: Path) -> dict[str, Any]:
         content = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}; try again later") from error
+    if hashlib.sha256(memoryview(content)[:-DIGEST_SIZE]).digest() != content[-DIGEST_SIZE:]:
+        raise DamagedError(f"{path}: is damaged or not a checkpoint: its checksum does not match")
     with reporting_damage(path):
-        if hashlib.sha256(content[:-DIGEST_SIZE]).digest() != content[-DIGEST_SIZE:]:
-            raise DamagedError(f"{path}: is damaged or not a checkpoint: its checksum does not match")
         state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         if state["format"] != FORMAT:
             raise DataError(

@@ -14,7 +14,6 @@ import json
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from io import BytesIO
 from math import isfinite
@@ -25,7 +24,8 @@ import torch
 from tabulate import tabulate
 from torch import Tensor
 
-from vitmnist.checkpoint.inference import WEIGHTS, InferenceModel, load_inference_model
+from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
+from vitmnist.checkpoint.weights import WEIGHTS
 from vitmnist.cli.arguments import key_of
 from vitmnist.cli.command import command
 from vitmnist.cli.resume import recorded_config
@@ -36,7 +36,7 @@ from vitmnist.errors import ConfigError, printable
 from vitmnist.loaders.make_loader import make_loader
 from vitmnist.metrics.base import METRICS
 from vitmnist.runtime.device import choose_device
-from vitmnist.runtime.files import home_expanded, only_reading, write_output
+from vitmnist.runtime.files import home_expanded, write_output
 from vitmnist.runtime.records import csv_text
 from vitmnist.tracking.images import worst_mistakes
 from vitmnist.tracking.runs import read_run
@@ -106,11 +106,11 @@ def load_run(
     trained = load_inference_model(folder, device, weights)
     root = config.data.root
     is_own = "data.root" in typed or home_expanded(root) == home_expanded(DEFAULT_ROOT)
-    with nullcontext() if is_own else only_reading(root):
-        dataset = build_dataset(config.data.dataset, root)
-        recorded = trained.dataset.get("range_32_bit")
-        if recorded and dataset.train.range_32_bit != tuple(recorded) and not config.data.dataset.get("range_32_bit"):
-            dataset = build_dataset({**config.data.dataset, "range_32_bit": recorded}, root)  # other files have another
+    dataset = build_dataset(config.data.dataset, root, download=is_own)
+    recorded = trained.dataset.get("range_32_bit")
+    if recorded and dataset.train.range_32_bit != tuple(recorded) and not config.data.dataset.get("range_32_bit"):
+        values = {**config.data.dataset, "range_32_bit": recorded}  # other files have another range
+        dataset = build_dataset(values, root, download=is_own)
     dataset = prepare(dataset, config.data)
     if not any(key.startswith("data") and key != "data.root" for key in typed):
         _warn_if_images_changed(folder, dataset)

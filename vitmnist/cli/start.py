@@ -17,7 +17,8 @@ from vitmnist.cli.command import end
 from vitmnist.cli.messages import describe
 from vitmnist.errors import ConfigError, described
 from vitmnist.runtime.failures import Failure
-from vitmnist.runtime.files import display_path, locked
+from vitmnist.runtime.files import display_path
+from vitmnist.runtime.run_folder import locked
 from vitmnist.runtime.signals import StopSignal, end_interrupted, handled_by, ignore_stopping
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.tracking.result import Result

@@ -29,12 +29,13 @@ from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.config.values import flatten, to_plain_dict
 from vitmnist.errors import ConfigError, DataError, ExitCode, MissingExtraError, TrainingError
-from vitmnist.runtime.files import InUseError, display_path, has_checkpoint, locked
+from vitmnist.runtime.files import display_path
+from vitmnist.runtime.run_folder import InUseError, has_checkpoint, locked
 from vitmnist.runtime.signals import RunInterrupted, StopSignal, TimeLimitReached, interruption
 from vitmnist.runtime.world import launched
-from vitmnist.tracking.monitor import searched_metric
 from vitmnist.tracking.result import Result, choices_of
-from vitmnist.tracking.runs import JOURNAL, Run, find_runs, read_run
+from vitmnist.tracking.runs import Run, find_runs, read_run
+from vitmnist.tracking.search import JOURNAL, search_objective
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ def prepare_sweep(start: Start, composed: DictConfig, arguments: Arguments, mult
             "-m: is for one process, which runs the jobs of a sweep one after another; each process of "
             "torchrun would run them all. Start the sweep with python, or each of its jobs with torchrun"
         )
-    searched_metric(composed)  # raises an error for another name
+    search_objective(composed)  # raises an error for another name
     folder, repeats = Path(composed.hydra.sweep.dir), _repeats(composed)
     overrides = [*arguments.overrides, f"hydra.sweep.dir={quoted(str(folder))}", "hydra.mode=MULTIRUN"]
     if composed.hydra.runtime.choices["hydra/sweeper"] == "optuna" and find_spec("optuna") is None:
@@ -124,7 +125,7 @@ class Job:
         differing = _differing_keys(before, composed)
         if before.status == "completed" and not differing:
             log.info("completed before")
-            return before.quality(searched_metric(composed).name)
+            return before.quality(search_objective(composed).name)
         if before.status == "failed" and not differing and _is_search(job):  # so does its trial, which counts
             return None
         overrides = without_keys(list(job.overrides.task), ["resume"])
@@ -143,7 +144,7 @@ class Job:
                 resume = str(folder) if has_checkpoint(folder) else None
                 config = replace(validate(Config, composed), resume=resume)
                 run(config, folder, overrides, stop)
-            return read_run(folder).quality(searched_metric(config).name)
+            return read_run(folder).quality(search_objective(config).name)
         except RunInterrupted as error:
             if not isinstance(error, TimeLimitReached) and not _is_parallel(job):  # joblib would kill the other jobs
                 raise

@@ -30,7 +30,8 @@ from vitmnist.config import CONF
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.errors import ConfigError
-from vitmnist.runtime.files import display_path, has_checkpoint
+from vitmnist.runtime.files import display_path
+from vitmnist.runtime.run_folder import has_checkpoint
 from vitmnist.runtime.signals import handled_by
 
 log = logging.getLogger(__name__)

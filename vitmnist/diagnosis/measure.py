@@ -20,8 +20,7 @@ from vitmnist.data.seeding import preserved_generators
 from vitmnist.diagnosis.candidates import AS_IT_IS, add_candidates, time_parts
 from vitmnist.diagnosis.observation import copy_of
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.runtime.backend import backend_of
-from vitmnist.runtime.device import choose_device
+from vitmnist.runtime.device import backend_of, choose_device
 from vitmnist.timing.benchmark import BLOCKS, Benchmark, Candidate, Step, as_one_argument_step, rows_of
 from vitmnist.timing.table import Bottleneck, Figure, Row, format_few_steps, format_ms, format_rows
 

@@ -24,8 +24,8 @@ from vitmnist.data.seeding import preserved_generators
 from vitmnist.data.tensors import SampleSource
 from vitmnist.errors import ConfigError, allowed_names
 from vitmnist.loaders.base import LOADERS, Batches, Loader, Place, WrapperOptions, needs_of, place_of
-from vitmnist.runtime.backend import backend_of
 from vitmnist.runtime.cpu import available_cores
+from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.memory import Memory, check_fits, peak_memory
 from vitmnist.timing.benchmark import Benchmark, Block, Candidate, Step, as_one_argument_step, rows_of
 from vitmnist.timing.table import Figure, Row, format_rows, format_s

@@ -23,8 +23,8 @@ from vitmnist.data.tensors import SampleSource
 from vitmnist.errors import ConfigError, LoadingError, UserError
 from vitmnist.loaders.base import LOADERS, Batches, Loader, Place
 from vitmnist.loaders.image_files import read_batches
-from vitmnist.runtime.backend import backend_of
 from vitmnist.runtime.cpu import cores_per_rank
+from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.failures import worker_error
 from vitmnist.runtime.signals import ignore_stopping
 from vitmnist.store.read_once import unchanged

@@ -10,7 +10,7 @@ from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import LOADERS, Batches, Loader, Place
 from vitmnist.loaders.ram import gather
 from vitmnist.registry import NoOptions
-from vitmnist.runtime.backend import backend_of
+from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.store.rows import Rows
 

@@ -12,7 +12,7 @@ from vitmnist.data.datasets.base import Split
 from vitmnist.data.images import empty_images
 from vitmnist.data.sampler import EpochSampler, as_tensor
 from vitmnist.loaders.base import Batches
-from vitmnist.runtime.backend import one_core_each
+from vitmnist.runtime.cpu import one_core_each
 from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.store.rows import is_large
 

@@ -16,7 +16,7 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import SampleSource
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import LOADERS, Batches, Loader, Place, WrapperOptions, needs_of
-from vitmnist.runtime.backend import Backend, backend_of
+from vitmnist.runtime.device import Backend, backend_of
 from vitmnist.runtime.memory import Memory
 from vitmnist.runtime.ordered_map import ordered_map
 

@@ -13,7 +13,7 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.tensors import SampleSource, TensorSet
 from vitmnist.loaders.base import LOADERS, Batch, Batches, Loader, Place
 from vitmnist.registry import NoOptions
-from vitmnist.runtime.backend import Backend, backend_of
+from vitmnist.runtime.device import Backend, backend_of
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.store.rows import Rows
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from vitmnist.data.randomness import refusing_random
 from vitmnist.errors import ConfigError, DataError, naming
 from vitmnist.replacement.split_transforms import TransformGuard
-from vitmnist.runtime.backend import backend_of
+from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.store.cache_file import decode_once
 from vitmnist.store.read_once import read_once, reading_workers

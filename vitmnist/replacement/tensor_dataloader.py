@@ -19,7 +19,7 @@ from torch.utils.data import default_collate
 from vitmnist.data.collate import map_tensors
 from vitmnist.replacement.decoded_dataset import DecodedDataLoader
 from vitmnist.replacement.drawn_transforms import DrawnDataset
-from vitmnist.runtime.backend import backend_of
+from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.ordered_map import ordered_map
 
 AHEAD = 2  # batches that are made while the script computes; the samplers of the original are as far ahead as ever

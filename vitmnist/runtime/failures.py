@@ -31,8 +31,8 @@ def classify(error: BaseException) -> Failure:
     """The first row of `FAILURES` that fits."""
     for kind, describe in FAILURES:
         if isinstance(error, kind) if isinstance(kind, type) else kind(error):
-            found = describe(error)
-            return found if isinstance(found, Failure) else Failure(found)
+            failure = describe(error)
+            return failure if isinstance(failure, Failure) else Failure(failure)
     return Failure(str(error) or type(error).__name__, is_user_error=False)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from vitmnist.runtime.backend import limit_to_one_core
+from vitmnist.runtime.cpu import limit_to_one_core
 
 JOIN_S = 1.0  # how long closing waits for threads; Python cannot interrupt one that blocks
 

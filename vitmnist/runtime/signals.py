@@ -20,30 +20,30 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 def ignore_stopping() -> None:
     """Ignore all signals that stop a run from now on."""
-    for number in STOPPING:
-        signal.signal(number, signal.SIG_IGN)
+    for signum in STOPPING:
+        signal.signal(signum, signal.SIG_IGN)
 
 
 def end_interrupted(hint: str = "") -> NoReturn:
     """End at once, for a Ctrl-C that comes when nothing can be lost.
 
-    An exception could get lost in the C++ code of a library that is being imported, and would then wait for threads,
-    of which one may hang in a read.
+    An exception could get lost in the C++ code of a library that is being imported, and would then wait for threads
+    that may hang in a read.
     """
     os.write(2, os.fsencode(f"interrupted{hint}\n"))  # a print could be what was interrupted
     os._exit(ExitCode.INTERRUPTED)
 
 
 @contextmanager
-def handled_by(handler: Callable[[int, FrameType | None], object] | signal.Handlers, *numbers: int) -> Iterator[None]:
+def handled_by(handler: Callable[[int, FrameType | None], object] | signal.Handlers, *signums: int) -> Iterator[None]:
     """Handle these signals by a function or an action within the block; Python allows that in the main thread only."""
     is_allowed = threading.current_thread() is threading.main_thread()
-    previous = {number: signal.signal(number, handler) for number in numbers} if is_allowed else {}
+    previous = {signum: signal.signal(signum, handler) for signum in signums} if is_allowed else {}
     try:
         yield
     finally:
-        for number, before in previous.items():
-            signal.signal(number, before)
+        for signum, before in previous.items():
+            signal.signal(signum, before)
 
 
 class RunInterrupted(BaseException):
@@ -60,7 +60,7 @@ class TimeLimitReached(RunInterrupted):
 class StopSignal:
     """Records that the run should stop, which it does after a step; a second Ctrl-C raises `KeyboardInterrupt` at once.
 
-    A signal stays recorded after a run: it ends a sweep also if it came in the last step of a job.
+    Signals persist across jobs, so one that arrives in a job's last step still ends the sweep.
     """
 
     def __init__(self) -> None:
@@ -85,13 +85,13 @@ class StopSignal:
     def follow(self, parent: int) -> None:
         """Record signals from now on, and the end of the parent process as SIGHUP."""
         self._parent = parent
-        for number in _not_ignored():
-            signal.signal(number, self._record)
+        for signum in _not_ignored():
+            signal.signal(signum, self._record)
 
     def lead(self) -> None:
         """Record signals from now on, and pass them to child processes that `follow`."""
-        for number in _not_ignored():
-            signal.signal(number, self._pass_on)
+        for signum in _not_ignored():
+            signal.signal(signum, self._pass_on)
 
     @property
     def is_orphan(self) -> bool:
@@ -105,12 +105,12 @@ class StopSignal:
             self._received = self._received or signal.SIGHUP
         return self._received + 1 if self._received else int(time.monotonic() >= self._deadline)
 
-    def _record(self, number: int, frame: FrameType | None) -> None:
-        if self._received and number == signal.SIGINT:
+    def _record(self, signum: int, frame: FrameType | None) -> None:
+        if self._received and signum == signal.SIGINT:
             raise KeyboardInterrupt
-        self._received = self._received or number
+        self._received = self._received or signum
 
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+    def _pass_on(self, signum: int, frame: FrameType | None) -> None:
         import psutil
 
         if not (children := psutil.Process().children()):  # nothing has begun
@@ -118,12 +118,12 @@ class StopSignal:
         for child in children:
             with suppress(psutil.NoSuchProcess):
                 child.terminate()
-        self._record(number, frame)
+        self._record(signum, frame)
 
 
 def _not_ignored() -> list[int]:
-    """What is ignored stays ignored, as SIGHUP under nohup."""
-    return [number for number in STOPPING if signal.getsignal(number) != signal.SIG_IGN]
+    """The signals to handle: one that is ignored stays so, as SIGHUP under nohup."""
+    return [signum for signum in STOPPING if signal.getsignal(signum) != signal.SIG_IGN]
 
 
 def interruption(request: int) -> RunInterrupted:

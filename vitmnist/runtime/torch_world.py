@@ -21,12 +21,10 @@ from vitmnist.errors import ConfigError, PeerError, first_line
 from vitmnist.runtime.failures import classify
 from vitmnist.runtime.world import World
 
-POLL_S = 0.002
-NOTICE_S = 0.2  # on busy cores, gloo notices the end of rank 0 later than that of a rank which left because of it
-EXIT_S = 2.0  # how long a rank that failed waits to see whether rank 0 has failed too
-MEETING = timedelta(minutes=5)
-NCCL_LATER = timedelta(minutes=2)
-SETUP = timedelta(hours=6)  # one rank of a machine may have to decode a large dataset while the others wait
+POLL_S = 0.002  # A waiting rank handles signals this often.
+MEETING = timedelta(minutes=5)  # All ranks must be started within this time.
+NCCL_LATER = timedelta(minutes=2)  # NCCL waits this much longer than gloo (see `connect`).
+SETUP = timedelta(hours=6)  # The other ranks of a machine wait this long for the one that decodes the dataset.
 
 
 class TorchWorld(World):
@@ -44,8 +42,10 @@ class TorchWorld(World):
         try:
             store, self.rank, self.size = next(rendezvous("env://", timeout=MEETING))
             # torchrun keeps its store across restarts, so each start needs keys of its own.
-            store = PrefixStore(f"vitmnist/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-            distributed.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=SETUP)
+            self._store = PrefixStore(f"vitmnist/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+            distributed.init_process_group(
+                "gloo", store=self._store, rank=self.rank, world_size=self.size, timeout=SETUP
+            )
             self.barrier()  # all are connected: a rank that hosts the store may fail from here on
         except (RuntimeError, ValueError, KeyError) as error:
             address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
@@ -104,33 +104,40 @@ class TorchWorld(World):
     def root_cause(self, error: BaseException) -> BaseException:
         if not isinstance(error, RuntimeError) or classify(error).is_user_error or not distributed.is_initialized():
             return error
-        self._sees_rank_0_close(NOTICE_S)
         closed = self._closed()
         if not closed and not isinstance(error, DistError):
             return error
-        rank = f"rank {' or '.join(map(str, closed))}" if closed else "another rank"
+        if first := self._first_failure():
+            return PeerError("rank {} failed: {}".format(*first))
+        rank = f"rank {closed[0]}" if closed else "another rank"
         return PeerError(
             f"{rank} does not answer: it failed (see its own message), was killed, or hung for distributed.timeout_s"
         )
 
     def report_failure(self, error: BaseException, message: str) -> bool:
         get_error_handler().record_exception(PeerError(message))
-        if self.is_main or not distributed.is_initialized():
+        if (self.is_main and isinstance(error, PeerError)) or not distributed.is_initialized():
             return True
         if isinstance(error, PeerError):  # rank 0 shows it, unless it is the one; before training it said why it ended
             return self._group is not None and 0 in self._closed()
-        return not self._sees_rank_0_close(EXIT_S)  # if rank 0 failed at the same time, it has shown the same message
+        if first := self._first_failure(message):
+            return first[0] == str(self.rank) or first[1] != message
+        return self.is_main  # rank 0 has ended, and has shown its message
 
     def disconnect(self) -> None:
         if distributed.is_initialized():
             distributed.destroy_process_group()
 
-    def _sees_rank_0_close(self, seconds: float) -> bool:
-        """Wait until the connection to rank 0 has broken; whether it has, within that time."""
-        deadline = time.monotonic() + seconds
-        while not (is_closed := 0 in self._closed()) and not self.is_main and time.monotonic() < deadline:
-            time.sleep(10 * POLL_S)
-        return is_closed
+    def _first_failure(self, message: str = "") -> tuple[str, str] | None:
+        """The rank that failed first and its message: this rank if no other has; None if rank 0 has ended or hangs."""
+        if 0 in self._closed():  # without torchrun, rank 0 keeps the store
+            return None
+        try:
+            first = self._store.compare_set("failed", "", f"{self.rank} {message}" if message else "").decode()
+        except RuntimeError:  # rank 0 is ending
+            return None
+        rank, _, message = first.partition(" ")
+        return (rank, message) if rank else None
 
     def _closed(self) -> list[int]:
         """The ranks whose connection has broken, or was given up after the timeout: gloo refuses to send to them."""

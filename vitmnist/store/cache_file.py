@@ -32,7 +32,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from vitmnist.errors import DataError
-from vitmnist.runtime.files import home_expanded, recorded_root, write_atomic
+from vitmnist.runtime.files import home_expanded, write_atomic
 from vitmnist.runtime.memory import DoesNotFitError, mib
 from vitmnist.runtime.records import read_json
 from vitmnist.store.rows import RECORD, Checksums, crc32
@@ -67,6 +67,7 @@ def decode_once(
     notes: Callable[[], dict[str, Any]] = dict,
     names: Sequence[str] = ("images", "labels"),
     sources: SourceFiles | None = None,
+    may_write: bool = True,
 ) -> CacheEntry:
     """The cache of `fingerprint` in `folder`; if it is missing or damaged, one process decodes while others wait.
 
@@ -77,6 +78,7 @@ def decode_once(
         notes: plain values to keep with the samples; called after they are decoded.
         names: of the files, one for each tensor of a sample.
         sources: the files that `decode` reads; the cache is decoded again if the content of one has changed.
+        may_write: whether `folder` may be written to; if not, a missing cache is written to `DEFAULT_FOLDER`.
 
     Raises:
         DataError: the folder cannot be written, or there are no samples.
@@ -93,8 +95,8 @@ def decode_once(
     key = hashlib.sha256(fingerprint.encode()).hexdigest()[:24]
     entry = folder / key
     with suppress(*UNUSABLE):  # perhaps another process is replacing it: checked again under the lock
-        return _open(entry, names, sources)
-    if recorded_root.get() and folder != (default := home_expanded(DEFAULT_FOLDER)):
+        return _open(entry, names, sources, may_write)
+    if not may_write and folder != (default := home_expanded(DEFAULT_FOLDER)):
         log.warning("%s: no decoded copy of these files; using %s (data.root=FOLDER names another)", folder, default)
         return decode_once(default, fingerprint, size, decode, notes, names, sources)
     with _locked(folder, key):
@@ -202,7 +204,7 @@ def _map(file: IO[bytes]) -> Tensor:
     return torch.from_numpy(np.ndarray(shape, dtype, pages, offset=file.tell()))
 
 
-def _open(entry: Path, names: Sequence[str], sources: SourceFiles | None = None) -> CacheEntry:
+def _open(entry: Path, names: Sequence[str], sources: SourceFiles | None = None, may_write: bool = True) -> CacheEntry:
     """The cache in `entry`; raises `UNUSABLE` if it is missing, incomplete, or not that of today's files."""
     record = read_json(entry / RECORD)
     if record.pop("crc32") != _checksum(record, entry, names):
@@ -214,7 +216,8 @@ def _open(entry: Path, names: Sequence[str], sources: SourceFiles | None = None)
             raise ValueError("its checksums are not those of its files")
         mapped = tuple(map(_map, files))
         if sources:
-            sources.verify(np.load(stack.enter_context(_open_file(entry / STAMPS)), allow_pickle=False), entry)
+            stamps = np.load(stack.enter_context(_open_file(entry / STAMPS)), allow_pickle=False)
+            sources.verify(stamps, entry, may_write)
     if len(mapped[-1]) != values.shape[1]:
         raise ValueError("its files differ in their number of samples")
     return CacheEntry(mapped, tuple(Checksums(of_file, entry) for of_file in values), record["notes"])

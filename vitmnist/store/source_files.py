@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from vitmnist.errors import printable
 from vitmnist.runtime.cpu import available_cores
-from vitmnist.runtime.files import recorded_root, write_atomic
+from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.ordered_map import ordered_map
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class SourceFiles:
         np.save(content := io.BytesIO(), self._stamps)
         write_atomic(folder / STAMPS, content.getvalue())
 
-    def verify(self, stored: NDArray[np.void], folder: Path) -> None:
+    def verify(self, stored: NDArray[np.void], folder: Path, may_write: bool = True) -> None:
         """Raise `ValueError` if a file is not that of `stored`, which `folder` has; else save the new identities."""
         if stored.dtype != STAMP or len(stored) != len(self.paths):
             raise ValueError(f"{STAMPS} is not what was written")
@@ -66,7 +66,7 @@ class SourceFiles:
                 if digest != stored["digest"][row].tobytes():
                     raise ValueError(f"{printable(self.paths[row])} has other content than when it was decoded")
         self._stamps["digest"] = stored["digest"]
-        if not recorded_root.get():
+        if may_write:
             with suppress(OSError):  # a folder that cannot be written: the files are compared again next time
                 self.save(folder)
 

@@ -1,11 +1,16 @@
-"""Machine, software and source code of a run: timings without them cannot be compared."""
+"""The machine of a run: its hardware, software and source code, and how much of the hardware the run uses.
+
+Timings without them cannot be compared. None stands for what this machine cannot measure.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
 import subprocess
+import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,16 +19,17 @@ import pynvml
 import torch
 
 import vitmnist
-from vitmnist.runtime.cpu import available_cores, cpuinfo
-from vitmnist.tracking.hardware import gpu_handle
+from vitmnist.runtime.cpu import Cores, CpuTime, available_cores, cpuinfo
+from vitmnist.runtime.memory import host_memory, reset_host_peak
 
 PACKAGES = ("torch", "torchvision", "hydra-core", "omegaconf", "einops", "numpy", "tensorboard")
-# Prefixes of the environment variables that change times or results.
+# Environment variables with these prefixes change times or results.
 VARIABLES = (
     *("ATEN_CPU_CAPABILITY", "CUBLAS_", "CUDA_", "DNNL_", "GOMP_", "KMP_", "LD_PRELOAD", "MALLOC_", "MKL_", "NCCL_"),
     *("NVIDIA_TF32_OVERRIDE", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTORCH_", "TORCH_", "TORCHINDUCTOR_"),
 )
-SET_BY_TORCH = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR")  # when it is imported
+SET_BY_TORCH = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR")  # `import torch` sets them.
+MIB = 2**20
 SECRET = re.compile("TOKEN|SECRET|PASSW|CREDENTIAL|KEY")
 LIBRARIES = re.compile(r"BLAS_INFO=\w+|Math Kernel Library Version [\d.]+|MKL-DNN v[\d.]+")
 
@@ -66,3 +72,51 @@ def source_state(root: Path) -> dict[str, Any]:
     except (OSError, subprocess.SubprocessError):
         pass
     return {"git_commit": None, "git_dirty": None}
+
+
+def gpu_handle(device: torch.device) -> Any | None:
+    """The driver's (NVML's) handle of a CUDA device; None for other devices."""
+    if device.type == "cuda":
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlInit()
+            # By UUID, because CUDA_VISIBLE_DEVICES renumbers devices for torch but not for the driver.
+            return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    return None
+
+
+class HardwareFigures:
+    """Peak memory, and use of the GPU and the processor, since construction; `cores` up to the last `metrics()`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._gpu = device, gpu_handle(device)
+        self._read_until = int(time.time() * 1_000_000)  # microseconds, the driver's unit
+        self._busy = self._samples = 0
+        self._cpu_time, self.cores = CpuTime.now(), Cores(available_cores(), busy=0.0)
+        # A sweep runs its jobs in one process: a peak must not include the jobs before.
+        self._host_reset = reset_host_peak()
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def metrics(self) -> dict[str, float | None]:
+        """The metrics of an epoch that are not about time; docs/records.md describes them."""
+        self.cores, is_cuda = CpuTime.now().cores_since(self._cpu_time), self._device.type == "cuda"
+        return {
+            "host_peak_mib": host_memory("VmHWM") / MIB if self._host_reset else None,
+            "gpu_peak_mib": torch.cuda.max_memory_allocated(self._device) / MIB if is_cuda else None,
+            "cores_busy": self.cores.busy + self.cores.others,
+            "gpu_util_pct": self.gpu_util_pct(),
+        }
+
+    def gpu_util_pct(self) -> float | None:
+        """Mean share of time in which a kernel ran, in percent, over the driver's samples so far.
+
+        Not of an epoch alone, which may be shorter than the time between two samples.
+        """
+        if self._gpu is not None:
+            with contextlib.suppress(pynvml.NVMLError):
+                kind = pynvml.NVML_GPU_UTILIZATION_SAMPLES
+                _, samples = pynvml.nvmlDeviceGetSamples(self._gpu, kind, self._read_until)  # newer than this
+                self._busy += sum(sample.sampleValue.uiVal for sample in samples)
+                self._samples += len(samples)
+                self._read_until = max([self._read_until, *(sample.timeStamp for sample in samples)])
+        return self._busy / self._samples if self._samples else None

@@ -7,6 +7,7 @@ here, and a value in the dict of `EpochProgress.compute` or `evaluate` (both in 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ def epoch_metrics() -> dict[str, Metric]:
     Raises:
         ValueError: two have the same name.
     """
-    own = {name: METRICS.options_of(name) for name in METRICS.names()}
+    registered = {name: METRICS.options_of(name) for name in METRICS.names()}
     table = (
         Metric("epoch_s", "s", "time/epoch_s", "epoch, s"),
         Metric("train_s", "s", "time/train_s", "training, s"),
@@ -67,7 +68,7 @@ def epoch_metrics() -> dict[str, Metric]:
         Metric("train_loss", "", "train/loss", over_epochs="last"),
         *(
             Metric(f"train_{name}", metric.unit, f"train/{metric.tag}", over_epochs="last", direction=metric.direction)
-            for name, metric in own.items()
+            for name, metric in registered.items()
             if not isinstance(metric, ConfusionMetric)
         ),
         Metric("eval_loss", "", "eval/loss", over_epochs="last"),
@@ -76,7 +77,7 @@ def epoch_metrics() -> dict[str, Metric]:
                 *(f"eval_{name}", metric.unit, f"eval/{metric.tag}", metric.column, metric.digits, "last"),
                 direction=metric.direction,
             )
-            for name, metric in own.items()
+            for name, metric in registered.items()
         ),
         Metric("images_per_s", "images/s", "throughput/images_per_s", "images/s", digits=0, direction="max"),
         Metric("host_peak_mib", "MiB", "memory/host_mib", "host, MiB", digits=0, over_epochs="max"),
@@ -112,37 +113,23 @@ def epoch_record(
     """
     if differing := metrics.keys() ^ epoch_metrics().keys():
         raise KeyError(f"the measured metrics and the table differ: {', '.join(sorted(differing))}")
-    record = {"epoch": epoch, **metrics, "first_of_start": first_of_start, "ended_at": time.time(), "steps": steps}
     try:
-        check_epoch(record)
+        check_numbers(metrics)
     except ValueError as error:
         raise TrainingError(f"epoch {epoch + 1}: {error}; it must be finite and not negative") from error
-    return record
+    return {"epoch": epoch, **metrics, "first_of_start": first_of_start, "ended_at": time.time(), "steps": steps}
 
 
-def check_epoch(epoch: Any) -> None:
-    """Check the types of the record of an epoch; a metric may be missing or None.
-
-    Raises:
-        ValueError: names the key and what is wrong.
-    """
-    if not isinstance(epoch, dict):
-        raise ValueError("it is not an object")
-    check_numbers(epoch, epoch_metrics(), required=["epoch_s", "train_s", "ended_at"])
-
-
-def check_numbers(node: Mapping[str, Any], keys: Iterable[str] = (), required: Iterable[str] = ()) -> None:
-    """Raise `ValueError` unless these values are numbers that are not negative, or None if not required."""
-    for key in {**dict.fromkeys(keys), **dict.fromkeys(required)}:
-        value = node.get(key)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1e15
-        if not is_number and (value is not None or key in required):
-            raise ValueError(f"{key} is {'missing' if value is None else str(value)[:40]}")
+def check_numbers(metrics: Mapping[str, float | None], required: Iterable[str] = ()) -> None:
+    """Raise `ValueError` unless each metric is finite and not negative, or None if not required."""
+    for name, value in metrics.items():
+        if name in required if value is None else not 0 <= value < math.inf:
+            raise ValueError(f"{name} is {'missing' if value is None else value}")
 
 
 def steady_epochs(epochs: Sequence[EpochRecord]) -> list[EpochRecord]:
     """All epochs but the first of each start, which warms up caches and allocators."""
-    return [epoch for number, epoch in enumerate(epochs) if number and not epoch.get("first_of_start")]
+    return [epoch for index, epoch in enumerate(epochs) if index and not epoch.get("first_of_start")]
 
 
 def summarize(epochs: Sequence[EpochRecord], metric: Metric) -> float | None:

@@ -22,8 +22,8 @@ GRID_IMAGES = 64
 GRID_COLUMNS = 8
 MISTAKES = 16
 MISTAKE_COLUMNS = 4
-TILE_WIDTH, CAPTION_HEIGHT, GAP = 180, 50, 10  # pixels
-CAPTION_LETTERS = 24  # fit the width of a tile
+TILE_WIDTH, CAPTION_HEIGHT, GAP = 180, 50, 10  # All are in pixels.
+CAPTION_LETTERS = 24  # So many letters fit the width of a tile.
 
 
 def epoch_images(setup: TrainSetup, predictions: Predictions, epoch: int) -> dict[str, Image.Image]:
@@ -62,8 +62,8 @@ def grid(pixels: Tensor) -> Image.Image:
     _, _, height, width = pixels.shape
     rows = math.ceil(len(pixels) / GRID_COLUMNS)
     canvas = Image.new("RGB", (GRID_COLUMNS * (width + 2), rows * (height + 2)))
-    for number, image in enumerate(pixels):
-        row, column = divmod(number, GRID_COLUMNS)
+    for tile, image in enumerate(pixels):
+        row, column = divmod(tile, GRID_COLUMNS)
         canvas.paste(_to_image(image), (column * (width + 2) + 1, row * (height + 2) + 1))
     return canvas
 
@@ -77,8 +77,8 @@ def worst_mistakes(split: Split, predictions: Predictions) -> Image.Image | None
     rows = math.ceil(len(worst) / MISTAKE_COLUMNS)
     canvas = Image.new("RGB", (MISTAKE_COLUMNS * (TILE_WIDTH + GAP), rows * (tile_height + GAP)), "white")
     draw = ImageDraw.Draw(canvas)
-    for number, index in enumerate(worst):
-        row, column = divmod(number, MISTAKE_COLUMNS)
+    for tile, index in enumerate(worst):
+        row, column = divmod(tile, MISTAKE_COLUMNS)
         x, y = column * (TILE_WIDTH + GAP), row * (tile_height + GAP)
         draw.text((x, y), caption(split, predictions, index), "black")
         image = _to_image(split.images[index])

@@ -20,8 +20,9 @@ log = logging.getLogger(__name__)
 
 def log_setup(config: Config, setup: TrainSetup, result: Result, device: torch.device, world: World) -> None:
     """Log model, dataset, loader and device."""
-    parameters = [(one.numel(), one.requires_grad) for one in setup.step.model.parameters()]
-    total, trained = sum(size for size, _ in parameters), sum(size for size, is_trained in parameters if is_trained)
+    parameters = list(setup.step.model.parameters())
+    total = sum(parameter.numel() for parameter in parameters)
+    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     log.info(
         "%s (%s parameters%s) on %s, %s loader%s, %s batches of %d%s, device=%s is %s",
         result.choices["model"],
@@ -40,7 +41,7 @@ def log_setup(config: Config, setup: TrainSetup, result: Result, device: torch.d
 
 
 def log_epoch(record: EpochRecord, epochs: int) -> None:
-    """Log one line; its epochs count from 1, those of the records from 0."""
+    """Log one line; the log counts epochs from 1, the records from 0."""
     log.info(
         "epoch %d/%d  train loss %.4f acc %.2f%%  eval loss %.4f acc %.2f%%  "
         "%.2f s, %.1f%% of training waiting for data, %s images/s",

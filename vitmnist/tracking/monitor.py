@@ -25,10 +25,10 @@ class Monitor:
     def best_epoch(self, epochs: Sequence[EpochRecord]) -> int | None:
         """The index of the best epoch, the first among equals; None if no epoch has a number."""
         best, sign = None, 1 if self.metric.direction == "max" else -1
-        for number, epoch in enumerate(epochs):
+        for index, epoch in enumerate(epochs):
             value = epoch.get(self.metric.name)
             if value is not None and not math.isnan(value) and (best is None or sign * value > best[1]):
-                best = number, sign * value
+                best = index, sign * value
         return best[0] if best else None
 
     def is_exhausted(self, epochs: Sequence[EpochRecord]) -> bool:
@@ -40,12 +40,6 @@ class Monitor:
 def may_train_longer(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether a configuration may end a run at another epoch than the one before."""
     return any(before.get(key) != now.get(key) for key in ("epochs", "patience", "monitor"))
-
-
-def searched_metric(config: Any) -> Metric:
-    """The metric that a search optimises: `sweep.objective`, or else `monitor`; raises like `find_metric`."""
-    name = config.sweep.objective
-    return find_metric(config.monitor, "monitor") if name is None else find_metric(name, "sweep.objective")
 
 
 def find_metric(name: str, key: str) -> Metric:

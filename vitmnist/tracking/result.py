@@ -1,25 +1,32 @@
-"""`result.json`: what a run did, and its results."""
+"""`result.json`: what a run did, its results, and how it ended."""
 
 from __future__ import annotations
 
 import json
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from vitmnist.config.schema import Config
 from vitmnist.config.values import flatten
-from vitmnist.errors import printable
+from vitmnist.errors import ConfigError, DataError, PeerError
 from vitmnist.runtime.cpu import Cores
+from vitmnist.runtime.failures import classify, os_error, worker_error
 from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.records import csv_text
+from vitmnist.runtime.signals import StopSignal, interruption
+from vitmnist.runtime.world import World
 from vitmnist.timing.table import Bottleneck, format_bottleneck
 from vitmnist.tracking.epoch_table import EpochRecord, epoch_metrics, summarize, summary_metrics
 
-CONFIG, OVERRIDES = Path(".hydra/config.yaml"), Path(".hydra/overrides.yaml")  # in the folder of a run
+# The folder of a run has these records, as Hydra writes them.
+CONFIG, OVERRIDES = Path(".hydra/config.yaml"), Path(".hydra/overrides.yaml")
 
 
 @dataclass(kw_only=True)
@@ -92,8 +99,6 @@ class Result:
             OSError: it cannot be written.
         """
         self.ended_at = time.time()
-        if self.error:  # that of a library may contain terminal colours
-            self.error = "\n".join(map(printable, self.error.split("\n")))
         content = asdict(self) | {"summary": self.summary(), "verdict": self.verdict()}
         del content["setup_s"], content["compile_s"]
         write_atomic(folder / "result.json", json.dumps(content, indent=2, allow_nan=False).encode())
@@ -109,7 +114,7 @@ class Result:
             with path.open("ab") as file:
                 file.write(text.partition("\n")[2].encode())  # without the titles
         except OSError as error:
-            error.filename = str(path)  # which an error of `write` lacks
+            error.filename = str(path)  # an error of `write` has no filename
             raise
 
     def write_config(self, folder: Path) -> None:
@@ -128,3 +133,41 @@ def choices_of(config: Mapping[str, Any]) -> dict[str, str]:
     """The registered name that was chosen in each config group: `{"model": "vit", "loader": "ram", …}`."""
     names = {key: value for key, value in flatten(config).items() if key.endswith(".name") and value is not None}
     return {key.removeprefix("data.").removesuffix(".name"): str(name) for key, name in names.items()}
+
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def recording_outcome(result: Result, config: Config, folder: Path, stop: StopSignal, world: World) -> Iterator[None]:
+    """Record in `result.json` how the block ended, once training has begun."""
+    try:
+        yield
+    except BaseException as raised:
+        error = world.root_cause(raised)
+        if stop.request and worker_error(error):
+            error = interruption(stop.request)  # the signal that stops the run stops its workers too
+        record_failure(error, result, config, folder, world)
+        if error is raised:
+            raise
+        raise error from raised
+    world.disconnect()
+    result.status = "completed"
+    if world.is_main:
+        result.write(folder)
+
+
+def record_failure(error: BaseException, result: Result, config: Config, folder: Path, world: World) -> None:
+    """Record why a run ended before its end."""
+    has_begun, failure = result.setup_s is not None, classify(error)
+    if failure.status == "interrupted" and has_begun:
+        world.disconnect()
+    is_refused = isinstance(error, ConfigError | DataError | PeerError)
+    if not has_begun and (is_refused or config.resume):  # nothing to record
+        return
+    result.status, result.error, result.exit_code = failure.status, failure.message, failure.exit_code
+    try:
+        if world.is_main:
+            result.write(folder)
+    except OSError as unwritten:  # must not hide the error that ended the run
+        log.warning("cannot write the records: %s", os_error(unwritten))

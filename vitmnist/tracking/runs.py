@@ -11,23 +11,19 @@ from typing import Any
 
 from vitmnist.config.values import flatten
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.runtime.files import is_in_use
 from vitmnist.runtime.records import UnreadableError, read_json, read_yaml
+from vitmnist.runtime.run_folder import is_in_use
 from vitmnist.tracking.epoch_table import (
     EpochRecord,
     Metric,
-    check_epoch,
-    check_numbers,
     epoch_metrics,
     steady_epochs,
     summarize,
 )
 from vitmnist.tracking.monitor import Monitor, find_metric
 
-SECTIONS = ("choices", "config", "dataset", "distributed", "environment", "test")
-TEST_ACC = "test_acc"  # in the section `test`
-MAX_REASON = 2000  # characters
-JOURNAL, SEARCH_RESULT = "search.jsonl", "optimization_results.yaml"  # in the folder of a sweep that searches
+ENDED = ("completed", "failed", "interrupted")  # `status` in result.json has one of these values.
+TEST_ACC = "test_acc"  # The section `test` of result.json has this key.
 
 
 @dataclass(frozen=True)
@@ -61,7 +57,7 @@ class Run:
 
     @property
     def seeds(self) -> tuple[str, str]:
-        """The seed, and that of a drawn hold-out (else empty); runs with the same ones have the same quality."""
+        """The seed, and the seed of a drawn hold-out (else empty); runs with equal seeds have the same quality."""
         is_drawn = isinstance(self.config.get("data.holdout"), float)
         return str(self.config.get("seed")), str(self.config.get("data.holdout_seed")) if is_drawn else ""
 
@@ -104,14 +100,6 @@ class Run:
         return summarize(self.epochs if best is None else self.epochs[: best + 1], epoch_metrics()[name])
 
 
-def search_summary(folder: Path) -> str:
-    """The sentence about the best trial in the folder of a search; empty if there is none."""
-    with suppress(FileNotFoundError, UnreadableError):
-        found = read_yaml(folder / SEARCH_RESULT)
-        return str(found.get("summary") or "")[:MAX_REASON] if isinstance(found, dict) else ""
-    return ""
-
-
 def monitored(runs: Iterable[Run]) -> Metric:
     """The metric that runs monitor; the accuracy if they monitor several, or one that is unknown here."""
     names = {str(run.config.get("monitor", "eval_acc")) for run in runs if run.config}
@@ -127,15 +115,15 @@ def find_runs(folders: Iterable[Path]) -> list[Path]:
     Raises:
         DataError: a folder does not exist, or contains no runs.
     """
-    found: dict[Path, Path] = {}
+    by_path: dict[Path, Path] = {}
     for folder in folders:
         runs = {path.parent for name in ("result.json", ".hydra") for path in folder.rglob(name)}
         if not runs:
             problem = "contains no runs" if folder.is_dir() else "no such folder"
             raise DataError(f"{folder}: {problem}; name a folder such as outputs/sweeps/DATE/TIME")
         for run in sorted(runs, key=_natural):
-            found.setdefault(run.resolve(), run)
-    return list(found.values())
+            by_path.setdefault(run.resolve(), run)
+    return list(by_path.values())
 
 
 def _natural(path: Path) -> list[int | str]:
@@ -149,33 +137,16 @@ def read_run(folder: Path) -> Run:
     config: dict[str, Any] = {}
     try:
         result = read_json(folder / "result.json")
-        check_result(result)
+        if not isinstance(result, dict) or result.get("status") not in ENDED or "epochs" not in result:
+            raise ValueError("is not the result of a run")
         config = _flat(result.get("config") or {})
-        status, reason = result["status"], str(result.get("error") or "")[:MAX_REASON]
+        status, reason = result["status"], str(result.get("error") or "")
     except FileNotFoundError:
         if (folder / ".lock").exists():
             status, reason = ("running", "") if is_in_use(folder) else ("killed", "it left no result.json")
     except ValueError as error:
         status, reason, result = "unreadable", f"{folder.name}/result.json: {error}", {}
     return Run(folder, status, reason, config or _hydra_config(folder), result)
-
-
-def check_result(result: Any) -> None:
-    """Raise `ValueError` for a `result.json` that lacks what a report needs: it is damaged, or of another program."""
-    if not isinstance(result, dict) or result.get("status") not in ("completed", "failed", "interrupted"):
-        raise ValueError("is not the result of a run")
-    for key in SECTIONS:
-        if not isinstance(result.get(key) or {}, dict):
-            raise ValueError(f"{key} is not an object")
-    check_numbers(result, required=["began_at", "ended_at"])
-    check_numbers(result.get("test") or {}, [TEST_ACC])
-    if not isinstance(result.get("epochs"), list):
-        raise ValueError("epochs is not a list")
-    for number, epoch in enumerate(result["epochs"], 1):
-        try:
-            check_epoch(epoch)
-        except ValueError as error:
-            raise ValueError(f"epoch {number}: {error}") from error
 
 
 def _hydra_config(folder: Path) -> dict[str, Any]:

@@ -23,8 +23,7 @@ from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, Split
 from vitmnist.data.image_listing import JPEG, SHOWN_NAMES, Samples, TableColumns, find_samples, no_pictures, shorten
 from vitmnist.data.images import ImageReader, Mode, Pixels, Resize, empty_images, file_warnings, is_colour, pixel_range
 from vitmnist.errors import ConfigError, DataError, printable
-from vitmnist.runtime.backend import one_core_each
-from vitmnist.runtime.cpu import available_cores
+from vitmnist.runtime.cpu import available_cores, one_core_each
 from vitmnist.runtime.files import home_expanded
 from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.store.cache_file import decode_once
@@ -109,7 +108,9 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     samples = decoder.samples
     with file_warnings() as decoder.warned:
         entry = decode_once(
-            root / CACHE, decoder.fingerprint(), len(samples), decoder.decode, decoder.notes, sources=decoder.sources
+            *(root / CACHE, decoder.fingerprint(), len(samples), decoder.decode, decoder.notes),
+            sources=decoder.sources,
+            may_write=options.download,
         )
     (images, labels), notes = entry.tensors, entry.notes
     if images.shape[1] != options.shape[0]:  # large ones are stored with channels last

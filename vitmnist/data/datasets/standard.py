@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,8 +15,7 @@ import torch
 
 from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, dataset_in_memory
 from vitmnist.data.datasets.idx import read_idx
-from vitmnist.errors import DataError
-from vitmnist.runtime.files import check_may_write
+from vitmnist.errors import ConfigError, DataError
 
 BUNDLED_MNIST = Path(__file__).parent.parent / "mnist"
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -60,7 +60,7 @@ def _idx_dataset(name: str, source: str, classes: tuple[str, ...], sizes: SizeOp
             break
     else:
         files = [raw / f"{file}.gz" for file in FILES]
-        _download(source, root, [file.name for file in files], raw)
+        _download(source, root, [file.name for file in files], raw, sizes.download)
     return _read_idx_files(name, files, classes, sizes, [None] * len(FILES))
 
 
@@ -78,7 +78,7 @@ def _read_idx_files(
 def _read_cifar(classes: int, sizes: CifarOptions, root: Path) -> Dataset:
     """Read the set as torchvision does, which compares the files with their published MD5."""
     # Nothing is downloaded if the files are there; an archive that is there is unpacked.
-    train = _download(f"CIFAR{classes}", root, [f"cifar-{classes}-python.tar.gz"], root)
+    train = _download(f"CIFAR{classes}", root, [f"cifar-{classes}-python.tar.gz"], root, sizes.download)
     train_pair, test_pair = (
         (torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(part.targets))
         for part in (train, type(train)(str(root), train=False))
@@ -86,10 +86,11 @@ def _read_cifar(classes: int, sizes: CifarOptions, root: Path) -> Dataset:
     return dataset_in_memory(f"cifar{classes}", train_pair, test_pair, tuple(train.classes), sizes)
 
 
-def _download(source: str, root: Path, files: list[str], folder: Path) -> Any:
+def _download(source: str, root: Path, files: list[str], folder: Path, download: bool) -> Any:
     """The torchvision set of this class, downloaded if it is not in `root`; `files` belong in `folder`.
 
     Raises:
+        ConfigError: it is not there, and `download` is false.
         DataError: it is not there as it was published, and cannot be downloaded.
     """
     from torchvision import datasets  # takes 2 s
@@ -98,7 +99,11 @@ def _download(source: str, root: Path, files: list[str], folder: Path) -> Any:
     try:
         with suppress(RuntimeError):  # not all of it is there
             return read(str(root), download=False)
-        check_may_write()
+        if not download:
+            raise ConfigError(
+                f"{root}: the dataset is not there, and the record of a run does not choose where it is written; "
+                f"type {shlex.quote(f'data.root={root}')}, or another folder"
+            )
         return read(str(root), download=True)
     except (RuntimeError, URLError, OSError) as error:
         reason = " ".join(str(error).split())

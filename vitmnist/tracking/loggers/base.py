@@ -45,8 +45,8 @@ def parse_loggers(values: Sequence[Any]) -> list[Mapping[str, Any]]:
     Raises:
         ConfigError: an unknown name or option.
     """
-    named = [{"name": one} if isinstance(one, str) else one for one in values]
-    completed = [LOGGERS.complete(one) if isinstance(one, Mapping) else one for one in named]
-    for number, one in enumerate(completed):
-        LOGGERS.member(one, key=f"logger.{number}")
-    return completed
+    named = [{"name": value} if isinstance(value, str) else value for value in values]
+    loggers = [LOGGERS.complete(value) if isinstance(value, Mapping) else value for value in named]
+    for index, logger in enumerate(loggers):
+        LOGGERS.member(logger, key=f"logger.{index}")
+    return loggers

@@ -27,12 +27,12 @@ from vitmnist.tracking.result import Result
 
 log = logging.getLogger(__name__)
 
-# TensorBoard reads the event files of a folder by name; the time of the start follows EVENTS.
+# TensorBoard reads the event files of a folder in the order of their names; the time of the start follows EVENTS.
 CONFIG, EVENTS = "config.tfevents", "events.out.tfevents"
 
 STEP_TAGS = {"step/loss": "loss", "step/lr": "lr", "step/grad_norm": "grad_norm"}
 HPARAMS = ("data/loader", "batch_size", "model", "optimizer.lr", "trainer", "epochs")
-"""Columns of every run in HParams, with those of the overridden keys."""
+"""Every run has these columns in HParams, next to its overridden keys."""
 
 
 @LOGGERS.register("tensorboard")
@@ -49,7 +49,7 @@ class TensorBoard(Logger):
     def __init__(self, options: NoOptions, folder: Path, result: Result) -> None:
         self._result, self._config = result, folder / CONFIG
         # TensorBoard keeps the first configuration that it reads of a run, so a resumed run replaces it. In this folder
-        # the row in HParams is that of the run; torch's `add_hparams` would add a second run for it. The description of
+        # the row in HParams is the run's; torch's `add_hparams` would add a second run for it. The description of
         # the experiment is not written: TensorBoard then makes it of all runs, and opens with the keys that differ.
         _, start, self._success = hparams(hyperparameters(result), {})
         config = text("config", f"```yaml\n{yaml.safe_dump(result.config, sort_keys=False)}```")
@@ -133,5 +133,5 @@ def _append(path: Path, *events: Event) -> None:
             for event in events:
                 writer.write(event.SerializeToString())
     except OSError as error:
-        error.filename = str(path)  # which an error of `write` lacks
+        error.filename = str(path)  # an error of `write` has no filename
         raise

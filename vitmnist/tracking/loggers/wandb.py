@@ -16,7 +16,7 @@ from vitmnist.tracking.result import Result
 if TYPE_CHECKING:
     from PIL import Image
 
-ID = "wandb-id.txt"  # in the folder of a run: its run at the server of wandb, which resuming continues
+ID = "wandb-id.txt"  # This file of a run folder names the run at the server of wandb, which resuming continues.
 
 
 @dataclass
@@ -44,13 +44,13 @@ class Wandb(Logger):
         except ImportError as error:
             raise MissingExtraError("wandb", "wandb") from error
         self._wandb, path = wandb, folder / ID
-        continued = path.exists() and wandb.setup().settings.mode not in ("offline", "dryrun")
+        is_continued = path.exists() and wandb.setup().settings.mode not in ("offline", "dryrun")
         try:
             self._run = wandb.init(
                 project=options.project,
                 name=folder.name,
                 dir=folder,
-                id=path.read_text().strip() if continued else None,
+                id=path.read_text().strip() if is_continued else None,
                 resume="allow",
                 config=result.config,
                 settings=wandb.Settings(console="off", silent=True),  # the log of the run is in its folder

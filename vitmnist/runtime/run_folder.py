@@ -1,0 +1,96 @@
+"""The output folder of a run or sweep: its lock, and whether it has a checkpoint."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TextIO
+
+from vitmnist.errors import ConfigError, ExitCode
+from vitmnist.runtime.files import display_path
+
+log = logging.getLogger(__name__)
+
+
+class InUseError(ConfigError):
+    """The output folder is in use by another process."""
+
+    exit_code = ExitCode.UNFINISHED
+
+
+_locked: set[Path] = set()  # This process has locked these folders.
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Create the folder of a run or sweep if there is none, and keep other processes out of it.
+
+    The lock is the file `.lock`, which stays. It is released at the end of the block, or when this process ends.
+
+    Raises:
+        InUseError: another process has locked it, or another part of this one.
+        OSError: it cannot be created or written to.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder.resolve()
+    if path in _locked:  # the system would grant this process its lock again
+        raise InUseError(f"{display_path(folder)}: in use by this process")
+    file = (path / ".lock").open("a")
+    try:
+        if not _try_lock(file, folder):
+            raise InUseError(f"{display_path(folder)}: in use by another process; wait for it, or stop it")
+        _locked.add(path)
+        _remove_unfinished(path)
+        yield
+    finally:
+        _locked.discard(path)
+        with suppress(OSError):  # a network folder may be gone; nothing was written to the file
+            file.close()
+
+
+def _try_lock(file: TextIO, folder: Path) -> bool:
+    for _ in range(3):
+        try:
+            # lockf and not flock: workers would inherit a flock, and keep it if they outlive this process.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except (BlockingIOError, PermissionError):
+            time.sleep(0.02)  # `is_in_use` of another process holds a lock for a moment
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOSYS):
+                raise
+            log.warning("%s: this file system has no locks; start only one run at a time in this folder", folder)
+            return True
+    return False
+
+
+def is_in_use(folder: Path) -> bool:
+    """Whether another process has locked a folder. Only reads, so it also works on a read-only file system."""
+    path = folder.resolve() / ".lock"
+    if path.parent in _locked or not path.is_file():  # closing any handle of our own file releases its lock
+        return False
+    try:
+        with path.open() as file:
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no locks here, or a foreign file
+        return False
+    return False
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a run has left a checkpoint in its folder, complete or not."""
+    return any(folder.glob("checkpoints/*.pt"))
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Remove temporary files from a run or sweep that processes left when they were killed in `write_atomic`."""
+    for part in (folder, folder / ".hydra", folder / "checkpoints"):
+        for temporary in part.glob(f".*.{8 * '[0-9a-f]'}"):
+            temporary.unlink(missing_ok=True)
