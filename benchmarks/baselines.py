@@ -12,7 +12,7 @@ from torch.utils import data
 from torchvision import transforms
 
 from vitmnist.data.datasets.base import Split
-from vitmnist.data.tensors import TensorSet
+from vitmnist.data.sources import TensorSet
 
 Epoch = Callable[[int], Iterable[Any]]
 """Given an epoch number, yields its batches on the device."""

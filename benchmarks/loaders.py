@@ -28,7 +28,7 @@ from torch.utils.data import TensorDataset
 
 from vitmnist import Preprocess, load_dataset, make_loader
 from vitmnist.data.datasets.base import Split
-from vitmnist.data.tensors import TensorSet
+from vitmnist.data.sources import TensorSet
 from vitmnist.runtime.device import choose_device
 from vitmnist.tracking.environment import describe_environment
 

@@ -19,7 +19,7 @@ from vitmnist.config.validation import bounded
 from vitmnist.data import datasets
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.tensors import SampleSource
+from vitmnist.data.sources import SampleSource
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders.base import LOADERS, Batches
 

@@ -19,7 +19,7 @@ from vitmnist.config.compose import compose
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.tensors import TensorSet
+from vitmnist.data.sources import TensorSet
 from vitmnist.errors import ConfigError
 
 PRESETS = sorted(file.stem for file in (CONF / "data" / "augment").glob("*.yaml"))

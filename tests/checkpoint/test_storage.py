@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitmnist.checkpoint import rng, storage
+from vitmnist.checkpoint import manager, storage
 from vitmnist.errors import DataError
 
 
@@ -132,9 +132,9 @@ def test_every_generator_is_restored(tmp_path: Path) -> None:
         return [torch.rand(3).tolist(), np.random.rand(3).tolist(), random.random(), random.gauss(0, 1)]
 
     draw()
-    storage.save(tmp_path, rng.rng_state(torch.device("cpu")))
+    storage.save(tmp_path, manager.rng_state(torch.device("cpu")))
     expected = draw()
     draw()
     saved = storage.load(tmp_path)
-    rng.set_rng_state(saved, torch.device("cpu"))
+    manager.set_rng_state(saved, torch.device("cpu"))
     assert draw() == expected

@@ -23,8 +23,8 @@ from torch.utils.data import Dataset, Subset
 from tests.support.processes import fork
 from tests.support.samples import Made
 from vitmnist import make_loader
-from vitmnist.data import decoding
-from vitmnist.data.decoding import DatasetSource
+from vitmnist.data import sources
+from vitmnist.data.sources import DatasetSource
 from vitmnist.errors import DataError
 from vitmnist.runtime.memory import DoesNotFitError
 from vitmnist.store import cache_file
@@ -36,7 +36,7 @@ EXPECTED = [11 * index for index in range(10)]
 @pytest.fixture(autouse=True)
 def _not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the reads that find out whether samples are random."""
-    monkeypatch.setattr(decoding, "read_probes", lambda *parts: None)
+    monkeypatch.setattr(sources, "read_probes", lambda *parts: None)
 
 
 def sample(index: int) -> tuple[Tensor, int]:

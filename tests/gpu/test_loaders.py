@@ -17,7 +17,7 @@ from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config.schema import Shuffle
 from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.tensors import TensorSet
+from vitmnist.data.sources import TensorSet
 from vitmnist.loaders.base import Batches, Loader
 
 pytestmark = NEEDS_CUDA

@@ -20,7 +20,7 @@ from tests.support.samples import Made
 from vitmnist import make_loader
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.tensors import SampleSource, TensorSet
+from vitmnist.data.sources import SampleSource, TensorSet
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders import auto as auto_module
 from vitmnist.loaders.auto import AutoOptions, LoaderSelection, candidate_of, select_loader

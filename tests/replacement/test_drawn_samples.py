@@ -25,7 +25,7 @@ from tests.support.processes import run_python
 from vitmnist import from_dataloader
 from vitmnist.data.seeding import generator_states, preserved_generators, seed_generators
 from vitmnist.errors import DataError
-from vitmnist.replacement import random_samples
+from vitmnist.replacement import replacements
 from vitmnist.replacement.drawn_transforms import DrawnDataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:transforms='tensor'")
@@ -63,7 +63,7 @@ def replaced(loader: DataLoader[Any], *, drawn: bool, **options: Any) -> DataLoa
     """The replacement; without `drawn` the one that applies torchvision's transforms to samples, in real workers."""
     with pytest.MonkeyPatch.context() as patch:
         if not drawn:
-            patch.setattr(random_samples, "can_be_drawn", lambda _: False)
+            patch.setattr(replacements, "can_be_drawn", lambda _: False)
         made = from_dataloader(loader, "ram", transforms="tensor", **options)
     assert isinstance(made.dataset, DrawnDataset) == drawn
     return made

@@ -23,7 +23,7 @@ from torchvision.transforms import v2
 from tests.support.pictures import Pictures, assert_same, draw, replaced_as_well, run
 from tests.support.waits import CUDA, refusing_waits
 from vitmnist import from_dataloader
-from vitmnist.data.collate import map_tensors
+from vitmnist.data.sources import map_tensors
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.replacement import tensor_transforms
 from vitmnist.replacement.tensor_dataloader import TensorDataLoader

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tests.support.fake_backend import FakeBackend
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.tensors import TensorSet
+from vitmnist.data.sources import TensorSet
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.loaders.ram import PinnedBuffers

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from vitmnist.data.collate import collate_samples
 from vitmnist.data.seeding import read_samples
+from vitmnist.data.sources import collate_samples
 
 SAMPLES = 64
 BATCH_SIZE = 5

@@ -14,7 +14,7 @@ from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.sampler import ORDERS, EpochSampler
 from vitmnist.data.seeding import changed_generators, generator_states
-from vitmnist.data.tensors import SampleSource
+from vitmnist.data.sources import SampleSource
 from vitmnist.loaders.base import Loader
 from vitmnist.loaders.make_loader import Data, loadable, make_loader
 from vitmnist.store.tree import find_difference

@@ -13,7 +13,7 @@ from vitmnist.augment.keys import augment_keys
 from vitmnist.data.channel_statistics import check_layout
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.tensors import TensorSet
+from vitmnist.data.sources import TensorSet
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders.make_loader import Data, loadable
 from vitmnist.runtime.ordered_map import in_parts

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
+import torch
 from safetensors.torch import save as to_safetensors
 
 from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.inference import model_info
-from vitmnist.checkpoint.rng import rng_state, set_rng_state
-from vitmnist.config.recorded import complete_record
 from vitmnist.config.schema import Config, keys_where, may_change
-from vitmnist.config.values import flatten, is_under, to_plain_dict
+from vitmnist.config.values import complete_record, flatten, is_under, to_plain_dict
 from vitmnist.errors import ConfigError, DataError, TrainingError
 from vitmnist.optim.schedules import build_schedule
 from vitmnist.runtime.files import write_atomic
@@ -266,3 +267,26 @@ def check_resumable(before: dict[str, Any], now: dict[str, Any]) -> None:
             f"resume: the run began with another configuration: {', '.join(changed)}; only {', '.join(allowed)} may "
             "change"
         )
+
+
+def rng_state(device: torch.device) -> dict[str, Any]:
+    """The global generators of torch (CPU, and `device` if it is a CUDA device), NumPy and Python, as plain values."""
+    numpy: Any = np.random.get_state()
+    name, keys, position, has_gauss, gauss = numpy
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+        "numpy": [name, keys.tolist(), position, has_gauss, gauss],
+        "python": random.getstate(),
+    }
+
+
+def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
+    """Restore `rng_state()`, CUDA's if state and device have one."""
+    torch.set_rng_state(state["torch"])
+    if device.type == "cuda" and state["cuda"] is not None:
+        torch.cuda.set_rng_state(state["cuda"], device)
+    name, keys, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, gauss))
+    version, internal, gauss_next = state["python"]
+    random.setstate((version, tuple(internal), gauss_next))

@@ -21,10 +21,9 @@ from vitmnist.cli.command import program
 from vitmnist.cli.messages import describe
 from vitmnist.config import is_group
 from vitmnist.config.compose import compose
-from vitmnist.config.recorded import complete_record
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import escaped, validate
-from vitmnist.config.values import to_plain_dict
+from vitmnist.config.values import complete_record, to_plain_dict
 from vitmnist.errors import ConfigError, DataError, UnknownKeyError, printable
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.records import UnreadableError, read_yaml

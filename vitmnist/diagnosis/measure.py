@@ -15,8 +15,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from vitmnist.data.collate import map_tensors
 from vitmnist.data.seeding import preserved_generators
+from vitmnist.data.sources import map_tensors
 from vitmnist.diagnosis.candidates import AS_IT_IS, add_candidates, time_parts
 from vitmnist.diagnosis.observation import copy_of
 from vitmnist.errors import ConfigError, DataError

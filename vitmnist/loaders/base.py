@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.tensors import SampleSource, TensorSet
+from vitmnist.data.sources import SampleSource, TensorSet
 from vitmnist.registry import Registry
 from vitmnist.runtime.memory import Memory
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.tensors import SampleSource
+from vitmnist.data.sources import SampleSource
 from vitmnist.loaders.base import LOADERS, Place
 from vitmnist.loaders.ram import HostLoader
 from vitmnist.runtime.files import home_expanded

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.tensors import SampleSource, TensorSet
+from vitmnist.data.sources import SampleSource, TensorSet
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import LOADERS, Batches, Loader, Place
 from vitmnist.loaders.ram import gather

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from vitmnist.data.decoding import DatasetSource
 from vitmnist.data.sampler import EpochSampler, RankSampler, whole_number
-from vitmnist.data.tensors import SampleSource, TensorSet
+from vitmnist.data.sources import DatasetSource, SampleSource, TensorSet
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.runtime.device import choose_device

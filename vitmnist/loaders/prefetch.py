@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from vitmnist.config.validation import bounded
-from vitmnist.data.collate import map_tensors
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.tensors import SampleSource
+from vitmnist.data.sources import SampleSource, map_tensors
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import LOADERS, Batches, Loader, Place, WrapperOptions, needs_of
 from vitmnist.runtime.device import Backend, backend_of

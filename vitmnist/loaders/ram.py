@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.tensors import SampleSource, TensorSet
+from vitmnist.data.sources import SampleSource, TensorSet
 from vitmnist.loaders.base import LOADERS, Batch, Batches, Loader, Place
 from vitmnist.registry import NoOptions
 from vitmnist.runtime.device import Backend, backend_of

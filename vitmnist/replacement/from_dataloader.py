@@ -14,9 +14,8 @@ from torch.utils.data import DataLoader, DistributedSampler
 from vitmnist.data.randomness import RandomSampleError, preserved_random_state, probe_indices
 from vitmnist.errors import ConfigError, DataError, UserError, allowed_names, described
 from vitmnist.replacement.decoded_dataset import DecodedDataset, Location, NoRowsError, TransformedDataset
-from vitmnist.replacement.fixed_samples import replace_fixed
 from vitmnist.replacement.original import check_replaceable, find_random, rebuilt
-from vitmnist.replacement.random_samples import UserDecodeTransform, replace_random
+from vitmnist.replacement.replacements import UserDecodeTransform, replace_fixed, replace_random
 from vitmnist.replacement.split_transforms import SplitDataset, Transform
 from vitmnist.replacement.tensor_dataloader import TensorDataLoader
 from vitmnist.runtime.device import choose_device

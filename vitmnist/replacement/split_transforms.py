@@ -16,8 +16,8 @@ from PIL import Image
 from torch import nn
 from torch.utils.data import Dataset
 
-from vitmnist.data.collate import copied
 from vitmnist.data.randomness import call_watched, preserved_random_state, read_probes
+from vitmnist.data.sources import copied
 from vitmnist.errors import ConfigError, DataError, described, naming
 from vitmnist.store.tree import tree_map
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from vitmnist.data.collate import map_tensors
+from vitmnist.data.sources import map_tensors
 from vitmnist.replacement.decoded_dataset import DecodedDataLoader
 from vitmnist.replacement.drawn_transforms import DrawnDataset
 from vitmnist.runtime.device import backend_of

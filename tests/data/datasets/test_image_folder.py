@@ -26,7 +26,7 @@ from vitmnist.data.channel_statistics import channel_statistics
 from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.image_listing import find_images
 from vitmnist.data.images import ImageReader, Mode, to_tensor
-from vitmnist.data.tensors import digest
+from vitmnist.data.sources import digest
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.store import source_files
 

@@ -20,9 +20,8 @@ from torch.utils.data import Subset
 
 from vitmnist.config.validation import bounded
 from vitmnist.data.channel_statistics import channel_statistics
-from vitmnist.data.decoding import DatasetSource
 from vitmnist.data.images import ImageReader, Mode, Pixels
-from vitmnist.data.tensors import SampleSource, TensorSet, digest
+from vitmnist.data.sources import DatasetSource, SampleSource, TensorSet, digest
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.registry import Registry
 from vitmnist.runtime.failures import os_error

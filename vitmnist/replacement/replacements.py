@@ -1,6 +1,7 @@
-"""Replaces a `DataLoader` whose samples are random, or whose batches have no row per sample.
+"""Replaces a `DataLoader`: by one that gathers rows of tensors, or by one that applies random transforms each time.
 
-The deterministic part of each sample is kept; random transforms and the collate function run every time.
+For random samples and batches without rows, the deterministic part of each sample is kept; random transforms and the
+collate function run every time.
 """
 
 from __future__ import annotations
@@ -14,27 +15,76 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from vitmnist.data.randomness import preserved_random_state, read_probes
 from vitmnist.data.seeding import seed_generators
 from vitmnist.errors import ConfigError, described, naming
 from vitmnist.replacement.decoded_dataset import (
+    CollateGathered,
     DecodedDataLoader,
+    GatheredDataset,
     Location,
+    NamedCollate,
     TransformedDataset,
+    keep_rows,
     keep_samples,
     read_batch,
 )
 from vitmnist.replacement.deferred_transforms import BATCH_DIMS, DeferredCollate, DeferredTransforms, make_deferred
 from vitmnist.replacement.drawn_transforms import DrawnDataset, can_be_drawn
-from vitmnist.replacement.original import check_same_batches, rebuilt, seeded_batch
+from vitmnist.replacement.original import (
+    EagerDataLoader,
+    check_rows,
+    check_same_batches,
+    rebuilt,
+    seeded_batch,
+    workers_needed,
+)
 from vitmnist.replacement.split_transforms import SplitTransforms, Transform, TransformGuard, transform_parts
 from vitmnist.replacement.tensor_dataloader import TensorDataLoader
 from vitmnist.replacement.tensor_transforms import picture_difference, split_trailing
 from vitmnist.store.read_once import unchanged
 from vitmnist.store.samples import BYTE_MODES, Samples
 from vitmnist.store.tree import find_difference, flatten
+
+
+def replace_fixed(dataloader: DataLoader[Any], store: Location, probed: list[Any]) -> Any:
+    """The replacement of a `DataLoader`; raises as `from_dataloader`, and `NoRowsError`.
+
+    Args:
+        probed: samples on which the collate function is tried.
+    """
+    dataset: Any = dataloader.dataset
+    collate, on_device = dataloader.collate_fn, store.loader == "gpu_slice"
+    if on_device and workers_needed(dataloader):
+        raise ConfigError(
+            "gpu_slice: the order of this DataLoader depends on its workers, which cannot deliver from the device; "
+            "give it num_workers=0"
+        )
+    first = check_rows(NamedCollate(collate, "probes"), probed)
+    guard = TransformGuard(dataset, [*transform_parts(dataset), collate])
+    fingerprint = store.fingerprint
+    if default_collate is collate:
+        fingerprint = fingerprint or getattr(dataset, "_fingerprint", None)  # of a Hugging Face dataset
+    batches = keep_rows(dataloader, first, store, fingerprint)
+    workers = workers_needed(dataloader)
+    replaced = rebuilt(
+        dataloader,
+        EagerDataLoader if dataloader.num_workers and not workers else DecodedDataLoader,
+        dataset=GatheredDataset(dataset, guard, batches),
+        collate_fn=CollateGathered(collate),
+        num_workers=workers,
+        pin_memory=dataloader.pin_memory and not on_device,
+    )
+    check_same_batches(
+        dataloader,
+        replaced,
+        is_random=False,
+        options=(fingerprint and "the samples of this fingerprint=") or "",
+    )
+    guard.ignore_changes()
+    return replaced
 
 
 class UserDecodeTransform(Dataset[Any]):

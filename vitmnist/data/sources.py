@@ -1,0 +1,338 @@
+"""What a loader loads: samples by their index, of tensors or of a map-style dataset, and batches of them."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from copy import copy
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset, Subset
+
+from vitmnist.data.channel_statistics import channel_statistics
+from vitmnist.data.images import to_tensor
+from vitmnist.data.randomness import RandomSampleError, preserved_random_state, read_probes, refusing_random
+from vitmnist.data.sampler import as_tensor
+from vitmnist.data.seeding import read_sample, read_samples
+from vitmnist.errors import ConfigError, DataError
+from vitmnist.store.cache_file import decode_once
+from vitmnist.store.rows import Checksums, Rows, load_rows
+from vitmnist.store.tree import tree_map
+
+Tensors = TypeVar("Tensors", bound="TensorSet")
+CHUNK = 1024  # samples of a set of tensors that are written at a time
+
+
+class SampleSource(ABC):
+    """Samples by their index; random ones are a pure function of (seed, epoch, index)."""
+
+    is_decoded = False
+    """Whether the samples are tensors; otherwise each is read, and may be random."""
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Identifies the content of the samples; None if it is unknown."""
+        return None
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def read(self, indices: slice | Tensor, epoch: int = 0) -> Any:
+        """The samples at these indices (int64 `[B]`) as one batch: images and labels, or whatever the samples are."""
+
+    @abstractmethod
+    def chunks(self) -> Iterable[tuple[Tensor, Tensor]]:
+        """All samples in turn, as images and labels.
+
+        Raises:
+            ConfigError: a sample is random.
+            DataError: they are no such pairs.
+        """
+
+    @abstractmethod
+    def in_memory(self) -> TensorSet:
+        """All samples as tensors in memory; raises as `chunks`."""
+
+    @abstractmethod
+    def bytes_to_load(self, device: torch.device) -> int:
+        """What having all samples in the memory of a device would allocate."""
+
+    @abstractmethod
+    def part(self, span: slice) -> SampleSource:
+        """The samples of a span."""
+
+    def in_file(self, folder: Path, fingerprint: str | None = None) -> TensorSet:
+        """All samples in a memory-mapped file of `folder`; raises as `chunks` and `decode_once`.
+
+        Args:
+            fingerprint: identifies samples whose content is unknown. Without one, their file is for this call only.
+        """
+        contents = self.fingerprint or (fingerprint and f"{fingerprint}, {len(self)} samples")
+        entry = decode_once(folder, contents or None, len(self), self.chunks)
+        (images, labels), (of_images, of_labels) = entry.tensors, entry.checksums
+        of_labels.verify(labels)
+        return TensorSet(images, labels, checksums=of_images)
+
+    def stored(self) -> SampleSource:
+        """The samples as they are stored, for a loader that reads each when it is needed."""
+        return self
+
+    def channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation of each channel of uint8 images; raises as the function of this name."""
+        return channel_statistics(images for images, _ in self.chunks())
+
+
+@dataclass(frozen=True)
+class TensorSet(SampleSource):
+    """Images and labels as two tensors with the same first dimension.
+
+    Args:
+        images: `[N, …]` of any dtype.
+        labels: `[N, …]` of any dtype.
+        checksums: of `images`, if they are a memory-mapped file, whose pages are read on demand.
+
+    Raises:
+        DataError: not tensors, or of different lengths.
+    """
+
+    is_decoded = True
+
+    images: Tensor
+    labels: Tensor
+    _: KW_ONLY
+    checksums: Checksums | None = None
+
+    def __post_init__(self) -> None:
+        for name, tensor in (("images", self.images), ("labels", self.labels)):
+            if not isinstance(tensor, Tensor):
+                raise DataError(f"{name}: must be a tensor or a NumPy array, found {type(tensor).__name__}")
+            if not tensor.dim():
+                raise DataError(f"{name}: must have a first dimension of samples, found a single value")
+        if len(self.images) != len(self.labels):
+            raise DataError(f"{len(self.images)} images, but {len(self.labels)} labels")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def rows(self) -> Rows:
+        """Images and labels, without their gradients."""
+        return Rows((self.images.detach(), self.labels.detach()), (self.checksums,) if self.checksums else ())
+
+    def read(self, indices: slice | Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
+        images, labels = self.rows.gather(indices)
+        return images, labels
+
+    def chunks(self) -> Iterable[tuple[Tensor, Tensor]]:
+        return zip(self.images.split(CHUNK), self.labels.split(CHUNK), strict=True)
+
+    def in_memory(self) -> TensorSet:
+        return TensorSet(*self.rows.in_memory().tensors) if self.checksums else self
+
+    def bytes_to_load(self, device: torch.device) -> int:
+        return self.nbytes if self.checksums or self.images.device.type != device.type else 0
+
+    def in_file(self, folder: Path, fingerprint: str | None = None) -> TensorSet:
+        self.check_on_host()
+        if self.checksums or not len(self):
+            return self
+        # Its own labels, because sets of the same images and other labels share a file.
+        return replace(super().in_file(folder), labels=self.labels)
+
+    def stored(self) -> SampleSource:
+        self.check_on_host()
+        return self
+
+    def part(self: Tensors, span: slice, **changes: Any) -> Tensors:
+        """The samples of a span, as views; `changes` replace other fields."""
+        checksums = self.checksums[span] if self.checksums else None
+        fields = {"images": self.images[span], "labels": self.labels[span], "checksums": checksums, **changes}
+        return replace(self, **fields)
+
+    @property
+    def fingerprint(self) -> str:
+        return f"{self.images.dtype} {list(self.images.shape)} {digest(self.images)}"
+
+    def check_on_host(self) -> None:
+        """Raise `DataError` if the tensors are not in host memory."""
+        for tensor in (self.images, self.labels):
+            if tensor.device.type != "cpu":
+                raise DataError(f"the set is on {tensor.device}, not in host memory; gpu_slice leaves it there")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of images and labels."""
+        return self.images.nbytes + self.labels.nbytes
+
+
+def digest(tensor: Tensor) -> str:
+    """SHA-256 of a CPU tensor's elements."""
+    checksum = hashlib.sha256()
+    for part in tensor.split(CHUNK):  # images may have their channels last in memory: not all are copied at once
+        checksum.update(part.contiguous().view(torch.uint8).numpy().data)
+    return checksum.hexdigest()
+
+
+DECODED_AT_A_TIME = 256
+"""Number of samples decoded at a time."""
+
+
+class DatasetSource(SampleSource):
+    """The samples of a map-style dataset.
+
+    Args:
+        seed: of random samples; None if they are known not to be random.
+    """
+
+    def __init__(self, dataset: Dataset[Any], seed: int | None = 0) -> None:
+        self.dataset, self.seed = dataset, seed
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]  # torch has no protocol for it
+
+    def read(self, indices: slice | Tensor, epoch: int = 0) -> Any:
+        """The samples collated; raises `DataError` if they make no batch."""
+        rows = as_tensor(indices).tolist()
+        if self.seed is None:
+            return _collated([self.dataset[row] for row in rows], rows)
+        return _collated(read_samples(self.dataset, rows, self.seed, epoch), rows)
+
+    def chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """All samples to be kept, which must have the same shapes and dtypes.
+
+        Raises:
+            ConfigError: a sample is random, and one version of it would be repeated; see `data.randomness` for what
+                cannot be seen.
+        """
+        return self._chunks(self._read_fixed)
+
+    def channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return channel_statistics(images for images, _ in self._chunks(self.read))  # random samples have them too
+
+    def _chunks(self, read: Callable[[slice], Any]) -> Iterator[tuple[Tensor, Tensor]]:
+        expected = None
+        for start in range(0, len(self), DECODED_AT_A_TIME):
+            chunk = self._pairs(read(slice(start, min(start + DECODED_AT_A_TIME, len(self)))), start)
+            signature = [(part.dtype, list(part.shape[1:])) for part in chunk]
+            expected = expected or signature
+            for (dtype, shape), (first_dtype, first_shape) in zip(signature, expected, strict=True):
+                if (dtype, shape) != (first_dtype, first_shape):
+                    raise DataError(
+                        f"samples from {start} on are {dtype} {shape}, those before {first_dtype} {first_shape}"
+                    )
+            yield chunk
+
+    def _read_fixed(self, span: slice) -> Any:
+        """The samples of a span collated; raises `ConfigError` if one of them is random."""
+        if self.seed is None:
+            return self.read(span)
+        rows, read = range(span.start, span.stop), partial(read_sample, self.dataset)
+        try:
+            with preserved_random_state(self.dataset):
+                read_probes(read, rows[:1], self.dataset)
+                with refusing_random(read, rows, self.dataset):
+                    return _collated([read(row) for row in rows], rows)
+        except RandomSampleError as error:
+            raise ConfigError(
+                f"{error}, and a loader that decodes once would repeat one version of it; choose disk or prefetch of "
+                "disk, or augment batches on the device (data/augment)"
+            ) from error
+
+    def in_memory(self) -> TensorSet:
+        return TensorSet(*load_rows(self.chunks(), len(self)).tensors)
+
+    def bytes_to_load(self, device: torch.device) -> int:
+        """Estimated from the first sample."""
+        return sum(part.nbytes for part in self._pairs(self.read(slice(0, 1)), 0)) * len(self) if len(self) else 0
+
+    def part(self, span: slice) -> SampleSource:
+        return DatasetSource(Subset(self.dataset, range(len(self))[span]), self.seed)
+
+    def _pairs(self, batch: Any, first: int) -> tuple[Tensor, Tensor]:
+        """The images and labels of a batch; raises `DataError` with the kind of its first sample if it has others."""
+        if isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch):
+            return batch[0], batch[1]
+        (sample,) = read_samples(self.dataset, [first], self.seed or 0, epoch=0)
+        kind = f"a {type(sample).__name__}"
+        if isinstance(sample, (tuple, list)):
+            kind += f" of {', '.join(type(value).__name__ for value in sample)}"
+        raise DataError(
+            f"sample {first} is no pair of an image and a label, but {kind}; "
+            "such samples are delivered by disk, and by prefetch of disk"
+        )
+
+
+def _collated(samples: Sequence[Any], rows: Sequence[int]) -> Any:
+    try:
+        return collate_samples(samples)
+    except (TypeError, RuntimeError) as error:
+        raise DataError(
+            f"samples {', '.join(map(str, rows[:3]))}, … do not make a batch: {error}; give them the same shape in "
+            "a transform of the dataset, or use a DataLoader with a collate_fn that pads them"
+        ) from error
+
+
+def collate_samples(samples: Sequence[Any]) -> Any:
+    """A batch of samples as torch's `default_collate` makes it; PIL images become uint8 `[B, C, H, W]`, None stays.
+
+    Like torch, it turns nested tuples into lists; a sample that is a tuple itself makes a tuple.
+
+    Raises:
+        TypeError: samples that torch cannot batch.
+        RuntimeError: tensors of different shapes.
+    """
+    # Private, and used by this function alone: how `default_collate` is extended, as its documentation shows.
+    from torch.utils.data._utils.collate import collate, default_collate_fn_map
+
+    ours: dict[Any, Callable[..., Any]] = {Image.Image: _collate_images, type(None): _collate_none}
+    batch = collate(samples, collate_fn_map={**default_collate_fn_map, **ours})
+    return tuple(batch) if isinstance(batch, list) and isinstance(samples[0], tuple) else batch
+
+
+def _collate_images(images: Sequence[Image.Image], *, collate_fn_map: object = None) -> Tensor:
+    return torch.stack([to_tensor(image) for image in images])
+
+
+def _collate_none(values: Sequence[Any], *, collate_fn_map: object = None) -> None:
+    if any(value is not None for value in values):
+        raise TypeError("some samples have None where others have a value; give them all one or none of them")
+
+
+def copied(samples: Any) -> Any:
+    """Copies for a function that may change them: new dicts, lists and tuples with copies of what they contain."""
+
+    def copy_of(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            # Not deepcopy, which copies the whole storage of a view.
+            return value if value.requires_grad else value.clone()
+        try:
+            return copy(value)
+        except Exception:  # any method of an object may fail
+            return value
+
+    return tree_map(copy_of, samples)
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
+    """`batch` with `function` applied to each tensor in its dicts, lists and tuples; anything else is kept."""
+    if isinstance(batch, Tensor):
+        return function(batch)
+    if isinstance(batch, Mapping):
+        parts = {key: map_tensors(function, value) for key, value in batch.items()}
+        if isinstance(batch, MutableMapping) and type(batch) is not dict:
+            mapped = copy(batch)  # keeps its type, as torch's pin_memory does
+            mapped.update(parts)
+            return mapped
+        return parts
+    if isinstance(batch, (list, tuple)):
+        values = [map_tensors(function, value) for value in batch]
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)  # a namedtuple has fields
+    return batch
