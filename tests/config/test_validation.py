@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from tests.conftest import REPOSITORY
 from tests.support.processes import fork
 from vitmnist.augment.base import OPERATIONS
-from vitmnist.cli.familiar_keys import FAMILIAR_KEYS
+from vitmnist.cli.messages import FAMILIAR_KEYS
 from vitmnist.config.compose import compose
 from vitmnist.config.labels import run_label
 from vitmnist.config.schema import Config, registries

@@ -33,9 +33,9 @@ from vitmnist.runtime.files import display_path
 from vitmnist.runtime.run_folder import InUseError, has_checkpoint, locked
 from vitmnist.runtime.signals import RunInterrupted, StopSignal, TimeLimitReached, interruption
 from vitmnist.runtime.world import launched
+from vitmnist.tracking.monitor import JOURNAL, search_objective
 from vitmnist.tracking.result import Result, choices_of
 from vitmnist.tracking.runs import Run, find_runs, read_run
-from vitmnist.tracking.search import JOURNAL, search_objective
 
 log = logging.getLogger(__name__)
 

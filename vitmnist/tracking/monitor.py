@@ -1,13 +1,16 @@
-"""The monitored metric of a run: which epoch was the best, and when to stop because none is better."""
+"""The metric that a run monitors or a search optimises: which epoch was the best, and when to stop."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from vitmnist.errors import ConfigError, allowed_names
+from vitmnist.runtime.records import UnreadableError, read_yaml
 from vitmnist.tracking.epoch_table import EpochRecord, Metric, epoch_metrics
 
 
@@ -52,3 +55,21 @@ def find_metric(name: str, key: str) -> Metric:
     if metric := by_name.get(name) or by_name.get(f"eval_{name}"):
         return metric
     raise ConfigError(f"{key}={name}: not a metric of an epoch; {allowed_names(name, by_name)}")
+
+
+# A search writes these files into the folder of its sweep.
+JOURNAL, SEARCH_RESULT = "search.jsonl", "optimization_results.yaml"
+
+
+def search_objective(config: Any) -> Metric:
+    """The metric that a search optimises: `sweep.objective`, or else `monitor`; raises like `find_metric`."""
+    name = config.sweep.objective
+    return find_metric(config.monitor, "monitor") if name is None else find_metric(name, "sweep.objective")
+
+
+def search_summary(folder: Path) -> str:
+    """The sentence about the best trial in the folder of a search; empty if there is none."""
+    with suppress(FileNotFoundError, UnreadableError):
+        values = read_yaml(folder / SEARCH_RESULT)
+        return str(values.get("summary") or "") if isinstance(values, dict) else ""
+    return ""
