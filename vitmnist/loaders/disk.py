@@ -9,7 +9,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,7 +121,8 @@ class DiskLoader(Loader):
             while link:
                 traceback.clear_frames(link.__traceback__)
                 link = link.__context__
-            del dataloader, iterator
+            with _deaths_of_workers_unreported():
+                del dataloader, iterator
 
     def close(self) -> None:
         super().close()
@@ -187,6 +188,19 @@ def _explained(error: Exception) -> Exception:
         reason = f"disk: a worker was killed or exited unexpectedly ({error!r})"
         return LoadingError(f"{reason}; try fewer with data.loader.num_workers=N")
     return worker_error(error) or error
+
+
+@contextmanager
+def _deaths_of_workers_unreported() -> Iterator[None]:
+    """Suspend torch's handler of SIGCHLD: where a worker was killed, it would raise in the iterator's `__del__`."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGCHLD"):
+        yield
+        return
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, handler or signal.SIG_DFL)
 
 
 def _leave_stopping_to_parent(worker: int) -> None:
