@@ -23,7 +23,7 @@ from vitmnist.config.schema import Config, registries
 from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset
 from vitmnist.data.preparation import given_statistics, prepare
 from vitmnist.data.sampler import EpochSampler, RankSampler
-from vitmnist.errors import ConfigError, DataError, described, first_line
+from vitmnist.errors import ConfigError, DataError, PeerError, described, first_line
 from vitmnist.loaders.auto import AutoOptions, LoaderSelection, ResidentBatch, candidate_of, select_loader
 from vitmnist.loaders.base import LOADERS, Loader, needs_of
 from vitmnist.losses.base import LOSSES
@@ -322,7 +322,8 @@ def read_dataset(config: Config, world: World) -> Dataset:
         return dataset
     checksums = [sums for sums in world.all_gather_object(None if world.local_rank else dataset.sha256) if sums]
     if differing := [name for name in checksums[0] if len({sums[name] for sums in checksums}) > 1]:
-        raise DataError(f"data.root={config.data.root}: {', '.join(differing)} differ between the machines")
+        kind = DataError if world.is_main else PeerError  # all ranks find it at once, and rank 0 shows it for all
+        raise kind(f"data.root={config.data.root}: {', '.join(differing)} differ between the machines")
     # The other ranks of a machine need not compute them again.
     splits: dict[str, Any] = {
         name: replace(split, sha256=checksums[0][f"{name}_images"]) for name, split in dataset.splits.items()
