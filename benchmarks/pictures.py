@@ -1,6 +1,5 @@
 """Pictures per second from JPEG files to normalised float32 batches on the CPU, and the seconds to a first batch.
 
-    export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184  # keeps freed memory
     python benchmarks/pictures.py --output benchmarks/results/pictures-cpu.md
 
 The files, 500×375 and about 50 KB each, are drawn once into `--folder`. All candidates crop, flip and normalise, with 2

@@ -17,6 +17,7 @@ from vitmnist.data.sources import DatasetSource, SampleSource, TensorSet
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.runtime.device import choose_device
+from vitmnist.runtime.memory import keep_freed_memory
 from vitmnist.timing.benchmark import Step
 
 Data = SampleSource | Dataset[Any] | Sequence[Tensor | np.ndarray[Any, Any]]
@@ -77,6 +78,8 @@ def make_loader(
     if step and name != "auto":
         raise ConfigError(f"step: is timed by auto; {name} has no use for it")
     target = choose_device(str(device))
+    if target.type == "cpu":
+        keep_freed_memory()
     parts = (loaded, sampler, target, *([step] if step else []))
     loader = LOADERS.build(_complete({"name": name, **options}), *parts, key="")
     loader.epochs = epochs

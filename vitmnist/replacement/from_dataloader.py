@@ -19,7 +19,7 @@ from vitmnist.replacement.replacements import UserDecodeTransform, replace_fixed
 from vitmnist.replacement.split_transforms import SplitDataset, Transform
 from vitmnist.replacement.tensor_dataloader import TensorDataLoader
 from vitmnist.runtime.device import choose_device
-from vitmnist.runtime.memory import DoesNotFitError
+from vitmnist.runtime.memory import DoesNotFitError, keep_freed_memory
 from vitmnist.store.cache_file import DEFAULT_FOLDER
 from vitmnist.store.read_once import unchanged
 
@@ -86,6 +86,8 @@ def from_dataloader(
     if not isinstance(dataloader, DataLoader):
         check_replaceable(dataloader)
     target = choose_device("auto" if device is None else str(device))
+    if target.type == "cpu":
+        keep_freed_memory()
     steps = (decode, transform) if decode and transform else None
     of_tensors, delivers = transforms == "tensor", device is not None
     with_gpu = delivers and target.type == "cuda" and not steps and not of_tensors

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from vitmnist.errors import ConfigError
 Result = TypeVar("Result")
 CGROUP = Path("/sys/fs/cgroup")
 PROCESS_GROUPS = Path("/proc/self/cgroup")
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # parameters of mallopt, from glibc's malloc.h
 
 
 class DoesNotFitError(ConfigError):
@@ -52,6 +54,21 @@ def _container_limits() -> Iterator[int]:
     for folder in (CGROUP / path, *(CGROUP / path).parents):
         with suppress(OSError, ValueError):  # no such file, or no limit ("max")
             yield int((folder / "memory.max").read_text())
+
+
+def keep_freed_memory() -> None:
+    """Keep up to 2 GiB of freed memory in this process, so that the next batch or step on the CPU reuses it.
+
+    By default glibc returns every block above 32 MiB to the system, which zeroes its pages before it hands them out
+    again: cropping pictures of 224 px into batches of 64 then takes twice as long. Does nothing with another C library,
+    or if an environment variable of glibc sets its allocator.
+    """
+    if "GLIBC_TUNABLES" in os.environ or any(name.startswith("MALLOC_") for name in os.environ):
+        return
+    with suppress(AttributeError, OSError):  # another C library
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_MAX, 0)
+        libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def reset_host_peak() -> bool:

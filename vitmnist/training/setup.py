@@ -33,7 +33,7 @@ from vitmnist.optim.optimizers import OPTIMIZERS
 from vitmnist.optim.schedules import build_schedule
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.failures import classify
-from vitmnist.runtime.memory import Memory, check_fits
+from vitmnist.runtime.memory import Memory, check_fits, keep_freed_memory
 from vitmnist.runtime.world import World
 from vitmnist.timing.benchmark import Candidate
 from vitmnist.training.fine_tuning import BATCH_NORMS, load_initial_weights, scale_learning_rates
@@ -86,6 +86,8 @@ def build_setup(
     sampler = RankSampler.of(train_sampler(config, dataset), world.rank, world.size)
     if device.type == "cuda":
         use_deterministic_kernels()
+    elif device.type == "cpu":
+        keep_freed_memory()
     step_config = step_config or agree_on_step_config(config, sampler, device, world)
     if step_config.reasons:
         log.info("trainer options chosen for %s:\n%s", device, step_config.describe())
