@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config.schema import Precision
-from vitmnist.data.seeding import preserved_generators
+from vitmnist.data.randomness import preserved_generators
 from vitmnist.errors import ConfigError, first_line
 from vitmnist.loaders.base import Loader
 from vitmnist.losses import Loss
