@@ -11,7 +11,7 @@ from tests.training.test_step import OPTIMIZERS_UNDER_TEST
 from vitmnist.augment.base import OPERATIONS
 from vitmnist.augment.preprocess import Compose, Preprocess
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.losses.base import LOSSES
+from vitmnist.losses import LOSSES
 from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.optim.ema import EMA
 from vitmnist.optim.optimizers import OPTIMIZERS
