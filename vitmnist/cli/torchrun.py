@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 from vitmnist.cli.arguments import AUTO_FORM, key_of, value_of, without_keys
 from vitmnist.config.schema import Config
@@ -54,7 +55,7 @@ def follow_rank_0(world: World, typed: list[str]) -> tuple[Config, Path] | None:
     Raises:
         ConfigError: this rank was started with other arguments. Only the data may be elsewhere on another machine.
     """
-    start = world.broadcast_object(dict)
+    start: dict[str, Any] | None = world.broadcast_object(dict)
     if start is None:
         return None
     if without_keys(typed, ["data.root"]) != start["typed"]:
