@@ -20,9 +20,9 @@ from vitmnist.augment.compose import Compose
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.cli.evaluate import main as evaluate_main
+from vitmnist.cli.export import FORMATS
 from vitmnist.cli.export import main as export_main
 from vitmnist.cli.predict import main as predict_main
-from vitmnist.export import FORMATS
 from vitmnist.models.base import MODELS
 from vitmnist.models.cnn import CNNOptions
 
