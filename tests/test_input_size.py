@@ -23,7 +23,7 @@ from vitmnist.cli.evaluate import main as evaluate_main
 from vitmnist.cli.export import main as export_main
 from vitmnist.cli.predict import main as predict_main
 from vitmnist.export import FORMATS
-from vitmnist.models.base import MODELS
+from vitmnist.models import MODELS
 from vitmnist.models.cnn import CNNOptions
 
 __all__ = ["folder"]  # a fixture

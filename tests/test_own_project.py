@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from vitmnist.augment.base import OPERATIONS, Operation
-from vitmnist.metrics.base import METRICS, BatchMetric, ConfusionMetric
+from vitmnist.metrics import METRICS, BatchMetric, ConfusionMetric
 from vitmnist.registry import NoOptions
 from vitmnist.tracking.loggers import LOGGERS, Logger
 

@@ -15,7 +15,7 @@ from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import LOADERS
 from vitmnist.tracking.images import CAPTION_HEIGHT, GAP, TILE_WIDTH, caption, training_batch, worst_mistakes
-from vitmnist.training.accumulator import Predictions
+from vitmnist.training.loop import Predictions
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from vitmnist.config.schema import Precision
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import LOADERS, Loader
-from vitmnist.losses.base import LOSSES
+from vitmnist.losses import LOSSES
 from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.optim.ema import EMA
 from vitmnist.optim.optimizers import OPTIMIZERS

@@ -12,7 +12,7 @@ from vitmnist.augment.base import OPERATIONS
 from vitmnist.augment.compose import Compose
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.losses.base import LOSSES
+from vitmnist.losses import LOSSES
 from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.optim.ema import EMA
 from vitmnist.optim.optimizers import OPTIMIZERS

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any, Literal
 
 from vitmnist.errors import ConfigError, TrainingError, allowed_names
-from vitmnist.metrics.base import METRICS, ConfusionMetric
+from vitmnist.metrics import METRICS, ConfusionMetric
 
 EpochRecord = dict[str, Any]
 """An epoch in `result.json`: `epoch` (counted from 0), a value for each of `epoch_metrics()` (None: this machine cannot

@@ -26,8 +26,8 @@ from vitmnist.data.sampler import EpochSampler, RankSampler
 from vitmnist.errors import ConfigError, DataError, PeerError, described, first_line
 from vitmnist.loaders.auto import AutoOptions, LoaderSelection, ResidentBatch, candidate_of, select_loader
 from vitmnist.loaders.base import LOADERS, Loader, needs_of
-from vitmnist.losses.base import LOSSES
-from vitmnist.models.base import MODELS
+from vitmnist.losses import LOSSES
+from vitmnist.models import MODELS
 from vitmnist.optim.ema import EMA
 from vitmnist.optim.optimizers import OPTIMIZERS
 from vitmnist.optim.schedules import build_schedule
