@@ -16,8 +16,7 @@ from torchvision.transforms import CenterCrop
 from tests.conftest import CallHere, Printed, Train, result_of
 from tests.data.datasets.test_image_folder import draw, folder, load
 from vitmnist import make_loader
-from vitmnist.augment.compose import Compose
-from vitmnist.augment.preprocess import Preprocess
+from vitmnist.augment.preprocess import Compose, Preprocess
 from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.cli.evaluate import main as evaluate_main
 from vitmnist.cli.export import main as export_main

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitmnist.augment.compose import build_augment, input_size
-from vitmnist.augment.preprocess import Preprocess
+from vitmnist.augment.preprocess import Preprocess, build_augment, input_size
 from vitmnist.config.schema import Config, registries
 from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset
 from vitmnist.data.preparation import given_statistics, prepare
