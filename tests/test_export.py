@@ -24,7 +24,7 @@ from vitmnist.cli.export import main
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.images import Mode, Resize, to_tensor
 from vitmnist.export import FORMATS, Exported, export_model
-from vitmnist.models.base import MODELS
+from vitmnist.models import MODELS
 
 
 def content(folder: Path) -> dict[Path, bytes]:

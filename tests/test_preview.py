@@ -11,8 +11,7 @@ import yaml
 from PIL import Image
 
 from tests.conftest import CallHere
-from vitmnist.augment.compose import Compose
-from vitmnist.augment.preprocess import Preprocess
+from vitmnist.augment.preprocess import Compose, Preprocess
 from vitmnist.cli.preview import main
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.sampler import EpochSampler

@@ -26,7 +26,7 @@ from vitmnist.config.values import flatten, to_plain_dict
 from vitmnist.data.datasets.base import DATASETS
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import LOADERS
-from vitmnist.models.base import MODELS
+from vitmnist.models import MODELS
 
 CONF = REPOSITORY / "conf"
 REGISTRIES = tuple(registry for _, registry in registries())

@@ -12,7 +12,7 @@ from tests.support.records import compared, rows, run
 from vitmnist.cli import status
 from vitmnist.errors import DataError
 from vitmnist.report.write import as_text
-from vitmnist.tracking.runs import find_runs, read_run
+from vitmnist.tracking.result import find_runs, read_run
 
 
 @pytest.mark.parametrize(

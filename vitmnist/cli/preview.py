@@ -11,8 +11,7 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from vitmnist.augment.compose import build_augment, input_size
-from vitmnist.augment.preprocess import Preprocess
+from vitmnist.augment.preprocess import Preprocess, build_augment, input_size
 from vitmnist.cli.arguments import searchpath
 from vitmnist.cli.command import command
 from vitmnist.config.compose import compose

@@ -17,7 +17,7 @@ from tabulate import tabulate
 from vitmnist.cli.command import command
 from vitmnist.errors import printable
 from vitmnist.runtime.files import display_path
-from vitmnist.tracking.runs import Run, find_runs, read_run
+from vitmnist.tracking.result import Run, find_runs, read_run
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from vitmnist.data.seeding import preserved_generators
+from vitmnist.data.randomness import preserved_generators
 from vitmnist.data.sources import map_tensors
 from vitmnist.diagnosis.candidates import AS_IT_IS, add_candidates, time_parts
 from vitmnist.errors import ConfigError, DataError

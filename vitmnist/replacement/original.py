@@ -19,8 +19,14 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from vitmnist.data.randomness import RandomSampleError, call_watched, preserved_random_state, read_probes
-from vitmnist.data.seeding import preserved_generators, seed_generators
+from vitmnist.data.randomness import (
+    RandomSampleError,
+    call_watched,
+    preserved_generators,
+    preserved_random_state,
+    read_probes,
+    seed_generators,
+)
 from vitmnist.data.sources import copied
 from vitmnist.errors import ConfigError, DataError, naming
 from vitmnist.replacement.decoded_dataset import BatchRows, DecodedDataLoader, NamedCollate, NoRowsError, read_batch

@@ -20,7 +20,7 @@ from vitmnist.config.schema import affects_nothing, keys_where
 from vitmnist.config.values import is_under
 from vitmnist.report.statistics import Differences, Ratio, Spread
 from vitmnist.tracking.epoch_table import Metric, epoch_metrics
-from vitmnist.tracking.runs import Run, monitored
+from vitmnist.tracking.result import Run, monitored
 
 NOTHING = "–"  # not measured, or not applicable
 MACHINE = ("host", "cpu", "cpu_count")  # keys of `environment` that identify a machine

@@ -4,8 +4,7 @@ FOLDER/KEY/images.npy   the samples; anyone can read them with `numpy.load(…, 
 FOLDER/KEY/labels.npy   their labels; samples of other tensors have a file for each tensor, and those that are no rows
                         of tensors are bytes in samples.npy, whose places are in spans.npy
 FOLDER/KEY/crc32.npy    a checksum of each sample in each file, compared whenever samples are read
-FOLDER/KEY/sources.npy  for samples decoded from files: the ctime, device, inode and a digest of each file
-FOLDER/KEY/cache.json   the fingerprint, and the caller's notes
+FOLDER/KEY/cache.json   the fingerprint, the stamp of the files that were decoded, and the caller's notes
 FOLDER/KEY.lock         held by the process that decodes, while others wait
 FOLDER/.KEY.unfinished  the same files while they are written
 """
@@ -32,11 +31,9 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from vitmnist.errors import DataError
-from vitmnist.runtime.files import home_expanded, write_atomic
+from vitmnist.runtime.files import home_expanded, read_json, write_atomic
 from vitmnist.runtime.memory import DoesNotFitError, mib
-from vitmnist.runtime.records import read_json
 from vitmnist.store.rows import RECORD, Checksums, crc32
-from vitmnist.store.source_files import STAMPS, SourceFiles
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +63,7 @@ def decode_once(
     decode: Callable[[], Chunks],
     notes: Callable[[], dict[str, Any]] = dict,
     names: Sequence[str] = ("images", "labels"),
-    sources: SourceFiles | None = None,
+    stamp: str = "",
     may_write: bool = True,
 ) -> CacheEntry:
     """The cache of `fingerprint` in `folder`; if it is missing or damaged, one process decodes while others wait.
@@ -77,7 +74,7 @@ def decode_once(
         size: how many samples `decode` yields at most.
         notes: plain values to keep with the samples; called after they are decoded.
         names: of the files, one for each tensor of a sample.
-        sources: the files that `decode` reads; the cache is decoded again if the content of one has changed.
+        stamp: changes with the files that `decode` reads; a cache with another stamp is decoded again.
         may_write: whether `folder` may be written to; if not, a missing cache is written to `DEFAULT_FOLDER`.
 
     Raises:
@@ -95,13 +92,13 @@ def decode_once(
     key = hashlib.sha256(fingerprint.encode()).hexdigest()[:24]
     entry = folder / key
     with suppress(*UNUSABLE):  # perhaps another process is replacing it: checked again under the lock
-        return _open(entry, names, sources, may_write)
+        return _open(entry, names, stamp)
     if not may_write and folder != (default := home_expanded(DEFAULT_FOLDER)):
         log.warning("%s: no decoded copy of these files; using %s (data.root=FOLDER names another)", folder, default)
-        return decode_once(default, fingerprint, size, decode, notes, names, sources)
+        return decode_once(default, fingerprint, size, decode, notes, names, stamp)
     with _locked(folder, key):
         try:
-            return _open(entry, names, sources)
+            return _open(entry, names, stamp)
         except UNUSABLE as damage:
             if entry.is_dir():
                 log.warning("the cache %s cannot be used (%s) and is decoded again", entry, damage)
@@ -116,9 +113,9 @@ def decode_once(
                 checksums = _write(folder, files, size, decode())
                 with _named_errors(folder):
                     np.save(unfinished / "crc32.npy", checksums)
-                    if sources:
-                        sources.save(unfinished)
-            record: dict[str, Any] = json.loads(json.dumps({"fingerprint": fingerprint, "notes": notes()}))
+            record: dict[str, Any] = json.loads(
+                json.dumps({"fingerprint": fingerprint, "stamp": stamp, "notes": notes()})
+            )
             with _named_errors(folder):
                 record["crc32"] = _checksum(record, unfinished, names)
                 write_atomic(unfinished / RECORD, json.dumps(record, indent=2).encode())
@@ -126,7 +123,7 @@ def decode_once(
                 unfinished.rename(entry)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-        return _open(entry, names, sources)
+        return _open(entry, names, stamp)
 
 
 @contextmanager
@@ -204,20 +201,19 @@ def _map(file: IO[bytes]) -> Tensor:
     return torch.from_numpy(np.ndarray(shape, dtype, pages, offset=file.tell()))
 
 
-def _open(entry: Path, names: Sequence[str], sources: SourceFiles | None = None, may_write: bool = True) -> CacheEntry:
+def _open(entry: Path, names: Sequence[str], stamp: str) -> CacheEntry:
     """The cache in `entry`; raises `UNUSABLE` if it is missing, incomplete, or not that of today's files."""
     record = read_json(entry / RECORD)
     if record.pop("crc32") != _checksum(record, entry, names):
         raise ValueError("its record or the header of a file is not what was written")
+    if record["stamp"] != stamp:
+        raise ValueError("the files that it was decoded from have been replaced")
     with ExitStack() as stack:
         *files, checksums = [stack.enter_context(_open_file(entry / f"{name}.npy")) for name in (*names, "crc32")]
         values = np.load(checksums, allow_pickle=False)
         if values.dtype != np.uint32 or values.ndim != 2 or len(values) != len(files):
             raise ValueError("its checksums are not those of its files")
         mapped = tuple(map(_map, files))
-        if sources:
-            stamps = np.load(stack.enter_context(_open_file(entry / STAMPS)), allow_pickle=False)
-            sources.verify(stamps, entry, may_write)
     if len(mapped[-1]) != values.shape[1]:
         raise ValueError("its files differ in their number of samples")
     return CacheEntry(mapped, tuple(Checksums(of_file, entry) for of_file in values), record["notes"])

@@ -15,7 +15,7 @@ from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.datasets.base import Split
 from vitmnist.errors import printable
 from vitmnist.loaders.base import Loader
-from vitmnist.training.accumulator import Predictions
+from vitmnist.training.loop import Predictions
 from vitmnist.training.setup import TrainSetup
 
 GRID_IMAGES = 64

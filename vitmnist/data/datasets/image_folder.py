@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -28,7 +29,6 @@ from vitmnist.runtime.files import home_expanded
 from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.store.cache_file import decode_once
 from vitmnist.store.rows import rows_in_memory
-from vitmnist.store.source_files import SourceFiles
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     with file_warnings() as decoder.warned:
         entry = decode_once(
             *(root / CACHE, decoder.fingerprint(), len(samples), decoder.decode, decoder.notes),
-            sources=decoder.sources,
+            stamp=decoder.stamp(),
             may_write=options.download,
         )
     (images, labels), notes = entry.tensors, entry.notes
@@ -218,6 +218,13 @@ def _unreadable_error(unreadable: list[str], size: int, advice: str) -> DataErro
     return DataError("\n".join([f"{len(unreadable)} of {size} pictures cannot be read:", *shown, advice]))
 
 
+def _stat(path: Path) -> os.stat_result | None:
+    """The stat of a file; None for a missing one, which is reported when it is decoded."""
+    with suppress(OSError):
+        return path.stat()
+    return None
+
+
 class FolderDecoder:
     """Decodes the samples of all splits of a folder on all cores; `notes` is stored with them.
 
@@ -228,7 +235,7 @@ class FolderDecoder:
     def __init__(self, folder: Path, parts: list[Samples], options: ImageFolderOptions) -> None:
         self.folder, self.parts, self.options = folder, parts, options
         self.samples = [sample for part in parts for sample in part]
-        self.sources = SourceFiles([path for path, _ in self.samples])
+        self.stats = [_stat(path) for path, _ in self.samples]
         self.starts = [0, *accumulate(map(len, parts))]  # and the end of the last
         self.warned: dict[Path, str] = {}
         self.unreadable: list[tuple[int, str]] = []
@@ -238,13 +245,21 @@ class FolderDecoder:
 
     def fingerprint(self) -> str:
         """Changes with everything that changes the pixels; by sizes and times, since reading files takes too long."""
-        files = []
-        for (path, label), stat in zip(self.samples, self.sources.stats, strict=True):
-            size, time = (stat.st_size, stat.st_mtime_ns) if stat else (None, None)  # reported when it is decoded
-            files.append((str(path.relative_to(self.folder)), label, size, time))
+        files = [
+            (str(path.relative_to(self.folder)), label, stat and stat.st_size, stat and stat.st_mtime_ns)
+            for (path, label), stat in zip(self.samples, self.stats, strict=True)
+        ]
         options = [VERSION, *self.starts[1:-1], vars(self.options.reader)]
         described = json.dumps([str(self.folder.resolve()), *options, files])
         return hashlib.sha256(described.encode()).hexdigest()
+
+    def stamp(self) -> str:
+        """Changes with other content in files of the same names, sizes and times.
+
+        `mv` and archives keep these, but not the ctime; for a folder or the target of a link, not the inode.
+        """
+        identities = [stat and (stat.st_ctime_ns, stat.st_ino) for stat in self.stats]
+        return hashlib.sha256(json.dumps(identities).encode()).hexdigest()
 
     def decode(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Images, large ones as `[B, H, W, C]`, and labels, in chunks.
@@ -304,7 +319,6 @@ class FolderDecoder:
         coloured = 0
         for index in indices:
             path, label = self.samples[index]
-            self.sources.take_digest(index)
             try:
                 images[len(labels)] = torch.from_numpy(self.reader(path)).permute(2, 0, 1)
                 if self.options.mode == Mode.grey and index < COLOUR_SAMPLES:

@@ -22,7 +22,7 @@ from vitmnist.config.schema import is_in_hparams, keys_where
 from vitmnist.config.values import flatten, is_under
 from vitmnist.registry import NoOptions
 from vitmnist.tracking.epoch_table import EpochRecord, epoch_metrics
-from vitmnist.tracking.loggers.base import LOGGERS, Logger
+from vitmnist.tracking.loggers import LOGGERS, Logger
 from vitmnist.tracking.result import Result
 
 log = logging.getLogger(__name__)
