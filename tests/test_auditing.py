@@ -16,7 +16,7 @@ from tests.support.audits import BATCH_SIZE, ENDED, SAMPLES, CustomLoader
 from tests.support.pages import blocks
 from vitmnist import audit, auditing, make_loader
 from vitmnist.auditing import Audit, Property
-from vitmnist.data.seeding import changed_generators, generator_states, seed_generators
+from vitmnist.data.randomness import changed_generators, generator_states, seed_generators
 
 audit_small = partial(audit, samples=SAMPLES)
 ONCE, ORDER, SAME, RESUMED, STREAMS, LEFT = PROMISES = (

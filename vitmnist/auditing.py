@@ -20,7 +20,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from vitmnist.data.seeding import GENERATORS, draw_from_generators, preserved_generators, seed_generators
+from vitmnist.data.randomness import GENERATORS, draw_from_generators, preserved_generators, seed_generators
 from vitmnist.errors import DataError, UserError, first_line
 from vitmnist.store.tree import flatten
 

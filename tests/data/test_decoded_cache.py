@@ -95,9 +95,8 @@ def test_a_cache_may_be_larger_than_memory(tmp_path: Path, monkeypatch: pytest.M
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": (10, size)})
         file.truncate(file.tell() + 10 * size)
-    monkeypatch.setattr(
-        cache_file, "_checksum", lambda *parts: json.loads(path.with_name("cache.json").read_text())["crc32"]
-    )
+    written = json.loads(path.with_name("cache.json").read_text())["crc32"]
+    monkeypatch.setattr(cache_file, "_checksum", lambda *parts: written)
     tensors = DatasetSource(counted()).in_file(tmp_path, "counted")
     assert tensors.images.shape == (10, size)
     assert tensors.images[9, -1] == 0

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from tests.support.samples import Made
 from vitmnist import from_dataloader, make_loader
 from vitmnist.auditing import ProbeDataset, left_since, running
-from vitmnist.data.seeding import changed_generators, generator_states, read_samples
+from vitmnist.data.randomness import changed_generators, generator_states, read_samples
 from vitmnist.errors import ConfigError
 
 CPU = torch.device("cpu")

@@ -23,7 +23,7 @@ from torchvision.transforms import v2
 from tests.support.pictures import assert_same, smooth
 from tests.support.processes import run_python
 from vitmnist import from_dataloader
-from vitmnist.data.seeding import generator_states, preserved_generators, seed_generators
+from vitmnist.data.randomness import generator_states, preserved_generators, seed_generators
 from vitmnist.errors import DataError
 from vitmnist.replacement import replacements
 from vitmnist.replacement.drawn_transforms import DrawnDataset

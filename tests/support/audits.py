@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from vitmnist.data.seeding import read_samples
+from vitmnist.data.randomness import read_samples
 from vitmnist.data.sources import collate_samples
 
 SAMPLES = 64

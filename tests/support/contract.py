@@ -12,8 +12,8 @@ from torch import Tensor
 from vitmnist.auditing import left_since, running
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.datasets.base import Split
+from vitmnist.data.randomness import changed_generators, generator_states
 from vitmnist.data.sampler import ORDERS, EpochSampler
-from vitmnist.data.seeding import changed_generators, generator_states
 from vitmnist.data.sources import SampleSource
 from vitmnist.loaders.base import Loader
 from vitmnist.loaders.make_loader import Data, loadable, make_loader

@@ -18,9 +18,15 @@ from torch.utils.data import Dataset, Subset
 
 from vitmnist.data.channel_statistics import channel_statistics
 from vitmnist.data.images import to_tensor
-from vitmnist.data.randomness import RandomSampleError, preserved_random_state, read_probes, refusing_random
+from vitmnist.data.randomness import (
+    RandomSampleError,
+    preserved_random_state,
+    read_probes,
+    read_sample,
+    read_samples,
+    refusing_random,
+)
 from vitmnist.data.sampler import as_tensor
-from vitmnist.data.seeding import read_sample, read_samples
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.store.cache_file import decode_once
 from vitmnist.store.rows import Rows, load_rows

@@ -18,8 +18,8 @@ import torch
 from tqdm import tqdm
 
 from vitmnist.config.validation import AUTO, bounded, join
+from vitmnist.data.randomness import preserved_generators
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.seeding import preserved_generators
 from vitmnist.data.sources import SampleSource, map_tensors
 from vitmnist.errors import ConfigError, allowed_names
 from vitmnist.loaders.base import LOADERS, Batches, Loader, Place, WrapperOptions, needs_of, place_of

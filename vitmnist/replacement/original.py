@@ -19,8 +19,14 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from vitmnist.data.randomness import RandomSampleError, call_watched, preserved_random_state, read_probes
-from vitmnist.data.seeding import preserved_generators, seed_generators
+from vitmnist.data.randomness import (
+    RandomSampleError,
+    call_watched,
+    preserved_generators,
+    preserved_random_state,
+    read_probes,
+    seed_generators,
+)
 from vitmnist.data.sources import copied
 from vitmnist.errors import ConfigError, DataError, naming
 from vitmnist.replacement.decoded_dataset import BatchRows, DecodedDataLoader, NamedCollate, NoRowsError, read_batch
@@ -52,8 +58,11 @@ def rebuilt(dataloader: DataLoader[Any], kind: Any = DataLoader, **changed: Any)
     if changed.get("num_workers", dataloader.num_workers):
         names += ["timeout", "multiprocessing_context", "prefetch_factor", "persistent_workers"]
     # Not the batch sampler that the DataLoader has made: frameworks build another one around the sampler.
-    is_own = dataloader.batch_size is None and "batch_size" not in changed
-    names += ["batch_sampler"] if is_own else ["batch_size", "drop_last", "sampler"]
+    if dataloader.batch_size is None and dataloader.batch_sampler is not None and "batch_size" not in changed:
+        names += ["batch_sampler"]
+    else:
+        names += ["batch_size", "drop_last"]
+        names += [] if isinstance(dataloader.dataset, IterableDataset) else ["sampler"]
     return kind(**{name: getattr(dataloader, name) for name in names} | changed)
 
 

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from vitmnist.data.randomness import preserved_random_state, read_probes
-from vitmnist.data.seeding import seed_generators
+from vitmnist.data.randomness import preserved_random_state, read_probes, seed_generators
 from vitmnist.errors import ConfigError, described, naming
 from vitmnist.replacement.decoded_dataset import (
     CollateGathered,
@@ -31,7 +30,6 @@ from vitmnist.replacement.decoded_dataset import (
     keep_samples,
     read_batch,
 )
-from vitmnist.replacement.deferred_transforms import BATCH_DIMS, DeferredCollate, DeferredTransforms, make_deferred
 from vitmnist.replacement.drawn_transforms import DrawnDataset, can_be_drawn
 from vitmnist.replacement.original import (
     EagerDataLoader,
@@ -42,7 +40,13 @@ from vitmnist.replacement.original import (
     workers_needed,
 )
 from vitmnist.replacement.split_transforms import SplitTransforms, Transform, TransformGuard, transform_parts
-from vitmnist.replacement.tensor_dataloader import TensorDataLoader
+from vitmnist.replacement.tensor_dataloader import (
+    BATCH_DIMS,
+    DeferredCollate,
+    DeferredTransforms,
+    TensorDataLoader,
+    make_deferred,
+)
 from vitmnist.replacement.tensor_transforms import picture_difference, split_trailing
 from vitmnist.store.read_once import unchanged
 from vitmnist.store.samples import BYTE_MODES, Samples

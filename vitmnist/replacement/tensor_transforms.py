@@ -12,8 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitmnist.data.images import to_tensor
-from vitmnist.data.randomness import preserved_random_state
-from vitmnist.data.seeding import seed_generators
+from vitmnist.data.randomness import preserved_random_state, seed_generators
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.replacement.split_transforms import Inputs, SplitTransforms, Transform, apply
 from vitmnist.store.samples import BYTE_MODES, Samples

@@ -31,9 +31,8 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from vitmnist.errors import DataError
-from vitmnist.runtime.files import home_expanded, write_atomic
+from vitmnist.runtime.files import home_expanded, read_json, write_atomic
 from vitmnist.runtime.memory import DoesNotFitError, mib
-from vitmnist.runtime.records import read_json
 
 log = logging.getLogger(__name__)
 

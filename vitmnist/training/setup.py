@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitmnist.augment.compose import build_augment, input_size
-from vitmnist.augment.preprocess import Preprocess
+from vitmnist.augment.preprocess import Preprocess, build_augment, input_size
 from vitmnist.config.schema import Config, registries
 from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset
 from vitmnist.data.preparation import given_statistics, prepare
@@ -26,8 +25,8 @@ from vitmnist.data.sampler import EpochSampler, RankSampler
 from vitmnist.errors import ConfigError, DataError, PeerError, described, first_line
 from vitmnist.loaders.auto import AutoOptions, LoaderSelection, ResidentBatch, candidate_of, select_loader
 from vitmnist.loaders.base import LOADERS, Loader, needs_of
-from vitmnist.losses.base import LOSSES
-from vitmnist.models.base import MODELS
+from vitmnist.losses import LOSSES
+from vitmnist.models import MODELS
 from vitmnist.optim.ema import EMA
 from vitmnist.optim.optimizers import OPTIMIZERS
 from vitmnist.optim.schedules import build_schedule

@@ -18,11 +18,11 @@ from torch.optim import Optimizer
 
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config.schema import Precision
-from vitmnist.data.seeding import preserved_generators
+from vitmnist.data.randomness import preserved_generators
 from vitmnist.errors import ConfigError, first_line
 from vitmnist.loaders.base import Loader
-from vitmnist.losses.base import Loss
-from vitmnist.metrics.base import batch_metrics
+from vitmnist.losses import Loss
+from vitmnist.metrics import batch_metrics
 from vitmnist.optim.ema import EMA
 from vitmnist.runtime.world import World
 from vitmnist.training.step_options import StepConfig

@@ -20,8 +20,7 @@ from PIL import Image
 from tests.conftest import Printed
 from tests.support.pictures import smooth
 from vitmnist import load_dataset, make_loader
-from vitmnist.augment.compose import Compose
-from vitmnist.augment.preprocess import Preprocess
+from vitmnist.augment.preprocess import Compose, Preprocess
 from vitmnist.data.channel_statistics import channel_statistics
 from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.image_listing import find_images
