@@ -9,8 +9,7 @@ from enum import Enum
 from itertools import pairwise
 from math import inf
 
-from vitmnist.diagnosis.observation import LoaderInfo, Loop, Unmeasured
-from vitmnist.diagnosis.observer import Observer
+from vitmnist.diagnosis.observer import LoaderInfo, Loop, Observer, Unmeasured
 from vitmnist.runtime.cpu import NOTICEABLE, Cores
 from vitmnist.timing.table import (
     COMPUTE_BOUND_PCT,

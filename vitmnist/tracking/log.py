@@ -10,8 +10,7 @@ from vitmnist.config.schema import Config
 from vitmnist.runtime.cpu import Cores
 from vitmnist.runtime.world import World
 from vitmnist.timing.table import Bottleneck
-from vitmnist.tracking.epoch_table import EpochRecord
-from vitmnist.tracking.monitor import Monitor
+from vitmnist.tracking.epoch_table import EpochRecord, Monitor
 from vitmnist.tracking.result import Result
 from vitmnist.training.setup import TrainSetup
 
