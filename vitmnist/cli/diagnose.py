@@ -57,7 +57,7 @@ def _parse(parser: ArgumentParser) -> Namespace:
     return options
 
 
-@command(_parse)
+@command("diagnose", _parse)
 def main(options: Namespace) -> None:
     json_file: Path | None = options.json and options.json.absolute()  # the script may change the working directory
     if options.json:

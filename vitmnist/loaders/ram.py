@@ -42,7 +42,7 @@ def gather(rows: Rows, sampler: EpochSampler, number: int, start: int) -> Batche
     """
     images, labels = rows.tensors
     if sampler.shuffle == "sample" and labels.dim() == 1:
-        indices, image_rows = sampler.indices(number, start, images.device), Rows((images,), rows.checksums)
+        indices, image_rows = sampler.indices(number, start, images.device), Rows((images,))
         ordered = labels.index_select(0, indices)
         for first in range(0, len(indices), sampler.batch_size):
             span = slice(first, first + sampler.batch_size)

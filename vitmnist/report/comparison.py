@@ -15,9 +15,8 @@ from itertools import accumulate
 from statistics import median
 from typing import Any
 
-from vitmnist.config.labels import trainer_label
 from vitmnist.config.schema import affects_nothing, keys_where
-from vitmnist.config.values import is_under
+from vitmnist.config.values import is_under, trainer_label
 from vitmnist.report.statistics import Differences, Ratio, Spread
 from vitmnist.tracking.epoch_table import Metric, epoch_metrics
 from vitmnist.tracking.result import Run, monitored
