@@ -22,7 +22,7 @@ from vitmnist.cli.evaluate import main as evaluate_main
 from vitmnist.cli.export import main as export_main
 from vitmnist.cli.predict import main as predict_main
 from vitmnist.errors import ConfigError
-from vitmnist.models.base import MODELS
+from vitmnist.models import MODELS
 from vitmnist.models.cnn import CNN, CNNOptions
 from vitmnist.optim.optimizers import OPTIMIZERS
 from vitmnist.registry import NoOptions

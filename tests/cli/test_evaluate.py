@@ -27,7 +27,7 @@ from vitmnist.cli.predict import main as predict_main
 from vitmnist.cli.predict import predict
 from vitmnist.data.image_listing import find_images
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.metrics.base import METRICS
+from vitmnist.metrics import METRICS
 
 CPU = torch.device("cpu")
 NO_EFFECT = "has no effect on a trained model; only data, device, batch_size can be changed"

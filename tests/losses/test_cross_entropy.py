@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitmnist.errors import ConfigError
-from vitmnist.losses.base import LOSSES, Loss
+from vitmnist.losses import LOSSES, Loss
 
 CPU, CLASSES = torch.device("cpu"), ("cat", "dog", "fox")
 LABELS = torch.tensor([0, 0, 0, 0, 1, 1, 2, 2])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vitmnist.metrics.base import confusion_metrics
+from vitmnist.metrics import confusion_metrics
 
 
 def test_classes_count_the_same_however_many_images_they_have() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.conftest import Printed
 from vitmnist.errors import ConfigError
-from vitmnist.models.base import MODELS
+from vitmnist.models import MODELS
 from vitmnist.models.vit import ViT, ViTOptions
 
 VIT = {"name": "vit", "patch_size": 7, "dim": 64, "depth": 6, "heads": 8, "head_dim": 8, "mlp_dim": 128}

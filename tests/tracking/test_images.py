@@ -9,13 +9,12 @@ import pytest
 import torch
 from PIL import Image
 
-from vitmnist.augment.compose import Compose
-from vitmnist.augment.preprocess import Preprocess
+from vitmnist.augment.preprocess import Compose, Preprocess
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import LOADERS
 from vitmnist.tracking.images import CAPTION_HEIGHT, GAP, TILE_WIDTH, caption, training_batch, worst_mistakes
-from vitmnist.training.accumulator import Predictions
+from vitmnist.training.loop import Predictions
 
 
 @pytest.mark.parametrize(

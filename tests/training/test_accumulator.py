@@ -9,9 +9,9 @@ import torch
 
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import DataError, TrainingError
-from vitmnist.metrics.base import METRICS, BatchMetric
+from vitmnist.metrics import METRICS, BatchMetric
 from vitmnist.tracking.epoch_table import epoch_metrics, epoch_record
-from vitmnist.training.accumulator import MetricAccumulator
+from vitmnist.training.loop import MetricAccumulator
 
 
 def test_an_epoch_is_not_resumed_with_other_metrics(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,15 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from vitmnist.augment.compose import Compose
-from vitmnist.augment.keys import operation_keys
-from vitmnist.augment.mixing import draw_partners
-from vitmnist.augment.preprocess import Preprocess
+from vitmnist.augment.base import draw_partners, operation_keys
+from vitmnist.augment.preprocess import Compose, Preprocess
 from vitmnist.config.schema import Precision
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import LOADERS, Loader
-from vitmnist.losses.base import LOSSES
+from vitmnist.losses import LOSSES
 from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.optim.ema import EMA
 from vitmnist.optim.optimizers import OPTIMIZERS

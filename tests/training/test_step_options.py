@@ -17,7 +17,7 @@ from tests.conftest import Printed, Train, assert_same_run, result_of, weights
 from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.config.schema import Precision, TrainerConfig
 from vitmnist.errors import ExitCode
-from vitmnist.models.base import MODELS
+from vitmnist.models import MODELS
 from vitmnist.models.cnn import CNNOptions
 from vitmnist.training import step_options
 from vitmnist.training.setup import use_deterministic_kernels

@@ -12,14 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitmnist.augment.compose import build_augment, input_size
-from vitmnist.augment.preprocess import Preprocess
+from vitmnist.augment.preprocess import Preprocess, build_augment, input_size
 from vitmnist.checkpoint import storage
-from vitmnist.checkpoint.weights import WEIGHTS, read_weights, weights_file
+from vitmnist.checkpoint.storage import WEIGHTS, read_weights, weights_file
 from vitmnist.config.schema import Config, may_change
 from vitmnist.data.datasets.base import DATASETS, FileReader, Split, file_reader
 from vitmnist.errors import ConfigError, DataError, UserError, listed
-from vitmnist.models.base import MODELS
+from vitmnist.models import MODELS
 from vitmnist.runtime.failures import classify
 
 log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from tabulate import tabulate
 from torch import Tensor
 
 from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
-from vitmnist.checkpoint.weights import WEIGHTS
+from vitmnist.checkpoint.storage import WEIGHTS
 from vitmnist.cli.arguments import key_of
 from vitmnist.cli.command import command
 from vitmnist.cli.resume import recorded_config
@@ -34,14 +34,13 @@ from vitmnist.data.datasets.base import DEFAULT_ROOT, Dataset, Split, build_data
 from vitmnist.data.preparation import prepare
 from vitmnist.errors import ConfigError, printable
 from vitmnist.loaders.make_loader import make_loader
-from vitmnist.metrics.base import METRICS
+from vitmnist.metrics import METRICS
 from vitmnist.runtime.device import choose_device
-from vitmnist.runtime.files import home_expanded, write_output
-from vitmnist.runtime.records import csv_text
+from vitmnist.runtime.files import csv_text, home_expanded, write_output
 from vitmnist.tracking.images import worst_mistakes
-from vitmnist.tracking.runs import read_run
+from vitmnist.tracking.result import read_run
 from vitmnist.training import loop
-from vitmnist.training.accumulator import Predictions
+from vitmnist.training.loop import Predictions
 
 SPLITS = ("train", "validation", "test")
 ALIGNED: Any = {"tablefmt": "plain", "disable_numparse": True, "stralign": "right"}  # options of `tabulate`
@@ -216,7 +215,7 @@ def _parse(parser: ArgumentParser) -> Namespace:
     return options
 
 
-@command(_parse)
+@command("evaluate", _parse)
 def main(options: Namespace) -> None:
     evaluation = evaluate(options.run, options.overrides, options.weights, options.split)
     split = evaluation.split

@@ -104,12 +104,12 @@ class Config:
     epochs: int = bounded(at_least=1, may_change=True)
     seed: int = bounded(at_least=0, at_most=2**63 - 1, in_hparams=False)
     device: str = described(affects="timing")
-    model: dict[str, Any] = group("vitmnist.models.base:MODELS")
+    model: dict[str, Any] = group("vitmnist.models:MODELS")
     init: str | None = MISSING
     init_skip: list[str] = MISSING
     lr_scale: dict[str, float] = section(dict, at_least=0)
     data: DataConfig = section(DataConfig)
-    loss: dict[str, Any] = group("vitmnist.losses.base:LOSSES")
+    loss: dict[str, Any] = group("vitmnist.losses:LOSSES")
     optimizer: dict[str, Any] = group("vitmnist.optim.optimizers:OPTIMIZERS")
     schedule: dict[str, Any] = group("vitmnist.optim.schedules:SCHEDULES")
     trainer: TrainerConfig = section(TrainerConfig)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitmnist.config.validation import bounded
 from vitmnist.errors import ConfigError, listed
-from vitmnist.losses.base import LOSSES, Loss
+from vitmnist.losses import LOSSES, Loss
 
 BALANCED = "balanced"
 

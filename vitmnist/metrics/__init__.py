@@ -1,0 +1,65 @@
+"""The registry of metrics: every module in this folder registers some, each a function.
+
+The report, which starts without torch, imports this folder too: a module imports torch for its type hints only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from vitmnist.registry import Registry
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class BatchMetric:
+    """How a metric `NAME` of a batch is shown; it is recorded as `train_NAME` and `eval_NAME`.
+
+    The function takes logits, float32 `[B, classes]`, and labels, int64 `[B]`, which are negative for images that are
+    padding. It returns the sum over the other images, a tensor without dimensions, on the same device and without
+    waiting for it. Recorded is the mean over the images of the pass.
+
+    Args:
+        unit: % multiplies the value by 100.
+        tag: TensorBoard shows `train/TAG` and `eval/TAG`.
+        column: the title of the evaluation's column in the report and in HParams; None has no column.
+        digits: after the decimal point in the report.
+        direction: whether the highest or the lowest value is the best.
+    """
+
+    unit: str
+    tag: str
+    column: str | None = None
+    digits: int | None = None
+    direction: Literal["max", "min"] = "max"
+
+
+class ConfusionMetric(BatchMetric):
+    """How a metric `NAME` of all predictions of an evaluation is shown; it is recorded as `eval_NAME`.
+
+    The function takes the confusion matrix: the number of images by true class (rows) and predicted class (columns),
+    float64 `[classes, classes]` on the CPU. It returns a number.
+    """
+
+
+METRICS: Registry[Tensor] = Registry("metrics", __package__)
+
+
+def batch_metrics() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
+    """The functions of a batch's logits and labels, by name."""
+    names = [name for name in METRICS.names() if not isinstance(METRICS.options_of(name), ConfusionMetric)]
+    return {name: METRICS.function_of(name) for name in names}
+
+
+def confusion_metrics(matrix: Tensor) -> dict[str, float]:
+    """The value of each metric of a confusion matrix, int64 `[classes, classes]`, by name; in percent if so shown."""
+    shown = {name: METRICS.options_of(name) for name in METRICS.names()}
+    return {
+        name: float(METRICS.function_of(name)(matrix.double())) * (100 if metric.unit == "%" else 1)
+        for name, metric in shown.items()
+        if isinstance(metric, ConfusionMetric)
+    }

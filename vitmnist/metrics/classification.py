@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vitmnist.metrics.base import METRICS, BatchMetric, ConfusionMetric
+from vitmnist.metrics import METRICS, BatchMetric, ConfusionMetric
 
 if TYPE_CHECKING:
     from torch import Tensor

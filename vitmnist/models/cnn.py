@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from vitmnist.config.validation import bounded
 from vitmnist.errors import ConfigError
-from vitmnist.models.base import MODELS
+from vitmnist.models import MODELS
 
 
 @dataclass

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vitmnist.config.validation import bounded
 from vitmnist.errors import ConfigError
-from vitmnist.models.base import MODELS
+from vitmnist.models import MODELS
 
 FEW_TOKENS = 64
 """Up to this number of tokens the CPU's fused attention is slower than two matrix products (17 tokens, 8 heads of 8,

@@ -57,8 +57,11 @@ def rebuilt(dataloader: DataLoader[Any], kind: Any = DataLoader, **changed: Any)
     if changed.get("num_workers", dataloader.num_workers):
         names += ["timeout", "multiprocessing_context", "prefetch_factor", "persistent_workers"]
     # Not the batch sampler that the DataLoader has made: frameworks build another one around the sampler.
-    is_own = dataloader.batch_size is None and "batch_size" not in changed
-    names += ["batch_sampler"] if is_own else ["batch_size", "drop_last", "sampler"]
+    if dataloader.batch_size is None and dataloader.batch_sampler is not None and "batch_size" not in changed:
+        names += ["batch_sampler"]
+    else:
+        names += ["batch_size", "drop_last"]
+        names += [] if isinstance(dataloader.dataset, IterableDataset) else ["sampler"]
     return kind(**{name: getattr(dataloader, name) for name in names} | changed)
 
 

@@ -1,17 +1,29 @@
-"""Divides the time of an epoch into phases without synchronising the device inside it."""
+"""Where the time of an epoch goes: its phases, without synchronising the device inside it, and a profile of steps."""
 
 from __future__ import annotations
 
+import logging
+import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
 import torch
+from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule
+
+from vitmnist.runtime.files import write_atomic
+
+log = logging.getLogger(__name__)
 
 Phase = Literal["waiting", "computing", "saving", "other"]
 Mark = float | torch.cuda.Event
 Item = TypeVar("Item")
+
+SKIPPED, RECORDED, ROWS = 4, 5, 25
+"""Steps of a profiled epoch that are skipped and recorded at most, and rows of the table of operations."""
 
 
 def synchronize(device: torch.device) -> None:
@@ -74,3 +86,34 @@ class EpochTimer:
                 yield phase, end - begin  # type: ignore[operator]
             else:
                 yield phase, float(begin.elapsed_time(end)) / 1000  # type: ignore[arg-type]
+
+
+@contextmanager
+def profiled(folder: Path, steps: int, device: torch.device) -> Iterator[Callable[[], None]]:
+    """Profile some steps of an epoch into `profile/trace.json` and `profile/operations.txt`.
+
+    Yields a function to call after each step. The first steps are skipped if there are enough; one of them warms the
+    profiler up. Profiled steps take longer.
+
+    Args:
+        folder: of the run.
+        steps: number of steps in the epoch.
+    """
+    steps = max(steps, 1)  # 0 if the run was resumed from the end of an epoch
+    warmup = min(1, steps - 1)
+    recorded = min(RECORDED, steps - warmup)
+    skipped = min(SKIPPED, steps - warmup - recorded)
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    plan: Callable[[int], ProfilerAction] = (
+        schedule(wait=skipped, warmup=warmup, active=recorded, repeat=1)
+        if warmup
+        else lambda step: ProfilerAction.NONE if step else ProfilerAction.RECORD_AND_SAVE  # schedule() would warn
+    )
+    with profile(activities=activities, schedule=plan, profile_memory=True) as profiler:
+        yield profiler.step
+    output = folder / "profile"
+    output.mkdir(exist_ok=True)
+    profiler.export_chrome_trace(str(output / "trace.json"))
+    table = profiler.key_averages().table(sort_by=f"self_{device.type}_time_total", row_limit=ROWS)
+    write_atomic(output / "operations.txt", table.encode())
+    log.info("%d steps were profiled, which makes them slower; see %s", recorded, os.path.relpath(output))

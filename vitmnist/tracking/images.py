@@ -1,4 +1,4 @@
-"""Images for loggers, `evaluate --grid` and `preview`: the model's input, and its worst mistakes.
+"""Images for loggers and `evaluate --grid`: the model's input, and its worst mistakes.
 
 Drawn with Pillow, because importing matplotlib takes longer than training on a small set.
 """
@@ -15,7 +15,7 @@ from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.datasets.base import Split
 from vitmnist.errors import printable
 from vitmnist.loaders.base import Loader
-from vitmnist.training.accumulator import Predictions
+from vitmnist.training.loop import Predictions
 from vitmnist.training.setup import TrainSetup
 
 GRID_IMAGES = 64

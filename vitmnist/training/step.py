@@ -21,8 +21,8 @@ from vitmnist.config.schema import Precision
 from vitmnist.data.randomness import preserved_random_state
 from vitmnist.errors import ConfigError, first_line
 from vitmnist.loaders.base import Loader
-from vitmnist.losses.base import Loss
-from vitmnist.metrics.base import batch_metrics
+from vitmnist.losses import Loss
+from vitmnist.metrics import batch_metrics
 from vitmnist.optim.ema import EMA
 from vitmnist.runtime.world import World
 from vitmnist.training.step_options import StepConfig

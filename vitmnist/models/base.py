@@ -1,7 +1,0 @@
-"""The registry of models: every module in this folder registers one, built with (options, image shape, classes)."""
-
-from torch import nn
-
-from vitmnist.registry import Registry
-
-MODELS: Registry[nn.Module] = Registry("model", __package__)
