@@ -17,7 +17,7 @@ from tests.conftest import REPOSITORY
 from tests.support.pages import blocks
 from vitmnist import audit, auditing, make_loader
 from vitmnist.auditing import Audit, Property
-from vitmnist.data.randomness import changed_generators, generator_states, read_samples, seed_generators
+from vitmnist.data.randomness import RandomState, read_samples, seed_generators
 from vitmnist.data.sources import collate_samples
 
 SAMPLES = 64
@@ -89,9 +89,9 @@ def no_grace(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_a_loader_without_faults_passes_every_check(capsys: pytest.CaptureFixture[str]) -> None:
     seed_generators(1, 2, 3)
-    before = generator_states()
+    before = RandomState()
     result = audit_small(CustomLoader, strict=True)
-    assert not changed_generators(before)
+    assert not before.changed()
     assert [(item.name, item.status) for item in result.properties] == [(name, "ok") for name in PROMISES]
     assert result.ok
     assert capsys.readouterr().out == f"{result}\n"
