@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import io
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from PIL import Image
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
+from docs.scripts.screenshots import CHROMIUM, chromium
 from tests.support.records import LOST, Records, a, rounds, write
 from vitmnist.report.write import write_report
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-# No requests of the browser's own.
-OFFLINE = ["--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.slow,
@@ -33,13 +30,8 @@ REPORTS: dict[str, Records] = {
 
 @pytest.fixture(scope="module")
 def page() -> Iterator[Page]:
-    with sync_playwright() as playwright:
-        # Chromium refuses to start its sandbox as root, and in most containers.
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", *OFFLINE])
-        page = browser.new_page(viewport={"width": 1500, "height": 900})
-        page.set_default_timeout(60_000)
+    with chromium() as page:
         yield page
-        browser.close()
 
 
 def open_report(page: Page, folder: Path, width: int = 1280) -> None:
