@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from vitmnist.cli.arguments import AUTO_FORM, check_name, key_of, value_of, without_keys
 from vitmnist.cli.command import end
@@ -160,7 +161,7 @@ def follow_rank_0(world: World, typed: list[str]) -> tuple[Config, Path] | None:
     Raises:
         ConfigError: this rank was started with other arguments. Only the data may be elsewhere on another machine.
     """
-    start = world.broadcast_object(dict)
+    start: dict[str, Any] | None = world.broadcast_object(dict)
     if start is None:
         return None
     if without_keys(typed, ["data.root"]) != start["typed"]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
 
+from vitmnist.data.randomness import RandomState
 from vitmnist.diagnosis.observer import Loop
 from vitmnist.errors import ConfigError
 from vitmnist.replacement.decoded_dataset import DecodedDataset
@@ -191,7 +191,7 @@ def time_parts(loader: DataLoader[Any]) -> tuple[dict[str, float], bool]:
     dataset: Any = loader.dataset
     compose = _compose_of(dataset)
     transforms = compose and compose.transforms
-    states = torch.get_rng_state(), random.getstate()
+    random_state = RandomState(dataset)
     times: dict[str, float] = {}
     parts: dict[str, float] = {}
     with suppress(Exception):  # of a sample, or the collate function: the rows of the table then say why
@@ -212,7 +212,7 @@ def time_parts(loader: DataLoader[Any]) -> tuple[dict[str, float], bool]:
         name = "decoding and reading" if compose else "reading and transforms"
         parts = {name: read_s, **times, "collating": time.perf_counter() - began}
         parts = {name: seconds / count for name, seconds in parts.items()}
-    return parts, not torch.equal(states[0], torch.get_rng_state()) or states[1] != random.getstate()
+    return parts, bool(random_state.changed())
 
 
 def _compose_of(dataset: Any) -> Any:

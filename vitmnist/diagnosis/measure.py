@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from vitmnist.data.randomness import preserved_generators
+from vitmnist.data.randomness import preserved_random_state
 from vitmnist.data.sources import map_tensors
 from vitmnist.diagnosis.candidates import AS_IT_IS, add_candidates, time_parts
 from vitmnist.errors import ConfigError, DataError
@@ -203,16 +203,10 @@ def _restored(
     modules, parameters = (list(model.modules()), list(model.parameters())) if model is not None else ([], [])
     modes = [(module, module.training) for module in modules]
     gradients = [(one, None if one.grad is None else one.grad.clone()) for one in parameters]
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    owners = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
-    generators = {one for owner in owners if isinstance(one := getattr(owner, "generator", None), torch.Generator)}
-    drawn = [(generator, generator.get_state()) for generator in generators]
     try:
-        with preserved_generators(device):
+        with preserved_random_state(loader, device=device):
             yield
     finally:
-        for generator, generator_state in drawn:
-            generator.set_state(generator_state)
         for owner, state in states:
             owner.load_state_dict(state)
         for module, is_training in modes:

@@ -23,7 +23,7 @@ from time import perf_counter, process_time
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from vitmnist.runtime.cpu import CpuTime
+from vitmnist.runtime.cpu import CpuClock
 from vitmnist.runtime.files import display_path
 
 if TYPE_CHECKING:
@@ -230,8 +230,8 @@ class Observer:
         self._inside: set[int] = set()  # The threads that are within a call of a loader
         self._process = os.getpid()
         self._observed: set[type] = set()
-        self._began = CpuTime.now()
-        self.cores = self._began.cores_since(self._began)
+        self._cpu_clock = CpuClock()
+        self.cores = self._cpu_clock.cores()
         """Processor cores in use from the warm-up to the end."""
         self._install("import", ())
         sys.addaudithook(self._install)  # An import event follows that of torch's module, which imports others
@@ -262,7 +262,7 @@ class Observer:
             return
         most = max((loop.batches for loop in self.loops), default=0)
         if not self.is_warm and most >= self.limits.warm_up:
-            self.is_warm, self._began = True, CpuTime.now()
+            self.is_warm, self._cpu_clock = True, CpuClock()
             for loop in self.loops:
                 loop.forget(perf_counter())
         elif self.is_warm and self.limits.steps is not None and most >= self.limits.steps:
@@ -274,7 +274,7 @@ class Observer:
     def end(self) -> None:
         """Observe no more."""
         if not self.ended:
-            self.ended, self.cores = perf_counter(), CpuTime.now().cores_since(self._began)
+            self.ended, self.cores = perf_counter(), self._cpu_clock.cores()
             for loop in self.loops:
                 for this in loop.passes[-1:]:
                     loop.note_collecting(this)

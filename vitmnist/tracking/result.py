@@ -84,7 +84,7 @@ class Result:
         waiting_pct, steps, cores = self.summary()["data_wait_pct_median"], self._steps(), self._cores()
         if waiting_pct is None or not steps:
             return None
-        return Bottleneck.of(waiting_pct, steps, cores is None or cores.compete)
+        return Bottleneck.of(waiting_pct, steps, cores is None or cores.are_busy)
 
     def verdict(self) -> str | None:
         """The same in one sentence."""
