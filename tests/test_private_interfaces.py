@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import datasets
 import torch
 
-import hydra_plugins.vitmnist_rounds  # noqa: F401  # imports what pydoc looks up
+import hydra_plugins.vitmnist_sweepers  # noqa: F401  # imports what pydoc looks up
 from tests.conftest import REPOSITORY
 from vitmnist.tracking.environment import LIBRARIES
 
@@ -22,7 +22,10 @@ NOTHING = "the program does not start: an ImportError names it"
 PRIVATE = {  # of what, names: what the user sees without them
     # Tells Hydra's options from overrides.
     ("hydra._internal.utils", "get_args_parser"): NOTHING,
-    ("hydra._internal.core_plugins.basic_sweeper", "BasicSweeper"): "a sweep with `repeats` is refused; all else works",
+    (
+        "hydra._internal.core_plugins.basic_sweeper",
+        "BasicSweeper",
+    ): "sweeps with `repeats` and searches are refused",
     # One kernel for all averaged weights; torch's own optimizers use them.
     ("torch", "_foreach_add_ _foreach_mul_ _foreach_sub"): "ema_decay ends at its first step; all else works",
     # torch documents `torch._C.DisableTorchFunctionSubclass`: the values of a tensor of any subclass.
