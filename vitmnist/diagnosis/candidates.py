@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
 
-from vitmnist.data.randomness import changed_generators, generator_states
+from vitmnist.data.randomness import RandomState
 from vitmnist.diagnosis.observer import Loop
 from vitmnist.errors import ConfigError
 from vitmnist.replacement.decoded_dataset import DecodedDataset
@@ -183,8 +183,9 @@ def best_change(rows: Sequence[Row], epochs: float = inf) -> str | None:
 
 def time_parts(loader: DataLoader[object]) -> tuple[dict[str, float], bool]:
     """Seconds per sample of reading, of each transform of a `Compose`, and of collating; whether samples are random."""
-    dataset, compose, before = loader.dataset, _compose_of(loader.dataset), generator_states()
+    dataset, compose = loader.dataset, _compose_of(loader.dataset)
     transforms = compose and compose.transforms
+    random_state = RandomState(dataset)
     times: dict[str, float] = {}
     parts: dict[str, float] = {}
     with suppress(Exception):  # of a sample, or the collate function: the rows of the table then say why
@@ -205,7 +206,7 @@ def time_parts(loader: DataLoader[object]) -> tuple[dict[str, float], bool]:
         name = "decoding and reading" if compose else "reading and transforms"
         parts = {name: read_s, **times, "collating": time.perf_counter() - began}
         parts = {name: seconds / count for name, seconds in parts.items()}
-    return parts, bool(changed_generators(before))
+    return parts, bool(random_state.changed())
 
 
 def _compose_of(dataset: object) -> Any:

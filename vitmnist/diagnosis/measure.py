@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from vitmnist.data.randomness import preserved_generators, preserved_random_state
+from vitmnist.data.randomness import preserved_random_state
 from vitmnist.data.sources import map_tensors
 from vitmnist.diagnosis.candidates import AS_IT_IS, add_alternatives
 from vitmnist.errors import ConfigError, DataError
@@ -112,9 +112,9 @@ def diagnose(
     in_use = torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
     device = in_use if parameter is None else parameter.device
     with ExitStack() as stack:
-        for state in (warnings.catch_warnings(), _restored(model, optimizer), preserved_random_state(loader)):
-            stack.enter_context(state)
-        stack.enter_context(preserved_generators(device))
+        stack.enter_context(warnings.catch_warnings())
+        stack.enter_context(_restored(model, optimizer))
+        stack.enter_context(preserved_random_state(loader, device=device))
         warnings.simplefilter("ignore")  # such as torch's of more workers than cores
         diagnosis = _measure(loader, step, batches, seconds, device, stack)
     if missing := [f"{name}=" for name, value in (("model", model), ("optimizer", optimizer)) if value is None]:

@@ -22,7 +22,6 @@ from torch.utils.data import (
 from vitmnist.data.randomness import (
     RandomSampleError,
     call_watched,
-    preserved_generators,
     preserved_random_state,
     read_probes,
     seed_generators,
@@ -96,7 +95,7 @@ def _check_indices(dataloader: DataLoader[Any]) -> None:
     dataset: Any = dataloader.dataset
     batches: Any = dataloader.batch_sampler
     first: list[Any] = []
-    with suppress(Exception), preserved_generators():  # some cannot be copied, such as generators
+    with suppress(Exception), preserved_random_state():  # some cannot be copied, such as generators
         first = list(next(iter(deepcopy(batches, {id(dataset): dataset}))))
     for index in first:
         is_number = hasattr(index, "__index__") and not getattr(index, "ndim", 0)

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config.schema import Precision
-from vitmnist.data.randomness import preserved_generators
+from vitmnist.data.randomness import preserved_random_state
 from vitmnist.errors import ConfigError, first_line
 from vitmnist.loaders.base import Loader
 from vitmnist.losses import Loss
@@ -262,7 +262,7 @@ def compile_step(step: TrainStep, loader: Loader, config: StepConfig) -> StepCon
         images, labels = next(batches)
     batch = images, labels, keys, len(labels)
     started = time.perf_counter()
-    with preserved_generators(step.device), preserved_buffers(step.model):
+    with preserved_random_state(device=step.device), preserved_buffers(step.model):
         if step.forward is step.eager:
             # Eagerly first: a library that fills a cache at its first call, as einops does, would recompile later.
             step.forward_backward(*batch)
