@@ -42,7 +42,7 @@ from rounds import at_least_one, command_line, main, ratios, report, spread, tab
 from torchvision.transforms import v2
 
 from vitmnist import Preprocess, from_dataloader, load_dataset, make_loader
-from vitmnist.augment.compose import build_augment
+from vitmnist.augment.preprocess import build_augment
 from vitmnist.config.compose import compose
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.images import ImageReader, Mode

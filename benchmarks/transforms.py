@@ -32,7 +32,7 @@ from torchvision import transforms as T
 from torchvision.datasets import ImageFolder
 
 from vitmnist import Preprocess, from_dataloader, load_dataset, make_loader
-from vitmnist.augment.compose import build_augment
+from vitmnist.augment.preprocess import build_augment
 from vitmnist.config.compose import compose
 from vitmnist.tracking.environment import describe_environment
 

@@ -25,8 +25,8 @@ from omegaconf import DictConfig
 from vitmnist.cli.arguments import key_of
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.files import display_path, write_atomic
-from vitmnist.tracking.monitor import JOURNAL, SEARCH_RESULT, search_objective
-from vitmnist.tracking.runs import read_run
+from vitmnist.tracking.epoch_table import search_objective
+from vitmnist.tracking.result import JOURNAL, SEARCH_RESULT, read_run
 
 if TYPE_CHECKING:  # Hydra imports this module at every start, but only a search needs Optuna
     from optuna import Study

@@ -16,7 +16,7 @@ from tests.support.audits import BATCH_SIZE, ENDED, SAMPLES, CustomLoader
 from tests.support.pages import blocks
 from vitmnist import audit, auditing, make_loader
 from vitmnist.auditing import Audit, Property
-from vitmnist.data.randomness import changed_generators, generator_states, seed_generators
+from vitmnist.data.randomness import RandomState, seed_generators
 
 audit_small = partial(audit, samples=SAMPLES)
 ONCE, ORDER, SAME, RESUMED, STREAMS, LEFT = PROMISES = (
@@ -49,9 +49,9 @@ def no_grace(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_a_loader_without_faults_passes_every_check(capsys: pytest.CaptureFixture[str]) -> None:
     seed_generators(1, 2, 3)
-    before = generator_states()
+    before = RandomState()
     result = audit_small(CustomLoader, strict=True)
-    assert not changed_generators(before)
+    assert not before.changed()
     assert [(item.name, item.status) for item in result.properties] == [(name, "ok") for name in PROMISES]
     assert result.ok
     assert capsys.readouterr().out == f"{result}\n"

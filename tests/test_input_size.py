@@ -16,13 +16,12 @@ from torchvision.transforms import CenterCrop
 from tests.conftest import CallHere, Printed, Train, result_of
 from tests.data.datasets.test_image_folder import draw, folder, load
 from vitmnist import make_loader
-from vitmnist.augment.compose import Compose
-from vitmnist.augment.preprocess import Preprocess
+from vitmnist.augment.preprocess import Compose, Preprocess
 from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.cli.evaluate import main as evaluate_main
+from vitmnist.cli.export import FORMATS
 from vitmnist.cli.export import main as export_main
 from vitmnist.cli.predict import main as predict_main
-from vitmnist.export import FORMATS
 from vitmnist.models import MODELS
 from vitmnist.models.cnn import CNNOptions
 

@@ -10,10 +10,8 @@ from omegaconf import OmegaConf
 
 from tests.augment.test_operations import keys, operation
 from vitmnist import make_loader
-from vitmnist.augment.base import OPERATIONS
-from vitmnist.augment.compose import Compose, build_augment, input_size
-from vitmnist.augment.keys import operation_keys
-from vitmnist.augment.preprocess import Preprocess
+from vitmnist.augment.base import OPERATIONS, operation_keys
+from vitmnist.augment.preprocess import Compose, Preprocess, build_augment, input_size
 from vitmnist.config import CONF
 from vitmnist.config.compose import compose
 from vitmnist.config.schema import Config

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from torchvision.transforms import v2
 
 from tests.augment.test_operations import built, images, keys
-from vitmnist.augment.compose import Compose
-from vitmnist.augment.keys import operation_keys, random_bits
-from vitmnist.augment.mixing import draw_partners
+from vitmnist.augment.base import draw_partners, operation_keys, random_bits
+from vitmnist.augment.preprocess import Compose
 
 NUMBER = 100
 PADDING = -100

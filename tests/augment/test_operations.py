@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torchvision.transforms.v2 import functional as TF
 
-from vitmnist.augment.base import OPERATIONS, Mixing, Operation
-from vitmnist.augment.keys import (
+from vitmnist.augment.base import (
     NUMBERS_OF_A_BOX,
+    OPERATIONS,
+    Mixing,
+    Operation,
     _mix64,
     augment_keys,
     random_boxes,

@@ -12,8 +12,7 @@ from tests.gpu import NEEDS_CUDA
 from tests.support.contract import check_contract
 from vitmnist import make_loader
 from vitmnist.augment.base import OPERATIONS
-from vitmnist.augment.compose import Compose
-from vitmnist.augment.preprocess import Preprocess
+from vitmnist.augment.preprocess import Compose, Preprocess
 from vitmnist.config.schema import Shuffle
 from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.sampler import EpochSampler

@@ -13,10 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.utils import counters
 
-from vitmnist.augment.compose import Compose
-from vitmnist.augment.keys import operation_keys
-from vitmnist.augment.mixing import draw_partners
-from vitmnist.augment.preprocess import Preprocess
+from vitmnist.augment.base import draw_partners, operation_keys
+from vitmnist.augment.preprocess import Compose, Preprocess
 from vitmnist.config.schema import Precision
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.sampler import EpochSampler

@@ -9,8 +9,7 @@ from torch import Tensor
 from tests.support.waits import CUDA, refusing_waits
 from tests.training.test_step import OPTIMIZERS_UNDER_TEST
 from vitmnist.augment.base import OPERATIONS
-from vitmnist.augment.compose import Compose
-from vitmnist.augment.preprocess import Preprocess
+from vitmnist.augment.preprocess import Compose, Preprocess
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.losses import LOSSES
 from vitmnist.models.vit import ViT, ViTOptions

@@ -1,12 +1,24 @@
-"""The base classes of augmentation operations, and their registry."""
+"""What an augmentation operation is written with: base classes, the registry, and random numbers.
+
+The numbers are pure functions of (seed, epoch, index), the same on every device.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
+from vitmnist.data.sampler import EpochSampler
 from vitmnist.registry import Registry
+
+GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # splitmix64's increment as a signed int64
+NUMBERS_OF_A_BOX = 4  # random numbers that `random_boxes` draws per image; callers number their own from here
+NUMBERS = 64  # random numbers that an operation may draw per image
 
 
 class Operation(nn.Module):
@@ -47,3 +59,91 @@ class Mixing(nn.Module):
 
 
 OPERATIONS: Registry[Operation | Mixing] = Registry("data/augment.operations", __package__)
+
+
+def augment_keys(sampler: EpochSampler, epoch: int, device: torch.device, start: int = 0) -> Tensor:
+    """A random int64 for each image of an epoch from batch `start` on, in the order of its batches."""
+    # Another spawn key than the sampler's (epoch,), so that augmentation is independent of the order.
+    (base,) = np.random.SeedSequence(sampler.seed, spawn_key=(epoch, 1)).generate_state(1, np.uint64)
+    return _mix64(sampler.indices(epoch, start, device) * GOLDEN + (int(base) - 2**63))
+
+
+def operation_keys(keys: Tensor, index: int) -> Tensor:
+    """Independent keys for the operation at an index of a list; index 0 gets `keys` unchanged."""
+    return keys + GOLDEN * NUMBERS * index % 2**63
+
+
+def random_bits(keys: Tensor, number: int) -> Tensor:
+    """31 random bits per key, as int64, independent for each `number`."""
+    return _shift_right(_mix64(keys + GOLDEN * (number + 1) % 2**63), 33)
+
+
+def random_signed(keys: Tensor, number: int) -> Tensor:
+    """Uniform in -1…1 per key, as float32, independent for each `number`."""
+    return random_bits(keys, number).double().mul_(2**-30).sub_(1).float()
+
+
+def random_uniform(keys: Tensor, number: int, low: float = 0.0, high: float = 1.0) -> Tensor:
+    """Uniform from `low` to below `high` per key, as float64, independent for each `number`."""
+    return random_bits(keys, number).double().mul_((high - low) * 2**-31).add_(low)
+
+
+def _mix64(numbers: Tensor) -> Tensor:
+    """The finaliser of splitmix64 (Steele, Lea, Flood, 2014, doi:10.1145/2660193.2660195), elementwise on int64."""
+    numbers = (numbers ^ _shift_right(numbers, 30)) * (0xBF58476D1CE4E5B9 - 2**64)
+    numbers = (numbers ^ _shift_right(numbers, 27)) * (0x94D049BB133111EB - 2**64)
+    return torch.bitwise_xor(numbers, _shift_right(numbers, 31))
+
+
+def _shift_right(numbers: Tensor, bits: int) -> Tensor:
+    """Logical shift to the right; torch's `>>` is arithmetic for signed integers."""
+    return torch.bitwise_and(numbers >> bits, 2 ** (64 - bits) - 1)
+
+
+class Boxes(NamedTuple):
+    """Boxes in pixels, int64 `[B]` each; `bottom` and `right` are excluded."""
+
+    top: Tensor
+    left: Tensor
+    bottom: Tensor
+    right: Tensor
+
+    def mask(self, height: int, width: int) -> Tensor:
+        """1 for each pixel of an image of this size that is in its box, else 0: float32 `[B, 1, H, W]`, for `lerp`."""
+        rows, columns = (torch.arange(side, device=self.top.device) for side in (height, width))
+        in_rows = (rows >= self.top[:, None]) & (rows < self.bottom[:, None])
+        in_columns = (columns >= self.left[:, None]) & (columns < self.right[:, None])
+        return in_rows.float()[:, None, :, None] * in_columns.float()[:, None, None, :]
+
+
+def random_boxes(keys: Tensor, scale: Sequence[float], ratio: Sequence[float], height: int, width: int) -> Boxes:
+    """Boxes anywhere in images of this size, of a random area and shape.
+
+    A box that would be longer than a side of the image is shortened to it; torchvision draws again, up to ten times.
+
+    Args:
+        scale: least and greatest share of the image's area, drawn uniformly.
+        ratio: least and greatest width over height, its logarithm drawn uniformly.
+    """
+    # In float64, so that rounding to pixels is the same on every device.
+    area = random_uniform(keys, 0, *scale) * (height * width)
+    aspect = random_uniform(keys, 1, *map(math.log, ratio)).exp()
+    box_height = (area / aspect).sqrt().round().clamp(1, height)
+    box_width = (area * aspect).sqrt().round().clamp(1, width)
+    top = (random_uniform(keys, 2) * (height - box_height + 1)).long()
+    left = (random_uniform(keys, 3) * (width - box_width + 1)).long()
+    return Boxes(top, left, top + box_height.long(), left + box_width.long())
+
+
+def draw_partners(keys: Tensor, is_valid: Tensor) -> Tensor:
+    """The row of each image's partner: the next one, in the order of their random numbers, among the valid images.
+
+    Each valid image is thus the partner of exactly one, and never of itself if there are two or more. Padding is its
+    own partner, so its content reaches no valid image.
+    """
+    order = random_bits(keys, 0).where(is_valid, 2**31).argsort(stable=True)
+    positions = torch.arange(len(keys), device=keys.device)
+    count = is_valid.sum()
+    following = torch.where(positions + 1 == count, 0, positions + 1).where(positions < count, positions)
+    # Not scatter_, which torch replaces by a slower one where it must be deterministic.
+    return order[following][order.argsort()]

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitmnist.augment.compose import build_augment, input_size
-from vitmnist.augment.preprocess import Preprocess
+from vitmnist.augment.preprocess import Preprocess, build_augment, input_size
 from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.storage import WEIGHTS, read_weights, weights_file
 from vitmnist.config.schema import Config, may_change

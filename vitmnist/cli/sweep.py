@@ -33,9 +33,8 @@ from vitmnist.runtime.files import display_path
 from vitmnist.runtime.run_folder import InUseError, has_checkpoint, locked
 from vitmnist.runtime.signals import RunInterrupted, StopSignal, TimeLimitReached, interruption
 from vitmnist.runtime.world import launched
-from vitmnist.tracking.monitor import JOURNAL, search_objective
-from vitmnist.tracking.result import Result, choices_of
-from vitmnist.tracking.runs import Run, find_runs, read_run
+from vitmnist.tracking.epoch_table import search_objective
+from vitmnist.tracking.result import JOURNAL, Result, Run, choices_of, find_runs, read_run
 
 log = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from vitmnist.data.randomness import (
 from vitmnist.data.sampler import as_tensor
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.store.cache_file import decode_once
-from vitmnist.store.rows import Checksums, Rows, load_rows
+from vitmnist.store.rows import Rows, load_rows
 from vitmnist.store.tree import tree_map
 
 Tensors = TypeVar("Tensors", bound="TensorSet")
@@ -83,9 +83,7 @@ class SampleSource(ABC):
         """
         contents = self.fingerprint or (fingerprint and f"{fingerprint}, {len(self)} samples")
         entry = decode_once(folder, contents or None, len(self), self.chunks)
-        (images, labels), (of_images, of_labels) = entry.tensors, entry.checksums
-        of_labels.verify(labels)
-        return TensorSet(images, labels, checksums=of_images)
+        return TensorSet(*entry.tensors, is_mapped=True)
 
     def stored(self) -> SampleSource:
         """The samples as they are stored, for a loader that reads each when it is needed."""
@@ -103,7 +101,7 @@ class TensorSet(SampleSource):
     Args:
         images: `[N, …]` of any dtype.
         labels: `[N, …]` of any dtype.
-        checksums: of `images`, if they are a memory-mapped file, whose pages are read on demand.
+        is_mapped: the images are a memory-mapped file, whose pages are read on demand.
 
     Raises:
         DataError: not tensors, or of different lengths.
@@ -114,7 +112,7 @@ class TensorSet(SampleSource):
     images: Tensor
     labels: Tensor
     _: KW_ONLY
-    checksums: Checksums | None = None
+    is_mapped: bool = False
 
     def __post_init__(self) -> None:
         for name, tensor in (("images", self.images), ("labels", self.labels)):
@@ -131,7 +129,7 @@ class TensorSet(SampleSource):
     @property
     def rows(self) -> Rows:
         """Images and labels, without their gradients."""
-        return Rows((self.images.detach(), self.labels.detach()), (self.checksums,) if self.checksums else ())
+        return Rows((self.images.detach(), self.labels.detach()), self.is_mapped)
 
     def read(self, indices: slice | Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
         images, labels = self.rows.gather(indices)
@@ -141,14 +139,14 @@ class TensorSet(SampleSource):
         return zip(self.images.split(CHUNK), self.labels.split(CHUNK), strict=True)
 
     def in_memory(self) -> TensorSet:
-        return TensorSet(*self.rows.in_memory().tensors) if self.checksums else self
+        return TensorSet(*self.rows.in_memory().tensors) if self.is_mapped else self
 
     def bytes_to_load(self, device: torch.device) -> int:
-        return self.nbytes if self.checksums or self.images.device.type != device.type else 0
+        return self.nbytes if self.is_mapped or self.images.device.type != device.type else 0
 
     def in_file(self, folder: Path, fingerprint: str | None = None) -> TensorSet:
         self.check_on_host()
-        if self.checksums or not len(self):
+        if self.is_mapped or not len(self):
             return self
         # Its own labels, because sets of the same images and other labels share a file.
         return replace(super().in_file(folder), labels=self.labels)
@@ -159,9 +157,7 @@ class TensorSet(SampleSource):
 
     def part(self: Tensors, span: slice, **changes: Any) -> Tensors:
         """The samples of a span, as views; `changes` replace other fields."""
-        checksums = self.checksums[span] if self.checksums else None
-        fields = {"images": self.images[span], "labels": self.labels[span], "checksums": checksums, **changes}
-        return replace(self, **fields)
+        return replace(self, **{"images": self.images[span], "labels": self.labels[span], **changes})
 
     @property
     def fingerprint(self) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource, TensorSet
 from vitmnist.loaders.base import LOADERS, Batch, Batches, Loader, Place
 from vitmnist.registry import NoOptions
-from vitmnist.runtime.device import Backend, backend_of
+from vitmnist.runtime.device import Backend, Event, backend_of
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.store.rows import Rows
 
@@ -43,7 +42,7 @@ def gather(rows: Rows, sampler: EpochSampler, number: int, start: int) -> Batche
     """
     images, labels = rows.tensors
     if sampler.shuffle == "sample" and labels.dim() == 1:
-        indices, image_rows = sampler.indices(number, start, images.device), Rows((images,), rows.checksums)
+        indices, image_rows = sampler.indices(number, start, images.device), Rows((images,))
         ordered = labels.index_select(0, indices)
         for first in range(0, len(indices), sampler.batch_size):
             span = slice(first, first + sampler.batch_size)
@@ -66,7 +65,7 @@ class PinnedBuffers:
     def __init__(self, backend: Backend, rows: Rows, batch_size: int) -> None:
         self._backend, self._rows, self._batch_size = backend, rows, batch_size
         self._count = 0
-        self._sent: deque[tuple[tuple[Tensor, ...], Any]] = deque()  # (buffers, event after their copy), oldest first
+        self._sent: deque[tuple[tuple[Tensor, ...], Event]] = deque()  # (buffers, event after their copy), oldest first
         self._lock = threading.Lock()
 
     def send(self, indices: slice | Tensor) -> Batch:
@@ -83,15 +82,16 @@ class PinnedBuffers:
         return images, labels
 
     def _acquire(self) -> tuple[Tensor, ...]:
+        oldest = None
         with self._lock:
             # With more live iterators than buffers, all of them may be taken: then there is one more.
-            if self._sent and (self._count >= self.DEPTH or self._backend.is_done(self._sent[0][1])):
-                buffers, event = self._sent.popleft()
+            if self._sent and (self._count >= self.DEPTH or self._sent[0][1].query()):
+                oldest = self._sent.popleft()
             else:
-                buffers, event = (), None
                 self._count += 1
-        if buffers:
-            self._backend.synchronize(event)
+        if oldest:
+            buffers, event = oldest
+            event.synchronize()
             return buffers
         with torch.inference_mode(False):  # the buffers are also filled outside of inference mode
             return self._rows.buffers(self._batch_size, self._backend.empty_pinned)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,6 @@ from torch import Tensor
 from vitmnist.errors import DataError
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.store.cache_file import decode_once
-from vitmnist.store.rows import Checksums
 from vitmnist.store.sample_bytes import (
     Buffer,
     LoadImage,
@@ -36,7 +34,7 @@ class EncodedSamples:
 
     Args:
         content: of all of them, uint8.
-        spans: where each begins and ends in it, and the CRC-32 of its bytes; int64 `[N, 3]`.
+        spans: where each begins and ends in it; int64 `[N, 2]`.
         image_modes: of the PIL images in them.
         structure: of each; None if they differ.
     """
@@ -53,10 +51,10 @@ class Samples:
 
     Args:
         blocks: the bytes of the samples, uint8; one or more blocks of memory.
-        spans: for each sample the block, where it begins and ends there, and the CRC-32 of its bytes; int64 `[N, 4]`.
+        spans: for each sample the block, and where it begins and ends there; int64 `[N, 3]`.
         image_modes: of the PIL images in the samples.
         structure: of each sample; None if they differ.
-        checksums: of `spans`, if the samples are in a file and so not pickled.
+        is_mapped: the samples are in a file and so not pickled.
         as_tensors: load images as uint8 tensors `[C, H, W]`, not as PIL images.
     """
 
@@ -64,14 +62,14 @@ class Samples:
     spans: Tensor
     image_modes: frozenset[str]
     structure: Structure | None = None
-    checksums: Checksums | None = None
+    is_mapped: bool = False
     as_tensors: bool = False
 
     def __len__(self) -> int:
         return len(self.spans)
 
     def __getitem__(self, index: int) -> Any:
-        """A copy of the sample; raises `DamagedCacheError` if it is not what was written into its file."""
+        """A copy of the sample."""
         return self._load(index, as_views=False)
 
     def view(self, index: int) -> Any:
@@ -79,16 +77,14 @@ class Samples:
         return self._load(index, as_views=True)
 
     def _load(self, index: int, as_views: bool) -> Any:
-        block, start, stop, checksum = self.spans[index].tolist()
+        block, start, stop = self.spans[index].tolist()
         content = self.blocks[block][start:stop].numpy().data
         load_image: LoadImage = Image.frombytes
         if self.as_tensors:
             load_image = _load_image_view if as_views else _load_image_tensor
-        if self.checksums is None or self.structure is None:
-            return unpickle_sample(content, load_image, as_views=as_views)
-        if zlib.crc32(content) != checksum:  # takes a second for 2 GB
-            raise self.checksums.damage(index)
-        return decode_plain(content, self.structure, load_image, as_views=as_views)
+        if self.is_mapped and self.structure:
+            return decode_plain(content, self.structure, load_image, as_views=as_views)
+        return unpickle_sample(content, load_image, as_views=as_views)
 
     def with_tensors(self) -> Samples:
         """The same samples with images as uint8 tensors; raises `DataError` if some are not of 8-bit channels."""
@@ -119,11 +115,10 @@ def encode_samples(samples: Iterable[Any], for_file: Structure | None = None) ->
             structures.append(flatten(sample)[1])
         else:
             parts, image_modes = encode_plain(sample, for_file)
-        start, checksum = len(content), 0
+        start = len(content)
         for part in parts:
             content += part
-            checksum = zlib.crc32(part, checksum) if for_file else 0
-        spans.append((start, len(content), checksum))
+        spans.append((start, len(content)))
         modes |= image_modes
     stored = torch.frombuffer(content, dtype=torch.uint8)
     return EncodedSamples(stored, torch.tensor(spans), frozenset(modes), for_file or _common(structures))
@@ -181,8 +176,7 @@ def samples_in_file(
 
     entry = decode_once(folder, fingerprint, size, tensors, lambda: {"image_modes": sorted(modes)}, FILES)
     content, spans = entry.tensors
-    entry.checksums[1].verify(spans)
-    return Samples([content], spans, frozenset(entry.notes["image_modes"]), structure, entry.checksums[1])
+    return Samples([content], spans, frozenset(entry.notes["image_modes"]), structure, is_mapped=True)
 
 
 def _common(structures: Sequence[Structure | None]) -> Structure | None:
@@ -192,7 +186,7 @@ def _common(structures: Sequence[Structure | None]) -> Structure | None:
 
 def _in_block(spans: Tensor, block: int, start: int) -> Tensor:
     """The spans of a chunk as in `Samples`, whose bytes begin at `start` of a block."""
-    return torch.cat([torch.full((len(spans), 1), block), spans + torch.tensor([start, start, 0])], dim=1)
+    return torch.cat([torch.full((len(spans), 1), block), spans + start], dim=1)
 
 
 def _load_image_view(mode: str, size: tuple[int, int], content: Buffer) -> Tensor:

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitmnist.augment.compose import build_augment, input_size
-from vitmnist.augment.preprocess import Preprocess
+from vitmnist.augment.preprocess import Preprocess, build_augment, input_size
 from vitmnist.config.schema import Config, registries
 from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset
 from vitmnist.data.preparation import given_statistics, prepare
@@ -99,7 +98,7 @@ def build_setup(
     values, selection = config.data.loader, None
     if isinstance(LOADERS.member(values)[1], AutoOptions):
         selection = select_run_loader(config, step, sets) if world.is_main else None
-        values = world.broadcast_object(lambda: selection.values if selection else None)
+        values = world.broadcast_object(lambda: selection.values if selection else values)
     # All together, because the first loader may leave no room for the second.
     check_fits(values["name"], needs_of(values, sets, device) or Memory(), device, others=("ram", "cache", "disk"))
     train_loader, eval_loader = (stack.enter_context(LOADERS.build(values, *data, device)) for data in sets)

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config.schema import Precision
-from vitmnist.data.randomness import preserved_generators
+from vitmnist.data.randomness import preserved_random_state
 from vitmnist.errors import ConfigError, first_line
 from vitmnist.loaders.base import Loader
 from vitmnist.losses import Loss
@@ -175,7 +175,7 @@ class TrainStep:
         with closing(self.batches(loader, 0)) as batches:
             batch = next(batches)
         started = time.perf_counter()
-        with preserved_generators(self.device), preserved_buffers(self.model):
+        with preserved_random_state(device=self.device), preserved_buffers(self.model):
             if self.forward is self.eager:
                 # Eagerly first: a library that fills a cache at its first call, as einops does, would recompile later.
                 self.forward_backward(batch)
