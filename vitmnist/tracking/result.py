@@ -323,8 +323,8 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: str(value) if isinstance(value, list) else value for key, value in flatten(config).items()}
 
 
-# A search writes these files into the folder of its sweep.
-JOURNAL, SEARCH_RESULT = "search.jsonl", "optimization_results.yaml"
+# A search writes this file into the folder of its sweep.
+SEARCH_RESULT = "optimization_results.yaml"
 
 
 def search_summary(folder: Path) -> str:
