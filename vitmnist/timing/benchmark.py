@@ -134,6 +134,7 @@ class Candidate:
             ahead = max(0, min(ahead, self.length - 1 - size))
             size = min(size, self.length - 1 - ahead)
         timer = EpochTimer(self.device)
+        timer.start()
         for batch in timer.waiting(islice(self.batches(next(self._epochs)), 1 + ahead + size)):
             self.taken += 1
             if self.step:
