@@ -149,7 +149,7 @@ class Trainer:
             result.choices["loader"] = setup.selection.values["name"]
             result.auto = setup.selection.record()
         result.loader, result.eval_split = {**setup.train_loader.settings}, dataset.eval_split
-        result.trainer, result.compile_s = setup.step_config.to_dict(), setup.step.compile_s or None
+        result.trainer, result.compile_s = setup.step.config.to_dict(), setup.step.compile_s or None
         result.dataset = {
             "name": dataset.name,
             **{f"{name}_size": len(split) for name, split in dataset.splits.items()},
