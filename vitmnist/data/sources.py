@@ -157,11 +157,10 @@ class TensorSet(SampleSource):
         self.check_on_host()
         return self
 
-    def part(self: Tensors, span: slice, **changes: Any) -> Tensors:
-        """The samples of a span, as views; `changes` replace other fields."""
+    def part(self: Tensors, span: slice) -> Tensors:
+        """The samples of a span, as views."""
         checksums = self.checksums[span] if self.checksums else None
-        fields = {"images": self.images[span], "labels": self.labels[span], "checksums": checksums, **changes}
-        return replace(self, **fields)
+        return replace(self, images=self.images[span], labels=self.labels[span], checksums=checksums)
 
     @property
     def fingerprint(self) -> str:
