@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import Printed, result_of
 from vitmnist.checkpoint import storage
-from vitmnist.tracking.monitor import Monitor, find_metric
+from vitmnist.tracking.epoch_table import Monitor, find_metric
 
 HELD_OUT = ("data.holdout=5", "checkpoint.min_interval_s=0")
 

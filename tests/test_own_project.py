@@ -29,7 +29,7 @@ from torch import nn
 from vitmnist.augment.base import OPERATIONS, Operation
 from vitmnist.metrics import METRICS, BatchMetric, ConfusionMetric
 from vitmnist.registry import NoOptions
-from vitmnist.tracking.loggers.base import LOGGERS, Logger
+from vitmnist.tracking.loggers import LOGGERS, Logger
 
 print("extra is imported", file=sys.stderr)
 

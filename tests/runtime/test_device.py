@@ -18,10 +18,10 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import TensorSet
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import LOADERS, Loader
-from vitmnist.loaders.ram import PinnedBuffers
+from vitmnist.loaders.stored import PinnedBuffers
 from vitmnist.replacement.decoded_dataset import BatchRows
 from vitmnist.runtime import device as device_module
-from vitmnist.runtime.device import choose_device
+from vitmnist.runtime.device import PassedEvent, choose_device
 from vitmnist.store.rows import Rows
 
 DEVICE = torch.device("privateuseone")
@@ -69,7 +69,7 @@ def epoch_on(device: FakeBackend, loader: Loader, number: int, late: bool) -> li
             device.read(labels, seen)
         del images, labels
         if not late:
-            device.synchronize(device.record_event())
+            device.record_event().synchronize()
     device.finish()
     return list(zip(seen[::4], seen[1::4], strict=True)) + list(zip(seen[2::4], seen[3::4], strict=True))
 
@@ -109,8 +109,9 @@ class NeverHolds(FakeBackend):
 
 
 class NeverSynchronizes(FakeBackend):
-    def synchronize(self, event: object) -> None:
+    def record_event(self) -> PassedEvent:
         """A pinned buffer is filled again while the device still copies out of it."""
+        return PassedEvent()
 
 
 @pytest.mark.parametrize(

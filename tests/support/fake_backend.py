@@ -9,13 +9,14 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vitmnist.runtime.device import CpuBackend
+from vitmnist.runtime.device import Backend
 
 POISON = 0xDD
 
@@ -31,6 +32,21 @@ class Stream:
         while self.done < until:
             self.done += 1
             self.work[self.done - 1]()
+
+
+class Event(NamedTuple):
+    """A position in the work of a stream."""
+
+    stream: Stream
+    position: int
+    lock: threading.RLock
+
+    def query(self) -> bool:
+        return self.stream.done >= self.position
+
+    def synchronize(self) -> None:
+        with self.lock:
+            self.stream.run(self.position)
 
 
 class DeviceTensor(Tensor):
@@ -51,7 +67,7 @@ class DeviceTensor(Tensor):
         return view
 
 
-class FakeBackend(CpuBackend):
+class FakeBackend(Backend):
     """Keeps the promises of CUDA's streams and allocator, and no more than those."""
 
     is_async = True
@@ -71,12 +87,12 @@ class FakeBackend(CpuBackend):
     def current(self) -> Stream:
         return getattr(self._current, "stream", self.default)
 
-    def new_stream(self) -> Stream:
+    def new_stream(self) -> Callable[[], AbstractContextManager[None]]:
         self.streams.append(Stream())
-        return self.streams[-1]
+        return partial(self._use, self.streams[-1])
 
     @contextmanager
-    def use_stream(self, stream: Stream) -> Iterator[None]:
+    def _use(self, stream: Stream) -> Iterator[None]:
         before, self._current.stream = self.current, stream
         try:
             yield
@@ -116,26 +132,17 @@ class FakeBackend(CpuBackend):
         with self._lock:
             self.current.work.append(work)
 
-    def record_event(self) -> tuple[Stream, int]:
+    def record_event(self) -> Event:
         with self._lock:
-            return self.current, len(self.current.work)
+            return Event(self.current, len(self.current.work), self._lock)
 
-    def wait_event(self, event: tuple[Stream, int]) -> None:
+    def wait_event(self, event: Event) -> None:
         with self._lock:
-            stream, position = event
-            self.current.work.append(lambda: stream.run(position))
+            self.current.work.append(lambda: event.stream.run(event.position))
 
     def record_stream(self, tensor: Tensor) -> None:
         with self._lock:
             self._blocks[id(getattr(tensor, "owner", tensor))][2].append(self.current)
-
-    def is_done(self, event: tuple[Stream, int]) -> bool:
-        stream, position = event
-        return stream.done >= position
-
-    def synchronize(self, event: tuple[Stream, int]) -> None:
-        with self._lock:
-            event[0].run(event[1])
 
     def read(self, tensor: Tensor, into: list[Any]) -> None:
         """Queue a kernel that reads the tensor's memory on the current stream."""

@@ -10,7 +10,7 @@ import yaml
 
 from vitmnist.report.comparison import Comparison, compare
 from vitmnist.report.write import table
-from vitmnist.tracking.runs import find_runs, read_run
+from vitmnist.tracking.result import find_runs, read_run
 
 Records = list[dict[str, Any]]  # arguments of `run`
 

@@ -35,10 +35,9 @@ from vitmnist.errors import ConfigError, printable
 from vitmnist.loaders.make_loader import make_loader
 from vitmnist.metrics import METRICS
 from vitmnist.runtime.device import choose_device
-from vitmnist.runtime.files import home_expanded, write_output
-from vitmnist.runtime.records import csv_text
+from vitmnist.runtime.files import csv_text, home_expanded, write_output
 from vitmnist.tracking.images import worst_mistakes
-from vitmnist.tracking.runs import read_run
+from vitmnist.tracking.result import read_run
 from vitmnist.training import loop
 from vitmnist.training.loop import Predictions
 
@@ -210,7 +209,7 @@ def _parse(parser: ArgumentParser) -> Namespace:
     return options
 
 
-@command(_parse)
+@command("evaluate", _parse)
 def main(options: Namespace) -> None:
     evaluation = evaluate(options.run, options.overrides, options.weights, options.split)
     split = evaluation.split

@@ -25,12 +25,10 @@ from vitmnist.config.schema import Config
 from vitmnist.config.validation import escaped, validate
 from vitmnist.config.values import complete_record, to_plain_dict
 from vitmnist.errors import ConfigError, DataError, UnknownKeyError, printable
-from vitmnist.runtime.files import display_path
-from vitmnist.runtime.records import UnreadableError, read_yaml
+from vitmnist.runtime.files import UnreadableError, display_path, read_yaml
 from vitmnist.runtime.run_folder import has_checkpoint
-from vitmnist.tracking.monitor import may_train_longer
-from vitmnist.tracking.result import CONFIG, OVERRIDES
-from vitmnist.tracking.runs import read_run
+from vitmnist.tracking.epoch_table import may_train_longer
+from vitmnist.tracking.result import CONFIG, OVERRIDES, read_run
 
 SEVERAL = ("experiment", "hparams_search")  # groups that set keys of other groups
 

@@ -15,14 +15,14 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource, map_tensors
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import LOADERS, Batches, Loader, Place, WrapperOptions, needs_of
-from vitmnist.runtime.device import Backend, backend_of
+from vitmnist.runtime.device import Backend, Event, backend_of
 from vitmnist.runtime.memory import Memory
 from vitmnist.runtime.ordered_map import ordered_map
 
 EPOCH_END = object()
 """Follows the batches of each epoch of a run."""
 
-Run = ordered_map[Any, tuple[Any, Any]]
+Run = ordered_map[Event, tuple[Any, Event]]
 """The batches of some epochs, each with its event."""
 
 
@@ -107,9 +107,8 @@ class PrefetchLoader(Loader):
         backend = self.backend
         make = partial(_make_batch, backend, _epochs_of(self.base, numbers, start))
         events = iter(backend.record_event, EPOCH_END)  # without end, on the stream of the consumer
-        context = partial(backend.use_stream, self.stream)
         # The thread itself may hold a batch for which there is no room in the queue.
-        run: Run = ordered_map(make, events, threads=1, ahead=self.options.queue_size + 1, context=context)
+        run: Run = ordered_map(make, events, threads=1, ahead=self.options.queue_size + 1, context=self.stream)
         with self._lock:
             self._live.add(run)  # closed with the loader, from any thread
         return run
@@ -129,14 +128,14 @@ class PrefetchLoader(Loader):
         return tensor
 
 
-def _make_batch(backend: Backend, epochs: Iterator[Any], event: Any) -> tuple[Any, Any]:
+def _make_batch(backend: Backend, epochs: Iterator[Any], event: Event) -> tuple[Any, Event]:
     """The next batch, with the event on the thread's stream after which it may be read.
 
     Args:
         event: on the consumer's stream, before it got the batch that makes room for this one. The thread waits for the
             device, because a host that runs ahead of it would fill its memory. So the device also has the set itself.
     """
-    backend.synchronize(event)
+    event.synchronize()
     return next(epochs, EPOCH_END), backend.record_event()
 
 

@@ -15,12 +15,11 @@ from itertools import accumulate
 from statistics import median
 from typing import Any
 
-from vitmnist.config.labels import trainer_label
 from vitmnist.config.schema import affects_nothing, keys_where
-from vitmnist.config.values import is_under
+from vitmnist.config.values import is_under, trainer_label
 from vitmnist.report.statistics import Differences, Ratio, Spread
 from vitmnist.tracking.epoch_table import Metric, epoch_metrics
-from vitmnist.tracking.runs import Run, monitored
+from vitmnist.tracking.result import Run, monitored
 
 NOTHING = "–"  # not measured, or not applicable
 MACHINE = ("host", "cpu", "cpu_count")  # keys of `environment` that identify a machine

@@ -14,8 +14,7 @@ from statistics import median
 from vitmnist.report.comparison import Comparison, Configuration, overrides
 from vitmnist.report.statistics import MIN_ROUNDS, Differences, seconds
 from vitmnist.tracking.epoch_table import Metric, steady_epochs
-from vitmnist.tracking.monitor import search_summary
-from vitmnist.tracking.runs import Run
+from vitmnist.tracking.result import Run, search_summary
 
 LOADER, OPTION = "data/loader", "data.loader."  # columns of a comparison
 BUSY = 1.5  # times as long as another epoch of the same configuration

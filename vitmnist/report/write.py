@@ -12,16 +12,15 @@ from typing import Any
 from markdown import markdown
 from tabulate import tabulate
 
-from vitmnist.config.labels import value_text
+from vitmnist.config.values import value_text
 from vitmnist.errors import printable
 from vitmnist.report.comparison import CHECKSUMS, NOTHING, Comparison, Configuration, compare
 from vitmnist.report.plots import draw
 from vitmnist.report.statistics import Spread, seconds
 from vitmnist.report.summary import quality_text, summary
-from vitmnist.runtime.files import write_atomic
-from vitmnist.runtime.records import csv_text
+from vitmnist.runtime.files import csv_text, write_atomic
 from vitmnist.tracking.epoch_table import epoch_metrics
-from vitmnist.tracking.runs import TEST_ACC, find_runs, read_run
+from vitmnist.tracking.result import TEST_ACC, find_runs, read_run
 
 Table = tuple[list[str], list[list[str]]]  # header, rows
 

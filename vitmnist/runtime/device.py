@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -70,25 +71,31 @@ def _why_unavailable() -> str:
     return f"torch sees no CUDA device here{hidden}"
 
 
-class Backend(ABC):
-    """The operations of a device that loaders need.
+class Event(Protocol):
+    """A point in the work of a stream."""
 
-    Streams and events are opaque to the caller. "The current stream" is the stream of the calling thread.
+    def query(self) -> bool:
+        """Whether the device has passed it."""
+
+    def synchronize(self) -> None:
+        """Block the host until the device has passed it."""
+
+
+class Backend:
+    """The operations of a device that loaders need, here of one that ends each of them before the call returns.
+
+    "The current stream" is the stream of the calling thread.
     """
 
-    is_async: bool
+    is_async = False
     """Whether the device has its own memory, so that a batch must be copied and the copy waited for."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    @abstractmethod
-    def new_stream(self) -> Any:
-        """A stream whose work may overlap the work of the current stream."""
-
-    @abstractmethod
-    def use_stream(self, stream: Any) -> AbstractContextManager[Any]:
-        """Make `stream` current for this thread."""
+    def new_stream(self) -> Callable[[], AbstractContextManager[object]]:
+        """A stream whose work may overlap the work of the current stream; within its context it is the current one."""
+        return limit_to_one_core
 
     def empty_pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """An uninitialised host tensor from which the device can copy asynchronously."""
@@ -98,52 +105,26 @@ class Backend(ABC):
         """Queue a copy of a host tensor to the device; from pinned memory the host does not wait for it."""
         return tensor.to(self.device, non_blocking=True)
 
-    @abstractmethod
-    def record_event(self) -> Any:
+    def record_event(self) -> Event:
         """An event after everything queued on the current stream so far."""
+        return PassedEvent()
 
-    @abstractmethod
-    def wait_event(self, event: Any) -> None:
+    def wait_event(self, event: Event) -> None:
         """Let later work of the current stream start after `event`; the host does not wait."""
 
-    @abstractmethod
     def record_stream(self, tensor: Tensor) -> None:
         """Keep a tensor's memory from being reused before the current stream is done with it."""
 
-    @abstractmethod
-    def is_done(self, event: Any) -> bool:
-        """Whether the device has passed `event`."""
 
-    @abstractmethod
-    def synchronize(self, event: Any) -> None:
-        """Block the host until the device has passed `event`."""
+class PassedEvent:
+    """An event of a device that ends its work at once."""
 
-
-class CpuBackend(Backend):
-    """Host and device memory are the same: nothing is copied, and there is nothing to wait for."""
-
-    is_async = False
-
-    def new_stream(self) -> None:
-        return None
-
-    def use_stream(self, stream: Any) -> AbstractContextManager[Any]:
-        return limit_to_one_core()
-
-    def record_event(self) -> Any:
-        return None
-
-    def wait_event(self, event: Any) -> None:
-        pass
-
-    def record_stream(self, tensor: Tensor) -> None:
-        pass
-
-    def is_done(self, event: Any) -> bool:
+    def query(self) -> bool:
+        """True."""
         return True
 
-    def synchronize(self, event: Any) -> None:
-        pass
+    def synchronize(self) -> None:
+        """Return at once."""
 
 
 class CudaBackend(Backend):
@@ -151,31 +132,23 @@ class CudaBackend(Backend):
 
     is_async = True
 
-    def new_stream(self) -> torch.cuda.Stream:
-        return torch.cuda.Stream(self.device)
+    def new_stream(self) -> Callable[[], AbstractContextManager[object]]:
+        return partial(torch.cuda.stream, torch.cuda.Stream(self.device))
 
-    def use_stream(self, stream: torch.cuda.Stream) -> AbstractContextManager[Any]:
-        return torch.cuda.stream(stream)
-
-    def record_event(self) -> torch.cuda.Event:
+    def record_event(self) -> Event:
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self.device))
         return event
 
-    def wait_event(self, event: torch.cuda.Event) -> None:
+    def wait_event(self, event: Event) -> None:
+        assert isinstance(event, torch.cuda.Event)
         torch.cuda.current_stream(self.device).wait_event(event)
 
     def record_stream(self, tensor: Tensor) -> None:
         tensor.record_stream(torch.cuda.current_stream(self.device))
 
-    def is_done(self, event: torch.cuda.Event) -> bool:
-        return bool(event.query())
 
-    def synchronize(self, event: torch.cuda.Event) -> None:
-        event.synchronize()
-
-
-BACKENDS: dict[str, type[Backend]] = {"cpu": CpuBackend, "cuda": CudaBackend}
+BACKENDS: dict[str, type[Backend]] = {"cpu": Backend, "cuda": CudaBackend}
 
 
 def backend_of(device: torch.device) -> Backend:

@@ -107,7 +107,7 @@ class Split(TensorSet):
         """The samples at these indices, int64 `[N]`, copied into memory."""
         images, labels = self.read(rows)
         files = None if self.files is None else self.files.taken(rows.tolist())
-        return replace(self, images=images, labels=labels, checksums=None, sha256=None, files=files)
+        return replace(self, images=images, labels=labels, is_mapped=False, sha256=None, files=files)
 
     def stored(self) -> SampleSource:
         self.check_on_host()

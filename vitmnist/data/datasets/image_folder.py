@@ -11,7 +11,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -102,7 +102,6 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     (images, labels), notes = entry.tensors, entry.notes
     if images.shape[1] != options.shape[0]:  # large ones are stored with channels last
         images = images.permute(0, 3, 1, 2)
-    entry.checksums[1].verify(labels)
     unreadable = dict(notes["unreadable"])
     _warn(folder, notes, list(unreadable.values()), len(decoder.samples), options)
     readable = [index for index in range(len(decoder.samples)) if index not in unreadable]
@@ -110,9 +109,9 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     rows = {split: slice(*ends) for split, ends in zip(parts, pairwise(starts), strict=True)}
     classes, labels = _readable_classes(folder, classes, labels, rows)
     names = [str(decoder.samples[index][0].relative_to(folder)) for index in readable]
-    if copies := _copies(images, entry.checksums[0].values, rows):
-        shown = shorten([names[index] for index in copies])
-        log.warning("%s: %d pictures have the same pixels as one of another split: %s", folder, len(copies), shown)
+    if copies := [names[index] for index in notes["copies"]]:
+        message = "%s: %d pictures have the same pixels as one of another split: %s"
+        log.warning(message, folder, len(copies), shorten(copies))
     sizes = {split: span.stop - span.start for split, span in rows.items()}
     shown = " and ".join(f"{size} {split}" for split, size in sizes.items())
     log.info("%s: %s pictures of %d classes: %s", folder, shown, len(classes), shorten(classes))
@@ -121,7 +120,7 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     if options.train_size:
         mean, std = channel_statistics(images[train_span])
     files = ImageFiles(folder, names, options.reader)
-    whole = Split(images, labels, tuple(mean), tuple(std), tuple(classes), checksums=entry.checksums[0], files=files)
+    whole = Split(images, labels, tuple(mean), tuple(std), tuple(classes), is_mapped=True, files=files)
     spans = {"train": train_span, "validation": slice(None), "test": test_span}
     splits: dict[str, Any] = {
         split: replace(whole.part(span), sha256=sha256).part(spans[split])
@@ -148,19 +147,6 @@ def _readable_classes(
         classes = [name for name in classes if name not in empty]
         labels = (is_left.cumsum(0) - 1)[labels]
     return classes, labels
-
-
-def _copies(images: Tensor, checksums: NDArray[np.uint32], rows: dict[str, slice]) -> list[int]:
-    """The pictures with the same pixels as one of an earlier split."""
-    copies: list[int] = []
-    for span in rows.values():
-        earlier = checksums[: span.start]
-        # Some of the 32-bit checksums of 100,000 pictures are equal by chance, so their pixels are compared.
-        for index in (span.start + np.flatnonzero(np.isin(checksums[span], earlier))).tolist():
-            alike = np.flatnonzero(earlier == checksums[index]).tolist()
-            if any(torch.equal(images[index], images[other]) for other in alike):
-                copies.append(index)
-    return copies
 
 
 def _warn(folder: Path, notes: dict[str, Any], unreadable: list[str], size: int, options: ImageFolderOptions) -> None:
@@ -197,6 +183,17 @@ def _stat(path: Path) -> os.stat_result | None:
     return None
 
 
+class DecodedChunk(NamedTuple):
+    """Some consecutive samples of a split, but for the unreadable ones, of which there are indices and messages."""
+
+    images: Tensor
+    labels: Tensor
+    digests: list[bytes]
+    unreadable: list[tuple[int, str]]
+    coloured: int
+    sums: NDArray[np.uint64]
+
+
 class FolderDecoder:
     """Decodes the samples of all splits of a folder on all cores; `notes` is stored with them.
 
@@ -213,6 +210,7 @@ class FolderDecoder:
         self.coloured = 0
         self.sums = [np.zeros((3, options.shape[0]), np.uint64) for _ in parts]
         self.checksums = [hashlib.sha256() for _ in parts]
+        self.digests: list[list[bytes]] = [[] for _ in parts]  # of each readable picture
 
     def fingerprint(self) -> str:
         """Changes with everything that changes the pixels; by sizes and times, since reading files takes too long."""
@@ -250,13 +248,14 @@ class FolderDecoder:
             closing(ordered_map(self._decode_chunk, spans, threads, 2 * threads, one_core_each())) as decoded,
             tqdm(total=size, desc="decoding once", leave=False, disable=None) as bar,
         ):
-            for (part, chunk), (images, labels, unreadable, coloured, sums) in zip(chunks, decoded, strict=True):
-                self.unreadable += unreadable
-                self.coloured += coloured
-                self.sums[part] += sums
-                self.checksums[part].update(images.contiguous().numpy().data)
-                yield rows_in_memory(images), labels
-                bar.update(len(chunk))
+            for (part, span), chunk in zip(chunks, decoded, strict=True):
+                self.digests[part] += chunk.digests
+                self.unreadable += chunk.unreadable
+                self.coloured += chunk.coloured
+                self.sums[part] += chunk.sums
+                self.checksums[part].update(chunk.images.contiguous().numpy().data)
+                yield rows_in_memory(chunk.images), chunk.labels
+                bar.update(len(span))
         if self.unreadable and not (self.options.skip_unreadable and all(sums.any() for sums in self.sums)):
             advice = "none is left" if self.options.skip_unreadable else SKIP
             raise _unreadable_error([message for _, message in self.unreadable], size, advice)  # and keep nothing
@@ -265,10 +264,19 @@ class FolderDecoder:
         """Plain values to keep with the decoded pictures."""
         mean, std = mean_and_std(self.sums[0])
         checksums = [checksum.hexdigest() for checksum in self.checksums]
-        problems = {"unreadable": self.unreadable, "coloured": self.coloured}
+        problems = {"unreadable": self.unreadable, "coloured": self.coloured, "copies": self._copies()}
         return {**problems, "mean": mean, "std": std, "sha256": checksums}
 
-    def _decode_chunk(self, indices: range) -> tuple[Tensor, Tensor, list[tuple[int, str]], int, NDArray[np.uint64]]:
+    def _copies(self) -> list[int]:
+        """The readable pictures with the same pixels as one of an earlier split."""
+        earlier, copies, index = set[bytes](), list[int](), 0
+        for digests in self.digests:
+            copies += [place for place, digest in enumerate(digests, index) if digest in earlier]
+            earlier.update(digests)
+            index += len(digests)
+        return copies
+
+    def _decode_chunk(self, indices: range) -> DecodedChunk:
         images, reader = empty_images(len(indices), *self.options.shape), self.options.reader
         labels: list[int] = []
         unreadable: list[tuple[int, str]] = []
@@ -283,4 +291,6 @@ class FolderDecoder:
             except DataError as error:
                 unreadable.append((index, str(error)))
         images = images[: len(labels)]
-        return images, torch.tensor(labels, dtype=torch.int64), unreadable, coloured, channel_sums(images)
+        digests = [hashlib.blake2b(row.numpy().data, digest_size=16).digest() for row in rows_in_memory(images)]
+        sums = channel_sums(images)
+        return DecodedChunk(images, torch.tensor(labels, dtype=torch.int64), digests, unreadable, coloured, sums)

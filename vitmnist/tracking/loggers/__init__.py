@@ -1,0 +1,52 @@
+"""The base class of loggers, and their registry: every module in this folder may register one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from vitmnist.registry import Registry
+from vitmnist.tracking.epoch_table import EpochRecord
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+
+class Logger:
+    """Sends a run elsewhere; rank 0 alone has one. A context manager, entered once the run is set up.
+
+    Built with (options, folder of the run, result), where `result` grows with the run. A resumed run builds another one
+    for the same folder, whose `result.epochs` are those before; it has to drop what it got of later ones.
+
+    Raises:
+        OSError: it cannot be reached; the methods may raise it too, and the run then ends with a checkpoint.
+    """
+
+    def __enter__(self) -> Logger:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        """End the run; `kind` is None if it was completed."""
+
+    def add_epoch(self, record: EpochRecord) -> None:
+        """Log an epoch, before its checkpoint is saved. Records count epochs and steps from 0."""
+        raise NotImplementedError
+
+    def add_images(self, images: Mapping[str, Image.Image], epoch: int) -> None:
+        """Log images of an epoch, by name."""
+
+
+LOGGERS: Registry[Logger] = Registry("logger", __package__)
+
+
+def parse_loggers(values: Sequence[Any]) -> list[Mapping[str, Any]]:
+    """The name and all options of each configured logger, which is a name or a mapping with `name` and options.
+
+    Raises:
+        ConfigError: an unknown name or option.
+    """
+    named = [{"name": value} if isinstance(value, str) else value for value in values]
+    loggers = [LOGGERS.complete(value) if isinstance(value, Mapping) else value for value in named]
+    for index, logger in enumerate(loggers):
+        LOGGERS.member(logger, key=f"logger.{index}")
+    return loggers

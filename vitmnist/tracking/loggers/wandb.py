@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitmnist.errors import ConfigError, MissingExtraError, first_line
 from vitmnist.tracking.epoch_table import EpochRecord
-from vitmnist.tracking.loggers.base import LOGGERS, Logger
+from vitmnist.tracking.loggers import LOGGERS, Logger
 from vitmnist.tracking.loggers.tensorboard import STEP_TAGS, epoch_tags
 from vitmnist.tracking.result import Result
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas
 import pytest
 
-from vitmnist.runtime.records import UnreadableError, csv_text, read_json, read_yaml
+from vitmnist.runtime.files import UnreadableError, csv_text, read_json, read_yaml
 
 
 @pytest.mark.parametrize(
