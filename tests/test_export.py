@@ -20,10 +20,9 @@ from tests.support.pages import blocks
 from tests.support.pictures import smooth
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
-from vitmnist.cli.export import main
+from vitmnist.cli.export import FORMATS, Exported, export_model, main
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.images import Mode, Resize, to_tensor
-from vitmnist.export import FORMATS, Exported, export_model
 from vitmnist.models import MODELS
 
 

@@ -19,9 +19,9 @@ from vitmnist import make_loader
 from vitmnist.augment.preprocess import Compose, Preprocess
 from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.cli.evaluate import main as evaluate_main
+from vitmnist.cli.export import FORMATS
 from vitmnist.cli.export import main as export_main
 from vitmnist.cli.predict import main as predict_main
-from vitmnist.export import FORMATS
 from vitmnist.models import MODELS
 from vitmnist.models.cnn import CNNOptions
 

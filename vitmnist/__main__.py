@@ -10,22 +10,21 @@ import re
 import signal
 import sys
 from collections.abc import Callable
-from importlib import import_module
+from pkgutil import resolve_name
 
 from vitmnist.errors import ExitCode, allowed_names
 from vitmnist.runtime.signals import end_interrupted, handled_by
 
 COMMANDS = {
-    "train": "train a model; with -m a sweep, a run for each combination of values",
-    "evaluate": "accuracy, metrics per class, confusion matrix and mistakes of a trained model",
-    "predict": "classify image files with a trained model",
-    "export": "write a trained model as ONNX or torch.export program",
-    "report": "compare runs and sweeps: tables, chart, summary",
-    "status": "list runs with their progress",
-    "preview": "draw what an augmentation does to the images",
-    "diagnose": "measure whether a training script waits for its data",
+    "train": ("train:main", "train a model; with -m a sweep, a run for each combination of values"),
+    "evaluate": ("evaluate:main", "accuracy, metrics per class, confusion matrix and mistakes of a trained model"),
+    "predict": ("predict:main", "classify image files with a trained model"),
+    "export": ("export:main", "write a trained model as ONNX or torch.export program"),
+    "report": ("report:report", "compare runs and sweeps: tables, chart, summary"),
+    "status": ("report:status", "list runs with their progress"),
+    "diagnose": ("diagnose:main", "measure whether a training script waits for its data"),
 }
-"""Each is a module of that name in `vitmnist.cli`, whose `main` runs it."""
+"""The module and function of each command, below `vitmnist.cli`, and what it does."""
 
 
 def open_closed_streams() -> None:
@@ -47,7 +46,7 @@ def load(command: str) -> Callable[[], None]:
     """The function that runs a command with the arguments in `sys.argv`; imports what the command needs."""
     open_closed_streams()
     with handled_by(lambda *_: end_interrupted(), signal.SIGINT):
-        main: Callable[[], None] = import_module(f"vitmnist.cli.{command}").main
+        main: Callable[[], None] = resolve_name(f"vitmnist.cli.{COMMANDS[command][0]}")
         return main
 
 
@@ -69,7 +68,7 @@ def main() -> None:
 
 
 def _help() -> str:
-    lines = [f"  {name:<10}{meaning}" for name, meaning in COMMANDS.items()]
+    lines = [f"  {name:<10}{meaning}" for name, (_, meaning) in COMMANDS.items()]
     return "\n".join(
         [
             "usage: vitmnist COMMAND …     run a command; COMMAND --help explains it",

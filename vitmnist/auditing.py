@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import random
 import threading
 import time
 from collections import Counter
@@ -17,10 +18,11 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Literal, NamedTuple, SupportsIndex
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from vitmnist.data.randomness import GENERATORS, draw_from_generators, preserved_generators, seed_generators
+from vitmnist.data.randomness import GENERATORS, preserved_random_state, seed_generators
 from vitmnist.errors import DataError, UserError, first_line
 from vitmnist.store.tree import flatten
 
@@ -69,7 +71,9 @@ class ProbeDataset(Dataset[tuple[int, Any]]):
 
     def __getitem__(self, index: SupportsIndex) -> tuple[int, Any]:
         number = range(self.size)[index]  # raises IndexError
-        return number, draw_from_generators() if self.is_random else np.full(len(GENERATORS), float(number))
+        if not self.is_random:
+            return number, np.full(len(GENERATORS), float(number))
+        return number, np.array([torch.rand((), dtype=torch.float64).item(), np.random.rand(), random.random()])
 
 
 def audit(loader_factory: Callable[..., Any], *, samples: int = 1009, strict: bool = False) -> Audit:
@@ -85,7 +89,7 @@ def audit(loader_factory: Callable[..., Any], *, samples: int = 1009, strict: bo
     settings = {name: value for name, value in SETTINGS.items() if name in signature(loader_factory).parameters}
     subject, properties = _Subject(loader_factory, ProbeDataset(samples), settings), []
     promises = (subject.each_index_once, subject.order_differs, subject.same_batches, subject.resumes_exactly)
-    with preserved_generators():
+    with preserved_random_state():
         for promise in (*promises, subject.streams_are_independent, subject.nothing_left_behind):
             name = str(promise.__doc__)
             try:

@@ -35,7 +35,7 @@ from vitmnist.tracking.epoch_table import (
     may_train_longer,
 )
 from vitmnist.tracking.images import epoch_images
-from vitmnist.tracking.log import log_early_stop, log_epoch, log_setup, log_shared_cores, log_test, log_verdict
+from vitmnist.tracking.log import log_early_stop, log_epoch, log_setup, log_test, log_verdict
 from vitmnist.tracking.loggers import LOGGERS, Logger, parse_loggers
 from vitmnist.tracking.result import Result, choices_of, recording_outcome
 from vitmnist.training.loop import EpochProgress, Predictions, evaluate, train_epoch
@@ -149,7 +149,7 @@ class Trainer:
             result.choices["loader"] = setup.selection.values["name"]
             result.auto = setup.selection.record()
         result.loader, result.eval_split = {**setup.train_loader.settings}, dataset.eval_split
-        result.trainer, result.compile_s = setup.step_config.to_dict(), setup.step.compile_s or None
+        result.trainer, result.compile_s = setup.step.config.to_dict(), setup.step.compile_s or None
         result.dataset = {
             "name": dataset.name,
             **{f"{name}_size": len(split) for name, split in dataset.splits.items()},
@@ -228,7 +228,6 @@ class Trainer:
             self.checkpoints.after_epoch(is_last, must_save=True)
             raise DataError(f"cannot write the records: {os_error(error)}") from error
         log_epoch(record, config.epochs)
-        log_shared_cores(self.result, self.hardware.cores)
         self.checkpoints.after_epoch(is_last)
 
     def evaluate_on_test(self) -> None:

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from vitmnist.checkpoint import manager, storage
+from vitmnist.checkpoint import storage
+from vitmnist.data.randomness import RandomState
 from vitmnist.errors import DataError
 
 
@@ -132,9 +133,8 @@ def test_every_generator_is_restored(tmp_path: Path) -> None:
         return [torch.rand(3).tolist(), np.random.rand(3).tolist(), random.random(), random.gauss(0, 1)]
 
     draw()
-    storage.save(tmp_path, manager.rng_state(torch.device("cpu")))
+    storage.save(tmp_path, RandomState().to_dict())
     expected = draw()
     draw()
-    saved = storage.load(tmp_path)
-    manager.set_rng_state(saved, torch.device("cpu"))
+    RandomState().load_dict(storage.load(tmp_path))
     assert draw() == expected

@@ -10,7 +10,8 @@ import yaml
 
 from tests.conftest import CallHere, Printed, Train
 from tests.support.pictures import write_pictures
-from vitmnist.cli import evaluate, export, report, status
+from vitmnist.cli import evaluate, export
+from vitmnist.cli.report import report, status
 
 
 def popen(marker: Path) -> str:
@@ -58,8 +59,8 @@ def test_a_secret_that_a_record_names_is_never_printed(
     ended = [
         train_here("resume=cut"),
         call_here(evaluate.main, "cut"),
-        call_here(report.main, "."),
-        call_here(status.main, "."),
+        call_here(report, "."),
+        call_here(status, "."),
     ]
     assert "error: device=${oc.env:SECRET}: not known" in ended[0].stderr
     assert "hunter2" not in "".join(one.stdout + one.stderr for one in ended)

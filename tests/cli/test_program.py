@@ -39,7 +39,6 @@ MISSING = {
     "export": ["nowhere", "--format=torch"],
     "report": ["nowhere"],
     "status": ["nowhere"],
-    "preview": ["data/dataset=image_folder", "data.dataset.path=nowhere"],
     "diagnose": ["nowhere.py"],
 }
 
@@ -66,7 +65,7 @@ def test_usage_errors_and_interrupts_have_own_exit_codes(call_here: CallHere, mo
     def interrupt(folders: list[Path]) -> None:  # by no signal, which tests that run in the background ignore
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("vitmnist.cli.status.find_runs", interrupt)
+    monkeypatch.setattr("vitmnist.cli.report.find_runs", interrupt)
     ended = call_here(load("status"), ".")
     assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
     refused = (DataError, lambda error: failures.Failure(f"refused: {error}", 7))

@@ -17,7 +17,7 @@ from torch import distributed
 
 from tests.conftest import BRIEF, STATEFUL, StartRanks, Train, assert_same_run, result_of, weights, write_mnist_like
 from tests.support.processes import REPOSITORY, free_port
-from vitmnist.cli.torchrun import check_restarts
+from vitmnist.cli.start import check_restarts
 from vitmnist.config.compose import compose
 from vitmnist.errors import ConfigError, ExitCode
 from vitmnist.runtime.device import choose_device

@@ -19,10 +19,9 @@ from tests.support.processes import fork
 from vitmnist.augment.base import OPERATIONS
 from vitmnist.cli.messages import FAMILIAR_KEYS
 from vitmnist.config.compose import compose
-from vitmnist.config.labels import run_label
 from vitmnist.config.schema import Config, registries
 from vitmnist.config.validation import validate
-from vitmnist.config.values import flatten, to_plain_dict
+from vitmnist.config.values import flatten, run_label, to_plain_dict
 from vitmnist.data.datasets.base import DATASETS
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import LOADERS

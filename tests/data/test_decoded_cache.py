@@ -87,7 +87,7 @@ def test_without_a_fingerprint_nothing_is_found_again_and_nothing_is_left(tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_cache_may_be_larger_than_memory(tmp_path: Path) -> None:
+def test_a_cache_may_be_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sparse file, which takes no room on the disk."""
     values(counted(), tmp_path, fingerprint="counted")
     (path,) = tmp_path.glob("*/images.npy")
@@ -95,10 +95,8 @@ def test_a_cache_may_be_larger_than_memory(tmp_path: Path) -> None:
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": (10, size)})
         file.truncate(file.tell() + 10 * size)
-    record = json.loads((path.parent / "cache.json").read_text())
-    del record["crc32"]
-    record["crc32"] = cache_file._checksum(record, path.parent, ("images", "labels"))
-    (path.parent / "cache.json").write_text(json.dumps(record))
+    written = json.loads(path.with_name("cache.json").read_text())["crc32"]
+    monkeypatch.setattr(cache_file, "_checksum", lambda *parts: written)
     tensors = DatasetSource(counted()).in_file(tmp_path, "counted")
     assert tensors.images.shape == (10, size)
     assert tensors.images[9, -1] == 0
@@ -121,7 +119,6 @@ def test_a_batch_is_read_from_the_mapped_file_which_numpy_reads_too(tmp_path: Pa
     assert np.array_equal(stored, tensors.images.numpy())
     assert np.load(path.with_name("labels.npy")).tolist() == list(range(10))
     stored[0] = 99
-    assert tensors.checksums
     assert tensors.images[0, 0, 0] == 99
     tensors.images.zero_()  # a copy of the pages, not the file
     assert stored[0, 0, 0] == 99
@@ -184,7 +181,9 @@ def replace(written: bytes, found: bytes) -> Callable[[Path], None]:
         ("cache.json", become_deep),
         ("cache.json", become_fifo),
         ("images.npy", become_fifo),
-        ("crc32.npy", become_endless),
+        ("labels.npy", become_endless),
+        ("images.npy", flip_last_byte),
+        ("labels.npy", flip_last_byte),
     ],
 )
 def test_a_damaged_cache_is_decoded_again_with_a_warning(
@@ -199,34 +198,6 @@ def test_a_damaged_cache_is_decoded_again_with_a_warning(
     assert samples.reads == 20
     assert f"the cache {place} cannot be used" in caplog.text
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == [place]
-
-
-@pytest.mark.parametrize("loader", ["cache", "ram", "gpu_slice"])
-@pytest.mark.parametrize("shuffle", ["sample", "none"])
-def test_a_sample_that_is_not_what_was_written_is_not_delivered_and_decoded_again(
-    loader: str, shuffle: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    samples = counted()
-    values(samples, tmp_path, fingerprint="counted")
-    mapped = DatasetSource(samples).in_file(tmp_path, "counted")
-    (place,) = (path for path in tmp_path.iterdir() if path.is_dir())
-    flip_last_byte(place / "images.npy")
-    with (
-        pytest.raises(DataError, match=rf"the cache {place} is damaged: sample 9 is not what was written; start again"),
-        make_loader(loader, mapped, **{**ORDER, "shuffle": shuffle}) as opened,
-    ):
-        list(opened.epoch(0))
-    assert values(samples, tmp_path, fingerprint="counted") == EXPECTED
-    assert samples.reads == 20
-    assert f"the cache {place} cannot be used" in caplog.text
-
-
-def test_damaged_labels_are_found_when_the_cache_is_opened(tmp_path: Path) -> None:
-    values(counted(), tmp_path, fingerprint="counted")
-    flip_last_byte(next(tmp_path.glob("*/labels.npy")))
-    with pytest.raises(DataError, match="sample 9 is not what was written"):
-        values(counted(), tmp_path, fingerprint="counted")
-    assert values(counted(), tmp_path, fingerprint="counted") == EXPECTED
 
 
 def test_an_interrupted_decoding_leaves_nothing(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tests.conftest import Printed, result_of
 from vitmnist import make_loader
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.checkpoint.inference import load_inference_model
-from vitmnist.cli import report
+from vitmnist.cli.report import report
 from vitmnist.config.schema import DataConfig
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.preparation import IMAGENET, given_statistics, prepare
@@ -76,5 +76,5 @@ def test_seeds_share_a_hold_out_and_folds_are_compared(
     first, second, fold = (result_of(tmp_path / name)["dataset"] for name in runs)
     assert first == second
     assert {key for key in fold if fold[key] != first[key]} == {"sha256"}
-    assert "datasets" not in output_of(report.main, *runs)
+    assert "datasets" not in output_of(report, *runs)
     assert "data.holdout_seed=0 (it was 1)" in refuse("resume=fold", "data.holdout_seed=0", "epochs=2")

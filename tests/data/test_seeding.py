@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from tests.support.samples import Made
 from vitmnist import from_dataloader, make_loader
 from vitmnist.auditing import ProbeDataset, left_since, running
-from vitmnist.data.randomness import changed_generators, generator_states, read_samples
+from vitmnist.data.randomness import RandomState, read_samples
 from vitmnist.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -41,10 +41,10 @@ def test_each_generator_is_seeded_by_seed_epoch_and_index() -> None:
 )
 def test_a_single_draw_changes_a_generator(name: str, draw: Callable[[], object]) -> None:
     np.random.rand()  # NumPy's next draw moves its position only
-    before = generator_states()
-    assert not changed_generators(before)
+    before = RandomState()
+    assert not before.changed()
     draw()
-    assert changed_generators(before) == [name]
+    assert before.changed() == [name]
 
 
 @pytest.mark.parametrize(

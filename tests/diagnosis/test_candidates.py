@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from tests.support.samples import Made
 from vitmnist import from_dataloader
 from vitmnist.diagnosis.candidates import ImitatedStep, best_change, decode_part, time_parts, try_loaders
-from vitmnist.diagnosis.observation import LoaderInfo, Loop, Pass
+from vitmnist.diagnosis.observer import LoaderInfo, Loop, Pass
 from vitmnist.timing.table import Figure, Row, format_rows
 
 

@@ -28,14 +28,13 @@ from vitmnist.loaders.base import LOADERS, Batches, Loader, Place
 from vitmnist.registry import NoOptions
 from vitmnist.runtime import memory
 from vitmnist.runtime.memory import Memory
-from vitmnist.store.rows import Checksums, crc32
 from vitmnist.store.tree import find_difference
 from vitmnist.timing.benchmark import Block, Candidate
 
 CPU = torch.device("cpu")
 SAMPLER = EpochSampler(23, 2, 0)
 TENSORS = TensorSet(torch.zeros(23, 3), torch.zeros(23))
-MAPPED = TensorSet(TENSORS.images, TENSORS.labels, checksums=Checksums(crc32(TENSORS.images.numpy()), None))
+MAPPED = TensorSet(TENSORS.images, TENSORS.labels, is_mapped=True)
 
 
 @pytest.fixture

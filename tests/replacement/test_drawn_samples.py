@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import random
 import threading
-import time
 from collections.abc import Callable
 from copy import deepcopy
 from itertools import islice
@@ -21,9 +20,9 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from tests.support.pictures import assert_same, smooth
-from tests.support.processes import run_python
+from tests.support.processes import becomes_true, run_python
 from vitmnist import from_dataloader
-from vitmnist.data.randomness import generator_states, preserved_generators, seed_generators
+from vitmnist.data.randomness import preserved_random_state, seed_generators
 from vitmnist.errors import DataError
 from vitmnist.replacement import replacements
 from vitmnist.replacement.drawn_transforms import DrawnDataset
@@ -73,7 +72,7 @@ def epochs(loader: Any, ends: tuple[int | None, ...] = (None, None)) -> list[Any
     """The batches of some epochs and the state of the global generators after each, some left by a `break`."""
     seed_generators(3, 0, 0)
     found: list[Any] = []
-    with preserved_generators():
+    with preserved_random_state():
         for end in ends:
             batches = iter(loader)
             for _ in range(end if end is not None else 100):
@@ -82,7 +81,7 @@ def epochs(loader: Any, ends: tuple[int | None, ...] = (None, None)) -> list[Any
                 found.append(batch)
                 torch.rand(1)  # the step draws too
             del batches
-            numpy_state = generator_states()[1][1]
+            numpy_state = np.random.get_state()[1]
             found.append([torch.get_rng_state(), torch.tensor(numpy_state.astype(np.int64)), random.random()])
     return found
 
@@ -195,7 +194,7 @@ def test_torch_draws_the_same_between_iter_and_next_and_after_a_break(options: d
             own = {"batch_sampler": DrawsAtOnce(), "num_workers": 2}
         return DataLoader(Photos(MIXED), **own | {name: value for name, value in options.items() if name not in own})
 
-    with preserved_generators():
+    with preserved_random_state():
         assert numbers(replaced(build(), drawn=True)) == numbers(build())
 
 
@@ -298,10 +297,7 @@ def test_threads_end_with_the_loop_that_is_left() -> None:
     for _ in ours:
         assert batch_threads()
         break
-    deadline = time.monotonic() + 20
-    while batch_threads() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not batch_threads()
+    assert becomes_true(lambda: not batch_threads())
 
 
 SCRIPT = """

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from vitmnist.runtime import cpu
-from vitmnist.runtime.cpu import Cores, CpuTime, has_bf16_units
+from vitmnist.runtime.cpu import Cores, CpuClock, has_bf16_units
 
 COMPUTE = "import time\nwhile time.process_time() < 0.3: pass"
 
@@ -28,25 +28,17 @@ def test_processes_that_live_and_that_have_ended_are_counted() -> None:
     context = multiprocessing.get_context("fork")
     done, finish = context.Event(), context.Event()
     living = context.Process(target=compute, args=(done, finish))
-    begin = CpuTime.now()
+    clock, began = CpuClock(), time.perf_counter()
     subprocess.run([sys.executable, "-c", COMPUTE], check=True)
     living.start()
     assert done.wait(60)
-    end = CpuTime.now()
+    cores, seconds = clock.cores(), time.perf_counter() - began
     finish.set()
     living.join()
-    cores, seconds = end.cores_since(begin), end.wall_s - begin.wall_s
-    assert cores.workers is not None
-    assert 0.5 < cores.workers * seconds <= cores.busy * seconds
-    assert cores.busy + cores.others <= cores.available + 0.5
-
-
-def test_cores_are_busy_by_whatever_program_and_only_workers_compete() -> None:
-    assert Cores(4, busy=3.2, workers=1.0).compete
-    assert Cores(4, busy=1.2, workers=0.5, others=2.5).compete
-    assert not Cores(4, busy=3.2, workers=0.0).compete
-    assert not Cores(4, busy=1.2, workers=0.5).compete
-    assert str(Cores(4, busy=1.2, others=2.5)) == "1.2 of 4 cores busy, 2.5 more by other processes"
+    assert cores.busy * seconds > 0.5
+    assert cores.busy <= cores.available + 0.5
+    assert (Cores(4, busy=3.2).are_busy, Cores(4, busy=2.8).are_busy) == (True, False)
+    assert str(cores) == f"{cores.busy:.1f} of {cores.available} cores busy"
 
 
 @pytest.mark.parametrize(

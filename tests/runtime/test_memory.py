@@ -15,16 +15,15 @@ import torch
 from vitmnist import make_loader
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import TensorSet
-from vitmnist.loaders.gpu_slice import INDEX_NBYTES, GpuSliceLoader
+from vitmnist.loaders.stored import INDEX_NBYTES, GpuSliceLoader
 from vitmnist.registry import NoOptions
 from vitmnist.runtime import memory
 from vitmnist.runtime.memory import DoesNotFitError, Memory, check_fits, free_memory, peak_memory
-from vitmnist.store.rows import Checksums, crc32
 
 CPU = torch.device("cpu")
 SAMPLER = EpochSampler(23, 2, 0)
 TENSORS = TensorSet(torch.zeros(23, 3), torch.zeros(23))
-MAPPED = TensorSet(TENSORS.images, TENSORS.labels, checksums=Checksums(crc32(TENSORS.images.numpy()), None))
+MAPPED = TensorSet(TENSORS.images, TENSORS.labels, is_mapped=True)
 
 
 @pytest.mark.parametrize("name", ["ram", "gpu_slice"])

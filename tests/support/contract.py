@@ -12,7 +12,7 @@ from torch import Tensor
 from vitmnist.auditing import left_since, running
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.datasets.base import Split
-from vitmnist.data.randomness import changed_generators, generator_states
+from vitmnist.data.randomness import RandomState
 from vitmnist.data.sampler import ORDERS, EpochSampler
 from vitmnist.data.sources import SampleSource
 from vitmnist.loaders.base import Loader
@@ -52,7 +52,7 @@ def check_contract(name: str, data: Data, *, device: str = "cpu", **options: Any
             check(loader.epoch(1), part, 1, **order)
             assert len(loader) == sum(1 for _ in loader.epoch(0))
     part = given.part(slice(SIZE))
-    before, generators = running(), generator_states()
+    before, random_state = running(), RandomState()
     with build(part, epochs=2) as loader:
         middle, size = len(loader) // 2, len(loader)
         for number, start in [(1, middle), (1, 0), (0, 0), (1, 0), (0, 0), (0, 0), (1, 1), (1, size), (2, 0)]:
@@ -62,7 +62,7 @@ def check_contract(name: str, data: Data, *, device: str = "cpu", **options: Any
         for tensor in [tensor for batch in kept for tensor in batch]:
             tensor.zero_()  # changes neither another batch nor the set
         check(loader.epoch(0), part, 0)
-    assert not changed_generators(generators)
+    assert not random_state.changed()
     loader = build(part, epochs=2)
     next(loader.epoch(2))
     first, second = loader.epoch(0), loader.epoch(1)

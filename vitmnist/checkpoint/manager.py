@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
-import random
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
-import torch
 from safetensors.torch import save as to_safetensors
 
 from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.inference import model_info
 from vitmnist.config.schema import Config, keys_where, may_change
 from vitmnist.config.values import complete_record, flatten, is_under, to_plain_dict
+from vitmnist.data.randomness import RandomState
 from vitmnist.errors import ConfigError, DataError, TrainingError
 from vitmnist.optim.schedules import build_schedule
 from vitmnist.runtime.files import write_atomic
@@ -48,7 +46,7 @@ class Checkpoint:
         step_config: `StepConfig.to_dict()`.
         device: "cpu" or "cuda".
         epochs: the records of the completed epochs.
-        rng: `rng_state()` of each rank.
+        rng: `RandomState.to_dict()` of each rank.
         progress: `EpochProgress.state_dict()` of an epoch under way; None between two epochs.
     """
 
@@ -101,10 +99,10 @@ class CheckpointManager:
             model_info=self._model_info,
             dataset_sha256=(self._result.dataset or {})["sha256"],
             step=step.state_dict(),
-            step_config=self._setup.step_config.to_dict(),
+            step_config=self._setup.step.config.to_dict(),
             device=step.device.type,
             epochs=self._result.epochs,
-            rng=self._world.all_gather_object(rng_state(step.device)),
+            rng=self._world.all_gather_object(RandomState(device=step.device).to_dict()),
             progress=progress.state_dict() if progress else None,
         )
         if self._world.is_main:
@@ -131,7 +129,7 @@ class CheckpointManager:
                 progress = self.new_progress(len(checkpoint.epochs))
                 progress.load_state_dict(checkpoint.progress)
             if self._world.rank < len(checkpoint.rng):  # a new rank keeps its own seed
-                set_rng_state(checkpoint.rng[self._world.rank], step.device)
+                RandomState(device=step.device).load_dict(checkpoint.rng[self._world.rank])
         self._compare_schedules(int(checkpoint.config["epochs"]))
         batches = progress.metrics.steps if progress else 0
         log.info("resumed after %d epochs and %d batches", len(checkpoint.epochs), batches)
@@ -267,26 +265,3 @@ def check_resumable(before: dict[str, Any], now: dict[str, Any]) -> None:
             f"resume: the run began with another configuration: {', '.join(changed)}; only {', '.join(allowed)} may "
             "change"
         )
-
-
-def rng_state(device: torch.device) -> dict[str, Any]:
-    """The global generators of torch (CPU, and `device` if it is a CUDA device), NumPy and Python, as plain values."""
-    numpy: Any = np.random.get_state()
-    name, keys, position, has_gauss, gauss = numpy
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
-        "numpy": [name, keys.tolist(), position, has_gauss, gauss],
-        "python": random.getstate(),
-    }
-
-
-def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
-    """Restore `rng_state()`, CUDA's if state and device have one."""
-    torch.set_rng_state(state["torch"])
-    if device.type == "cuda" and state["cuda"] is not None:
-        torch.cuda.set_rng_state(state["cuda"], device)
-    name, keys, position, has_gauss, gauss = state["numpy"]
-    np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, gauss))
-    version, internal, gauss_next = state["python"]
-    random.setstate((version, tuple(internal), gauss_next))

@@ -7,6 +7,7 @@ import sys
 import traceback
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable
+from inspect import cleandoc
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,10 +22,8 @@ class EndedBySignal(BaseException):
     """Ends the process by SIGINT, without a message: `diagnose` has already printed that of its script."""
 
 
-def command(
-    parse: Callable[[ArgumentParser], Namespace],
-) -> Callable[[Callable[[Namespace], None]], Main]:
-    """Turn a function into the `main` of its module, whose name is the command and whose docstring is its help.
+def command(name: str, parse: Callable[[ArgumentParser], Namespace]) -> Callable[[Callable[[Namespace], None]], Main]:
+    """Turn a function into a command; its docstring, or else that of its module, is the help.
 
     Args:
         parse: adds the arguments to the parser, parses the command line, and checks it.
@@ -32,7 +31,7 @@ def command(
 
     def decorate(run: Callable[[Namespace], None]) -> Main:
         def main() -> None:
-            name, description = run.__module__.rpartition(".")[2], sys.modules[run.__module__].__doc__
+            description = cleandoc(run.__doc__ or sys.modules[run.__module__].__doc__ or "")
             formatter = RawDescriptionHelpFormatter
             parser = ArgumentParser(f"vitmnist {name}", description=description, formatter_class=formatter)
             try:

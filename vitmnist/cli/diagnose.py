@@ -10,17 +10,22 @@ The options come before the script; everything after it belongs to the script.
 
 from __future__ import annotations
 
+import builtins
 import json
+import os
+import runpy
 import sys
 from argparse import REMAINDER, ArgumentParser, Namespace
 from contextlib import suppress
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 from vitmnist.cli.command import EndedBySignal, command
-from vitmnist.diagnosis.observation import Limits
-from vitmnist.diagnosis.report import format_report, why_failed
-from vitmnist.diagnosis.script import observe_script
+from vitmnist.diagnosis.observer import Limits, Observer
+from vitmnist.diagnosis.report import describe_script, format_report, why_failed
+from vitmnist.errors import DataError, ExitCode
 from vitmnist.runtime.files import write_output
 
 OPTIONS = ("--steps", "--warm-up", "--stop", "--json", "--fail-above")
@@ -52,13 +57,17 @@ def _parse(parser: ArgumentParser) -> Namespace:
     return options
 
 
-@command(_parse)
+@command("diagnose", _parse)
 def main(options: Namespace) -> None:
     json_file: Path | None = options.json and options.json.absolute()  # the script may change the working directory
     if options.json:
         options.json.parent.stat()  # raises if there is none, before the script runs
     limits = Limits(options.steps, options.warm_up, options.stop)
-    report, ended = observe_script(options.module or options.script, bool(options.module), limits)
+    sys.argv = options.module or options.script
+    observer = Observer(limits)
+    ended = _run(bool(options.module))
+    observer.end()
+    report = describe_script(observer, _exit_code(ended))
     _print(format_report(report))
     failure = None if options.fail_above is None else why_failed(report, options.fail_above)
     if failure:
@@ -79,3 +88,68 @@ def _print(text: str) -> None:
     """Print to stderr as it was before the script, which may have replaced or closed `sys.stderr`."""
     with suppress(ValueError, OSError):
         print(text, file=sys.__stderr__)
+
+
+class MissingScriptError(DataError):
+    """The file or module of the command line cannot be found or read."""
+
+
+def _run(is_module: bool) -> BaseException | None:
+    """Run the script of the command line as `__main__`, and return the exception that ended it."""
+    name = sys.argv[0]
+    if is_module:
+        _set_import_folder(os.getcwd())
+        if not _is_module(name):
+            raise MissingScriptError(f"-m {name}: there is no such module, or package with a __main__.py")
+    elif not os.path.isfile(name):
+        raise MissingScriptError(f"{name}: there is no such file; type the path of a Python file")
+    else:
+        _set_import_folder(os.path.dirname(os.path.realpath(name)))
+    try:
+        if is_module:
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+        else:
+            _run_script(os.path.abspath(name))
+    except SystemExit as error:
+        if not isinstance(error.code, int | None):
+            with suppress(ValueError):  # the script may have closed stderr
+                print(error.code, file=sys.stderr)
+        return error
+    except BaseException as error:
+        traceback = error.__traceback__
+        while traceback and traceback.tb_frame.f_code.co_filename in (__file__, runpy.run_module.__code__.co_filename):
+            traceback = traceback.tb_next
+        sys.excepthook(type(error), error.with_traceback(traceback), traceback)
+        return error
+    return None
+
+
+def _run_script(path: str) -> None:
+    """As `runpy.run_path`, but `__main__` stays in place: the script's threads and exit handlers may need it."""
+    sys.modules["__main__"] = main = ModuleType("__main__")
+    main.__dict__.update(__file__=path, __builtins__=builtins)
+    exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), main.__dict__)
+
+
+def _set_import_folder(folder: str) -> None:
+    """Put `folder` first in the import path, in place of the folder of vitmnist's own script."""
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = folder
+
+
+def _is_module(name: str) -> bool:
+    try:
+        spec = find_spec(name)
+        return spec is not None and (spec.submodule_search_locations is None or bool(find_spec(f"{name}.__main__")))
+    except ModuleNotFoundError as error:
+        if f"{name}.".startswith(f"{error.name}."):
+            return False
+        raise  # a missing package that its __init__.py imports
+
+
+def _exit_code(ended: BaseException | None) -> int:
+    """The exit code of a process that is ended by this exception."""
+    if isinstance(ended, KeyboardInterrupt):
+        return ExitCode.INTERRUPTED
+    code = ended.code if isinstance(ended, SystemExit) else int(ended is not None)
+    return code & 0xFF if isinstance(code, int) else int(code is not None)

@@ -215,7 +215,7 @@ def _parse(parser: ArgumentParser) -> Namespace:
     return options
 
 
-@command(_parse)
+@command("evaluate", _parse)
 def main(options: Namespace) -> None:
     evaluation = evaluate(options.run, options.overrides, options.weights, options.split)
     split = evaluation.split

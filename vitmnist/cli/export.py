@@ -9,16 +9,198 @@ evaluated on. A model card is written next to it. An existing file is not overwr
 
 from __future__ import annotations
 
+import hashlib
+import inspect
+import io
+import json
+import shlex
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+import vitmnist
+from vitmnist.checkpoint.inference import InferenceModel
 from vitmnist.cli.command import command
 from vitmnist.cli.evaluate import add_run, load_run
 from vitmnist.cli.resume import recorded_overrides
-from vitmnist.errors import ConfigError, MissingExtraError
-from vitmnist.export import FORMATS, export_model
+from vitmnist.data import images
+from vitmnist.data.datasets.base import Dataset
+from vitmnist.data.images import ImageReader
+from vitmnist.errors import ConfigError, ExportError, MissingExtraError
 from vitmnist.runtime.files import display_path, write_atomic
+
+
+@dataclass(frozen=True)
+class Format:
+    """A file format.
+
+    Args:
+        packages: those of the extra `export` that it needs.
+        usage: Python code that loads the file `{name}` and classifies `images`, a NumPy array.
+        load: turns the content of the file into a function from uint8 `[B, C, H, W]` to logits.
+    """
+
+    suffix: str
+    packages: tuple[str, ...]
+    usage: str
+    serialize: Callable[[ExportedProgram], bytes]
+    load: Callable[[bytes], Callable[[Tensor], Tensor]]
+
+
+def _to_onnx(program: ExportedProgram) -> bytes:
+    names: dict[str, Any] = {"input_names": ["images"], "output_names": ["logits"], "dynamic_shapes": ({0: "batch"},)}
+    exported: Any = torch.onnx.export(program, dynamo=True, verbose=False, **names)
+    return bytes(exported.model_proto.SerializeToString())
+
+
+def _load_onnx(content: bytes) -> Callable[[Tensor], Tensor]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    return lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+
+
+def _to_pt2(program: ExportedProgram) -> bytes:
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer)
+    return buffer.getvalue()
+
+
+def _load_pt2(content: bytes) -> Callable[[Tensor], Tensor]:
+    return torch.export.load(io.BytesIO(content)).module()
+
+
+FILE_USAGE = """\
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import ExifTags, Image
+
+
+{source}
+
+opened = Image.open("picture.jpg")  # your picture
+images = to_pixels(opened, {arguments}).transpose(2, 0, 1)[np.newaxis]"""
+IMAGES_USAGE = """\
+import numpy as np
+
+images = np.zeros({shape}, dtype=np.uint8)  # your images"""
+ONNX_USAGE = """\
+import onnxruntime
+
+session = onnxruntime.InferenceSession({name})
+print(session.run(None, {{"images": images}})[0].argmax(axis=1))  # their classes, from 0"""
+TORCH_USAGE = """\
+import torch
+
+model = torch.export.load({name}).module()
+print(model(torch.from_numpy(images)).argmax(dim=1))  # their classes, from 0"""
+FORMATS = {
+    "onnx": Format(".onnx", ("onnx", "onnxscript", "onnxruntime"), ONNX_USAGE, _to_onnx, _load_onnx),
+    "torch": Format(".pt2", (), TORCH_USAGE, _to_pt2, _load_pt2),
+}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An exported model that predicts the same classes as the original.
+
+    Args:
+        content: the bytes of its file.
+        summary: its accuracy, and how far its logits are from those of the original.
+    """
+
+    kind: Format
+    content: bytes
+    trained: InferenceModel
+    summary: str
+
+    def card(self, name: str, overrides: Sequence[str]) -> str:
+        """The model card in Markdown, for a file name and the overrides of the run."""
+        channels, height, width = self.trained.shape
+        files, reading = _describe_files(self.trained)
+        crop = "" if self.trained.size == (height, width) else ", and takes the centre of each image"
+        return f"""# Model card: {name}
+
+An image classifier, trained with vitmnist {vitmnist.__version__}, exported with torch {torch.__version__}.
+
+- **Input**: `images`, uint8 `[B, {channels}, {height}, {width}]`, any B. The model normalises them{crop}.
+- **Image files**: {files}
+- **Output**: `logits`, float32 `[B, {len(self.trained.classes)}]`
+- **Check**: {self.summary}
+- **Classes**: `{json.dumps(self.trained.classes, ensure_ascii=False)}`
+- **Overrides of the training**: `{shlex.join(overrides)}`
+- **SHA-256**: `{hashlib.sha256(self.content).hexdigest()}`
+
+```python
+{reading}
+{self.kind.usage.format(name=json.dumps(name))}
+```
+"""
+
+
+def _describe_files(trained: InferenceModel) -> tuple[str, str]:
+    """How a picture file becomes an image of the model: in words, and as Python code that ends with `images`."""
+    channels, height, width = shape = trained.shape
+    try:
+        reader = trained.reader()
+    except ConfigError:  # such images are not pictures
+        reader = None
+    if not isinstance(reader, ImageReader):
+        return f"as the dataset {trained.dataset.get('name')} reads them", IMAGES_USAGE.format(shape=(1, *shape))
+    draft = "JPEG decoded at the smallest of the scales 1/8, 1/4, 1/2 and 1 that is at least twice the size, "
+    framing = {"stretch": "", "crop": ": the shorter side and its centre", "pad": ": the longer side, on black"}
+    words = (
+        f"{draft * reader.draft}upright, transparent pixels on white, converted to {('RGB', 'grey')[channels == 1]}, "
+        f"resized to {width}×{height} by a bilinear filter with antialiasing{framing[reader.resize]}"
+    )
+    options = {**vars(reader), "mode": reader.mode.value, "resize": reader.resize.value}
+    arguments = ", ".join(f"{name}={value!r}" for name, value in options.items())
+    source = inspect.getsource(images)
+    code = source[source.index("def to_pixels(") :]
+    return words, FILE_USAGE.format(source=code, arguments=arguments)
+
+
+def export_model(kind: Format, trained: InferenceModel, dataset: Dataset, batch_size: int) -> Exported:
+    """Export a model that is on the CPU, with its normalisation, and compare both on the split of the evaluations.
+
+    Raises:
+        ConfigError: the images or classes of the dataset do not fit the model.
+        ExportError: the exported model predicts another class for some image.
+    """
+    split = trained.normalized(dataset.evaluated)
+    original = nn.Sequential(trained.preprocess(), trained.model).eval()
+    # Two images: torch.export would treat a batch size of one as a constant.
+    example = torch.zeros(2, *trained.shape, dtype=torch.uint8)
+    program = torch.export.export(original, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    content = kind.serialize(program)
+    reloaded = kind.load(content)  # compare what the file holds, not the program in memory
+    with torch.inference_mode():
+        pairs = [(original(images), reloaded(images)) for images in split.images.split(batch_size)]
+    expected, found = (torch.cat(logits) for logits in zip(*pairs, strict=True))
+    predicted, checked_on = found.argmax(dim=1), f"{dataset.name}, {dataset.evaluated_on()}"
+    if differing := int((predicted != expected.argmax(dim=1)).sum()):
+        raise ExportError(
+            f"the exported model predicts another class than {trained.path} for {differing:,} images of {checked_on}; "
+            "nothing is written"
+        )
+    accuracy = 100 * int((predicted == split.labels).sum()) / len(split)
+    return Exported(
+        kind,
+        content,
+        trained,
+        f"{checked_on}: accuracy {accuracy:.2f}%; same predictions as {trained.path.name}, largest difference of the "
+        f"logits {(found - expected).abs().max().item():.2g}",
+    )
 
 
 def _parse(parser: ArgumentParser) -> Namespace:
@@ -30,7 +212,7 @@ def _parse(parser: ArgumentParser) -> Namespace:
     return parser.parse_intermixed_args()
 
 
-@command(_parse)
+@command("export", _parse)
 def main(options: Namespace) -> None:
     kind = FORMATS[options.format]
     for package in kind.packages:

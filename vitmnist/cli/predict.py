@@ -73,7 +73,7 @@ def _parse(parser: ArgumentParser) -> Namespace:
     return parser.parse_intermixed_args()
 
 
-@command(_parse)
+@command("predict", _parse)
 def main(options: Namespace) -> None:
     device = choose_device(options.device)
     trained = load_inference_model(options.run, device, options.weights)

@@ -34,11 +34,11 @@ from vitmnist.runtime.run_folder import InUseError, has_checkpoint, locked
 from vitmnist.runtime.signals import RunInterrupted, StopSignal, TimeLimitReached, interruption
 from vitmnist.runtime.world import launched
 from vitmnist.tracking.epoch_table import search_objective
-from vitmnist.tracking.result import JOURNAL, Result, Run, choices_of, find_runs, read_run
+from vitmnist.tracking.result import Result, Run, choices_of, find_runs, read_run
 
 log = logging.getLogger(__name__)
 
-ROUNDS = "hydra.sweeper._target_=hydra_plugins.vitmnist_rounds.RoundsSweeper"
+ROUNDS = "hydra.sweeper._target_=hydra_plugins.vitmnist_sweepers.RoundsSweeper"
 
 
 def prepare_sweep(start: Start, composed: DictConfig, arguments: Arguments, multirun: Callable[..., object]) -> Sweep:
@@ -61,7 +61,7 @@ def prepare_sweep(start: Start, composed: DictConfig, arguments: Arguments, mult
         if _is_search(composed.hydra):
             raise ConfigError("repeats: is for sweeps over listed values, not for a search")
         overrides = [f"repeat={','.join(map(str, range(1, repeats + 1)))}", *overrides, ROUNDS]
-    refused = () if composed.resume == "auto" else (JOURNAL, *(f"**/{pattern}" for pattern in RECORDS))
+    refused = () if composed.resume == "auto" else tuple(f"**/{pattern}" for pattern in RECORDS)
     start.hold(folder, "hydra.sweep.dir", refused)
     start.hint = partial(_hint, folder, arguments.typed)
     if _is_parallel(composed.hydra):

@@ -23,9 +23,17 @@ import vitmnist
 from vitmnist.cli.arguments import Arguments, key_of, parse, without_keys
 from vitmnist.cli.command import program
 from vitmnist.cli.resume import SEVERAL, continued, is_resumable, recorded_config, recorded_overrides
-from vitmnist.cli.start import RECORDS, Start, ending, import_run
+from vitmnist.cli.start import (
+    RECORDS,
+    Start,
+    check_restarts,
+    connect_ranks,
+    ending,
+    follow_rank_0,
+    import_run,
+    start_other_ranks,
+)
 from vitmnist.cli.sweep import Sweep, prepare_sweep
-from vitmnist.cli.torchrun import check_restarts, connect_ranks, follow_rank_0, start_other_ranks
 from vitmnist.config import CONF
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate

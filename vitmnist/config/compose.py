@@ -13,8 +13,8 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from vitmnist.config import CONF
-from vitmnist.config.labels import run_label
 from vitmnist.config.schema import Config
+from vitmnist.config.values import run_label
 
 _schema = OmegaConf.structured(Config)
 OmegaConf.set_struct(_schema.lr_scale, False)  # its keys are patterns; elsewhere a new key is an error

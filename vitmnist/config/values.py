@@ -1,15 +1,18 @@
-"""Configurations as plain values, nested or by their full keys, also of records that lack a key of today."""
+"""A configuration as plain values or as text: nested or by full keys, and short names for folders and reports."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict
+from functools import cache
 from typing import Any
 
-from omegaconf import MISSING
+from omegaconf import MISSING, ListConfig, OmegaConf
 
+from vitmnist.config import CONF, is_group
 from vitmnist.config.schema import registries
 
 
@@ -50,3 +53,44 @@ def complete_record(recorded: Mapping[str, Any]) -> dict[str, Any]:
                 if default != MISSING:
                     member.setdefault(option, json.loads(json.dumps(default)))
     return values
+
+
+def run_label(overrides: Sequence[str] | ListConfig) -> str:
+    """A folder name from a job's overrides: `["data/loader=ram", "batch_size=300"]` gives `ram-bs300`.
+
+    It is cut to 80 characters; the folder's number or token tells jobs apart.
+    """
+    if isinstance(overrides, ListConfig):
+        overrides = OmegaConf.to_container(overrides)  # type: ignore[assignment]  # interpolations as they were typed
+    parts = []
+    for override in overrides:
+        name, _, value = override.lstrip("+~").partition("=")
+        short = "bs" if name == "batch_size" else name.split("@")[-1].split(".")[-1]
+        if override.startswith("~"):
+            parts.append(f"no_{short}")
+        elif name not in ("data.root", "repeats", "resume"):
+            parts.append(value if is_group(name) and "@" not in name else f"{short}{value_text(value)}")
+    return re.sub(r"[^\w.+-]+", "_", "-".join(parts))[:80] or "defaults"
+
+
+def value_text(value: Any) -> str:
+    """A value of the configuration; a number of more than eight characters has three significant digits."""
+    text = str(value)
+    is_long = len(text) > 8 and re.fullmatch(r"-?\d*\.?\d+(e[+-]?\d+)?", text) and not text.lstrip("-").isdigit()
+    return f"{float(text):.3g}" if is_long else text
+
+
+def trainer_label(values: Mapping[str, Any]) -> str:
+    """A short name of a `trainer` section: the closest member of the group and what differs, as `plain, fused=true`."""
+    labels = []
+    for name, member in _trainers().items():
+        changed = {key: value for key, value in values.items() if value != member.get(key)}
+        changes = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in changed.items()]
+        labels.append((len(changes), ", ".join([name, *changes])))
+    return min(labels)[1]
+
+
+@cache
+def _trainers() -> dict[str, Any]:
+    """The members of the group `trainer`, by name."""
+    return {file.stem: OmegaConf.load(file) for file in sorted((CONF / "trainer").glob("*.yaml"))}

@@ -1,9 +1,10 @@
-"""What is random: reading it uses a random generator, and reading it again ends differently.
+"""The state of random generators, random samples as a pure function of (seed, epoch, index), and what is random.
 
-The generators are the global ones of torch (CPU), NumPy and Python, and those in attributes, containers, closures and
-class attributes of datasets, transforms and collate functions, and in global variables that their `__getitem__`,
-`__call__` and `forward` read. Others cannot be seen, such as a `default_rng()` that is made for each sample, `secrets`
-or a server: a sample that uses them is noticed only if it is among the few that are read twice and compared.
+A sample is random if reading it uses a random generator, and reading it again ends differently. The generators are the
+global ones of torch (CPU), NumPy and Python, and those in attributes, containers, closures and class attributes of
+datasets, transforms and collate functions, and in global variables that their `__getitem__`, `__call__` and `forward`
+read. Others cannot be seen, such as a `default_rng()` that is made for each sample, `secrets` or a server: a sample
+that uses them is noticed only if it is among the few that are read twice and compared.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import pickle
 import random
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from hashlib import blake2b
@@ -36,18 +37,84 @@ MAX_SEARCHED = 20_000
 """Number of objects that are searched for generators."""
 CALLED = ("__getitem__", "__getitems__", "__call__", "forward")
 """Methods whose global variables are searched for generators."""
-STATES: dict[type, tuple[Any, Any]] = {  # how the state of a generator is read and written
-    torch.Generator: (  # as bytes, because the pickles of two equal tensors differ
-        lambda generator: generator.get_state().numpy().tobytes(),
-        lambda generator, state: generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8)),
-    ),
-    random.Random: (random.Random.getstate, random.Random.setstate),
-    np.random.RandomState: (np.random.RandomState.get_state, np.random.RandomState.set_state),
-    np.random.Generator: (
-        lambda generator: generator.bit_generator.state,
-        lambda generator, state: setattr(generator.bit_generator, "state", state),
+GENERATORS = ("torch", "NumPy", "Python")
+"""The global generators that samples draw from."""
+ReadWrite = tuple[Callable[[], object], Callable[[Any], object]]
+"""How the state of a generator is read and written."""
+GLOBAL: dict[str, ReadWrite] = {
+    "torch": (torch.get_rng_state, torch.set_rng_state),
+    "NumPy": (np.random.get_state, np.random.set_state),
+    "Python": (random.getstate, random.setstate),
+}
+OWN: dict[type, Callable[[Any], ReadWrite]] = {
+    torch.Generator: lambda generator: (generator.get_state, generator.set_state),
+    random.Random: lambda generator: (generator.getstate, generator.setstate),
+    np.random.RandomState: lambda generator: (generator.get_state, generator.set_state),
+    np.random.Generator: lambda generator: (
+        lambda: generator.bit_generator.state,
+        lambda state: setattr(generator.bit_generator, "state", state),
     ),
 }
+
+
+class RandomState:
+    """The states of the global random generators and of those that some objects refer to, when it is made.
+
+    Args:
+        owners: what may have generators of its own.
+        device: a CUDA device has a global generator too.
+    """
+
+    def __init__(self, *owners: object, device: torch.device | None = None) -> None:
+        self._global = dict(GLOBAL)
+        if device and device.type == "cuda":
+            access = partial(torch.cuda.get_rng_state, device), partial(torch.cuda.set_rng_state, device=device)
+            self._global["CUDA"] = access
+        self._generators = list(self._global.items())
+        for value in _reachable(owners):
+            if access_to := OWN.get(type(value)):
+                self._generators.append((f"a {type(value).__name__} of its own", access_to(value)))
+        self._states = self._read()
+
+    def _read(self) -> list[object]:
+        return [read() for _, (read, _) in self._generators]
+
+    def restore(self) -> None:
+        """Set all generators to these states."""
+        for (_, (_, write)), state in zip(self._generators, self._states, strict=True):
+            write(state)
+
+    def changed(self) -> list[str]:
+        """The names of the generators that have been used since."""
+        pairs = zip(self._generators, map(_state_bytes, self._states), map(_state_bytes, self._read()), strict=True)
+        return [name for (name, _), before, now in pairs if before != now]
+
+    def to_dict(self) -> dict[str, object]:
+        """The states of the global generators as plain values, for a checkpoint."""
+        states: dict[str, Any] = {name.lower(): state for name, state in zip(self._global, self._states, strict=False)}
+        name, keys, *rest = states["numpy"]
+        return {**states, "numpy": [name, keys.tolist(), *rest]}
+
+    def load_dict(self, states: Mapping[str, object]) -> None:
+        """Set the global generators to the states of `to_dict`, a GPU's if there is one in both."""
+        for name, (_, write) in self._global.items():
+            if (state := states.get(name.lower())) is not None:
+                write(state)
+
+
+def _state_bytes(state: object) -> bytes:
+    # The pickle of a tensor has its address.
+    return pickle.dumps(state.numpy() if isinstance(state, torch.Tensor) else state)
+
+
+@contextmanager
+def preserved_random_state(*owners: object, device: torch.device | None = None) -> Iterator[None]:
+    """Restore the global generators, also of a CUDA device, and those that some objects refer to, on exit."""
+    state = RandomState(*owners, device=device)
+    try:
+        yield
+    finally:
+        state.restore()
 
 
 class RandomSampleError(ConfigError):
@@ -66,43 +133,6 @@ class RandomSampleError(ConfigError):
         return "sample {} is random ({})".format(*self.args)
 
 
-class Generators:
-    """The global random generators, and those that some objects refer to."""
-
-    def __init__(self, *owners: Any) -> None:
-        self._objects = [value for value in _reachable(owners) if type(value) in STATES]
-
-    def states(self) -> Any:
-        """The states of all; for `restore` and `changed`."""
-        return generator_states(), self._states()
-
-    def _states(self) -> list[Any]:
-        return [STATES[type(generator)][0](generator) for generator in self._objects]
-
-    def restore(self, states: Any) -> None:
-        """Set the generators that belong to objects; `preserved_generators` restores the global ones."""
-        for generator, state in zip(self._objects, states[1], strict=True):
-            STATES[type(generator)][1](generator, state)
-
-    def changed(self, before: Any) -> list[str]:
-        """The names of the generators whose states are not as they were."""
-        pairs = zip(self._objects, before[1], self._states(), strict=True)
-        used = [generator for generator, *states in pairs if len(set(map(pickle.dumps, states))) > 1]
-        return changed_generators(before[0]) + [f"a {type(generator).__name__} of its own" for generator in used]
-
-
-@contextmanager
-def preserved_random_state(*owners: Any) -> Iterator[None]:
-    """Restore the global generators, and those that some objects refer to, on exit."""
-    generators = Generators(*owners)
-    states = generators.states()
-    with preserved_generators():
-        try:
-            yield
-        finally:
-            generators.restore(states)
-
-
 def call_watched(function: Callable[[], Any], owners: Any, *, again: bool) -> tuple[Any, str | None]:
     """The result of a function, and why it is random; None if it is not.
 
@@ -113,15 +143,14 @@ def call_watched(function: Callable[[], Any], owners: Any, *, again: bool) -> tu
         owners: what may have generators of its own.
         again: call the function twice in any case, to compare the results.
     """
-    generators = Generators(owners)
-    before = generators.states()
+    before = RandomState(owners)
     result = function()
-    used = generators.changed(before)
+    used = before.changed()
     if not (used or again):
         return result, None
-    before = generators.states()
+    before = RandomState(owners)
     difference = find_difference(function(), result)
-    if used and generators.changed(before):
+    if used and before.changed():
         return result, f"it draws from {', '.join(used)}"
     return result, "it differs when it is read again" if difference else None
 
@@ -148,10 +177,9 @@ def refusing_random(read: Callable[[int], Any], indices: Sequence[int], owners: 
 
     Generators are compared once for all samples; only if one has been used, the samples are read again, one by one.
     """
-    generators = Generators(owners)
-    before = generators.states()
+    before = RandomState(owners)
     yield
-    if generators.changed(before):
+    if before.changed():
         for index in indices:
             _, reason = call_watched(partial(read, index), owners, again=False)
             if reason:
@@ -187,12 +215,8 @@ def _referents(value: Any) -> Iterable[Any]:
         return (*variables.nonlocals.values(), *variables.globals.values(), *(value.__defaults__ or ()))
     of_class = [pair for kind in type(value).__mro__ for pair in vars(kind).items()]
     called = [part for name, part in of_class if name in CALLED and isinstance(part, FunctionType)]
-    generators = [part for _, part in of_class if type(part) in STATES]
+    generators = [part for _, part in of_class if type(part) in OWN]
     return (*getattr(value, "__dict__", {}).values(), *generators, *called)
-
-
-GENERATORS = ("torch", "NumPy", "Python")
-GeneratorStates = tuple[torch.Tensor, Any, Any]
 
 
 def read_samples(dataset: Dataset[Any], indices: Iterable[int], seed: int, epoch: int) -> list[Any]:
@@ -205,7 +229,7 @@ def read_samples(dataset: Dataset[Any], indices: Iterable[int], seed: int, epoch
     Raises:
         RuntimeError: a sample raised `StopIteration`.
     """
-    with preserved_generators():
+    with preserved_random_state():
         samples = []
         for index in indices:
             seed_generators(seed, epoch, index)
@@ -229,37 +253,3 @@ def seed_generators(seed: int, epoch: int, index: int) -> None:
     torch.default_generator.manual_seed(torch_seed)
     np.random.seed(numpy_seed)
     random.seed(python_seed)
-
-
-def generator_states() -> GeneratorStates:
-    """The states of the global generators of torch (CPU), NumPy and Python."""
-    return torch.get_rng_state(), np.random.get_state(), random.getstate()
-
-
-def changed_generators(before: GeneratorStates) -> list[str]:
-    """The names of the global generators whose state is not as it was."""
-    now = generator_states()
-    # repr() would shorten NumPy's array; its position counts too, because one draw seldom changes the array.
-    are_equal = (
-        torch.equal(before[0], now[0]),
-        all(np.array_equal(*pair) for pair in zip(before[1], now[1], strict=True)),
-        before[2] == now[2],
-    )
-    return [name for name, is_equal in zip(GENERATORS, are_equal, strict=True) if not is_equal]
-
-
-def draw_from_generators() -> np.ndarray[Any, np.dtype[np.float64]]:
-    """A number from each of the global generators, `[3]` in the order of `GENERATORS`."""
-    return np.array([torch.rand((), dtype=torch.float64).item(), np.random.rand(), random.random()])
-
-
-@contextmanager
-def preserved_generators(device: torch.device | None = None) -> Iterator[None]:
-    """Restore the global generators of torch (on the CPU and on `device`), NumPy and Python on exit."""
-    _, numpy_state, python_state = generator_states()
-    with torch.random.fork_rng([device] if device and device.type == "cuda" else []):
-        try:
-            yield
-        finally:
-            np.random.set_state(numpy_state)
-            random.setstate(python_state)

@@ -29,7 +29,8 @@ from vitmnist.data.randomness import (
 from vitmnist.data.sampler import as_tensor
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.store.cache_file import decode_once
-from vitmnist.store.rows import Checksums, Rows, load_rows
+from vitmnist.store.read_once import read_once, reading_workers
+from vitmnist.store.rows import Rows, load_rows
 from vitmnist.store.tree import tree_map
 
 Tensors = TypeVar("Tensors", bound="TensorSet")
@@ -83,9 +84,7 @@ class SampleSource(ABC):
         """
         contents = self.fingerprint or (fingerprint and f"{fingerprint}, {len(self)} samples")
         entry = decode_once(folder, contents or None, len(self), self.chunks)
-        (images, labels), (of_images, of_labels) = entry.tensors, entry.checksums
-        of_labels.verify(labels)
-        return TensorSet(images, labels, checksums=of_images)
+        return TensorSet(*entry.tensors, is_mapped=True)
 
     def stored(self) -> SampleSource:
         """The samples as they are stored, for a loader that reads each when it is needed."""
@@ -103,7 +102,7 @@ class TensorSet(SampleSource):
     Args:
         images: `[N, …]` of any dtype.
         labels: `[N, …]` of any dtype.
-        checksums: of `images`, if they are a memory-mapped file, whose pages are read on demand.
+        is_mapped: the images are a memory-mapped file, whose pages are read on demand.
 
     Raises:
         DataError: not tensors, or of different lengths.
@@ -114,7 +113,7 @@ class TensorSet(SampleSource):
     images: Tensor
     labels: Tensor
     _: KW_ONLY
-    checksums: Checksums | None = None
+    is_mapped: bool = False
 
     def __post_init__(self) -> None:
         for name, tensor in (("images", self.images), ("labels", self.labels)):
@@ -131,7 +130,7 @@ class TensorSet(SampleSource):
     @property
     def rows(self) -> Rows:
         """Images and labels, without their gradients."""
-        return Rows((self.images.detach(), self.labels.detach()), (self.checksums,) if self.checksums else ())
+        return Rows((self.images.detach(), self.labels.detach()), self.is_mapped)
 
     def read(self, indices: slice | Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
         images, labels = self.rows.gather(indices)
@@ -141,14 +140,14 @@ class TensorSet(SampleSource):
         return zip(self.images.split(CHUNK), self.labels.split(CHUNK), strict=True)
 
     def in_memory(self) -> TensorSet:
-        return TensorSet(*self.rows.in_memory().tensors) if self.checksums else self
+        return TensorSet(*self.rows.in_memory().tensors) if self.is_mapped else self
 
     def bytes_to_load(self, device: torch.device) -> int:
-        return self.nbytes if self.checksums or self.images.device.type != device.type else 0
+        return self.nbytes if self.is_mapped or self.images.device.type != device.type else 0
 
     def in_file(self, folder: Path, fingerprint: str | None = None) -> TensorSet:
         self.check_on_host()
-        if self.checksums or not len(self):
+        if self.is_mapped or not len(self):
             return self
         # Its own labels, because sets of the same images and other labels share a file.
         return replace(super().in_file(folder), labels=self.labels)
@@ -159,9 +158,7 @@ class TensorSet(SampleSource):
 
     def part(self: Tensors, span: slice, **changes: Any) -> Tensors:
         """The samples of a span, as views; `changes` replace other fields."""
-        checksums = self.checksums[span] if self.checksums else None
-        fields = {"images": self.images[span], "labels": self.labels[span], "checksums": checksums, **changes}
-        return replace(self, **fields)
+        return replace(self, **{"images": self.images[span], "labels": self.labels[span], **changes})
 
     @property
     def fingerprint(self) -> str:
@@ -185,10 +182,6 @@ def digest(tensor: Tensor) -> str:
     for part in tensor.split(CHUNK):  # images may have their channels last in memory: not all are copied at once
         checksum.update(part.contiguous().view(torch.uint8).numpy().data)
     return checksum.hexdigest()
-
-
-DECODED_AT_A_TIME = 256
-"""Number of samples decoded at a time."""
 
 
 class DatasetSource(SampleSource):
@@ -223,23 +216,21 @@ class DatasetSource(SampleSource):
     def channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         return channel_statistics(images for images, _ in self._chunks(self.read))  # random samples have them too
 
-    def _chunks(self, read: Callable[[slice], Any]) -> Iterator[tuple[Tensor, Tensor]]:
-        expected = None
-        for start in range(0, len(self), DECODED_AT_A_TIME):
-            chunk = self._pairs(read(slice(start, min(start + DECODED_AT_A_TIME, len(self)))), start)
-            signature = [(part.dtype, list(part.shape[1:])) for part in chunk]
+    def _chunks(self, read: Callable[[slice], object]) -> Iterator[tuple[Tensor, Tensor]]:
+        workers = reading_workers(self.dataset)
+        sample_nbytes = self.bytes_to_load(torch.device("cpu")) / len(self) if workers and len(self) else 0
+        expected, filled = None, 0
+        for chunk in read_once(self.dataset, partial(self._pairs, read), sample_nbytes, workers):
+            signature = [f"{part.dtype} {list(part.shape[1:])}" for part in chunk]
             expected = expected or signature
-            for (dtype, shape), (first_dtype, first_shape) in zip(signature, expected, strict=True):
-                if (dtype, shape) != (first_dtype, first_shape):
-                    raise DataError(
-                        f"samples from {start} on are {dtype} {shape}, those before {first_dtype} {first_shape}"
-                    )
+            for actual, first in zip(signature, expected, strict=True):
+                if actual != first:
+                    raise DataError(f"samples from {filled} on are {actual}, those before {first}")
+            filled += len(chunk[0])
             yield chunk
 
-    def _read_fixed(self, span: slice) -> Any:
+    def _read_fixed(self, span: slice) -> object:
         """The samples of a span collated; raises `ConfigError` if one of them is random."""
-        if self.seed is None:
-            return self.read(span)
         rows, read = range(span.start, span.stop), partial(read_sample, self.dataset)
         try:
             with preserved_random_state(self.dataset):
@@ -257,26 +248,27 @@ class DatasetSource(SampleSource):
 
     def bytes_to_load(self, device: torch.device) -> int:
         """Estimated from the first sample."""
-        return sum(part.nbytes for part in self._pairs(self.read(slice(0, 1)), 0)) * len(self) if len(self) else 0
+        return sum(part.nbytes for part in self._pairs(self.read, range(1))) * len(self) if len(self) else 0
 
     def part(self, span: slice) -> SampleSource:
         return DatasetSource(Subset(self.dataset, range(len(self))[span]), self.seed)
 
-    def _pairs(self, batch: Any, first: int) -> tuple[Tensor, Tensor]:
-        """The images and labels of a batch; raises `DataError` with the kind of its first sample if it has others."""
-        if isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch):
+    def _pairs(self, read: Callable[[slice], object], rows: range) -> tuple[Tensor, Tensor]:
+        """The images and labels at some rows; raises `DataError` with the kind of the first sample if it has others."""
+        batch = read(slice(rows.start, rows.stop))
+        if isinstance(batch, tuple | list) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch):
             return batch[0], batch[1]
-        (sample,) = read_samples(self.dataset, [first], self.seed or 0, epoch=0)
+        (sample,) = read_samples(self.dataset, rows[:1], self.seed or 0, epoch=0)
         kind = f"a {type(sample).__name__}"
-        if isinstance(sample, (tuple, list)):
+        if isinstance(sample, tuple | list):
             kind += f" of {', '.join(type(value).__name__ for value in sample)}"
         raise DataError(
-            f"sample {first} is no pair of an image and a label, but {kind}; "
+            f"sample {rows.start} is no pair of an image and a label, but {kind}; "
             "such samples are delivered by disk, and by prefetch of disk"
         )
 
 
-def _collated(samples: Sequence[Any], rows: Sequence[int]) -> Any:
+def _collated(samples: Sequence[object], rows: Sequence[int]) -> object:
     try:
         return collate_samples(samples)
     except (TypeError, RuntimeError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -17,10 +16,12 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
 
-from vitmnist.diagnosis.observation import Loop, copy_of
+from vitmnist.data.randomness import RandomState
+from vitmnist.diagnosis.observer import Loop
 from vitmnist.errors import ConfigError
 from vitmnist.replacement.decoded_dataset import DecodedDataset
 from vitmnist.replacement.from_dataloader import from_dataloader
+from vitmnist.replacement.original import rebuilt
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.timing.benchmark import Benchmark, Candidate, rows_of
@@ -90,7 +91,7 @@ def add_candidates(
             raise ConfigError("not tried: each worker may deliver all samples of an IterableDataset")
         if number and not loader.num_workers and context.get_start_method() != "fork":
             raise ConfigError("not tried: workers are not forked, and would import the script again")
-        candidate = as_candidate(copy_of(loader, num_workers=number))
+        candidate = as_candidate(rebuilt(loader, num_workers=number))
         candidate.change = f"DataLoader(…, num_workers={number})"
         return candidate
 
@@ -129,14 +130,9 @@ def decode_part(loader: DataLoader[Any], form: Form) -> tuple[DataLoader[Any], f
         if count < size:
             # A sampler of the script's own, and a generator, keep the workers.
             is_plain = loader.batch_size and type(loader.sampler) in (SequentialSampler, RandomSampler)
-            changed: dict[str, Any] = {
-                "batch_size": batch_size,
-                "batch_sampler": None,
-                "sampler": None,
-                "shuffle": True,
-            }
+            changed: dict[str, Any] = {"batch_size": batch_size, "sampler": None, "shuffle": True}
             changed["generator"] = None if is_plain and loader.generator is None else torch.Generator()
-            part = copy_of(loader, dataset=Part(dataset, range(count)), **changed)
+            part = rebuilt(loader, dataset=Part(dataset, range(count)), **changed)
         began = time.perf_counter()
         return from_dataloader(part, "ram", transforms=form), time.perf_counter() - began
 
@@ -174,7 +170,7 @@ def try_loaders(loop: Loop) -> tuple[list[Row], dict[str, float]]:
             stack.enter_context(redirect(StringIO()))
         parts, is_random = time_parts(loader)
         benchmark = Benchmark(stack)
-        now = benchmark.add(AS_IT_IS, lambda _: as_candidate(copy_of(loader)))
+        now = benchmark.add(AS_IT_IS, lambda _: as_candidate(rebuilt(loader)))
         add_candidates(benchmark, loader, now, as_candidate, is_random)
         benchmark.run(TRY_BATCHES, TRY_S)
         return rows_of(benchmark.candidates, length), parts
@@ -195,7 +191,7 @@ def time_parts(loader: DataLoader[Any]) -> tuple[dict[str, float], bool]:
     dataset: Any = loader.dataset
     compose = _compose_of(dataset)
     transforms = compose and compose.transforms
-    states = torch.get_rng_state(), random.getstate()
+    random_state = RandomState(dataset)
     times: dict[str, float] = {}
     parts: dict[str, float] = {}
     with suppress(Exception):  # of a sample, or the collate function: the rows of the table then say why
@@ -216,7 +212,7 @@ def time_parts(loader: DataLoader[Any]) -> tuple[dict[str, float], bool]:
         name = "decoding and reading" if compose else "reading and transforms"
         parts = {name: read_s, **times, "collating": time.perf_counter() - began}
         parts = {name: seconds / count for name, seconds in parts.items()}
-    return parts, not torch.equal(states[0], torch.get_rng_state()) or states[1] != random.getstate()
+    return parts, bool(random_state.changed())
 
 
 def _compose_of(dataset: Any) -> Any:

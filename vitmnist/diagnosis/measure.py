@@ -15,11 +15,11 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from vitmnist.data.randomness import preserved_generators
+from vitmnist.data.randomness import preserved_random_state
 from vitmnist.data.sources import map_tensors
 from vitmnist.diagnosis.candidates import AS_IT_IS, add_candidates, time_parts
-from vitmnist.diagnosis.observation import copy_of
 from vitmnist.errors import ConfigError, DataError
+from vitmnist.replacement.original import rebuilt
 from vitmnist.runtime.device import backend_of, choose_device
 from vitmnist.timing.benchmark import BLOCKS, Benchmark, Candidate, Step, as_one_argument_step, rows_of
 from vitmnist.timing.table import Bottleneck, Figure, Row, format_few_steps, format_ms, format_rows
@@ -135,7 +135,7 @@ def _measure(
 ) -> Diagnosis:
     is_plain = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
     # A copy, because persistent workers belong to the loop.
-    source: Any = copy_of(loader) if isinstance(loader, DataLoader) and is_plain else loader
+    source: Any = rebuilt(loader) if isinstance(loader, DataLoader) and is_plain else loader
 
     def as_candidate(source: Any, step: Callable[[Any], object] | None = step, **options: Any) -> Candidate:
         return Candidate(AS_IT_IS, source, device, step, **options)
@@ -203,16 +203,10 @@ def _restored(
     modules, parameters = (list(model.modules()), list(model.parameters())) if model is not None else ([], [])
     modes = [(module, module.training) for module in modules]
     gradients = [(one, None if one.grad is None else one.grad.clone()) for one in parameters]
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    owners = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
-    generators = {one for owner in owners if isinstance(one := getattr(owner, "generator", None), torch.Generator)}
-    drawn = [(generator, generator.get_state()) for generator in generators]
     try:
-        with preserved_generators(device):
+        with preserved_random_state(loader, device=device):
             yield
     finally:
-        for generator, generator_state in drawn:
-            generator.set_state(generator_state)
         for owner, state in states:
             owner.load_state_dict(state)
         for module, is_training in modes:

@@ -5,18 +5,173 @@ This module does not import torch: a script may set environment variables before
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
+import sysconfig
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import Enum
 from functools import wraps
+from math import inf
+from pathlib import Path
+from statistics import median_low
 from threading import get_ident, main_thread
 from time import perf_counter, process_time
-from typing import Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
-from vitmnist.diagnosis.observation import Limits, LoaderInfo, Loop, Pass, Unmeasured, copy_of
-from vitmnist.runtime.cpu import CpuTime
+from vitmnist.runtime.cpu import CpuClock
+from vitmnist.runtime.files import display_path
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+LIBRARIES = (sysconfig.get_paths()["stdlib"], str(Path(__file__).parent.parent))
+PACKAGES = {"site-packages", "dist-packages"}  # Also those of another environment
+COLLECTING_S = 0.0002  # Below this time of a step, a loop that keeps its batches works on them later
+
+
+class Unmeasured(str, Enum):
+    """Why the share of waiting of a loop is not known."""
+
+    COLLECTS = "collects its batches, and works on them later"
+    OTHER_THREAD = "is iterated in another thread than the main one"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How many batches to observe after the warm-up, of the loader that gives most; `stop` ends the script then.
+
+    Args:
+        steps: None observes up to the end of the script.
+    """
+
+    steps: int | None
+    warm_up: int
+    stop: bool
+
+
+@dataclass(frozen=True)
+class LoaderInfo:
+    """The settings of a loader, and the line of the script that iterates it; None is unknown."""
+
+    dataset: str
+    samples: int | None
+    batch_size: int | None
+    num_workers: int
+    where: str
+
+    @classmethod
+    def of(cls, loader: DataLoader[Any]) -> LoaderInfo:
+        """The settings of a loader over which a pass begins."""
+        samples = None
+        with suppress(Exception):  # the script may never call `len()`; ignore errors
+            samples = len(loader.dataset)  # type: ignore[arg-type]
+        batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+        return cls(type(loader.dataset).__name__, samples, batch_size, loader.num_workers, _calling_line())
+
+
+@dataclass
+class Pass:
+    """One use of an iterator, from `iter()` on.
+
+    Args:
+        last: the end of its last `next()`.
+        iterator: a weak reference; `first_batch` is one to its first batch.
+        next_iter: when another pass began after its last `next()`.
+    """
+
+    began: float
+    last: float
+    iterator: Callable[[], object]
+    first_batch: Callable[[], object] = object
+    batches: int = 0
+    is_exhausted: bool = False
+    next_iter: float | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it may go on."""
+        return not self.is_exhausted and self.iterator() is not None
+
+
+@dataclass
+class Loop:
+    """All passes over one `DataLoader`, or over several alike in turn.
+
+    Args:
+        copy: a plain `DataLoader` with the settings of the last one, which the script may have dropped; None if it
+            cannot be built.
+        kind: the class of the script's own.
+        loaders: those that still exist.
+        steps_s: times between two requests for batches; `steps_cpu_s` is the processor time of all of them.
+    """
+
+    info: LoaderInfo
+    copy: DataLoader[Any] | None
+    kind: type
+    loaders: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+    num_loaders: int = 0
+    passes: list[Pass] = field(default_factory=list)
+    batches: int = 0
+    waiting_s: float = 0.0
+    steps_s: list[float] = field(default_factory=list)
+    steps_cpu_s: float = 0.0
+    unmeasured: Unmeasured | None = None
+
+    @property
+    def has_own_iteration(self) -> bool:
+        """Whether the script's class does not iterate as a `DataLoader`, of which the copy is one."""
+        return getattr(type(self.copy), "__iter__", None) is not getattr(self.kind, "__iter__", None)
+
+    @property
+    def step_s(self) -> float:
+        """The median step; of passes with a single batch, the time up to the next pass."""
+        single = [one.next_iter - one.last for one in self.passes if one.batches == 1 and one.next_iter]
+        steps_s = self.steps_s or single
+        return median_low(steps_s) if steps_s else 0.0
+
+    @property
+    def cores(self) -> float:
+        """Processor cores in use by this process during a step."""
+        return self.steps_cpu_s / (sum(self.steps_s) or inf)
+
+    def intervals(self, ended: float) -> list[tuple[float, float]]:
+        """Begin and end of each pass, up to the end of the observation; after a `break`, a step is added."""
+        step_s = self.step_s
+        ends = (one.last if one.is_exhausted else min(one.last + step_s, one.next_iter or inf) for one in self.passes)
+        return [(one.began, min(end, ended)) for one, end in zip(self.passes, ends, strict=True)]
+
+    def note_collecting(self, this: Pass) -> None:
+        """Note whether the loop keeps the batches of a pass, and hardly works between requests for them."""
+        if this.batches > 1 and self.step_s < COLLECTING_S and this.first_batch() is not None:
+            self.unmeasured = self.unmeasured or Unmeasured.COLLECTS
+
+    def forget(self, now: float) -> None:
+        """Drop what was measured of the warm-up; a pass that goes on begins now."""
+        self.passes = [one for one in self.passes if one.is_open]
+        for one in self.passes:
+            one.began, one.last, one.batches, one.next_iter = now, now, 0, None
+        self.batches, self.waiting_s, self.steps_s, self.steps_cpu_s = 0, 0.0, [], 0.0
+
+
+def _calling_line() -> str:
+    """File and line of the user's code that iterates, not of a library such as tqdm that does so for it."""
+    callers = []
+    frame: FrameType | None = inspect.currentframe()
+    while frame:
+        if not frame.f_code.co_filename.startswith((str(Path(__file__).parent), "<frozen")):
+            callers.append(frame)
+        frame = frame.f_back
+    user = next((frame for frame in callers if not _is_of_library(frame.f_code.co_filename)), callers[0])
+    return f"{display_path(user.f_code.co_filename)}:{user.f_lineno}"
+
+
+def _is_of_library(file: str) -> bool:
+    return file.startswith(LIBRARIES) or not PACKAGES.isdisjoint(Path(file).parts)
 
 
 class ObservedIterator:
@@ -75,8 +230,8 @@ class Observer:
         self._inside: set[int] = set()  # The threads that are within a call of a loader
         self._process = os.getpid()
         self._observed: set[type] = set()
-        self._began = CpuTime.now()
-        self.cores = self._began.cores_since(self._began)
+        self._cpu_clock = CpuClock()
+        self.cores = self._cpu_clock.cores()
         """Processor cores in use from the warm-up to the end."""
         self._install("import", ())
         sys.addaudithook(self._install)  # An import event follows that of torch's module, which imports others
@@ -107,7 +262,7 @@ class Observer:
             return
         most = max((loop.batches for loop in self.loops), default=0)
         if not self.is_warm and most >= self.limits.warm_up:
-            self.is_warm, self._began = True, CpuTime.now()
+            self.is_warm, self._cpu_clock = True, CpuClock()
             for loop in self.loops:
                 loop.forget(perf_counter())
         elif self.is_warm and self.limits.steps is not None and most >= self.limits.steps:
@@ -119,7 +274,7 @@ class Observer:
     def end(self) -> None:
         """Observe no more."""
         if not self.ended:
-            self.ended, self.cores = perf_counter(), CpuTime.now().cores_since(self._began)
+            self.ended, self.cores = perf_counter(), self._cpu_clock.cores()
             for loop in self.loops:
                 for this in loop.passes[-1:]:
                     loop.note_collecting(this)
@@ -136,6 +291,8 @@ class Observer:
 
         @wraps(make)
         def make_and_observe(loader: Any, *arguments: Any, **named: Any) -> None:
+            import vitmnist.replacement.original  # noqa: F401  # Here, so that it is not part of the first `iter()`
+
             make(loader, *arguments, **named)
             for base in type(loader).__mro__:
                 if issubclass(base, kind) and base not in self._observed:
@@ -171,10 +328,12 @@ class Observer:
 
     def _loop_of(self, loader: Any) -> Loop:
         """The loop of a loader, or of one like it in turn: some scripts build one per epoch."""
+        from vitmnist.replacement.original import rebuilt  # Not at the top: it imports torch
+
         info = LoaderInfo.of(loader)
         copy = None
         with suppress(Exception):  # A subclass may lack any attribute
-            copy = copy_of(loader)
+            copy = rebuilt(loader)
         for loop in self.loops:
             is_free = not any(one.is_open for one in loop.passes[-1:])
             if loader in loop.loaders or (loop.info == info and is_free):

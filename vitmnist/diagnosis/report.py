@@ -9,8 +9,7 @@ from enum import Enum
 from itertools import pairwise
 from math import inf
 
-from vitmnist.diagnosis.observation import LoaderInfo, Loop, Unmeasured
-from vitmnist.diagnosis.observer import Observer
+from vitmnist.diagnosis.observer import LoaderInfo, Loop, Observer, Unmeasured
 from vitmnist.runtime.cpu import NOTICEABLE, Cores
 from vitmnist.timing.table import (
     COMPUTE_BOUND_PCT,
@@ -99,7 +98,8 @@ def describe_script(observer: Observer, exit_code: int) -> Report:
     passes, merged = (_merge(those, observer.ended or inf) for those in (measured, loops))
     seconds, waiting_s = sum(end - begin for begin, end in passes), sum(loop.waiting_s for loop in measured)
     waiting_pct = 100 * waiting_s / seconds if seconds and incomplete is not Incomplete.OTHER_THREAD else None
-    bottleneck = None if waiting_pct is None else Bottleneck.of(waiting_pct, steps, observer.cores.compete)
+    cores_compete = observer.cores.are_busy and any(loop.info.num_workers for loop in loops)
+    bottleneck = None if waiting_pct is None else Bottleneck.of(waiting_pct, steps, cores_compete)
     reports = [_describe_loop(loop, observer.ended or inf) for loop in loops]
     if bottleneck in (Bottleneck.INPUT, Bottleneck.BALANCED) and exit_code == 0:
         longest_s = max(loop.waiting_s for loop in measured)

@@ -18,7 +18,7 @@ import torch
 from tqdm import tqdm
 
 from vitmnist.config.validation import AUTO, bounded, join
-from vitmnist.data.randomness import preserved_generators
+from vitmnist.data.randomness import preserved_random_state
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource, map_tensors
 from vitmnist.errors import ConfigError, allowed_names
@@ -108,7 +108,7 @@ def auto(
     """
     timed = partial(candidate_of, device=device, step=as_one_argument_step(step)) if step else None
     # The number of steps depends on the time they take, but what they draw must not change what follows.
-    with preserved_generators(device):
+    with preserved_random_state(device=device):
         selection, data = select_loader(options, data, sampler, device, "", timed)
     print(selection.table(), file=sys.stderr)
     loader = LOADERS.build(selection.values, data, sampler, device)

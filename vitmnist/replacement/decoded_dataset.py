@@ -244,7 +244,7 @@ def keep_rows(dataloader: DataLoader[Any], first: BatchRows, location: Location,
         contents = fingerprint and f"{fingerprint}, {size} samples, {first.signature}"
         files = [str(index) for index in range(len(first.names))]
         entry = decode_once(location.folder, contents, size, chunks, names=files)
-        return BatchRows(Rows(entry.tensors, entry.checksums), first.names, first.structure)
+        return BatchRows(Rows(entry.tensors, is_mapped=True), first.names, first.structure)
     needed = first.sample_nbytes * size
     on_device = location.loader == "gpu_slice"
     is_cuda = on_device and location.device.type == "cuda"

@@ -22,7 +22,6 @@ from torch.utils.data import (
 from vitmnist.data.randomness import (
     RandomSampleError,
     call_watched,
-    preserved_generators,
     preserved_random_state,
     read_probes,
     seed_generators,
@@ -58,8 +57,11 @@ def rebuilt(dataloader: DataLoader[Any], kind: Any = DataLoader, **changed: Any)
     if changed.get("num_workers", dataloader.num_workers):
         names += ["timeout", "multiprocessing_context", "prefetch_factor", "persistent_workers"]
     # Not the batch sampler that the DataLoader has made: frameworks build another one around the sampler.
-    is_own = dataloader.batch_size is None and "batch_size" not in changed
-    names += ["batch_sampler"] if is_own else ["batch_size", "drop_last", "sampler"]
+    if dataloader.batch_size is None and dataloader.batch_sampler is not None and "batch_size" not in changed:
+        names += ["batch_sampler"]
+    else:
+        names += ["batch_size", "drop_last"]
+        names += [] if isinstance(dataloader.dataset, IterableDataset) else ["sampler"]
     return kind(**{name: getattr(dataloader, name) for name in names} | changed)
 
 
@@ -93,7 +95,7 @@ def _check_indices(dataloader: DataLoader[Any]) -> None:
     dataset: Any = dataloader.dataset
     batches: Any = dataloader.batch_sampler
     first: list[Any] = []
-    with suppress(Exception), preserved_generators():  # some cannot be copied, such as generators
+    with suppress(Exception), preserved_random_state():  # some cannot be copied, such as generators
         first = list(next(iter(deepcopy(batches, {id(dataset): dataset}))))
     for index in first:
         is_number = hasattr(index, "__index__") and not getattr(index, "ndim", 0)

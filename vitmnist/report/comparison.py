@@ -17,9 +17,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from vitmnist.config.labels import trainer_label
 from vitmnist.config.schema import affects_nothing, keys_where
-from vitmnist.config.values import is_under
+from vitmnist.config.values import is_under, trainer_label
 from vitmnist.report.statistics import Differences, Ratio, Spread, ratio
 from vitmnist.tracking.epoch_table import Metric, epoch_metrics, summarize
 from vitmnist.tracking.result import Run, monitored

@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from vitmnist.config.labels import value_text
+from vitmnist.config.values import value_text
 from vitmnist.report.comparison import Comparison, Configuration
 from vitmnist.report.statistics import seconds
 from vitmnist.report.summary import quality_text, quality_title

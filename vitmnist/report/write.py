@@ -12,7 +12,7 @@ from typing import Any
 from markdown import markdown
 from tabulate import tabulate
 
-from vitmnist.config.labels import value_text
+from vitmnist.config.values import value_text
 from vitmnist.errors import printable
 from vitmnist.report.comparison import CHECKSUMS, NOTHING, Comparison, Configuration, compare
 from vitmnist.report.plots import draw

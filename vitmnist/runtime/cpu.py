@@ -22,85 +22,45 @@ CPUINFO = Path("/proc/cpuinfo")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 KIB = 1024
 BUSY = 0.75  # Above this share of the cores, they count as busy.
-MANY_OTHERS = 0.25  # Other programs below this share of the cores are not worth stopping.
-NOTICEABLE = 0.05  # Smaller shares of the time or of the cores are neglected.
+NOTICEABLE = 0.05  # Smaller shares of the time are neglected.
 
 
 @dataclass(frozen=True)
 class Cores:
-    """Average number of processor cores in use over an interval.
-
-    Args:
-        available: how many this process may use.
-        busy: used by this process with its threads, and by its worker processes.
-        workers: used by the worker processes alone; None where threads of this process load too.
-        others: available cores that other programs and ranks use.
-    """
+    """Average number of processor cores that this process and its worker processes use, of those that they may use."""
 
     available: int
     busy: float
-    workers: float | None = None
-    others: float = 0.0
 
     @property
     def are_busy(self) -> bool:
-        """Whether hardly any core is free."""
-        return self.busy + self.others > BUSY * self.available
-
-    @property
-    def are_shared(self) -> bool:
-        """Whether hardly any core is free, and other programs use many."""
-        return self.are_busy and self.others > MANY_OTHERS * self.available
-
-    @property
-    def compete(self) -> bool:
-        """Whether loading may take processor time from the step."""
-        return self.are_busy and (self.workers is None or self.workers > NOTICEABLE * self.available)
+        """Whether hardly any core is free, so that loading may take processor time from the step."""
+        return self.busy > BUSY * self.available
 
     def __str__(self) -> str:
-        others = f", {self.others:.1f} more by other processes" if self.others > NOTICEABLE * self.available else ""
-        return f"{self.busy:.1f} of {self.available} cores busy{others}"
+        return f"{self.busy:.1f} of {self.available} cores busy"
 
 
-@dataclass(frozen=True)
-class CpuTime:
-    """A reading of the clock and of processor times, in seconds."""
+class CpuClock:
+    """Counts the processor time of this process and of its worker processes from its construction on."""
 
-    wall_s: float
-    process_s: float
-    workers_s: float
-    idle_s: float
-    """Of all cores of the machine; 0 where the system does not say."""
+    def __init__(self) -> None:
+        self._began, self._used_before_s = time.perf_counter(), used_seconds()
 
-    @classmethod
-    def now(cls) -> CpuTime:
-        """Take a reading."""
-        return cls(time.perf_counter(), time.process_time(), workers_seconds(), idle_seconds())
-
-    def cores_since(self, begin: CpuTime) -> Cores:
-        """The cores in use between two readings."""
-        seconds = max(self.wall_s - begin.wall_s, 1e-9)
-        workers = max(0.0, self.workers_s - begin.workers_s) / seconds
-        busy = max(0.0, self.process_s - begin.process_s) / seconds + workers
-        available = available_cores()
-        idle = max(0.0, self.idle_s - begin.idle_s) / seconds if self.idle_s else available
-        return Cores(available, busy, workers, others=max(0.0, available - busy - idle))
+    def cores(self) -> Cores:
+        """The cores in use so far."""
+        used_s = max(0.0, used_seconds() - self._used_before_s)
+        return Cores(available_cores(), used_s / max(time.perf_counter() - self._began, 1e-9))
 
 
-def workers_seconds() -> float:
-    """Processor time of the processes that this one has started by multiprocessing, such as a DataLoader's workers."""
-    seconds = sum(psutil.Process().cpu_times()[2:4])  # those of ended children
+def used_seconds() -> float:
+    """Processor time of this process and those that it has started by multiprocessing, such as DataLoader workers."""
+    seconds = time.process_time() + sum(psutil.Process().cpu_times()[2:4])  # those of ended children
     # Not psutil's children(): it scans all processes of the machine, and meanwhile workers get ahead of the loop.
     for child in multiprocessing.active_children():
         with suppress(psutil.Error):
             seconds += sum(psutil.Process(child.pid).cpu_times()[:4])
     return float(seconds)
-
-
-def idle_seconds() -> float:
-    """Time that the cores of the machine have spent idle so far, together."""
-    times = psutil.cpu_times()
-    return float(times.idle + getattr(times, "iowait", 0.0))
 
 
 def available_cores() -> int:

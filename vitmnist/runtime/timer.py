@@ -33,7 +33,7 @@ def synchronize(device: torch.device) -> None:
 
 
 class EpochTimer:
-    """Charges the seconds of a loop to phases, from an idle device to `stop`; starts in phase `other`.
+    """Charges the seconds of a loop to phases, from `start` to `stop`, both on an idle device; starts in phase `other`.
 
     Each mark ends one phase and begins the next, so the phases add up to the wall clock. On the CPU a mark is a reading
     of the host's clock. With CUDA the host runs ahead of the device and its clock would charge the wrong phase, so
@@ -43,6 +43,10 @@ class EpochTimer:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._marks: list[tuple[Phase, Mark]] = []
+
+    def start(self) -> None:
+        """Synchronise the device, and begin at zero."""
+        self._marks.clear()
         self.stop()
 
     def begin(self, phase: Phase) -> None:

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vitmnist.errors import ConfigError, PeerError, first_line
 from vitmnist.runtime.failures import classify
-from vitmnist.runtime.world import World
+from vitmnist.runtime.world import Value, World
 
 POLL_S = 0.002  # A waiting rank handles signals this often.
 MEETING = timedelta(minutes=5)  # All ranks must be started within this time.
@@ -38,7 +38,7 @@ class TorchWorld(World):
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self._group: Any = None  # None: the default group, which is gloo's
         self._device_group: Any = None  # for tensors on the run's device
-        self._pending: tuple[Tensor, Any] | None = None
+        self._pending: tuple[Tensor, Work] | None = None
         try:
             store, self.rank, self.size = next(rendezvous("env://", timeout=MEETING))
             # torchrun keeps its store across restarts, so each start needs keys of its own.
@@ -54,7 +54,7 @@ class TorchWorld(World):
                 "start them with torchrun, and if the port is in use name another one with --master-port=PORT"
             ) from error
 
-    def broadcast_object(self, make: Callable[[], Any], source: int = 0) -> Any:
+    def broadcast_object(self, make: Callable[[], Value], source: int = 0) -> Value:
         # torch's broadcast_object_list would unpickle anything; torch.load with weights_only does not.
         buffer = io.BytesIO()
         if self.rank == source:
@@ -63,9 +63,10 @@ class TorchWorld(World):
         self._wait(distributed.broadcast(size, source, self._group, async_op=True))
         content = torch.frombuffer(bytearray(buffer.getvalue() or int(size)), dtype=torch.uint8)
         self._wait(distributed.broadcast(content, source, self._group, async_op=True))
-        return torch.load(io.BytesIO(content.numpy().tobytes()), map_location="cpu", weights_only=True)
+        value: Value = torch.load(io.BytesIO(content.numpy().tobytes()), map_location="cpu", weights_only=True)
+        return value
 
-    def all_gather_object(self, value: Any) -> list[Any]:
+    def all_gather_object(self, value: Value) -> list[Value]:
         return [self.broadcast_object(lambda: value, source) for source in range(self.size)]
 
     def connect(self, device: torch.device, timeout_s: float) -> None:
@@ -91,7 +92,7 @@ class TorchWorld(World):
         tensor = torch.tensor(values)
         # Asynchronous, so that it overlaps with the computation of the next step.
         work = distributed.all_reduce(tensor, distributed.ReduceOp.MAX, self._group, async_op=not at_once)
-        self._pending = None if at_once else (tensor, work)
+        self._pending = (tensor, work) if work else None
         return [max(pair) for pair in zip(maxima, tensor.tolist(), strict=True)] if at_once else maxima
 
     def broadcast_buffers(self, module: nn.Module) -> None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
+
+Value = TypeVar("Value")
 
 
 class World:
@@ -26,11 +28,11 @@ class World:
         """Whether this is rank 0, which writes the records."""
         return self.rank == 0
 
-    def broadcast_object(self, make: Callable[[], Any]) -> Any:
+    def broadcast_object(self, make: Callable[[], Value]) -> Value:
         """What `make` returns on rank 0; the other ranks do not call it."""
         return make()
 
-    def all_gather_object(self, value: Any) -> list[Any]:
+    def all_gather_object(self, value: Value) -> list[Value]:
         """The values of all ranks, in the order of the ranks."""
         return [value]
 

@@ -3,8 +3,8 @@
 FOLDER/KEY/images.npy   the samples; anyone can read them with `numpy.load(…, mmap_mode="r")`
 FOLDER/KEY/labels.npy   their labels; samples of other tensors have a file for each tensor, and those that are no rows
                         of tensors are bytes in samples.npy, whose places are in spans.npy
-FOLDER/KEY/crc32.npy    a checksum of each sample in each file, compared whenever samples are read
-FOLDER/KEY/cache.json   the fingerprint, the stamp of the files that were decoded, and the caller's notes
+FOLDER/KEY/cache.json   the fingerprint, the stamp of the files that were decoded, the caller's notes, and a checksum of
+                        all files, compared whenever they are opened
 FOLDER/KEY.lock         held by the process that decodes, while others wait
 FOLDER/.KEY.unfinished  the same files while they are written
 """
@@ -33,12 +33,13 @@ from torch import Tensor
 from vitmnist.errors import DataError
 from vitmnist.runtime.files import home_expanded, read_json, write_atomic
 from vitmnist.runtime.memory import DoesNotFitError, mib
-from vitmnist.store.rows import RECORD, Checksums, crc32
 
 log = logging.getLogger(__name__)
 
 DEFAULT_FOLDER = "~/.cache/vitmnist/vitmnist-cache"
 MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # in Python's mmap since 3.11
+RECORD = "cache.json"  # Without it, the samples are decoded again.
+PART = 2**20  # Bytes of a file that are read at a time
 UNUSABLE = (OSError, ValueError, KeyError, TypeError)
 """What reading a cache raises if its files are missing, or not what was written."""
 ADVICE = "data.loader.folder=FOLDER or data.root=FOLDER (folder=… of make_loader and from_dataloader)"
@@ -49,10 +50,9 @@ Chunks = Iterable[tuple[Tensor, ...]]
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """The contents of a cache: the mapped tensors, the checksums of each, and the caller's notes."""
+    """The contents of a cache: the mapped tensors, and the caller's notes."""
 
     tensors: tuple[Tensor, ...]
-    checksums: tuple[Checksums, ...]
     notes: dict[str, Any]
 
 
@@ -86,9 +86,8 @@ def decode_once(
             with _named_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
                 files = [stack.enter_context(TemporaryFile(dir=folder)) for _ in names]
-            checksums = _write(folder, files, size, decode())
-            tensors = tuple(map(_map, files))
-            return CacheEntry(tensors, tuple(Checksums(values, None) for values in checksums), notes())
+            _write(folder, files, size, decode())
+            return CacheEntry(tuple(map(_map, files)), notes())
     key = hashlib.sha256(fingerprint.encode()).hexdigest()[:24]
     entry = folder / key
     with suppress(*UNUSABLE):  # perhaps another process is replacing it: checked again under the lock
@@ -110,9 +109,7 @@ def decode_once(
                     shutil.rmtree(unfinished, ignore_errors=True)  # left by a process that was killed
                     unfinished.mkdir()
                     files = [stack.enter_context((unfinished / f"{name}.npy").open("w+b")) for name in names]
-                checksums = _write(folder, files, size, decode())
-                with _named_errors(folder):
-                    np.save(unfinished / "crc32.npy", checksums)
+                _write(folder, files, size, decode())
             record: dict[str, Any] = json.loads(
                 json.dumps({"fingerprint": fingerprint, "stamp": stamp, "notes": notes()})
             )
@@ -123,7 +120,7 @@ def decode_once(
                 unfinished.rename(entry)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-        return _open(entry, names, stamp)
+        return CacheEntry(_map_files(entry, names), record["notes"])
 
 
 @contextmanager
@@ -147,9 +144,9 @@ def _locked(folder: Path, key: str) -> AbstractContextManager[Any]:
         return lock.acquire()
 
 
-def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) -> np.ndarray[Any, Any]:
-    """Write all chunks as `.npy` files; returns the checksums, uint32 `[files, N]`, 0 for a file without rows."""
-    counts, checksums = [0] * len(files), []
+def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) -> None:
+    """Write all chunks as `.npy` files."""
+    counts = [0] * len(files)
     for chunk in chunks:
         try:
             arrays = [tensor.detach().contiguous().numpy() for tensor in chunk]
@@ -167,8 +164,6 @@ def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) 
             for file, array in zip(files, arrays, strict=True):
                 file.write(array.data)
         counts = [count + len(array) for count, array in zip(counts, arrays, strict=True)]
-        rows = len(arrays[-1])
-        checksums.append([crc32(array) if len(array) == rows else np.zeros(rows, np.uint32) for array in arrays])
     if not any(counts):
         raise DataError("there is no sample to decode")
     with _named_errors(folder):
@@ -176,7 +171,6 @@ def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) 
         for file in files:
             file.flush()
             os.fsync(file.fileno())
-    return np.concatenate(checksums, axis=1)
 
 
 def _write_headers(files: Sequence[IO[bytes]], arrays: Sequence[np.ndarray[Any, Any]], counts: Sequence[int]) -> None:
@@ -202,34 +196,28 @@ def _map(file: IO[bytes]) -> Tensor:
 
 
 def _open(entry: Path, names: Sequence[str], stamp: str) -> CacheEntry:
-    """The cache in `entry`; raises `UNUSABLE` if it is missing, incomplete, or not that of today's files."""
+    """The cache in `entry`; raises `UNUSABLE` if it is missing, damaged, or not that of today's files."""
     record = cast("dict[str, Any]", read_json(entry / RECORD))
-    if record.pop("crc32") != _checksum(record, entry, names):
-        raise ValueError("its record or the header of a file is not what was written")
     if record["stamp"] != stamp:
         raise ValueError("the files that it was decoded from have been replaced")
+    if record.pop("crc32") != _checksum(record, entry, names):
+        raise ValueError("it is damaged")
+    return CacheEntry(_map_files(entry, names), record["notes"])
+
+
+def _map_files(entry: Path, names: Sequence[str]) -> tuple[Tensor, ...]:
     with ExitStack() as stack:
-        *files, checksums = [stack.enter_context(_open_file(entry / f"{name}.npy")) for name in (*names, "crc32")]
-        values = np.load(checksums, allow_pickle=False)
-        if values.dtype != np.uint32 or values.ndim != 2 or len(values) != len(files):
-            raise ValueError("its checksums are not those of its files")
-        mapped = tuple(map(_map, files))
-    if len(mapped[-1]) != values.shape[1]:
-        raise ValueError("its files differ in their number of samples")
-    return CacheEntry(mapped, tuple(Checksums(of_file, entry) for of_file in values), record["notes"])
+        return tuple(_map(stack.enter_context((entry / f"{name}.npy").open("rb"))) for name in names)
 
 
 def _checksum(record: dict[str, Any], entry: Path, names: Sequence[str]) -> int:
-    """The CRC-32 of a record without its own, and of the headers of the files."""
+    """The CRC-32 of a record without its own, and of the files; takes a second for 1 to 2 GB."""
     checksum = zlib.crc32(json.dumps(record, sort_keys=True).encode())
-    for name in (*names, "crc32"):
-        with _open_file(entry / f"{name}.npy") as file:
-            head = file.read(10)  # ends with the length of what follows, 16 bits
-            checksum = zlib.crc32(head + file.read(int.from_bytes(head[8:], "little")), checksum)
+    for name in names:
+        path = entry / f"{name}.npy"
+        if path.exists() and not path.is_file():  # opening a FIFO would wait for a writer
+            raise ValueError(f"{path.name} is not a regular file")
+        with path.open("rb") as file:  # not mapped, so that its pages do not count as memory of this process
+            while part := file.read(PART):
+                checksum = zlib.crc32(part, checksum)
     return checksum
-
-
-def _open_file(path: Path) -> IO[bytes]:
-    if path.exists() and not path.is_file():  # opening a FIFO would wait for a writer
-        raise ValueError(f"{path.name} is not a regular file")
-    return path.open("rb")

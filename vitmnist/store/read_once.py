@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info
 from tqdm import tqdm
 
 from vitmnist.errors import DataError, UserError, described
@@ -38,10 +38,10 @@ def read_once(
         worker_init_fn: that of a DataLoader. To it, the worker's dataset looks like `dataset`.
 
     Raises:
-        UserError: what `read` raised; other errors of it are a `DataError`.
+        UserError: what `read` raised; its other errors are a `DataError` if a worker has read.
     """
     size = len(dataset)
-    largest = min(MAX_CHUNK, size // (CHUNKS_PER_WORKER * max(workers, 1)), int(CHUNK_NBYTES / max(sample_nbytes, 1)))
+    largest = min(MAX_CHUNK, size // (CHUNKS_PER_WORKER * workers or 1), int(CHUNK_NBYTES / max(sample_nbytes, 1)))
     chunks = _Chunks(dataset, read, max(largest, 1))
     loader: Any = DataLoader(
         chunks,
@@ -82,6 +82,9 @@ class _Chunks(Dataset[Any], Generic[Chunk]):
         except UserError as error:  # torch would turn a worker's traceback into the message
             return error
         except Exception as error:
+            # A worker's would lose its type; a `StopIteration` would end the samples silently.
+            if get_worker_info() is None and not isinstance(error, StopIteration):
+                raise
             return DataError(described(error))
 
     def __getattr__(self, name: str) -> Any:

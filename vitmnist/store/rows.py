@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import math
-import zlib
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,11 +20,11 @@ class Rows:
 
     Args:
         tensors: `[N, …]` each, of any dtype, on one device.
-        checksums: of each tensor, if they are memory-mapped files; compared whenever rows are read.
+        is_mapped: they are memory-mapped files, whose pages are read on demand.
     """
 
     tensors: tuple[Tensor, ...]
-    checksums: tuple[Checksums, ...] = ()
+    is_mapped: bool = False
 
     def __len__(self) -> int:
         return len(self.tensors[0])
@@ -44,30 +38,17 @@ class Rows:
 
         Args:
             out: the `buffers`, of at least B rows; the result is their first rows.
-
-        Raises:
-            DamagedCacheError: a row of a mapped file is not what was written.
         """
         buffers: Sequence[Tensor | None] = out or [None] * len(self.tensors)
-        gathered = tuple(_gather(*pair, indices) for pair in zip(self.tensors, buffers, strict=True))
-        for rows, checksums in zip(gathered, self.checksums, strict=False):
-            checksums.verify(rows_in_memory(rows), indices)
-        return gathered
+        return tuple(_gather(*pair, indices) for pair in zip(self.tensors, buffers, strict=True))
 
     def buffers(self, size: int, empty: Callable[[tuple[int, ...], torch.dtype], Tensor]) -> tuple[Tensor, ...]:
         """Buffers of `size` rows for `gather`, made by `empty(shape, dtype)`."""
         return tuple(empty((size, *rows.shape[1:]), rows.dtype) for rows in map(rows_in_memory, self.tensors))
 
-    def part(self, span: slice) -> Rows:
-        """The samples of a span, as views."""
-        tensors = tuple(tensor[span] for tensor in self.tensors)
-        return replace(self, tensors=tensors, checksums=tuple(checksums[span] for checksums in self.checksums))
-
     def in_memory(self) -> Rows:
         """The rows out of files; as they are if they are in memory already."""
-        if not self.checksums:
-            return self
-        return Rows(tuple(tensor.clone() for tensor in self.gather(slice(None))))
+        return Rows(tuple(tensor.clone() for tensor in self.tensors)) if self.is_mapped else self
 
 
 def load_rows(chunks: Iterable[Sequence[Tensor]], size: int) -> Rows:
@@ -118,48 +99,3 @@ def _gather(tensor: Tensor, buffer: Tensor | None, indices: slice | Tensor) -> T
     else:
         gathered = stored.index_select(0, indices)
     return gathered if stored is tensor else gathered.permute(0, 3, 1, 2)
-
-
-RECORD = "cache.json"  # of a cache; without it, the samples are decoded again
-
-
-class DamagedCacheError(DataError):
-    """A sample is not what was written; it is decoded again when the cache is next opened."""
-
-
-@dataclass(frozen=True)
-class Checksums:
-    """The CRC-32 of each row of a file.
-
-    Args:
-        values: uint32 `[N]`.
-        entry: the folder of the cache; None if its files have no name.
-    """
-
-    values: np.ndarray[Any, Any]
-    entry: Path | None
-
-    def __getitem__(self, rows: slice) -> Checksums:
-        return replace(self, values=self.values[rows])
-
-    def verify(self, samples: Tensor, rows: slice | Tensor = slice(None)) -> None:
-        """Raise `DamagedCacheError` if one of `samples`, which are those at `rows`, is not what was written."""
-        at = rows if isinstance(rows, slice) else np.asarray(rows)
-        if len(differing := np.flatnonzero(crc32(samples.numpy()) != self.values[at])):
-            raise self.damage(np.arange(len(self.values))[at][differing[0]])
-
-    def damage(self, index: int) -> DamagedCacheError:
-        """The error for a damaged sample; removes the record of the cache, which is not used again."""
-        if self.entry:
-            with suppress(OSError):
-                (self.entry / RECORD).unlink()
-        return DamagedCacheError(
-            f"the cache {self.entry or 'file'} is damaged: sample {index} is not what was written; start again, and "
-            "the samples are decoded again"
-        )
-
-
-def crc32(samples: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The checksum of each sample; takes 0.03 ms for 3×224×224 bytes, 0.6 µs for 28×28."""
-    rows: Any = np.ascontiguousarray(samples).reshape(len(samples), math.prod(samples.shape[1:])).view(np.uint8)
-    return np.fromiter(map(zlib.crc32, rows), np.uint32, len(rows))

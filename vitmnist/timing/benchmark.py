@@ -144,6 +144,7 @@ class Candidate:
     def _time_batches(self, batches: Iterable[Any]) -> tuple[float, float, int]:
         """Seconds over these batches, how many of them are spent waiting, and the number of batches."""
         timer, before = EpochTimer(self.device), self.taken
+        timer.start()
         for batch in timer.waiting(batches):
             self.taken += 1
             if self.step:

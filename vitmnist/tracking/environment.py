@@ -19,7 +19,7 @@ import pynvml
 import torch
 
 import vitmnist
-from vitmnist.runtime.cpu import Cores, CpuTime, available_cores, cpuinfo
+from vitmnist.runtime.cpu import CpuClock, available_cores, cpuinfo
 from vitmnist.runtime.memory import host_memory, reset_host_peak
 
 PACKAGES = ("torch", "torchvision", "hydra-core", "omegaconf", "einops", "numpy", "tensorboard")
@@ -85,13 +85,13 @@ def gpu_handle(device: torch.device) -> Any | None:
 
 
 class HardwareFigures:
-    """Peak memory, and use of the GPU and the processor, since construction; `cores` up to the last `metrics()`."""
+    """Peak memory, and use of the GPU and the processor, since construction."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._gpu = device, gpu_handle(device)
         self._read_until = int(time.time() * 1_000_000)  # microseconds, the driver's unit
         self._busy = self._samples = 0
-        self._cpu_time, self.cores = CpuTime.now(), Cores(available_cores(), busy=0.0)
+        self._cpu_clock = CpuClock()
         # A sweep runs its jobs in one process: a peak must not include the jobs before.
         self._host_reset = reset_host_peak()
         if device.type == "cuda":
@@ -99,11 +99,11 @@ class HardwareFigures:
 
     def metrics(self) -> dict[str, float | None]:
         """The metrics of an epoch that are not about time; docs/records.md describes them."""
-        self.cores, is_cuda = CpuTime.now().cores_since(self._cpu_time), self._device.type == "cuda"
+        is_cuda = self._device.type == "cuda"
         return {
             "host_peak_mib": host_memory("VmHWM") / MIB if self._host_reset else None,
             "gpu_peak_mib": torch.cuda.max_memory_allocated(self._device) / MIB if is_cuda else None,
-            "cores_busy": self.cores.busy + self.cores.others,
+            "cores_busy": self._cpu_clock.cores().busy,
             "gpu_util_pct": self.gpu_util_pct(),
         }
 

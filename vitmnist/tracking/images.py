@@ -1,4 +1,4 @@
-"""Images for loggers, `evaluate --grid` and `preview`: the model's input, and its worst mistakes.
+"""Images for loggers and `evaluate --grid`: the model's input, and its worst mistakes.
 
 Drawn with Pillow, because importing matplotlib takes longer than training on a small set.
 """

@@ -7,7 +7,6 @@ import logging
 import torch
 
 from vitmnist.config.schema import Config
-from vitmnist.runtime.cpu import Cores
 from vitmnist.runtime.world import World
 from vitmnist.timing.table import Bottleneck
 from vitmnist.tracking.epoch_table import EpochRecord, Monitor
@@ -49,23 +48,6 @@ def log_epoch(record: EpochRecord, epochs: int) -> None:
         *(record[name] for name in ("train_loss", "train_acc", "eval_loss", "eval_acc", "epoch_s", "data_wait_pct")),
         f"{record['images_per_s']:,.0f}",
     )
-
-
-def log_shared_cores(result: Result, cores: Cores) -> None:
-    """After the first steady epoch, log that other programs use the cores of torch's threads, if that was measured.
-
-    Threads of OpenMP spin until the slowest of them is done: on two cores with other work, epochs took up to 40 times
-    as long with two threads as with one. Ranks other than 0 have no `environment`.
-    """
-    machine = result.environment or {}
-    is_first_steady = [epoch.get("first_of_start") for epoch in result.epochs[-2:]] == [True, False]
-    has_threads = machine.get("torch_threads", 1) > 1 and "OMP_NUM_THREADS" not in machine["env"]
-    if is_first_steady and has_threads and cores.are_shared and result.device == "cpu":
-        log.info(
-            "other programs use %.1f of %d cores, on which torch runs %d threads: fewer, as with OMP_NUM_THREADS=1, "
-            "may make epochs shorter and steadier",
-            *(cores.others, cores.available, machine["torch_threads"]),
-        )
 
 
 def log_early_stop(result: Result, monitor: Monitor) -> None:

@@ -111,7 +111,7 @@ class Result:
         waiting_pct, steps, cores = self.summary()["data_wait_pct_median"], self._steps(), self._cores()
         if waiting_pct is None or not steps:
             return None
-        return Bottleneck.of(waiting_pct, steps, cores is None or cores.compete)
+        return Bottleneck.of(waiting_pct, steps, cores is None or cores.are_busy)
 
     def verdict(self) -> str | None:
         """The same in one sentence."""
@@ -342,8 +342,8 @@ def has_type(value: object, kind: object) -> bool:
     return kind is Any or type(value) is kind or (kind is float and type(value) is int)
 
 
-# A search writes these files into the folder of its sweep.
-JOURNAL, SEARCH_RESULT = "search.jsonl", "optimization_results.yaml"
+# A search writes this file into the folder of its sweep.
+SEARCH_RESULT = "optimization_results.yaml"
 
 
 def search_summary(folder: Path) -> str:

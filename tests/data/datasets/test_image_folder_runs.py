@@ -17,9 +17,9 @@ from tests.data.datasets.test_image_folder import folder, load, overrides
 from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.cli import evaluate
 from vitmnist.cli.evaluate import load_run
+from vitmnist.cli.export import FORMATS, Exported
 from vitmnist.data.datasets import image_folder
 from vitmnist.data.images import ImageReader, Pixels
-from vitmnist.export import FORMATS, Exported
 from vitmnist.runtime import memory
 from vitmnist.runtime.memory import Memory
 

@@ -92,7 +92,7 @@ class Split(TensorSet):
             "reader": Subset(self.reader, indices) if self.reader else None,
             "files": [self.files[index] for index in indices] if self.files else None,
         }
-        return replace(self, images=images, labels=labels, checksums=None, sha256=None, **{**fields, **changes})
+        return replace(self, images=images, labels=labels, is_mapped=False, sha256=None, **{**fields, **changes})
 
     def stored(self) -> SampleSource:
         return DatasetSource(ImagesOnDisk(self), seed=None) if self.reader else super().stored()

@@ -13,7 +13,6 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -115,7 +114,6 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     (images, labels), notes = entry.tensors, entry.notes
     if images.shape[1] != options.shape[0]:  # large ones are stored with channels last
         images = images.permute(0, 3, 1, 2)
-    entry.checksums[1].verify(labels)
     unreadable = dict(notes["unreadable"])
     _warn(folder, notes, list(unreadable.values()), len(samples), options)
     readable = [index for index in range(len(samples)) if index not in unreadable]
@@ -124,9 +122,9 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     classes, labels = _readable_classes(folder, classes, labels, rows)
     paths = [samples[index][0] for index in readable]
     files = [str(path.relative_to(folder)) for path in paths]
-    if copies := _copies(images, entry.checksums[0].values, rows):
-        names = shorten([files[index] for index in copies])
-        log.warning("%s: %d pictures have the same pixels as one of another split: %s", folder, len(copies), names)
+    if copies := [files[index] for index in notes["copies"]]:
+        message = "%s: %d pictures have the same pixels as one of another split: %s"
+        log.warning(message, folder, len(copies), shorten(copies))
     sizes = {split: span.stop - span.start for split, span in rows.items()}
     shown = " and ".join(f"{size} {split}" for split, size in sizes.items())
     log.info("%s: %s pictures of %d classes: %s", folder, shown, len(classes), shorten(classes))
@@ -135,7 +133,7 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     if options.train_size:
         mean, std = channel_statistics(images[train_span])
     reader = replace(options, range_32_bit=notes["range_32_bit"]).reader
-    whole = Split(images, labels, mean, std, tuple(classes), checksums=entry.checksums[0], files=files)
+    whole = Split(images, labels, mean, std, tuple(classes), is_mapped=True, files=files)
     whole = replace(whole, range_32_bit=reader.range_32_bit)
     spans = {"train": train_span, "validation": slice(None), "test": test_span}
     splits: dict[str, Any] = {
@@ -166,19 +164,6 @@ def _readable_classes(
         if few := [f"{name} ({count})" for name, count in zip(classes, sizes, strict=True) if count < FEW]:
             log.warning("%s: fewer than %d pictures of a class in the %s split: %s", folder, FEW, split, shorten(few))
     return classes, labels
-
-
-def _copies(images: Tensor, checksums: np.ndarray[Any, Any], rows: dict[str, slice]) -> list[int]:
-    """The pictures with the same pixels as one of an earlier split."""
-    copies: list[int] = []
-    for span in rows.values():
-        earlier = checksums[: span.start]
-        # Some of the 32-bit checksums of 100,000 pictures are equal by chance, so their pixels are compared.
-        for index in (span.start + np.flatnonzero(np.isin(checksums[span], earlier))).tolist():
-            alike = np.flatnonzero(earlier == checksums[index]).tolist()
-            if any(torch.equal(images[index], images[other]) for other in alike):
-                copies.append(index)
-    return copies
 
 
 def _warn(folder: Path, notes: dict[str, Any], unreadable: list[str], size: int, options: ImageFolderOptions) -> None:
@@ -242,6 +227,7 @@ class FolderDecoder:
         self.coloured = 0
         self.sums = [ChannelSums() for _ in parts]
         self.checksums = [hashlib.sha256() for _ in parts]
+        self.digests: list[list[bytes]] = [[] for _ in parts]  # of each readable picture
 
     def fingerprint(self) -> str:
         """Changes with everything that changes the pixels; by sizes and times, since reading files takes too long."""
@@ -281,7 +267,9 @@ class FolderDecoder:
             closing(ordered_map(self._decode_chunk, spans, threads, 2 * threads, one_core_each())) as decoded,
             tqdm(total=size, desc="decoding once", leave=False, disable=None) as bar,
         ):
-            for (part, chunk), (images, labels, unreadable, coloured, sums) in zip(chunks, decoded, strict=True):
+            for (part, chunk), decoded_chunk in zip(chunks, decoded, strict=True):
+                images, labels, digests, unreadable, coloured, sums = decoded_chunk
+                self.digests[part] += digests
                 self.unreadable += unreadable
                 self.coloured += coloured
                 self.sums[part] += sums
@@ -298,7 +286,16 @@ class FolderDecoder:
         checksums = [checksum.hexdigest() for checksum in self.checksums]
         warned = [f"{printable(path)}: {message}" for path, message in sorted(self.warned.items())]
         problems = {"unreadable": self.unreadable, "coloured": self.coloured, "warned": warned, **self.depth}
-        return {**problems, "mean": mean, "std": std, "sha256": checksums}
+        return {**problems, "mean": mean, "std": std, "sha256": checksums, "copies": self._copies()}
+
+    def _copies(self) -> list[int]:
+        """The readable pictures with the same pixels as one of an earlier split."""
+        earlier, copies, index = set[bytes](), list[int](), 0
+        for digests in self.digests:
+            copies += [place for place, digest in enumerate(digests, index) if digest in earlier]
+            earlier.update(digests)
+            index += len(digests)
+        return copies
 
     def _find_depth(self) -> dict[str, Any]:
         """The values of pictures of 16 and 32 bits, which are read twice; other files are opened, in 60 µs each."""
@@ -312,7 +309,9 @@ class FolderDecoder:
         highest, reduced = max(values[16], default=65_535), len(values[8]) // 2
         return {"max_16_bit": highest, "range_32_bit": limits, "reduced": reduced}
 
-    def _decode_chunk(self, indices: range) -> tuple[Tensor, Tensor, list[tuple[int, str]], int, ChannelSums]:
+    def _decode_chunk(
+        self, indices: range
+    ) -> tuple[Tensor, Tensor, list[bytes], list[tuple[int, str]], int, ChannelSums]:
         images = empty_images(len(indices), *self.options.shape)
         labels: list[int] = []
         unreadable: list[tuple[int, str]] = []
@@ -327,4 +326,5 @@ class FolderDecoder:
             except DataError as error:
                 unreadable.append((index, str(error)))
         images = images[: len(labels)]
-        return images, torch.tensor(labels, dtype=torch.int64), unreadable, coloured, ChannelSums.of(images)
+        digests = [hashlib.blake2b(row.numpy().data, digest_size=16).digest() for row in rows_in_memory(images)]
+        return images, torch.tensor(labels, dtype=torch.int64), digests, unreadable, coloured, ChannelSums.of(images)

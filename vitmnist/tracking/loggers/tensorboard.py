@@ -17,9 +17,8 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import RecordWriter
 from torch.utils.tensorboard.summary import hparams, image, text
 
-from vitmnist.config.labels import trainer_label, value_text
 from vitmnist.config.schema import is_in_hparams, keys_where
-from vitmnist.config.values import flatten, is_under
+from vitmnist.config.values import flatten, is_under, trainer_label, value_text
 from vitmnist.registry import NoOptions
 from vitmnist.tracking.epoch_table import EpochRecord, epoch_metrics
 from vitmnist.tracking.loggers import LOGGERS, Logger

@@ -10,12 +10,12 @@ import time
 from pathlib import Path
 
 from tests.conftest import CallHere, Start, result_of
-from vitmnist.cli import status
+from vitmnist.cli.report import status
 
 
 def test_states_of_runs_are_told_apart(quick: list[str], start: Start, tmp_path: Path, call_here: CallHere) -> None:
     def rows() -> list[list[str]]:
-        return [line.split() for line in call_here(status.main, "runs").stdout.splitlines()[1:]]
+        return [line.split() for line in call_here(status, "runs").stdout.splitlines()[1:]]
 
     running = start(*quick, "epochs=100000", "hydra.run.dir=runs/a", output="a.log").until("epoch 2/")
     ((name, state, done, *_),) = rows()
@@ -35,7 +35,7 @@ def test_json_has_plain_values(runs: Path, tmp_path: Path, call_here: CallHere) 
     shutil.copytree(runs, tmp_path / "runs")
     (tmp_path / "runs" / "odd" / ".hydra").mkdir(parents=True)
     (tmp_path / "runs" / "odd" / ".hydra" / "config.yaml").write_text("epochs: ${oc.env:HOME}")
-    cut, odd, whole = json.loads(call_here(status.main, "--json", "runs").stdout)
+    cut, odd, whole = json.loads(call_here(status, "--json", "runs").stdout)
     assert cut["state"] == "interrupted"
     assert whole == {
         "folder": "runs/whole",
