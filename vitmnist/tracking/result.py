@@ -108,10 +108,8 @@ class Result:
 
     def bottleneck(self) -> Bottleneck | None:
         """What limits training, the loader or the step; None before the end of an epoch."""
-        waiting_pct, steps, cores = self.summary()["data_wait_pct_median"], self._steps(), self._cores()
-        if waiting_pct is None or not steps:
-            return None
-        return Bottleneck.of(waiting_pct, steps, cores is None or cores.are_busy)
+        waiting_pct, steps = self.summary()["data_wait_pct_median"], self._steps()
+        return None if waiting_pct is None or not steps else Bottleneck.of(waiting_pct, steps)
 
     def verdict(self) -> str | None:
         """The same in one sentence."""
