@@ -136,7 +136,7 @@ def _take_all(config: Config, typed: set[str]) -> None:
 
 
 def _warn_if_images_changed(folder: Path, dataset: Dataset) -> None:
-    recorded = read_run(folder).section("dataset").get("sha256")
+    recorded = (read_run(folder).result.dataset or {}).get("sha256")
     for name in dataset.splits:
         checksum = recorded.get(f"{name}_images") if isinstance(recorded, dict) else None
         if checksum and checksum != dataset.sha256[f"{name}_images"]:

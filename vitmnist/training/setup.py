@@ -6,7 +6,6 @@ import copy
 import logging
 import os
 import random
-import socket
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -277,9 +276,8 @@ def agree_on_device(config: Config, world: World) -> torch.device:
     Raises:
         ConfigError: a rank has no device, or one of another type; the same error on each rank.
     """
-    visible = world.all_gather_object((socket.gethostname(), os.environ.get("CUDA_VISIBLE_DEVICES")))
     try:
-        device, reason = choose_device(config.device, world, visible.count(visible[world.rank]) == 1), None
+        device, reason = choose_device(config.device, world), None
     except ConfigError as error:
         device, reason = torch.device("cpu"), str(error)
     ranks = world.all_gather_object((reason, device.type))
