@@ -156,9 +156,9 @@ class TensorSet(SampleSource):
         self.check_on_host()
         return self
 
-    def part(self: Tensors, span: slice, **changes: Any) -> Tensors:
-        """The samples of a span, as views; `changes` replace other fields."""
-        return replace(self, **{"images": self.images[span], "labels": self.labels[span], **changes})
+    def part(self: Tensors, span: slice) -> Tensors:
+        """The samples of a span, as views."""
+        return replace(self, images=self.images[span], labels=self.labels[span])
 
     @property
     def fingerprint(self) -> str:
