@@ -249,7 +249,7 @@ class Trainer:
         try:
             check_numbers(values, required=values)
         except ValueError as error:
-            raise TrainingError(f"test split: {error}; it must be finite and not negative") from error
+            raise TrainingError(f"test split: {error}") from error
         self.result.test = {"weights": name, **values}
         log_test(self.result, self.monitor)
 
