@@ -170,10 +170,10 @@ class DrawnDataset(TransformedDataset):
         drawn: list[tuple[int, Any, list[DrawnPicture]]] = []
         for index in indices:
             with naming(f"sample {index}"):
-                numbers, sample, calls = self._samples.view(index)
+                positions, sample, calls = self._samples.view(index)
                 pictures: list[DrawnPicture] = []
-                for number, (image,) in zip(numbers, calls, strict=True):
-                    pictures.append((image, *draw(self._transforms[number], tuple(image.shape))))
+                for position, (image,) in zip(positions, calls, strict=True):
+                    pictures.append((image, *draw(self._transforms[position], tuple(image.shape))))
                 drawn.append((index, sample, pictures))
         threads = 1 if get_worker_info() else max(torch.get_num_threads(), self._threads)
         return DrawnSamples(drawn, self._dtype, threads)

@@ -88,9 +88,9 @@ def _blocks(comparisons: Sequence[Comparison]) -> Iterator[tuple[Comparison, lis
     titles = {"machines": ("host", "cpu", "cpu count"), "datasets": ("data", CHECKSUMS)}
     counts = {noun: len({tuple(map(fact.get, keys)) for fact in facts}) for noun, keys in titles.items()}
     differing = " and ".join(f"{count} {noun}" for noun, count in counts.items() if count > 1)
-    for number, comparison in enumerate(comparisons, 1):
-        first = [f"These runs are from {differing}, which are not compared with each other."] if number == 1 else []
-        heading = [] if is_single else [*first, f"## {number}. {comparison.machine_and_data}"]
+    for index, comparison in enumerate(comparisons, 1):
+        first = [f"These runs are from {differing}, which are not compared with each other."] if index == 1 else []
+        heading = [] if is_single else [*first, f"## {index}. {comparison.machine_and_data}"]
         yield comparison, [*heading, *summary(comparison)], table(comparison)
 
 
@@ -140,9 +140,9 @@ def as_csv(comparisons: Sequence[Comparison]) -> str:
     """All rows of all comparisons, not rounded. An empty cell was not measured."""
     columns = dict.fromkeys(column for comparison in comparisons for column in comparison.columns)
     rows: list[dict[str, object]] = [
-        {"comparison": number, "machine": comparison.machine_and_data, **columns, **row.values}
+        {"comparison": index, "machine": comparison.machine_and_data, **columns, **row.values}
         | _csv_values(comparison, row)
-        for number, comparison in enumerate(comparisons, 1)
+        for index, comparison in enumerate(comparisons, 1)
         for row in comparison.rows
     ]
     return csv_text(list(rows[0]), rows)
