@@ -151,13 +151,11 @@ MISTAKES_OF_RUNS = {  # also in the command line, and found when a run is set up
     f"{SEARCH} optimizer.lr=tag(log,interval(0,1))": "optimizer.lr=tag(log,interval(0,1)): cannot be searched: ",
     f"{SEARCH} {LR} hydra.sweeper.n_trials=0": "hydra.sweeper.n_trials=0: must be one whole number, at least 1",
     f"{SEARCH} {LR} sweep.objective=speed": "sweep.objective=speed: not a metric of an epoch; ",
-    f"{SEARCH} {LR} hydra.sweep.dir=begun": "begun: holds records already",
 }
 OF_SWEEPS = ("-m", "repeats", "hparams_search", "hydra/sweeper")  # whose message is one line
 FILES = {  # that are there before
     "file": b"",
     "used/0/result.json": b"{}",
-    "begun/search.jsonl": b"",
     "cut.safetensors": b"cut",
     "code.pt": pickle.dumps(print, 2),
     "nan.safetensors": save({"head.bias": torch.tensor([torch.nan])}),

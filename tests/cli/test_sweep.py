@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from hydra_plugins.vitmnist_rounds import RoundsSweeper
+from hydra_plugins.vitmnist_sweepers import RoundsSweeper
 from tests.conftest import Printed, Start, Train, assert_same_run, result_of
 from vitmnist.errors import ExitCode
 from vitmnist.models.cnn import CNN

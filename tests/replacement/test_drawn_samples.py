@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import random
 import threading
-import time
 from collections.abc import Callable
 from copy import deepcopy
 from itertools import islice
@@ -21,7 +20,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from tests.support.pictures import assert_same, smooth
-from tests.support.processes import run_python
+from tests.support.processes import becomes_true, run_python
 from vitmnist import from_dataloader
 from vitmnist.data.randomness import preserved_random_state, seed_generators
 from vitmnist.errors import DataError
@@ -300,10 +299,7 @@ def test_threads_end_with_the_loop_that_is_left() -> None:
     for _ in ours:
         assert batch_threads()
         break
-    deadline = time.monotonic() + 20
-    while batch_threads() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not batch_threads()
+    assert becomes_true(lambda: not batch_threads())
 
 
 SCRIPT = """

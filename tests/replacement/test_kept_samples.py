@@ -24,8 +24,7 @@ from vitmnist.data import randomness
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.replacement import decoded_dataset
 from vitmnist.store import read_once
-from vitmnist.store.sample_bytes import IMAGE_MODES
-from vitmnist.store.samples import encode_samples, samples_in_file, samples_in_memory
+from vitmnist.store.samples import IMAGE_MODES, encode_samples, samples_in_file, samples_in_memory
 from vitmnist.store.tree import find_difference, flatten
 
 FLIP = v1.Compose([v1.Resize((8, 8)), v1.RandomHorizontalFlip(), v1.ToTensor()])

@@ -34,11 +34,11 @@ from vitmnist.runtime.run_folder import InUseError, has_checkpoint, locked
 from vitmnist.runtime.signals import RunInterrupted, StopSignal, TimeLimitReached, interruption
 from vitmnist.runtime.world import launched
 from vitmnist.tracking.epoch_table import search_objective
-from vitmnist.tracking.result import JOURNAL, Result, Run, choices_of, find_runs, read_run
+from vitmnist.tracking.result import Result, Run, choices_of, find_runs, read_run
 
 log = logging.getLogger(__name__)
 
-ROUNDS = "hydra.sweeper._target_=hydra_plugins.vitmnist_rounds.RoundsSweeper"
+ROUNDS = "hydra.sweeper._target_=hydra_plugins.vitmnist_sweepers.RoundsSweeper"
 
 
 def prepare_sweep(start: Start, composed: DictConfig, arguments: Arguments, multirun: Callable[..., object]) -> Sweep:
@@ -61,7 +61,7 @@ def prepare_sweep(start: Start, composed: DictConfig, arguments: Arguments, mult
         if _is_search(composed.hydra):
             raise ConfigError("repeats: is for sweeps over listed values, not for a search")
         overrides = [f"repeat={','.join(map(str, range(1, repeats + 1)))}", *overrides, ROUNDS]
-    refused = () if composed.resume == "auto" else (JOURNAL, *(f"**/{pattern}" for pattern in RECORDS))
+    refused = () if composed.resume == "auto" else tuple(f"**/{pattern}" for pattern in RECORDS)
     start.hold(folder, "hydra.sweep.dir", refused)
     start.hint = partial(_hint, folder, arguments.typed)
     if _is_parallel(composed.hydra):
@@ -209,8 +209,8 @@ def _reported(folder: Path, job: Job, stop: StopSignal) -> Iterator[None]:
         raise interruption(stop.request)
     begun = {path.parent.resolve(): path.parent for path in sorted(folder.glob("*/**/.lock"))}
     runs = [read_run(path) for path in (begun | {path.resolve(): path for path in find_runs([folder])}).values()]
-    failed = {
-        run.folder.name: run.result.get("exit_code") or ExitCode.FAILED
+    failed: dict[str, int] = {
+        run.folder.name: run.result.exit_code or ExitCode.FAILED
         for run in runs
         if run.status not in ("completed", "interrupted", "running")
     } | dict.fromkeys(job.unrecorded, ExitCode.FAILED)
@@ -224,7 +224,7 @@ def _reported(folder: Path, job: Job, stop: StopSignal) -> Iterator[None]:
 
 def _differing_keys(before: Run, composed: DictConfig) -> list[str]:
     """The keys in which a job differs from the one whose records its folder holds; none if it holds no records."""
-    recorded = flatten(before.result.get("config") or {})
+    recorded = flatten(before.result.config or {})
     try:
         now = flatten(to_plain_dict(validate(Config, composed)))
     except ConfigError:  # `run` will refuse the job for it

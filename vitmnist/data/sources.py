@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Subset
 
 from vitmnist.data.channel_statistics import channel_statistics
 from vitmnist.data.images import to_tensor
@@ -29,6 +29,7 @@ from vitmnist.data.randomness import (
 from vitmnist.data.sampler import as_tensor
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.store.cache_file import decode_once
+from vitmnist.store.read_once import MapStyleDataset, read_once, reading_workers
 from vitmnist.store.rows import Rows, load_rows
 from vitmnist.store.tree import tree_map
 
@@ -155,9 +156,9 @@ class TensorSet(SampleSource):
         self.check_on_host()
         return self
 
-    def part(self: Tensors, span: slice, **changes: Any) -> Tensors:
-        """The samples of a span, as views; `changes` replace other fields."""
-        return replace(self, **{"images": self.images[span], "labels": self.labels[span], **changes})
+    def part(self: Tensors, span: slice) -> Tensors:
+        """The samples of a span, as views."""
+        return replace(self, images=self.images[span], labels=self.labels[span])
 
     @property
     def fingerprint(self) -> str:
@@ -183,10 +184,6 @@ def digest(tensor: Tensor) -> str:
     return checksum.hexdigest()
 
 
-DECODED_AT_A_TIME = 256
-"""Number of samples decoded at a time."""
-
-
 class DatasetSource(SampleSource):
     """The samples of a map-style dataset.
 
@@ -194,11 +191,12 @@ class DatasetSource(SampleSource):
         seed: of random samples; None if they are known not to be random.
     """
 
-    def __init__(self, dataset: Dataset[Any], seed: int | None = 0) -> None:
-        self.dataset, self.seed = dataset, seed
+    def __init__(self, dataset: MapStyleDataset, seed: int | None = 0) -> None:
+        self.dataset: Any = dataset  # torch has no type for datasets with a length
+        self.seed = seed
 
     def __len__(self) -> int:
-        return len(self.dataset)  # type: ignore[arg-type]  # torch has no protocol for it
+        return len(self.dataset)
 
     def read(self, indices: slice | Tensor, epoch: int = 0) -> Any:
         """The samples collated; raises `DataError` if they make no batch."""
@@ -219,23 +217,21 @@ class DatasetSource(SampleSource):
     def channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         return channel_statistics(images for images, _ in self._chunks(self.read))  # random samples have them too
 
-    def _chunks(self, read: Callable[[slice], Any]) -> Iterator[tuple[Tensor, Tensor]]:
-        expected = None
-        for start in range(0, len(self), DECODED_AT_A_TIME):
-            chunk = self._pairs(read(slice(start, min(start + DECODED_AT_A_TIME, len(self)))), start)
-            signature = [(part.dtype, list(part.shape[1:])) for part in chunk]
+    def _chunks(self, read: Callable[[slice], object]) -> Iterator[tuple[Tensor, Tensor]]:
+        workers = reading_workers(self.dataset)
+        sample_nbytes = self.bytes_to_load(torch.device("cpu")) / len(self) if workers and len(self) else 0
+        expected, filled = None, 0
+        for chunk in read_once(self.dataset, partial(self._pairs, read), sample_nbytes, workers):
+            signature = [f"{part.dtype} {list(part.shape[1:])}" for part in chunk]
             expected = expected or signature
-            for (dtype, shape), (first_dtype, first_shape) in zip(signature, expected, strict=True):
-                if (dtype, shape) != (first_dtype, first_shape):
-                    raise DataError(
-                        f"samples from {start} on are {dtype} {shape}, those before {first_dtype} {first_shape}"
-                    )
+            for actual, first in zip(signature, expected, strict=True):
+                if actual != first:
+                    raise DataError(f"samples from {filled} on are {actual}, those before {first}")
+            filled += len(chunk[0])
             yield chunk
 
-    def _read_fixed(self, span: slice) -> Any:
+    def _read_fixed(self, span: slice) -> object:
         """The samples of a span collated; raises `ConfigError` if one of them is random."""
-        if self.seed is None:
-            return self.read(span)
         rows, read = range(span.start, span.stop), partial(read_sample, self.dataset)
         try:
             with preserved_random_state(self.dataset):
@@ -253,26 +249,27 @@ class DatasetSource(SampleSource):
 
     def bytes_to_load(self, device: torch.device) -> int:
         """Estimated from the first sample."""
-        return sum(part.nbytes for part in self._pairs(self.read(slice(0, 1)), 0)) * len(self) if len(self) else 0
+        return sum(part.nbytes for part in self._pairs(self.read, range(1))) * len(self) if len(self) else 0
 
     def part(self, span: slice) -> SampleSource:
         return DatasetSource(Subset(self.dataset, range(len(self))[span]), self.seed)
 
-    def _pairs(self, batch: Any, first: int) -> tuple[Tensor, Tensor]:
-        """The images and labels of a batch; raises `DataError` with the kind of its first sample if it has others."""
-        if isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch):
+    def _pairs(self, read: Callable[[slice], object], rows: range) -> tuple[Tensor, Tensor]:
+        """The images and labels at some rows; raises `DataError` with the kind of the first sample if it has others."""
+        batch = read(slice(rows.start, rows.stop))
+        if isinstance(batch, tuple | list) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch):
             return batch[0], batch[1]
-        (sample,) = read_samples(self.dataset, [first], self.seed or 0, epoch=0)
+        (sample,) = read_samples(self.dataset, rows[:1], self.seed or 0, epoch=0)
         kind = f"a {type(sample).__name__}"
-        if isinstance(sample, (tuple, list)):
+        if isinstance(sample, tuple | list):
             kind += f" of {', '.join(type(value).__name__ for value in sample)}"
         raise DataError(
-            f"sample {first} is no pair of an image and a label, but {kind}; "
+            f"sample {rows.start} is no pair of an image and a label, but {kind}; "
             "such samples are delivered by disk, and by prefetch of disk"
         )
 
 
-def _collated(samples: Sequence[Any], rows: Sequence[int]) -> Any:
+def _collated(samples: Sequence[object], rows: Sequence[int]) -> object:
     try:
         return collate_samples(samples)
     except (TypeError, RuntimeError) as error:

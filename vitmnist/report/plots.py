@@ -1,10 +1,10 @@
-"""Draws the plots of a report. To add one, append its function to `PLOTS`; the layout makes room."""
+"""Draws the chart of a report: for each comparison its qualities, if they differ, and its times per epoch."""
 
 from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -51,8 +51,7 @@ def chart(comparisons: Sequence[Comparison]) -> Figure:
         (comparison, rows, plot)
         for comparison in comparisons
         if (rows := [row for row in comparison.ordered if row.epoch_s][:MAX_ROWS])
-        for plot in PLOTS
-        if comparison.differs or plot is epoch_times  # equal qualities show nothing
+        for plot in ([qualities] if comparison.differs else []) + [epoch_times]
     ]
     heights = [1.4 + ROW_HEIGHT * len(rows) for _, rows, _ in shown]
     figure = Figure(figsize=(WIDTH, max(sum(heights) + 0.5, 2.0)), layout="constrained")
@@ -62,18 +61,16 @@ def chart(comparisons: Sequence[Comparison]) -> Figure:
         return figure
     loaders = dict.fromkeys(_loader(row) for comparison, *_ in shown for row in comparison.rows)
     colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(loaders)}
-    legend: dict[object, Patch] = {}
-    axes = iter(figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False).flat)
-    for comparison, rows, plot in shown:
-        handles = plot(next(axes), comparison, rows, colours)
-        legend |= {handle.get_label(): handle for handle in handles}
-    figure.legend(handles=[*legend.values()], loc="outside upper left", ncols=3, frameon=False, **NARROW)
+    axes = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False).flat
+    for axis, (comparison, rows, plot) in zip(axes, shown, strict=True):
+        plot(axis, comparison, rows, colours)
+    grey = {"facecolor": "#777777", "edgecolor": "#777777"}
+    handles = [Patch(label=name, **{**grey, **style}) for name, style in PHASES.items()]
+    figure.legend(handles=handles, loc="outside upper left", ncols=3, frameon=False, **NARROW)
     return figure
 
 
-def epoch_times(
-    axis: Axes, comparison: Comparison, rows: Sequence[Configuration], colours: Mapping[str, str]
-) -> list[Patch]:
+def epoch_times(axis: Axes, comparison: Comparison, rows: Sequence[Configuration], colours: Mapping[str, str]) -> None:
     """A bar for each row: its time per epoch, divided into phases, and how it compares with the fastest."""
     for y, row in enumerate(rows):
         time, colour, start = row.epoch_s, colours[_loader(row)], 0.0
@@ -87,14 +84,10 @@ def epoch_times(
         _write_above(axis, y, _label(comparison, row), _figures(comparison, row))
     axis.set_xlim(0, 1.01 * max(row.epoch_s.high for row in rows if row.epoch_s))
     _finish(axis, comparison, len(rows), "Time per epoch", AXIS)
-    grey = {"facecolor": "#777777", "edgecolor": "#777777"}
-    return [Patch(label=name, **{**grey, **style}) for name, style in PHASES.items()]
 
 
-def qualities(
-    axis: Axes, comparison: Comparison, rows: Sequence[Configuration], colours: Mapping[str, str]
-) -> list[Patch]:
-    """A line for each row: the monitored metric of each seed or fold, and above it their median."""
+def qualities(axis: Axes, comparison: Comparison, rows: Sequence[Configuration], colours: Mapping[str, str]) -> None:
+    """A line for each row: the monitored metric of each seed, and above it their median."""
     metric = comparison.metric
     for y, row in enumerate(rows):
         values = sorted(row.by_seed(metric.name).values())
@@ -104,10 +97,8 @@ def qualities(
     axis.margins(x=0.03)
     best = "highest" if metric.direction == "max" else "lowest"
     title = quality_title(metric)
-    points = f"a point for each {comparison.block}, above it the median"
-    label = f"{metric.column or metric.name} ({points})\nthe {best} is the best"
+    label = f"{metric.column or metric.name} (a point for each seed, above it the median)\nthe {best} is the best"
     _finish(axis, comparison, len(rows), title[0].upper() + title[1:], label)
-    return []
 
 
 def _write_above(axis: Axes, y: float, left: str, right: str) -> None:
@@ -126,11 +117,6 @@ def _finish(axis: Axes, comparison: Comparison, rows: int, title: str, label: st
     titles = [f"{title} by {', '.join(comparison.columns)}".removesuffix(" by "), comparison.machine_and_data]
     lines = [line for title in titles for line in textwrap.wrap(title, LINE, max_lines=3, placeholder=" …")]
     axis.set_title("\n".join(lines), fontsize=FONT, loc="left")
-
-
-Plot = Callable[[Axes, Comparison, Sequence[Configuration], Mapping[str, str]], list[Patch]]
-PLOTS: list[Plot] = [qualities, epoch_times]
-"""Each draws the timed rows of a comparison, with the colours of the loaders, and returns its entries of the legend."""
 
 
 def _loader(row: Configuration) -> str:

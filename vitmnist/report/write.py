@@ -29,7 +29,7 @@ CHART = "![Seconds per epoch](report.png)"  # in Markdown
 LEGEND = """
 An epoch is a training pass and the evaluation after it; a run counts with its median epoch, without the first one after
 each start. × fastest: geometric mean of the ratios to the row with the lowest median, over the rounds that both have,
-with intervals that hold for all pairs at once with a probability of 95% (Tukey's studentised range, rounds as blocks);
+with 95% intervals that hold for all pairs at once (paired t-tests over the rounds, pooled variance, Bonferroni);
 a difference lies outside 0.99 to 1.01. Waiting: time without a batch, as a share of the training pass. Accuracy, F1 and
 other quality: after the best epoch if there is a validation split, else after the last one; median over the seeds.
 Memory: peak resident memory (host), peak tensor memory (GPU).
@@ -118,7 +118,7 @@ def _measured(comparison: Comparison, row: Configuration) -> dict[str, str]:
         seeds = f"{low}–{high}, n={quality.n}"
     cells = {
         monitored.column or monitored.name: _median(row.spread(monitored.name), monitored.digits),
-        f"over {comparison.block}s": seeds,
+        "over seeds": seeds,
         "test accuracy, %": _median(row.quality(TEST_ACC), 2),
     }
     for metric in epoch_metrics().values():
@@ -139,7 +139,7 @@ def _median(spread: Spread | None, digits: int | None = None) -> str:
 def as_csv(comparisons: Sequence[Comparison]) -> str:
     """All rows of all comparisons, not rounded. An empty cell was not measured."""
     columns = dict.fromkeys(column for comparison in comparisons for column in comparison.columns)
-    rows: list[dict[str, Any]] = [
+    rows: list[dict[str, object]] = [
         {"comparison": number, "machine": comparison.machine_and_data, **columns, **row.values}
         | _csv_values(comparison, row)
         for number, comparison in enumerate(comparisons, 1)

@@ -1,60 +1,52 @@
-"""Samples of any structure and of different sizes, kept as bytes in memory or in a mapped file."""
+"""Samples of any structure and size, kept as bytes: pickled in memory, and without pickle in a mapped file."""
 
 from __future__ import annotations
 
+import io
+import json
+import pickle
+import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from vitmnist.errors import DataError
+from vitmnist.errors import DataError, described
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.store.cache_file import decode_once
-from vitmnist.store.sample_bytes import (
-    Buffer,
-    LoadImage,
-    decode_plain,
-    encode_plain,
-    pickle_sample,
-    unpickle_sample,
-)
-from vitmnist.store.tree import Structure, flatten
+from vitmnist.store.tree import Structure, flatten, stride_order, unflatten
 
+Buffer = bytes | bytearray | memoryview
+LoadImage = Callable[[str, tuple[int, int], Buffer], Image.Image | Tensor]
+"""Makes an image of its mode, its size (width, height) and its bytes."""
+IMAGE_MODES = ("1", "L", "LA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "I", "F", "I;16")
+"""The modes of PIL images that their bytes describe completely, unlike P, which has a palette."""
 BYTE_MODES = frozenset(("L", "LA", "RGB", "RGBA"))  # The modes of PIL images with 8 bits for each channel.
+TV_TENSORS = ("Image", "Mask", "Video")  # torchvision's tv_tensors that carry nothing besides their values
+PLAIN = "pictures, tensors, arrays, numbers and text in dicts, lists and tuples"
+FOR_FILE = f"a file keeps only {PLAIN}, of one structure; convert it, or use ram"
+ALIGNMENT = 16  # bytes; the largest element of a tensor, complex128
+MAX_GAPS = 2  # a tensor whose elements are further apart in memory, on average, is kept without the gaps
 FILES = ("samples", "spans")  # The fields of a cache that are files.
 
 
 @dataclass(frozen=True)
-class EncodedSamples:
-    """The bytes of consecutive samples.
-
-    Args:
-        content: of all of them, uint8.
-        spans: where each begins and ends in it; int64 `[N, 2]`.
-        image_modes: of the PIL images in them.
-        structure: of each; None if they differ.
-    """
-
-    content: Tensor
-    spans: Tensor
-    image_modes: frozenset[str]
-    structure: Structure | None
-
-
-@dataclass(frozen=True)
 class Samples:
-    """Samples of any structure, pickled, or in a file without pickle.
+    """Samples of any structure, pickled, or as a file has them without pickle.
 
     Args:
         blocks: the bytes of the samples, uint8; one or more blocks of memory.
         spans: for each sample the block, and where it begins and ends there; int64 `[N, 3]`.
         image_modes: of the PIL images in the samples.
         structure: of each sample; None if they differ.
-        is_mapped: the samples are in a file and so not pickled.
+        is_pickled: otherwise they are as `encode_plain` makes them.
         as_tensors: load images as uint8 tensors `[C, H, W]`, not as PIL images.
     """
 
@@ -62,7 +54,7 @@ class Samples:
     spans: Tensor
     image_modes: frozenset[str]
     structure: Structure | None = None
-    is_mapped: bool = False
+    is_pickled: bool = True
     as_tensors: bool = False
 
     def __len__(self) -> int:
@@ -76,15 +68,13 @@ class Samples:
         """The sample; its tensors, arrays and images may be views of the stored bytes, not to be changed."""
         return self._load(index, as_views=True)
 
-    def _load(self, index: int, as_views: bool) -> Any:
+    def _load(self, index: int, as_views: bool) -> object:
         block, start, stop = self.spans[index].tolist()
         content = self.blocks[block][start:stop].numpy().data
-        load_image: LoadImage = Image.frombytes
-        if self.as_tensors:
-            load_image = _load_image_view if as_views else _load_image_tensor
-        if self.is_mapped and self.structure:
-            return decode_plain(content, self.structure, load_image, as_views=as_views)
-        return unpickle_sample(content, load_image, as_views=as_views)
+        load_image = partial(_load_image_tensor, as_view=as_views) if self.as_tensors else Image.frombytes
+        if self.is_pickled or self.structure is None:
+            return unpickle_sample(content, load_image, as_views)
+        return decode_plain(content, self.structure, load_image, as_views)
 
     def with_tensors(self) -> Samples:
         """The same samples with images as uint8 tensors; raises `DataError` if some are not of 8-bit channels."""
@@ -102,33 +92,30 @@ class Samples:
         return int((self.spans[:, 2] - self.spans[:, 1]).sum()) + self.spans.nbytes
 
 
-def encode_samples(samples: Iterable[Any], for_file: Structure | None = None) -> EncodedSamples:
-    """The bytes of some samples; raises `DataError` if one cannot be kept.
+def encode_samples(samples: Iterable[object], for_file: Structure | None = None) -> Samples:
+    """Some samples as one block of bytes; raises `DataError` if one cannot be kept.
 
     Args:
         for_file: the structure of samples for a file; None pickles them.
     """
     content, spans, modes, structures = bytearray(), [], set[str](), []
     for sample in samples:
-        if for_file is None:
-            parts, image_modes = pickle_sample(sample)
-            structures.append(flatten(sample)[1])
-        else:
-            parts, image_modes = encode_plain(sample, for_file)
+        parts, image_modes = encode_plain(sample, for_file) if for_file else pickle_sample(sample)
+        structures.append(for_file or flatten(sample)[1])
         start = len(content)
         for part in parts:
             content += part
-        spans.append((start, len(content)))
+        spans.append((0, start, len(content)))
         modes |= image_modes
-    stored = torch.frombuffer(content, dtype=torch.uint8)
-    return EncodedSamples(stored, torch.tensor(spans), frozenset(modes), for_file or _common(structures))
+    block = torch.frombuffer(content, dtype=torch.uint8)
+    return Samples([block], torch.tensor(spans), frozenset(modes), _common(structures), is_pickled=for_file is None)
 
 
-def samples_in_memory(chunks: Iterable[EncodedSamples], expected_nbytes: int) -> Samples:
-    """All samples of some chunks.
+def samples_in_memory(chunks: Iterable[Samples], expected_nbytes: int) -> Samples:
+    """All samples of some chunks of one block each.
 
     Args:
-        expected_nbytes: of all samples; more memory is taken in smaller blocks.
+        expected_nbytes: of all samples.
 
     Raises:
         DoesNotFitError: there is too little memory.
@@ -136,24 +123,20 @@ def samples_in_memory(chunks: Iterable[EncodedSamples], expected_nbytes: int) ->
     blocks: list[Tensor] = []
     spans: list[Tensor] = []
     structures: list[Structure | None] = []
-    modes, filled = frozenset[str](), 0
+    modes, needed = set[str](), expected_nbytes
     for chunk in chunks:
-        content = chunk.content
-        if not blocks or filled + len(content) > len(blocks[-1]):
-            nbytes = max(len(content), expected_nbytes // 8 if blocks else expected_nbytes)
-            check_fits("ram", Memory(nbytes), torch.device("cpu"), others=("cache",))
-            blocks.append(torch.empty(nbytes, dtype=torch.uint8, device="cpu"))
-            filled = 0
-        blocks[-1][filled : filled + len(content)] = content
-        spans.append(_in_block(chunk.spans, len(blocks) - 1, filled))
+        check_fits("ram", Memory(needed), torch.device("cpu"), others=("cache",))
+        spans.append(chunk.spans + torch.tensor([len(blocks), 0, 0]))
+        # A copy, because that of a worker is in shared memory, which is scarce, with a file descriptor.
+        blocks.append(chunk.blocks[0].clone())
         structures.append(chunk.structure)
-        filled += len(content)
         modes |= chunk.image_modes
-    return Samples(blocks, torch.cat(spans), modes, _common(structures))
+        needed = max(needed - blocks[-1].nbytes, blocks[-1].nbytes)
+    return Samples(blocks, torch.cat(spans), frozenset(modes), _common(structures))
 
 
 def samples_in_file(
-    chunks: Callable[[], Iterable[EncodedSamples]],
+    chunks: Callable[[], Iterable[Samples]],
     size: int,
     structure: Structure,
     folder: Path,
@@ -171,12 +154,12 @@ def samples_in_file(
         filled = 0
         for chunk in chunks():
             modes.update(chunk.image_modes)
-            yield chunk.content, _in_block(chunk.spans, 0, filled)
-            filled += len(chunk.content)
+            yield chunk.blocks[0], chunk.spans + torch.tensor([0, filled, filled])
+            filled += len(chunk.blocks[0])
 
     entry = decode_once(folder, fingerprint, size, tensors, lambda: {"image_modes": sorted(modes)}, FILES)
     content, spans = entry.tensors
-    return Samples([content], spans, frozenset(entry.notes["image_modes"]), structure, is_mapped=True)
+    return Samples([content], spans, frozenset(entry.notes["image_modes"]), structure, is_pickled=False)
 
 
 def _common(structures: Sequence[Structure | None]) -> Structure | None:
@@ -184,15 +167,217 @@ def _common(structures: Sequence[Structure | None]) -> Structure | None:
     return structures[0] if all(structure == structures[0] for structure in structures) else None
 
 
-def _in_block(spans: Tensor, block: int, start: int) -> Tensor:
-    """The spans of a chunk as in `Samples`, whose bytes begin at `start` of a block."""
-    return torch.cat([torch.full((len(spans), 1), block), spans + start], dim=1)
+def pickle_sample(sample: object) -> tuple[list[Buffer], set[str]]:
+    """The bytes of a sample, as consecutive parts, and the modes of its PIL images.
+
+    Tensors keep their strides, and those that share a storage still share it.
+
+    Raises:
+        DataError: it cannot be pickled.
+    """
+    pickler = _SamplePickler({})
+    try:
+        pickler.dump(sample)
+        if pickler.extents_grew:  # tensors that share a storage use more of it than was known
+            pickler = _SamplePickler(pickler.extents)
+            pickler.dump(sample)
+    except Exception as error:  # any method of an object may fail
+        name = getattr(pickler.last, "__qualname__", type(pickler.last).__qualname__)
+        raise DataError(
+            f"a sample has {name}, which cannot be pickled ({described(error)}); define classes and functions at the "
+            "top level of a module, and leave open files and locks out of samples"
+        ) from error
+    return _pack(pickler.head.getvalue(), pickler.buffers), pickler.image_modes
 
 
-def _load_image_view(mode: str, size: tuple[int, int], content: Buffer) -> Tensor:
+def unpickle_sample(content: memoryview, load_image: LoadImage, as_views: bool = False) -> object:
+    """The sample, a copy; with `as_views` its tensors and arrays may be views of `content`.
+
+    Args:
+        load_image: makes the images of the sample, from views of `content`.
+    """
+    head, *buffers = _unpack(content)
+    remaining = iter(buffers)  # images and others, in the order in which the pickle refers to them
+    unpickler = _SampleUnpickler(io.BytesIO(head), buffers=remaining if as_views else map(bytearray, remaining))
+    unpickler.load_image = lambda image: load_image(*image, next(remaining))
+    return unpickler.load()
+
+
+class _SamplePickler(pickle.Pickler):
+    """Pickles tensors, arrays and images out of band: without the parts of a storage that the sample does not use.
+
+    Args:
+        extents: the first byte that the tensors of the sample use of each storage, by its address, and the last plus 1.
+
+    Attributes:
+        extents_grew: `extents` were too small for a tensor, so this pickle cannot be used.
+        buffers: the bytes of tensors, arrays and PIL images.
+        last: the object that was pickled last, to name it if it cannot be.
+        image_modes: of the images.
+    """
+
+    def __init__(self, extents: dict[int, tuple[int, int]]) -> None:
+        self.head = io.BytesIO()
+        self.buffers: list[Buffer] = []
+        super().__init__(self.head, protocol=5, buffer_callback=lambda buffer: self.buffers.append(buffer.raw()))
+        self.extents, self.extents_grew = extents, False
+        self.last: object = None
+        self.image_modes: set[str] = set()
+        self._storages: dict[int, _Storage] = {}
+
+    def persistent_id(self, value: object) -> tuple[str, tuple[int, int]] | None:
+        if not isinstance(value, Image.Image) or value.mode not in IMAGE_MODES:
+            return None
+        self.image_modes.add(value.mode)
+        self.buffers.append(value.tobytes())
+        return value.mode, value.size
+
+    def reducer_override(self, value: object) -> Any:
+        self.last = value
+        if type(value) is _Storage:
+            return _from_buffer, (pickle.PickleBuffer(value.content),)
+        if type(value) is not Tensor or value.layout != torch.strided or value.device.type != "cpu":
+            return NotImplemented
+        if value.requires_grad or value.is_conj() or value.is_neg() or value.is_nested:
+            return NotImplemented  # torch pickles these itself
+        return self._reduce_tensor(value)
+
+    def _reduce_tensor(self, tensor: Tensor) -> tuple[object, ...]:
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        span = 1 + sum((int(size) - 1) * stride for size, stride in steps) if tensor.numel() else 0
+        if span > MAX_GAPS * tensor.numel():
+            tensor, span = tensor.clone(), tensor.numel()
+        itemsize, address = tensor.itemsize, tensor.untyped_storage().data_ptr()
+        first = int(tensor.storage_offset()) * itemsize
+        start, stop = first - first % ALIGNMENT, first + span * itemsize
+        known_start, known_stop = self.extents.setdefault(address, (start, stop))
+        if start < known_start or stop > known_stop:
+            self.extents[address] = min(start, known_start), max(stop, known_stop)
+            self.extents_grew = True
+        if address not in self._storages:
+            self._storages[address] = _Storage(tensor, *self.extents[address])
+        storage = self._storages[address]
+        offset = (first - storage.start) // itemsize
+        return _load_tensor, (storage, tensor.dtype, offset, tuple(tensor.shape), tensor.stride())
+
+
+class _SampleUnpickler(pickle.Unpickler):
+    load_image: Callable[[tuple[str, tuple[int, int]]], object]
+
+    def persistent_load(self, pid: Any) -> object:
+        return self.load_image(pid)
+
+
+class _Storage:
+    """Some bytes of the storage of a tensor; refers to it, so that no other storage gets its address."""
+
+    def __init__(self, tensor: Tensor, start: int, stop: int) -> None:
+        self.start, self.storage = start, tensor.untyped_storage()
+        self.content = _bytes_of(self.storage, start, stop)
+
+
+def _load_tensor(
+    storage: Tensor, dtype: torch.dtype, offset: int, shape: tuple[int, ...], stride: tuple[int, ...]
+) -> Tensor:
+    return torch.empty(0, dtype=dtype).set_(storage.untyped_storage(), offset, shape, stride)
+
+
+def encode_plain(sample: object, structure: Structure) -> tuple[list[Buffer], set[str]]:
+    """As `pickle_sample`, without pickle: a JSON text describes the leaves of a sample, before images and arrays.
+
+    Raises:
+        DataError: it has another structure, or something else in it.
+    """
+    leaves, its_structure = flatten(sample)
+    if its_structure != structure:
+        raise DataError(f"the samples differ in their structure; {FOR_FILE}")
+    descriptions: list[object] = []
+    buffers: list[Buffer] = []
+    modes = set[str]()
+    for leaf in leaves:
+        if type(leaf) in (int, float, bool, str):
+            descriptions.append(leaf)
+        elif isinstance(leaf, Image.Image) and leaf.mode in IMAGE_MODES:
+            modes.add(leaf.mode)
+            buffers.append(leaf.tobytes())
+            descriptions.append({"mode": leaf.mode, "size": leaf.size})
+        else:
+            kind, tensor = _plain_kind(leaf)
+            order = stride_order(tensor)  # keeps the memory format, such as channels last
+            stored = tensor.permute(order).contiguous()
+            first = int(stored.storage_offset()) * stored.itemsize
+            buffers.append(_bytes_of(stored.untyped_storage(), first, first + stored.nbytes))
+            descriptions.append({"kind": kind, "dtype": str(tensor.dtype), "shape": [*stored.shape], "order": order})
+    return _pack(json.dumps(descriptions).encode(), buffers), modes
+
+
+def decode_plain(content: memoryview, structure: Structure, load_image: LoadImage, as_views: bool = False) -> object:
+    """The sample, a copy as by `unpickle_sample`."""
+    head, *buffers = _unpack(content)
+    remaining = iter(buffers)
+    leaves = []
+    for description in json.loads(bytes(head)):
+        if not isinstance(description, dict):
+            leaves.append(description)
+        elif "mode" in description:
+            leaves.append(load_image(description["mode"], tuple(description["size"]), next(remaining)))
+        else:
+            values = next(remaining) if as_views else bytearray(next(remaining))
+            leaves.append(_load_array(values, **description))
+    return unflatten(leaves, structure)
+
+
+def _plain_kind(leaf: object) -> tuple[str, Tensor]:
+    """What a tensor or array is in a file, and its values; raises `DataError` for anything else."""
+    with suppress(TypeError, ValueError):  # an array that torch cannot hold, such as one of text
+        if type(leaf) is np.ndarray or isinstance(leaf, np.number | np.bool_):
+            return "array" if type(leaf) is np.ndarray else "number", torch.from_numpy(np.array(leaf))
+    if isinstance(leaf, Tensor) and leaf.layout == torch.strided and not (leaf.is_nested or leaf.requires_grad):
+        kind = type(leaf)
+        if kind is Tensor or (kind.__module__.startswith("torchvision.tv_tensors") and kind.__name__ in TV_TENSORS):
+            return kind.__name__, leaf.as_subclass(Tensor).cpu().resolve_conj().resolve_neg()
+    name = f"a picture of mode {leaf.mode}" if isinstance(leaf, Image.Image) else f"a {type(leaf).__name__}"
+    raise DataError(f"a sample has {name}; {FOR_FILE}")
+
+
+def _load_array(content: Buffer, kind: str, dtype: str, shape: list[int], order: list[int]) -> object:
+    stored = _from_buffer(content).view(getattr(torch, dtype.removeprefix("torch."))).view(shape)
+    tensor = stored.permute([order.index(dim) for dim in range(len(order))])
+    if kind in ("array", "number"):
+        return tensor.numpy()[()] if kind == "number" else tensor.numpy()
+    if kind in TV_TENSORS:
+        from torchvision import tv_tensors  # takes 2 s, so it is imported only for such samples
+
+        return getattr(tv_tensors, kind)(tensor)
+    return tensor
+
+
+def _load_image_tensor(mode: str, size: tuple[int, int], content: Buffer, as_view: bool) -> Tensor:
     """Uint8 `[C, H, W]` with its channels last in memory, for which torch resizes bytes fastest."""
-    return torch.frombuffer(content, dtype=torch.uint8).view(size[1], size[0], -1).permute(2, 0, 1)
+    return _from_buffer(content if as_view else bytearray(content)).view(size[1], size[0], -1).permute(2, 0, 1)
 
 
-def _load_image_tensor(mode: str, size: tuple[int, int], content: Buffer) -> Tensor:
-    return _load_image_view(mode, size, bytearray(content))
+def _bytes_of(storage: torch.UntypedStorage, start: int, stop: int) -> memoryview:
+    """A view of the bytes of a storage."""
+    return torch.empty(0, dtype=torch.uint8).set_(storage)[start:stop].numpy().data
+
+
+def _from_buffer(content: Buffer) -> Tensor:
+    """A view of some bytes, uint8; `torch.frombuffer` refuses to make an empty one."""
+    return torch.frombuffer(content, dtype=torch.uint8) if len(content) else torch.empty(0, dtype=torch.uint8)
+
+
+def _pack(head: bytes, buffers: Sequence[Buffer]) -> list[Buffer]:
+    """The parts of a sample, after their number and the size of each."""
+    sizes = [len(head), *(memoryview(buffer).nbytes for buffer in buffers)]
+    return [struct.pack(f"<{len(sizes) + 1}q", len(sizes), *sizes), head, *buffers]
+
+
+def _unpack(content: memoryview) -> list[memoryview]:
+    """The parts of a sample, as views."""
+    (count,) = struct.unpack_from("<q", content)
+    start, parts = 8 * (1 + count), []
+    for size in struct.unpack_from(f"<{count}q", content, 8):
+        parts.append(content[start : start + size])
+        start += size
+    return parts

@@ -1,20 +1,26 @@
-"""The whole set is in host memory; a batch is gathered there and copied to the run's device, as by `cache`."""
+"""Loaders that keep all samples and gather batches by index: in memory, in a file, or on the run's device."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource, TensorSet
+from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import LOADERS, Batch, Batches, Loader, Place
 from vitmnist.registry import NoOptions
 from vitmnist.runtime.device import Backend, Event, backend_of
+from vitmnist.runtime.files import home_expanded
 from vitmnist.runtime.memory import Memory, check_fits
+from vitmnist.store.cache_file import DEFAULT_FOLDER
 from vitmnist.store.rows import Rows
+
+INDEX_NBYTES = 8  # int64, for each image of an epoch
 
 
 class HostLoader(Loader):
@@ -109,7 +115,63 @@ class RamLoader(HostLoader):
     keeps = Place.HOST
 
     def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
-        needs = Memory(host=data.bytes_to_load(torch.device("cpu")))
-        check_fits("ram", needs, device, others=("cache", "disk"))
+        check_fits("ram", Memory(host=data.bytes_to_load(torch.device("cpu"))), device, others=("cache", "disk"))
         self.decoded = data.in_memory()
         super().__init__(self.decoded, sampler, device)
+
+
+@dataclass
+class CacheOptions:
+    """See `conf/data/loader/cache.yaml`."""
+
+    folder: str = DEFAULT_FOLDER
+    fingerprint: str | None = None
+
+
+@LOADERS.register("cache", CacheOptions)
+class CacheLoader(HostLoader):
+    """For sets larger than memory: the system reads pages on demand, and drops them when memory is short.
+
+    Raises:
+        ConfigError: the samples of a map-style dataset are random.
+        DataError: the folder cannot be written.
+        DoesNotFitError: its disk has too little room.
+    """
+
+    keeps = Place.FILE
+
+    def __init__(self, options: CacheOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
+        super().__init__(data.in_file(home_expanded(options.folder), options.fingerprint), sampler, device)
+
+
+@LOADERS.register("gpu_slice")
+class GpuSliceLoader(Loader):
+    """Copies the set to the device once, and each epoch's permutation; no batch crosses the bus.
+
+    On the CPU the set is not copied. Contiguous batches are views. Each of several ranks keeps the set on its device.
+
+    Raises:
+        ConfigError: a dataset that is read sample by sample.
+        DoesNotFitError: the device's memory is too small.
+    """
+
+    keeps = Place.DEVICE
+
+    def __init__(self, options: NoOptions, data: TensorSet, sampler: EpochSampler, device: torch.device) -> None:
+        super().__init__(sampler)
+        check_fits("gpu_slice", self.needs(options, data, sampler, device), device, others=("ram", "cache", "disk"))
+        rows = data.in_memory().rows if device.type == "cpu" else data.rows
+        self.rows = Rows(tuple(map(backend_of(device).to_device, rows.tensors)))
+
+    @classmethod
+    def needs(cls, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> Memory:
+        """The set, unless it is on the device already, and the indices of an epoch."""
+        if not data.is_decoded:
+            raise ConfigError(
+                "gpu_slice: keeps a set of tensors on the device, and this one is read sample by sample; "
+                "give it as (images, labels), or choose ram, cache, disk or prefetch"
+            )
+        return Memory(device=INDEX_NBYTES * len(data) + data.bytes_to_load(device))
+
+    def batches(self, number: int, start: int) -> Batches:
+        return gather(self.rows, self.sampler, number, start)
