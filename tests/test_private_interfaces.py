@@ -88,7 +88,7 @@ def crowd() -> None:
 TRACEBACK = "the library's own message with a traceback"
 OTHER_ADVICE = "the advice for a GPU or a worker that failed"
 # Words of a message, or names in a traceback: what the user sees without, and how to provoke the real ones (None: needs
-# a GPU, or a full /dev/shm as in tests/runtime/test_failures.py).
+# a GPU, or a full /dev/shm as in tests/test_errors.py).
 MESSAGES: dict[str, tuple[str, Callable[[], str] | None]] = {
     "DataLoader timed out": (TRACEBACK, lambda: of_worker(sleep)),
     "DataLoader worker (pid": (TRACEBACK, lambda: of_worker(kill)),

@@ -14,11 +14,10 @@ from omegaconf import OmegaConf
 
 from hydra_plugins.vitmnist_sweepers import RoundsSweeper
 from tests.conftest import Printed, Start, Train, assert_same_run, result_of
-from vitmnist.errors import ExitCode
+from vitmnist import errors
+from vitmnist.errors import ExitCode, Failure
 from vitmnist.models.cnn import CNN
 from vitmnist.run import build_setup
-from vitmnist.runtime import failures
-from vitmnist.runtime.failures import Failure
 
 LOADERS = ("disk", "prefetch")
 SWEPT = [f"data/loader={','.join(LOADERS)}", "batch_size=6,11"]
@@ -89,7 +88,7 @@ def test_a_refused_job_is_a_failed_one_and_says_why_and_a_sweep_ends_with_the_co
     train_here: Train, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = (lambda error: "optimizer.lr" in str(error), lambda error: Failure(str(error), 7))
-    monkeypatch.setattr(failures, "FAILURES", (row, *failures.FAILURES))
+    monkeypatch.setattr(errors, "FAILURES", (row, *errors.FAILURES))
     ended = train_here("-m", *quick, "epochs=1", "optimizer.lr=1e30,0.001,-1", "hydra.sweep.dir=here")
     assert ended.returncode == 7
     assert "job 0 failed: the loss is" in ended.stdout

@@ -16,8 +16,7 @@ from vitmnist.config.compose import compose
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import refused_value, wrong_type
 from vitmnist.config.values import flatten
-from vitmnist.errors import MissingExtraError, UnknownKeyError, allowed_names, first_line
-from vitmnist.runtime.failures import Failure, classify
+from vitmnist.errors import Failure, MissingExtraError, UnknownKeyError, allowed_names, classify, first_line
 
 # Hydra's launchers that come with a plugin, which an extra installs.
 PLUGINS = ("joblib", "submitit_local", "submitit_slurm")

@@ -24,8 +24,7 @@ from vitmnist.cli.messages import describe
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.config.values import to_plain_dict
-from vitmnist.errors import ConfigError, described
-from vitmnist.runtime.failures import Failure
+from vitmnist.errors import ConfigError, Failure, described
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.run_folder import locked
 from vitmnist.runtime.signals import StopSignal, end_interrupted, handled_by, ignore_stopping

@@ -28,10 +28,18 @@ from vitmnist.cli.start import RECORDS, Start, import_run
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.config.values import flatten, to_plain_dict
-from vitmnist.errors import ConfigError, DataError, ExitCode, MissingExtraError, TrainingError
+from vitmnist.errors import (
+    ConfigError,
+    DataError,
+    ExitCode,
+    MissingExtraError,
+    RunInterrupted,
+    TimeLimitReached,
+    TrainingError,
+)
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.run_folder import InUseError, has_checkpoint, locked
-from vitmnist.runtime.signals import RunInterrupted, StopSignal, TimeLimitReached, interruption
+from vitmnist.runtime.signals import StopSignal, interruption
 from vitmnist.runtime.world import launched
 from vitmnist.tracking.epoch_table import search_objective
 from vitmnist.tracking.result import Result, Run, choices_of, find_runs, read_run
