@@ -134,8 +134,10 @@ def naming(what: str) -> Iterator[None]:
 
 
 def described(error: BaseException) -> str:
-    """An exception as one line: its message in the table; the type and the first line of one that has no row."""
-    return classify(error).message
+    """An exception of other people's code: its type and the first line; the message alone of a `UserError`."""
+    if isinstance(error, UserError):
+        return str(error)
+    return f"{type(error).__name__}: {first_line(error)}".removesuffix(": ")
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ def classify(error: BaseException) -> Failure:
         if recognises(error):
             failure = describe(error)
             return failure if isinstance(failure, Failure) else Failure(failure)
-    return Failure(f"{type(error).__name__}: {first_line(error)}".removesuffix(": "), is_user_error=False)
+    return Failure(described(error), is_user_error=False)
 
 
 def _is(kind: type[BaseException]) -> Callable[[BaseException], bool]:

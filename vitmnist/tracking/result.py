@@ -16,7 +16,7 @@ import yaml
 
 from vitmnist.config.schema import Config
 from vitmnist.config.values import flatten
-from vitmnist.errors import ConfigError, DataError, PeerError, classify, described, is_worker_error
+from vitmnist.errors import ConfigError, DataError, PeerError, classify, is_worker_error
 from vitmnist.runtime.cpu import Cores
 from vitmnist.runtime.files import UnreadableError, csv_text, read_json, read_yaml, write_atomic
 from vitmnist.runtime.run_folder import is_in_use
@@ -179,7 +179,7 @@ def record_failure(error: BaseException, result: Result, config: Config, folder:
         if world.is_main:
             result.write(folder)
     except OSError as unwritten:  # must not hide the error that ended the run
-        log.warning("cannot write the records: %s", described(unwritten))
+        log.warning("cannot write the records: %s", classify(unwritten).message)
 
 
 ENDED = ("completed", "failed", "interrupted")  # `status` in result.json has one of these values.

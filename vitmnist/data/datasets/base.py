@@ -22,7 +22,7 @@ from vitmnist.config.validation import bounded
 from vitmnist.data.channel_statistics import channel_statistics
 from vitmnist.data.images import ImageReader, Mode, Pixels
 from vitmnist.data.sources import DatasetSource, SampleSource, TensorSet, digest
-from vitmnist.errors import ConfigError, DataError, described
+from vitmnist.errors import ConfigError, DataError, classify
 from vitmnist.registry import Registry
 from vitmnist.runtime.files import home_expanded
 
@@ -278,4 +278,4 @@ def build_dataset(values: Mapping[str, Any], root: str, key: str | None = None, 
     except OSError as error:
         is_below = error.filename and Path(error.filename).is_relative_to(home_expanded(root))
         blamed = f"data.root={root}" if is_below else f"data/dataset={values['name']}"
-        raise DataError(f"{blamed}: {described(error)}") from error
+        raise DataError(f"{blamed}: {classify(error).message}") from error
