@@ -62,7 +62,7 @@ def our_loop(overrides: list[str], stack: ExitStack, is_resident: bool = False) 
         metrics = train_epoch(step, loader, EpochProgress(number, loader.sampler, device))
         return metrics["train_s"], metrics["data_wait_pct"]
 
-    remark = setup.step_config.describe().replace("\n", "; ")
+    remark = setup.step.config.describe().replace("\n", "; ")
     return epoch, remark + (f"; compilation took {step.compile_s:.1f} s" if step.compile_s else "")
 
 

@@ -54,7 +54,7 @@ def one_step(overrides: list[str], stack: ExitStack) -> Work:
     """A call that takes one step, always on the same batch of indices or images."""
     setup = new_setup(overrides, stack)
     batch = next(setup.step.batches(setup.train_loader, 0))
-    return lambda: setup.step(*batch)
+    return lambda: setup.step(batch)
 
 
 def attention(batch: int, device: torch.device, dtype: torch.dtype, backend: SDPBackend | None) -> Work:

@@ -55,7 +55,7 @@ def train_once(overrides: list[str]) -> dict[str, Any]:
         "warm_s": seconds,
         "epochs": loader.epochs,
         "batch_size": loader.sampler.batch_size,
-        "trainer": setup.step_config.to_dict(),
+        "trainer": setup.step.config.to_dict(),
         "environment": describe_environment(step.device),
     }
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import re
+import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -12,12 +14,15 @@ import pytest
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, SubsetRandomSampler
 
 from tests.conftest import REPOSITORY
-from tests.support.audits import BATCH_SIZE, ENDED, SAMPLES, CustomLoader
 from tests.support.pages import blocks
 from vitmnist import audit, auditing, make_loader
 from vitmnist.auditing import Audit, Property
-from vitmnist.data.randomness import RandomState, seed_generators
+from vitmnist.data.randomness import RandomState, read_samples, seed_generators
+from vitmnist.data.sources import collate_samples
 
+SAMPLES = 64
+BATCH_SIZE = 5
+ENDED = threading.Event()
 audit_small = partial(audit, samples=SAMPLES)
 ONCE, ORDER, SAME, RESUMED, STREAMS, LEFT = PROMISES = (
     "an epoch has every index once",
@@ -27,6 +32,41 @@ ONCE, ORDER, SAME, RESUMED, STREAMS, LEFT = PROMISES = (
     "samples do not share random numbers",
     "an abandoned epoch and a closed loader leave nothing running",
 )
+
+
+class CustomLoader:
+    """Epoch e of 64 samples in batches of 5 is e, e + 1, …, 63, 0, …; `fault` breaks a promise."""
+
+    def __init__(self, dataset: Dataset, num_workers: int = 0, seed: int = 0, fault: str = "") -> None:
+        self.dataset, self.workers, self.seed, self.fault = dataset, num_workers, seed, fault
+        if fault == "leaves a thread":
+            threading.Thread(target=ENDED.wait, name="reader", daemon=True).start()
+        if fault == "leaves a process":
+            fork = multiprocessing.get_context("fork")
+            fork.Process(target=time.sleep, args=(60,), name="reader", daemon=True).start()
+
+    def indices(self, number: int) -> list[int]:
+        shift = {"same order": 0, "order depends on workers": number + self.workers}.get(self.fault, number)
+        indices = [(index + shift) % SAMPLES for index in range(SAMPLES)]
+        if self.fault == "leaves out index 7":
+            indices.remove(7)
+        if self.fault == "repeats index 7":
+            indices.insert(indices.index(7) + BATCH_SIZE, 7)
+        return indices
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Any]:
+        indices = self.indices(number)
+        batches = [indices[first : first + BATCH_SIZE] for first in range(0, len(indices), BATCH_SIZE)]
+        if self.fault == "drops the last batch":
+            batches.pop()
+        start += {"resume skips": 1, "resume repeats": -1}.get(self.fault, 0) if start else 0
+        for batch in batches[start:]:
+            seed = self.seed + (self.workers if self.fault == "noise depends on workers" else 0)
+            samples = read_samples(self.dataset, batch, seed, 0 if self.fault == "same noise" else number)
+            if self.fault == "shared noise":
+                for index, noise in samples:
+                    noise[1] = index % 32
+            yield collate_samples(samples)
 
 
 def finding(result: Audit, name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,8 +16,23 @@ FILES = "ulimit -n 4096, or type fewer workers with data.loader.num_workers=N"
 BUS = "It is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit."
 OUT_OF_MEMORY = "try a smaller batch_size, a smaller model, or data/loader=ram"
 GPU_FAILED = "the GPU failed: CUDA error: unspecified launch failure; start again"
-UNORDERED = "adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation"
+UNORDERED = "put_ does not have a deterministic implementation"
 USER_ERROR = (1, "failed", True)  # exit code, status, whether it is shown without a traceback
+
+
+def put_with_deterministic_algorithms() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        torch.zeros(1).put_(torch.tensor([0]), torch.ones(1))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def raised_by(action: Callable[[], object]) -> Exception:
+    """The error as this version of torch words it."""
+    with pytest.raises(RuntimeError) as caught:
+        action()
+    return caught.value
 
 
 @pytest.mark.parametrize(
@@ -30,7 +46,7 @@ USER_ERROR = (1, "failed", True)  # exit code, status, whether it is shown witho
         (RuntimeError("CUDA error: out of memory\nDetails."), OUT_OF_MEMORY, USER_ERROR),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), OUT_OF_MEMORY, USER_ERROR),
         (torch.AcceleratorError("CUDA error: unspecified launch failure\nDetails."), GPU_FAILED, USER_ERROR),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), OUT_OF_MEMORY, USER_ERROR),
+        (raised_by(lambda: torch.empty(2**50)), OUT_OF_MEMORY, USER_ERROR),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), "num_workers=N", USER_ERROR),
         (RuntimeError("DataLoader timed out after 5 seconds"), "data.loader.timeout_s", USER_ERROR),
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "x.pt"), "x.pt: No space left on device", USER_ERROR),
@@ -42,7 +58,7 @@ USER_ERROR = (1, "failed", True)  # exit code, status, whether it is shown witho
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. " + BUS), SHM, USER_ERROR),
         (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), FILES, USER_ERROR),
         (RuntimeError("received 0 items of ancdata"), FILES, USER_ERROR),
-        (RuntimeError(f"{UNORDERED}, but you set"), f"{UNORDERED}, so a resumed run would not", USER_ERROR),
+        (raised_by(put_with_deterministic_algorithms), f"{UNORDERED}, so a resumed run would not", USER_ERROR),
         (ZeroDivisionError(), "ZeroDivisionError", (1, "failed", False)),
         (RuntimeError("shape mismatch"), "shape mismatch", (1, "failed", False)),
     ],

@@ -148,7 +148,7 @@ class Trainer:
             result.choices["loader"] = setup.selection.values["name"]
             result.auto = setup.selection.record()
         result.loader, result.eval_split = {**setup.train_loader.settings}, dataset.eval_split
-        result.trainer, result.compile_s = setup.step_config.to_dict(), setup.step.compile_s or None
+        result.trainer, result.compile_s = setup.step.config.to_dict(), setup.step.compile_s or None
         result.dataset = {
             "name": dataset.name,
             **{f"{name}_size": len(split) for name, split in dataset.splits.items()},
@@ -246,9 +246,9 @@ class Trainer:
             metrics, _ = evaluate(setup.step.eval_model, loader, setup.step.preprocess, world=world)
         values = {key.replace("eval_", "test_"): value for key, value in metrics.items() if key.startswith("eval_")}
         try:
-            check_numbers(values, required=values)
+            check_numbers(values)
         except ValueError as error:
-            raise TrainingError(f"test split: {error}; it must be finite and not negative") from error
+            raise TrainingError(f"test split: {error}") from error
         self.result.test = {"weights": name, **values}
         log_test(self.result, self.monitor)
 

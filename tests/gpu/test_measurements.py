@@ -33,6 +33,7 @@ def test_memory_is_measured_from_the_beginning_of_the_run(cuda: torch.device) ->
 def test_the_timer_charges_a_slow_kernel_to_computing(cuda: torch.device) -> None:
     torch.cuda._sleep(1000)
     timer = EpochTimer(cuda)
+    timer.start()
     started = time.perf_counter()
     for _ in timer.waiting(range(3)):
         torch.cuda._sleep(50_000_000)

@@ -23,8 +23,6 @@ from vitmnist.errors import ExitCode
 from vitmnist.runtime.torch_world import TorchWorld
 from vitmnist.runtime.world import World
 from vitmnist.training.loop import EpochProgress, train_epoch
-from vitmnist.training.step import compile_step
-from vitmnist.training.step_options import StepConfig
 
 pytestmark = NEEDS_CUDA
 
@@ -91,9 +89,8 @@ def test_replaced_loaders_wait_for_the_gpu_only_at_the_borders_of_an_epoch(
 def test_bf16_on_the_gpu_is_the_step_within_its_rounding(tiny: Dataset, cuda: torch.device) -> None:
     plain, rounded = (test_step.make_step(tiny, device=cuda, precision=one) for one in (Precision.fp32, Precision.bf16))
     with test_step.make_loader(tiny, "gpu_slice", device=cuda) as loader:
-        images, labels = next(loader.epoch(0))
         for step in (plain, rounded):
-            step.forward_backward(images, labels, next(step.preprocess.keys(loader.sampler, 0)), len(labels))
+            step.forward_backward(next(step.batches(loader, 0)))
     assert 0 < test_step.gradient_difference(rounded.model, plain.model) < 0.02
 
 
@@ -103,9 +100,11 @@ def test_a_compiled_step_on_the_gpu_learns_what_the_eager_step_learns(
     tiny: Dataset, cuda: torch.device, name: str, optimizer: str
 ) -> None:
     """Three epochs with a short last batch; `disk` delivers floats."""
-    eager, compiled = (test_step.make_step(tiny, optimizer, decay=0.9, device=cuda) for _ in range(2))
+    eager, compiled = (
+        test_step.make_step(tiny, optimizer, decay=0.9, device=cuda, compile=value) for value in (False, True)
+    )
     with test_step.make_loader(tiny, name, device=cuda) as loader:
-        compile_step(compiled, loader, StepConfig(compile=True))
+        compiled.compile(loader)
         expected, metrics = (test_step.train(step, loader) for step in (eager, compiled))
     assert [one["train_loss"] for one in metrics] == pytest.approx([one["train_loss"] for one in expected], rel=1e-3)
     test_step.check_same_weights(compiled.model, eager.model, tolerance=1e-3)

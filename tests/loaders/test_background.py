@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.processes import run_python
+from tests.support.processes import becomes_true, run_python
 from tests.support.samples import Made
 from vitmnist import make_loader
 from vitmnist.auditing import left_since, running
@@ -66,9 +66,7 @@ def exhaust(loader: Loader, number: int, start: int = 0) -> int:
 
 def settled(count: Callable[[], int], expected: int) -> int:
     """The count, once it has arrived at what is expected, and had the time to go beyond."""
-    deadline = time.monotonic() + 10
-    while count() < expected and time.monotonic() < deadline:
-        time.sleep(0.01)
+    becomes_true(lambda: count() >= expected)
     time.sleep(0.1)
     return count()
 

@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from tests.support.contract import check_contract
+from tests.support.processes import becomes_true
 from tests.support.samples import Made
 from vitmnist import make_loader
 from vitmnist.data.datasets.base import Dataset
@@ -120,10 +121,7 @@ def test_a_worker_that_hangs_is_an_error_in_seconds(workers: Workers) -> None:
         pytest.raises(LoadingError, match=r"disk: no batch came from a worker in time.*data\.loader\.timeout_s"),
     ):
         list(loader.epoch(0))
-    deadline = time.monotonic() + 10
-    while workers() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not workers()
+    assert becomes_true(lambda: not workers())
 
 
 @pytest.mark.parametrize("wrapper", [None, "prefetch"])

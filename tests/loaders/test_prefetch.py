@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from typing import ClassVar, NamedTuple
@@ -15,6 +14,7 @@ from typing import ClassVar, NamedTuple
 import pytest
 import torch
 
+from tests.support.processes import becomes_true
 from tests.support.samples import Made
 from vitmnist import make_loader
 from vitmnist.data import datasets
@@ -91,8 +91,7 @@ def test_closing_from_another_thread_ends_a_consumer_that_waits(prefetch: Prefet
     seen = []
     consumer = threading.Thread(target=lambda: seen.extend(numbers(prefetch.epoch(0))))
     consumer.start()
-    while prefetch.base.made < 2:
-        time.sleep(0.01)
+    assert becomes_true(lambda: prefetch.base.made == 2)
     prefetch.close()  # the base is reading a batch, which cannot be interrupted
     consumer.join(timeout=5)
     assert not consumer.is_alive()
@@ -101,21 +100,13 @@ def test_closing_from_another_thread_ends_a_consumer_that_waits(prefetch: Prefet
     assert numbers(prefetch.epoch(0)) == list(range(BATCHES))
 
 
-def soon(condition: Callable[[], bool]) -> bool:
-    """Whether it comes true; on a busy machine a thread that ends may take its time."""
-    deadline = time.monotonic() + 5
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
-
-
 def prefetching() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "vitmnist-map"]
 
 
 def test_leaving_a_source_that_blocks_takes_a_second_at_most(prefetch: PrefetchLoader) -> None:
     """At any speed of the machine, the consumer continues although the thread cannot be ended."""
-    assert soon(lambda: not prefetching())
+    assert becomes_true(lambda: not prefetching())
     blocked = threading.Event()
     prefetch.base.before_batch = {1: blocked.wait}
     batches = prefetch.epoch(0)
@@ -123,7 +114,7 @@ def test_leaving_a_source_that_blocks_takes_a_second_at_most(prefetch: PrefetchL
     batches.close()
     assert len(prefetching()) == 1
     blocked.set()
-    assert soon(lambda: not prefetching())
+    assert becomes_true(lambda: not prefetching())
 
 
 PROGRAM = """
@@ -166,7 +157,7 @@ def test_ctrl_c_ends_the_program() -> None:
     # At its end Python stops a thread that blocks by pthread_exit, which torch's C++ may take for a crash.
     assert process.returncode in (-signal.SIGINT, 1, -signal.SIGABRT), errors
     assert "KeyboardInterrupt" in errors
-    assert soon(lambda: not group_lives(process.pid))
+    assert becomes_true(lambda: not group_lives(process.pid))
 
 
 def group_lives(group: int) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Page, expect
 
-from tests.support.browser import CHROMIUM, chromium
+from docs.scripts.screenshots import CHROMIUM, chromium
 from tests.support.records import LOST, Records, a, rounds, write
 from vitmnist.report.write import write_report
 

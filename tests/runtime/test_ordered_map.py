@@ -14,7 +14,6 @@ from itertools import count
 import pytest
 from threadpoolctl import threadpool_info
 
-from tests.support.processes import run_python
 from vitmnist.runtime.ordered_map import in_parts, ordered_map
 
 IDLE = """
@@ -91,13 +90,6 @@ def test_threads_end(end: Callable[[list[ordered_map[int, int]]], None]) -> None
 def test_one_of_its_threads_may_close_it_as_garbage_collection_does() -> None:
     results: ordered_map[int, None] = ordered_map(lambda _: results.close(), [0], threads=1, ahead=0)
     assert list(results) == []
-
-
-def test_the_interpreter_ends_under_a_live_iterator() -> None:
-    program = "from itertools import count\nfrom vitmnist.runtime.ordered_map import ordered_map\n"
-    program += "results = ordered_map(abs, count(), 2, 9)\nprint(next(results))"
-    ended = run_python("-c", program)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "0\n", "")
 
 
 def test_an_error_in_a_part_is_raised_when_no_thread_writes_to_the_batch_any_more() -> None:

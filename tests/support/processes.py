@@ -37,6 +37,14 @@ def run_python(
     return subprocess.run(program, cwd=folder, env=env, capture_output=True, text=True, timeout=timeout, check=False)
 
 
+def becomes_true(condition: Callable[[], object], seconds: float = 10) -> bool:
+    """Wait until a condition holds; on a busy machine a thread or process that ends may take its time."""
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return bool(condition())
+
+
 def fork(target: Callable[[], object]) -> multiprocessing.process.BaseProcess:
     """Call a function in a copy of this process, which does not outlive it."""
     process = multiprocessing.get_context("fork").Process(target=target, daemon=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 import torch._dynamo
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch._dynamo.utils import counters
 
 from vitmnist.augment.base import draw_partners, operation_keys
@@ -23,8 +24,9 @@ from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.optim.ema import EMA
 from vitmnist.optim.optimizers import OPTIMIZERS
 from vitmnist.optim.schedules import build_schedule
+from vitmnist.training.batch import IGNORED, Batch
 from vitmnist.training.loop import EpochProgress, train_epoch
-from vitmnist.training.step import IGNORED, TrainStep, compile_step
+from vitmnist.training.step import TrainStep
 from vitmnist.training.step_options import StepConfig
 
 CPU = torch.device("cpu")
@@ -88,9 +90,9 @@ def train(step: TrainStep, loader: Loader, epochs: int = 3, first: int = 0) -> l
     ]
 
 
-def batch_of(data: Dataset, step: TrainStep, size: int) -> tuple[Tensor, Tensor, Tensor | None]:
+def batch_of(data: Dataset, step: TrainStep, size: int) -> Batch:
     keys = next(step.preprocess.keys(EpochSampler(23, 23, 0), 0))
-    return data.train.images[:size], data.train.labels[:size], None if keys is None else keys[:size]
+    return next(Batch(data.train.images, data.train.labels, keys, size).micro(size))
 
 
 def gradient_difference(ours: nn.Module, theirs: nn.Module) -> float:
@@ -106,8 +108,9 @@ def check_gradient(step: TrainStep, data: Dataset, size: int, bound: float, smoo
     The loss of a mixed image is that of both labels with their weights, as in the papers.
     """
     plain, preprocess = copy.deepcopy(step.model), step.preprocess
-    images, labels, keys = batch_of(data, step, size)
-    sums = step.forward_backward(images, labels, keys, size)
+    batch = batch_of(data, step, size)
+    images, labels, keys = batch.images, batch.labels, batch.keys
+    sums = step.forward_backward(batch)
     if preprocess.mixes:
         images, keys = preprocess._finished(images, keys), operation_keys(keys, 1)
         partners = draw_partners(keys, labels >= 0)
@@ -152,8 +155,8 @@ def test_microbatches_give_the_same_gradient(
 @pytest.mark.parametrize("augment", [SHIFT, MIXUP], ids=["shift", "mixup"])
 def test_a_rank_without_a_valid_image_adds_nothing(tiny: Dataset, augment: Compose) -> None:
     step = make_step(tiny, augment=augment, smoothing=0.1)
-    images, labels, keys = batch_of(tiny, step, 1)
-    sums = step.forward_backward(images, torch.full_like(labels, IGNORED), keys, BATCH)
+    batch = batch_of(tiny, step, 1)
+    sums = step.forward_backward(replace(batch, labels=torch.full_like(batch.labels, IGNORED)))
     assert not any(value.any() for value in sums.values())
     assert all(not parameter.grad.any() for parameter in step.model.parameters())
 
@@ -169,7 +172,7 @@ def test_microbatches_have_nearly_the_same_size(tiny: Dataset) -> None:
 def test_bf16_is_the_gradient_within_its_rounding(tiny: Dataset, augment: Compose) -> None:
     step, plain = (make_step(tiny, augment=augment, precision=one) for one in (Precision.bf16, Precision.fp32))
     check_gradient(step, tiny, BATCH, 0.02)
-    plain.forward_backward(*batch_of(tiny, plain, BATCH), BATCH)
+    plain.forward_backward(batch_of(tiny, plain, BATCH))
     assert gradient_difference(step.model, plain.model) > 1e-5  # or it was computed in float32
     assert all(value.dtype == value.grad.dtype == torch.float32 for value in step.model.parameters())
 
@@ -186,10 +189,12 @@ def test_compiled_is_the_gradient_and_a_short_batch_compiles_nothing(
 ) -> None:
     torch.compiler.reset()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
-    step, again = (make_step(tiny, model=make_vit(depth=1), augment=augment, smoothing=0.1) for _ in range(2))
+    parts = {"augment": augment, "smoothing": 0.1, "compile": True}
+    step, again = (make_step(tiny, model=make_vit(depth=1), **parts) for _ in range(2))
     before, random = copy.deepcopy(step.model.state_dict()), torch.get_rng_state()
-    batches, config = make_loader(tiny, "ram"), StepConfig(compile=True)
-    assert compile_step(step, batches, config) == config
+    batches = make_loader(tiny, "ram")
+    step.compile(batches)
+    assert step.config.compile
     assert all(torch.equal(value, before[name]) for name, value in step.model.state_dict().items())
     assert all(parameter.grad is None for parameter in step.model.parameters())
     assert torch.equal(torch.get_rng_state(), random)
@@ -197,7 +202,7 @@ def test_compiled_is_the_gradient_and_a_short_batch_compiles_nothing(
         check_gradient(step, tiny, size, 1e-5, smoothing=0.1)
     compiled = counters["stats"]["unique_graphs"]
     for one in (step, again):  # nor does another step of the same shape, as in the next job of a sweep
-        compile_step(one, batches, config)
+        one.compile(batches)
     assert counters["stats"]["unique_graphs"] == compiled > 0
     check_gradient(again, tiny, BATCH, 1e-5, smoothing=0.1)
 
@@ -209,8 +214,9 @@ def test_more_versions_than_torch_keeps_are_compiled(tiny: Dataset, monkeypatch:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     for size in (4, 3):
         model = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(784, 10))
-        step, before = make_step(tiny, model=model, augment=None, micro_batch=size), copy.deepcopy(model.state_dict())
-        compile_step(step, make_loader(tiny, "ram"), StepConfig(compile=True))
+        step = make_step(tiny, model=model, augment=None, micro_batch=size, compile=True)
+        before = copy.deepcopy(model.state_dict())
+        step.compile(make_loader(tiny, "ram"))
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
         check_gradient(step, tiny, size, 1e-5)
 
@@ -229,7 +235,7 @@ def test_gradients_are_clipped_before_the_optimizer_and_after_they_are_logged(ti
     norms = {}
     for clip_norm in (None, 1e-3):
         step = make_step(tiny, clip_norm=clip_norm, **options)
-        step(*batch_of(tiny, step, BATCH), BATCH, lambda step: norms.__setitem__("logged", norm_of(step.model)))
+        step(batch_of(tiny, step, BATCH), lambda step: norms.__setitem__("logged", norm_of(step.model)))
         norms[clip_norm] = norm_of(step.model)
     assert norms[1e-3] == pytest.approx(1e-3, rel=1e-3)
     assert norms["logged"] == norms[None] > 1e-2

@@ -15,6 +15,7 @@ from vitmnist.losses import LOSSES
 from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.optim.ema import EMA
 from vitmnist.optim.optimizers import OPTIMIZERS
+from vitmnist.training.batch import Batch
 from vitmnist.training.loop import EpochProgress
 from vitmnist.training.step import TrainStep
 from vitmnist.training.step_options import StepConfig
@@ -47,6 +48,6 @@ def test_no_step_waits_for_the_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -
             numbers = torch.zeros(8, dtype=torch.int64)
             images = torch.zeros(8, 3, 28, 28, dtype=torch.uint8)
         for _ in range(2):
-            sums = step(images, numbers, numbers, 8, progress.log_step)
+            sums = step(Batch(images, numbers, numbers, 8), progress.log_step)
             progress.metrics.update(sums)
         assert sums["loss"].device == CUDA

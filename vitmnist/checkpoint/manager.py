@@ -99,7 +99,7 @@ class CheckpointManager:
             model_info=self._model_info,
             dataset_sha256=(self._result.dataset or {})["sha256"],
             step=step.state_dict(),
-            step_config=self._setup.step_config.to_dict(),
+            step_config=self._setup.step.config.to_dict(),
             device=step.device.type,
             epochs=self._result.epochs,
             rng=self._world.all_gather_object(RandomState(device=step.device).to_dict()),

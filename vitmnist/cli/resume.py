@@ -147,7 +147,7 @@ def config_to_resume(folder: Path, config: Config) -> Config | None:
     if run.status != "completed":
         return config
     shown, before, now = display_path(folder), to_plain_dict(recorded_config(folder, [])), to_plain_dict(config)
-    has_stopped = bool(run.result.get("stopped_early")) and not may_train_longer(before, now)
+    has_stopped = run.result.stopped_early and not may_train_longer(before, now)
     if len(run.epochs) != config.epochs and not has_stopped:
         if is_extendable:
             return config
@@ -158,10 +158,10 @@ def config_to_resume(folder: Path, config: Config) -> Config | None:
     from vitmnist.checkpoint.manager import check_resumable  # imports torch
 
     check_resumable(before, now)
-    accuracy, test = run.value("eval_acc"), run.section("test")
+    accuracy = run.result.summary()["eval_acc_last"]
     result = "" if accuracy is None else f", accuracy {accuracy:.2f}%"
-    if "test_acc" in test:
-        result = f", test accuracy {test['test_acc']:.2f}% ({test['weights']} weights)"
+    if run.result.test:
+        result = f", test accuracy {run.result.test['test_acc']:.2f}% ({run.result.test.get('weights')} weights)"
     key, stopped = ("patience", ", stopped early") if has_stopped else ("epochs", "")
     further = f"; train further with\n    {program()} {shlex.quote(f'resume={shown}')} {key}=N"
     print(f"{shown}: completed{stopped}, epoch {len(run.epochs)}/{config.epochs}{result}{further * is_extendable}")

@@ -200,7 +200,7 @@ def _stop_signal_of_launcher() -> StopSignal:
 
 def _differing_keys(before: Run, composed: DictConfig) -> list[str]:
     """The keys in which a job differs from the one whose records its folder holds; none if it holds no records."""
-    recorded = flatten(before.result.get("config") or {})
+    recorded = flatten(before.result.config or {})
     try:
         now = flatten(to_plain_dict(validate(Config, composed)))
     except ConfigError:  # `run` will refuse the job for it

@@ -98,8 +98,7 @@ def describe_script(observer: Observer, exit_code: int) -> Report:
     passes, merged = (_merge(those, observer.ended or inf) for those in (measured, loops))
     seconds, waiting_s = sum(end - begin for begin, end in passes), sum(loop.waiting_s for loop in measured)
     waiting_pct = 100 * waiting_s / seconds if seconds and incomplete is not Incomplete.OTHER_THREAD else None
-    cores_compete = observer.cores.are_busy and any(loop.info.num_workers for loop in loops)
-    bottleneck = None if waiting_pct is None else Bottleneck.of(waiting_pct, steps, cores_compete)
+    bottleneck = None if waiting_pct is None else Bottleneck.of(waiting_pct, steps)
     reports = [_describe_loop(loop, observer.ended or inf) for loop in loops]
     if bottleneck in (Bottleneck.INPUT, Bottleneck.BALANCED) and exit_code == 0:
         longest_s = max(loop.waiting_s for loop in measured)

@@ -33,7 +33,7 @@ def synchronize(device: torch.device) -> None:
 
 
 class EpochTimer:
-    """Charges the seconds of a loop to phases, from an idle device to `stop`; starts in phase `other`.
+    """Charges the seconds of a loop to phases, from `start` to `stop`, both on an idle device; starts in phase `other`.
 
     Each mark ends one phase and begins the next, so the phases add up to the wall clock. On the CPU a mark is a reading
     of the host's clock. With CUDA the host runs ahead of the device and its clock would charge the wrong phase, so
@@ -43,6 +43,10 @@ class EpochTimer:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._marks: list[tuple[Phase, Mark]] = []
+
+    def start(self) -> None:
+        """Synchronise the device, and begin at zero."""
+        self._marks.clear()
         self.stop()
 
     def begin(self, phase: Phase) -> None:
@@ -70,16 +74,16 @@ class EpochTimer:
     def seconds(self) -> dict[Phase, float]:
         """Seconds of each phase up to the last `begin` or `stop`; synchronises the device."""
         seconds: dict[Phase, float] = dict.fromkeys(get_args(Phase), 0.0)
-        for phase, duration in self._spans():
+        for phase, duration in self.spans():
             seconds[phase] += duration
         return seconds
 
     def first_wait(self) -> float:
         """Seconds from the first `waiting` to the mark after it; 0 if there is none. Synchronises the device."""
-        return next((duration for phase, duration in self._spans() if phase == "waiting"), 0.0)
+        return next((duration for phase, duration in self.spans() if phase == "waiting"), 0.0)
 
-    def _spans(self) -> Iterator[tuple[Phase, float]]:
-        """The phases that have ended, in order, with their seconds."""
+    def spans(self) -> Iterator[tuple[Phase, float]]:
+        """The phases that have ended, in order, with their seconds; synchronises the device."""
         synchronize(self._device)
         for (phase, begin), (_, end) in pairwise(self._marks):
             if isinstance(begin, float):

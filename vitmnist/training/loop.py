@@ -38,9 +38,10 @@ def train_epoch(
     """
     metrics = progress.metrics
     step.train_mode()
-    timer = progress.timer = EpochTimer(step.device)  # synchronises: work queued before is not charged to the epoch
-    for images, labels, keys, size in timer.waiting(step.batches(loader, progress.epoch, start=metrics.steps)):
-        sums = step(images, labels, keys, size, progress.log_step)
+    timer = progress.timer
+    timer.start()  # synchronises: work queued before is not charged to the epoch
+    for batch in timer.waiting(step.batches(loader, progress.epoch, start=metrics.steps)):
+        sums = step(batch, progress.log_step)
         metrics.update(sums)
         timer.begin("other")
         after_step(timer)
@@ -66,7 +67,7 @@ class EpochProgress:
         world: World = SINGLE_PROCESS,
     ) -> None:
         self.epoch = epoch
-        self.timer: EpochTimer
+        self.timer = EpochTimer(device)
         self.metrics = MetricAccumulator(sampler, device, world)
         self._device, self._log_every, self._steps_per_epoch = device, log_every, len(sampler)
         self._lrs: list[float] = []  # of each step of the epoch
@@ -175,6 +176,7 @@ def evaluate(
     metrics = MetricAccumulator(sampler, device, world)
     functions, predictions = batch_metrics(), []
     timer = EpochTimer(device)
+    timer.start()
     with torch.inference_mode():
         for images, labels in timer.waiting(loader.epoch(0)):
             # The last batch may have no image for this rank, which then gets a padding image: `valid` is 0.

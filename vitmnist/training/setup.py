@@ -6,7 +6,6 @@ import copy
 import logging
 import os
 import random
-import socket
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -19,8 +18,8 @@ from torch import Tensor, nn
 
 from vitmnist.augment.preprocess import Preprocess, build_augment, input_size
 from vitmnist.config.schema import Config, registries
-from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset
-from vitmnist.data.preparation import given_statistics, prepare
+from vitmnist.data.channel_statistics import configured_statistics
+from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset, prepare
 from vitmnist.data.sampler import EpochSampler, RankSampler
 from vitmnist.errors import ConfigError, DataError, PeerError, classify, described, first_line
 from vitmnist.loaders.auto import AutoOptions, LoaderSelection, ResidentBatch, candidate_of, select_loader
@@ -35,7 +34,7 @@ from vitmnist.runtime.memory import Memory, check_fits, keep_freed_memory
 from vitmnist.runtime.world import World
 from vitmnist.timing.benchmark import Candidate
 from vitmnist.training.fine_tuning import BATCH_NORMS, load_initial_weights, scale_learning_rates
-from vitmnist.training.step import TrainStep, compile_step, preserved_buffers
+from vitmnist.training.step import TrainStep, preserved_buffers
 from vitmnist.training.step_options import StepConfig, resolve_step_config
 
 log = logging.getLogger(__name__)
@@ -52,7 +51,6 @@ class TrainSetup:
 
     dataset: Dataset
     step: TrainStep
-    step_config: StepConfig
     train_loader: Loader
     eval_loader: Loader
     loader_values: Mapping[str, Any]
@@ -90,20 +88,20 @@ def build_setup(
     if step_config.reasons:
         log.info("trainer options chosen for %s:\n%s", device, step_config.describe())
     step = build_step(config, dataset.train, sampler, device, step_config, weights)
-    _check_batch_norm(config.model["name"], step, step_config, dataset.train, sampler, world)
+    _check_batch_norm(config.model["name"], step, dataset.train, sampler, world)
     # Evaluation keeps no activations, so what fits in training fits here. All ranks take the size of rank 0: their own
     # may differ by one image.
     eval_batch = world.broadcast_object(lambda: step.microbatch_size) * world.size
     sets = [(dataset.train, sampler), (dataset.evaluated, split_sampler(dataset.evaluated, eval_batch, world))]
     values, selection = config.data.loader, None
     if isinstance(LOADERS.member(values)[1], AutoOptions):
-        selection = select_run_loader(config, step, step_config, sets) if world.is_main else None
+        selection = select_run_loader(config, step, sets) if world.is_main else None
         values = world.broadcast_object(lambda: selection.values if selection else values)
     # All together, because the first loader may leave no room for the second.
     check_fits(values["name"], needs_of(values, sets, device) or Memory(), device, others=("ram", "cache", "disk"))
     train_loader, eval_loader = (stack.enter_context(LOADERS.build(values, *data, device)) for data in sets)
     train_loader.epochs = config.epochs  # the evaluation loader is only asked for epoch 0, again and again
-    step_config = compile_step(step, train_loader, step_config)
+    step.compile(train_loader)
     if step.compile_s:
         log.info("compilation took %.1f s, which no epoch includes", step.compile_s)
     world.connect(device, config.distributed.timeout_s)
@@ -112,7 +110,7 @@ def build_setup(
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    return TrainSetup(dataset, step, step_config, train_loader, eval_loader, values, selection)
+    return TrainSetup(dataset, step, train_loader, eval_loader, values, selection)
 
 
 def split_sampler(split: Split, batch_size: int, world: World) -> EpochSampler:
@@ -196,9 +194,7 @@ def _check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) ->
         )
 
 
-def _check_batch_norm(
-    name: str, step: TrainStep, step_config: StepConfig, split: Split, sampler: EpochSampler, world: World
-) -> None:
+def _check_batch_norm(name: str, step: TrainStep, split: Split, sampler: EpochSampler, world: World) -> None:
     """Warn if batch normalisation sees microbatches; raise `ConfigError` if it would see one value per channel."""
     if not any(isinstance(module, BATCH_NORMS) and module.training for module in step.model.modules()):
         return
@@ -206,9 +202,9 @@ def _check_batch_norm(
         log.warning(
             "trainer.micro_batch=%d: the model has batch normalisation, whose statistics are those of a microbatch; "
             "trainer.micro_batch=null takes them from the whole batch",
-            step_config.micro_batch,
+            step.config.micro_batch,
         )
-    if step_config.compile:  # compiled code gets full microbatches
+    if step.config.compile:  # compiled code gets full microbatches
         return
     sizes = (max(sampler.num_valid(batch), 1) for batch in (0, len(sampler) - 1))  # of a rank without images: padding
     is_single = [(size % step.microbatch_size or step.microbatch_size) == 1 for size in sizes]
@@ -224,20 +220,18 @@ def _check_batch_norm(
         ) from error
 
 
-def select_run_loader(
-    config: Config, step: TrainStep, step_config: StepConfig, sets: Sequence[tuple[Split, EpochSampler]]
-) -> LoaderSelection:
+def select_run_loader(config: Config, step: TrainStep, sets: Sequence[tuple[Split, EpochSampler]]) -> LoaderSelection:
     """Time the loaders with the run's own training step, then restore its state."""
     _, options = LOADERS.member(config.data.loader)
     train, *others = sets
     initial = copy.deepcopy(step.state_dict())
 
     # Before the timing, so that the memory of compiling does not count as memory that a loader must leave free.
-    compiled_config = compile_step(step, ResidentBatch(*train, step.device), step_config)
+    step.compile(ResidentBatch(*train, step.device))
 
     def timed(loader: Loader) -> Candidate:
-        compile_step(step, loader, compiled_config)  # once more if the loader delivers floats
-        return candidate_of(loader, step.device, lambda batch: step(*batch), lambda epoch: step.batches(loader, epoch))
+        step.compile(loader)  # once more if the loader delivers floats
+        return candidate_of(loader, step.device, step, lambda epoch: step.batches(loader, epoch))
 
     log.info("timing %s for a few batches each", ", ".join(options.candidates or ()) or "all loaders")
     try:
@@ -268,7 +262,7 @@ def check_config(config: Config, device: torch.device | str = "cpu") -> None:
     augment = build_augment(config.data.augment)
     _, options = DATASETS.member(config.data.dataset)
     shape = getattr(options, "shape", None)
-    given_statistics(config.data.normalize, shape and shape[0])
+    configured_statistics(config.data.normalize, shape and shape[0])
     if shape:  # the number of classes is not known yet
         size = shape[0], *input_size(augment, *shape[1:])
         model = MODELS.build(config.model, size, 2).to(device)
@@ -281,9 +275,8 @@ def agree_on_device(config: Config, world: World) -> torch.device:
     Raises:
         ConfigError: a rank has no device, or one of another type; the same error on each rank.
     """
-    visible = world.all_gather_object((socket.gethostname(), os.environ.get("CUDA_VISIBLE_DEVICES")))
     try:
-        device, reason = choose_device(config.device, world, visible.count(visible[world.rank]) == 1), None
+        device, reason = choose_device(config.device, world), None
     except ConfigError as error:
         device, reason = torch.device("cpu"), str(error)
     ranks = world.all_gather_object((reason, device.type))

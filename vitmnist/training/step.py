@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -25,11 +25,10 @@ from vitmnist.losses import Loss
 from vitmnist.metrics import batch_metrics
 from vitmnist.optim.ema import EMA
 from vitmnist.runtime.world import World
+from vitmnist.training.batch import Batch, epoch_batches
 from vitmnist.training.step_options import StepConfig
 
 log = logging.getLogger(__name__)
-
-IGNORED = -100  # label of padding, which has neither loss nor gradient: cross_entropy's default ignore_index
 
 Sums = dict[str, Tensor]
 """Over this rank's images, as tensors without dimensions on the device: `loss`, and each metric of `vitmnist.metrics`
@@ -71,29 +70,29 @@ class TrainStep:
         ema: EMA | None = None,
         frozen_norms: Sequence[nn.Module] = (),
     ) -> None:
-        config = config or StepConfig()
+        self.config = config or StepConfig()
         self.model, self.preprocess = model, preprocess
         self.optimizer, self.schedule, self.ema = optimizer, schedule, ema
-        self._frozen_norms = frozen_norms
-        self.train_mode()  # the mode in which the step is compiled
-        self._base_lrs = [float(group["lr"]) for group in optimizer.param_groups]
+        self.device = preprocess.mean.device
         self.steps = 0
         """Steps done since the beginning of the run."""
-        self._begin_step(0)
-        self.device = preprocess.mean.device
         # The fewest microbatches of at most micro_batch images, all of nearly the same size.
-        self.microbatch_size = math.ceil(batch_size / math.ceil(batch_size / (config.micro_batch or batch_size)))
+        microbatches = math.ceil(batch_size / (self.config.micro_batch or batch_size))
+        self.microbatch_size = math.ceil(batch_size / microbatches)
         self.compile_s = 0.0
         """Seconds spent on compilation."""
         self.pad = False
         """Pad short microbatches with images labelled `IGNORED`, because compiled code has fixed shapes."""
-        self.eager = ModelAndLoss(model, preprocess, config.precision, loss)
+        self.eager = ModelAndLoss(model, preprocess, self.config.precision, loss)
         self.forward: nn.Module = self.eager
-        """Model and loss: eager or compiled (`compile_step`), with several ranks wrapped by DDP."""
+        """Model and loss: eager or compiled, with several ranks wrapped by DDP."""
         self.mixed = preprocess.mixed
         """Eager or compiled, if the augmentation mixes images."""
-        self._batch_size, self._clip_norm = batch_size, clip_norm
+        self._base_lrs = [float(group["lr"]) for group in optimizer.param_groups]
+        self._batch_size, self._clip_norm, self._frozen_norms = batch_size, clip_norm, frozen_norms
         self._world_size = 1
+        self.train_mode()  # the mode in which the step is compiled
+        self._begin_step(0)
 
     @property
     def eval_model(self) -> nn.Module:
@@ -111,33 +110,17 @@ class TrainStep:
         for norm in self._frozen_norms:
             norm.eval()
 
-    def batches(
-        self, loader: Loader, epoch: int, start: int = 0
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor | None, int]]:
-        """The arguments of `__call__` for each batch of an epoch from batch `start` on."""
-        sampler, size = loader.sampler, loader.sampler.global_sampler.num_valid
-        # All keys of the epoch are drawn here, before the first batch is asked for, so no loader is charged for it.
-        batches = zip(loader.epoch(epoch, start), self.preprocess.keys(sampler, epoch, start), strict=False)
-        return (
-            # A rank without images in the last batch has a padding image, see `RankSampler`.
-            (images, labels if sampler.num_valid(number) else torch.full_like(labels, IGNORED), keys, size(number))
-            for number, ((images, labels), keys) in enumerate(batches, start)
-        )
+    def batches(self, loader: Loader, epoch: int, start: int = 0) -> Generator[Batch, None, None]:
+        """The batches of an epoch from batch `start` on, for `__call__`."""
+        return epoch_batches(loader, self.preprocess, epoch, start)
 
-    def __call__(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        keys: Tensor | None,
-        size: int,
-        on_gradients: Callable[[TrainStep], object] = lambda step: None,
-    ) -> Sums:
-        """Train on a batch, without waiting for the device; the arguments are those of `forward_backward`.
+    def __call__(self, batch: Batch, on_gradients: Callable[[TrainStep], object] = lambda step: None) -> Sums:
+        """Train on a batch, without waiting for the device.
 
         Args:
             on_gradients: called once the gradients are complete.
         """
-        sums = self.forward_backward(images, labels, keys, size)
+        sums = self.forward_backward(batch)
         on_gradients(self)  # before they are clipped, and SGD with Nesterov momentum writes into them
         if self._clip_norm:
             nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
@@ -153,39 +136,71 @@ class TrainStep:
         for group, base_lr in zip(self.optimizer.param_groups, self._base_lrs, strict=True):
             group["lr"] = base_lr * factor
 
-    def forward_backward(self, images: Tensor, labels: Tensor, keys: Tensor | None, size: int) -> Sums:
-        """Compute the gradient of the batch's summed loss divided by `size`, into the `grad` of the model's parameters.
-
-        Args:
-            images: uint8 or normalised float32 `[B, C, H, W]`.
-            labels: int64 `[B]`; that of padding is `IGNORED`.
-            keys: int64 `[B]`, the random keys of the batch's augmentation.
-            size: images in the global batch.
-        """
+    def forward_backward(self, batch: Batch) -> Sums:
+        """Compute the gradient of the summed loss divided by `batch.size`, into the `grad` of the parameters."""
         self.model.zero_grad()
-        targets, number = None, len(labels)
-        to_size = self._batch_size if self.preprocess.mixes and keys is not None else number
-        if self.pad and (missing := math.ceil(to_size / self.microbatch_size) * self.microbatch_size - number):
-            images, labels = _padded(images, missing), _padded(labels, missing, IGNORED)
-            keys = None if keys is None else _padded(keys, missing)
-        if self.preprocess.mixes and keys is not None:
+        count = math.ceil(len(batch) / self.microbatch_size)  # padding may add further microbatches, without an image
+        if self.pad:
+            length = self._batch_size if self.preprocess.mixes and batch.keys is not None else len(batch)
+            batch = batch.padded(math.ceil(length / self.microbatch_size) * self.microbatch_size)
+        if self.preprocess.mixes and batch.keys is not None:
             # The whole batch, because what is mixed into an image must not depend on the size of a microbatch.
-            images, targets = self.mixed(images, labels, keys)
-            keys = None
-        tensors: list[Tensor | None] = [images, keys, labels, targets]
+            images, targets = self.mixed(batch.images, batch.labels, batch.keys)
+            batch = Batch(images, batch.labels, None, batch.size, targets)
         no_sync = self.forward.no_sync if isinstance(self.forward, DistributedDataParallel) else nullcontext
         sums: Sums = {}
-        for start in range(0, number, self.microbatch_size):
-            rows = slice(start, start + self.microbatch_size)
-            with no_sync() if rows.stop < number else nullcontext():  # all-reduce once, with the last one
-                inputs, input_keys, *others = (None if tensor is None else tensor[rows] for tensor in tensors)
-                part = self.forward(inputs, input_keys, *others)
-                loss = part["loss"] / size
+        for number, micro in enumerate(islice(batch.micro(self.microbatch_size), count), start=1):
+            with no_sync() if number < count else nullcontext():  # all-reduce once, with the last one
+                part = self.forward(micro.images, micro.keys, micro.labels, micro.targets)
+                loss = part["loss"] / batch.size
                 # DDP averages the gradients over the ranks; the gradient of the global batch is their sum.
                 (loss * self._world_size).backward()
             for name, value in (part | {"loss": loss.detach()}).items():
                 sums[name] = sums.get(name, 0) + value
         return sums
+
+    def compile(self, loader: Loader) -> None:
+        """Compile the step if configured, for what the loader delivers: uint8 or float32.
+
+        Drops the gradients, and restores the model's buffers and the random generators. If `trainer.compile=auto`
+        fails, the step stays eager, and `config` says why.
+
+        Raises:
+            ConfigError: `trainer.compile=true` failed.
+        """
+        if not self.config.compile:
+            return
+        if not self.compile_s:
+            log.info("compiling the step, which may take a minute")
+        with closing(self.batches(loader, 0)) as batches:
+            batch = next(batches)
+        started = time.perf_counter()
+        with preserved_random_state(device=self.device), preserved_buffers(self.model):
+            if self.forward is self.eager:
+                # Eagerly first: a library that fills a cache at its first call, as einops does, would recompile later.
+                self.forward_backward(batch)
+                self.forward = torch.compile(self.eager, fullgraph=True, dynamic=False)  # type: ignore[assignment]
+                self.mixed = torch.compile(self.mixed, fullgraph=True, dynamic=False)
+                self.pad = True
+            try:
+                try:
+                    self.forward_backward(batch)  # reuses what earlier jobs of a sweep have compiled
+                except Exception:
+                    torch.compiler.reset()  # torch compiles at most eight versions; earlier jobs may have used them up
+                    self.forward_backward(batch)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # dynamo and inductor raise many types
+                self.forward, self.mixed, self.pad = self.eager, self.preprocess.mixed, False
+                reason = f"failed: {first_line(error)}"
+                if not self.config.is_auto("compile"):
+                    raise ConfigError(f"trainer.compile=true: {reason}; type trainer.compile=false") from error
+                log.info("trainer.compile=false: %s", reason)
+                self.config = replace(self.config, compile=False, reasons={**self.config.reasons, "compile": reason})
+                return
+            finally:
+                self.model.zero_grad()
+        self.compile_s += time.perf_counter() - started
 
     def distribute(self, world: World) -> None:
         """Let each step use the gradient of the global batch, of which each rank has a part."""
@@ -242,54 +257,6 @@ class ModelAndLoss(nn.Module):
         return {"loss": loss} | {name: compute(logits, labels) for name, compute in self._metrics.items()}
 
 
-def compile_step(step: TrainStep, loader: Loader, config: StepConfig) -> StepConfig:
-    """Compile a step if configured, for what the loader delivers: uint8 or float32.
-
-    Drops the step's gradients, and restores the model's buffers and the random generators.
-
-    Returns:
-        The options: with `compile=False` if it was `auto` and failed. The step is then eager.
-
-    Raises:
-        ConfigError: `trainer.compile=true` failed.
-    """
-    if not config.compile:
-        return config
-    if not step.compile_s:
-        log.info("compiling the step, which may take a minute")
-    keys = next(step.preprocess.keys(loader.sampler, 0))
-    with closing(loader.epoch(0)) as batches:
-        images, labels = next(batches)
-    batch = images, labels, keys, len(labels)
-    started = time.perf_counter()
-    with preserved_random_state(device=step.device), preserved_buffers(step.model):
-        if step.forward is step.eager:
-            # Eagerly first: a library that fills a cache at its first call, as einops does, would recompile later.
-            step.forward_backward(*batch)
-            step.forward = torch.compile(step.eager, fullgraph=True, dynamic=False)  # type: ignore[assignment]
-            step.mixed = torch.compile(step.mixed, fullgraph=True, dynamic=False)
-            step.pad = True
-        try:
-            try:
-                step.forward_backward(*batch)  # reuses what earlier jobs of a sweep have compiled
-            except Exception:
-                torch.compiler.reset()  # torch compiles at most eight versions; earlier jobs may have used them up
-                step.forward_backward(*batch)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # dynamo and inductor raise many types
-            step.forward, step.mixed, step.pad = step.eager, step.preprocess.mixed, False
-            reason = f"failed: {first_line(error)}"
-            if "compile" not in config.reasons:
-                raise ConfigError(f"trainer.compile=true: {reason}; type trainer.compile=false") from error
-            log.info("trainer.compile=false: %s", reason)
-            return replace(config, compile=False, reasons={**config.reasons, "compile": reason})
-        finally:
-            step.model.zero_grad()
-    step.compile_s += time.perf_counter() - started
-    return config
-
-
 @contextmanager
 def preserved_buffers(model: nn.Module) -> Iterator[None]:
     """Restore the buffers of a model on exit, such as the statistics of batch normalisation."""
@@ -300,10 +267,6 @@ def preserved_buffers(model: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for buffer, value in zip(model.buffers(), before, strict=True):
                 buffer.copy_(value)
-
-
-def _padded(tensor: Tensor, missing: int, fill: int = 0) -> Tensor:
-    return F.pad(tensor, [0, 0] * (tensor.dim() - 1) + [0, missing], value=fill)
 
 
 def _check_optimizer_state(saved: dict[int, dict[str, Any]], current: dict[int, dict[str, Any]]) -> None:

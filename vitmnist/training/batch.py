@@ -1,0 +1,71 @@
+"""A batch as the training step takes it, and the batches of an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitmnist.augment.preprocess import Preprocess
+from vitmnist.loaders.base import Loader
+
+IGNORED = -100  # label of padding, which has neither loss nor gradient: cross_entropy's default ignore_index
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """A batch of this rank, on its device.
+
+    Args:
+        images: uint8 or normalised float32 `[B, C, H, W]`.
+        labels: int64 `[B]`; that of padding is `IGNORED`.
+        keys: int64 `[B]`, the random keys of the augmentation; None without augmentation, or after it.
+        size: images in the global batch.
+        targets: class probabilities of mixed images, float32 `[B, classes]`.
+    """
+
+    images: Tensor
+    labels: Tensor
+    keys: Tensor | None
+    size: int
+    targets: Tensor | None = None
+
+    def __len__(self) -> int:
+        """Images of this rank."""
+        return len(self.labels)
+
+    def padded(self, length: int) -> Batch:
+        """The batch with images added, whose label is `IGNORED`, up to this length."""
+        missing = length - len(self)
+        if not missing:
+            return self
+        images = F.pad(self.images, [0, 0, 0, 0, 0, 0, 0, missing])
+        keys = None if self.keys is None else F.pad(self.keys, [0, missing])
+        return Batch(images, F.pad(self.labels, [0, missing], value=IGNORED), keys, self.size)
+
+    def micro(self, length: int) -> Iterator[Batch]:
+        """Parts of at most this length, as views."""
+        for start in range(0, len(self), length):
+            rows = slice(start, start + length)
+            keys, targets = (None if tensor is None else tensor[rows] for tensor in (self.keys, self.targets))
+            yield Batch(self.images[rows], self.labels[rows], keys, self.size, targets)
+
+
+def epoch_batches(loader: Loader, preprocess: Preprocess, epoch: int, start: int = 0) -> Generator[Batch, None, None]:
+    """The batches of an epoch from batch `start` on."""
+    sampler = loader.sampler
+    # All keys of the epoch are drawn here, before the first batch is asked for, so no loader is charged for it.
+    batches = zip(loader.epoch(epoch, start), preprocess.keys(sampler, epoch, start), strict=False)
+    return (
+        # A rank without images in the last batch has a padding image, see `RankSampler`.
+        Batch(
+            images,
+            labels if sampler.num_valid(number) else torch.full_like(labels, IGNORED),
+            keys,
+            sampler.global_sampler.num_valid(number),
+        )
+        for number, ((images, labels), keys) in enumerate(batches, start)
+    )
