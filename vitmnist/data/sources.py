@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Subset
 
 from vitmnist.data.channel_statistics import channel_statistics
 from vitmnist.data.images import to_tensor
@@ -29,7 +29,7 @@ from vitmnist.data.randomness import (
 from vitmnist.data.sampler import as_tensor
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.store.cache_file import decode_once
-from vitmnist.store.read_once import read_once, reading_workers
+from vitmnist.store.read_once import MapStyleDataset, read_once, reading_workers
 from vitmnist.store.rows import Rows, load_rows
 from vitmnist.store.tree import tree_map
 
@@ -156,9 +156,9 @@ class TensorSet(SampleSource):
         self.check_on_host()
         return self
 
-    def part(self: Tensors, span: slice, **changes: Any) -> Tensors:
-        """The samples of a span, as views; `changes` replace other fields."""
-        return replace(self, **{"images": self.images[span], "labels": self.labels[span], **changes})
+    def part(self: Tensors, span: slice) -> Tensors:
+        """The samples of a span, as views."""
+        return replace(self, images=self.images[span], labels=self.labels[span])
 
     @property
     def fingerprint(self) -> str:
@@ -191,11 +191,12 @@ class DatasetSource(SampleSource):
         seed: of random samples; None if they are known not to be random.
     """
 
-    def __init__(self, dataset: Dataset[Any], seed: int | None = 0) -> None:
-        self.dataset, self.seed = dataset, seed
+    def __init__(self, dataset: MapStyleDataset, seed: int | None = 0) -> None:
+        self.dataset: Any = dataset  # torch has no type for datasets with a length
+        self.seed = seed
 
     def __len__(self) -> int:
-        return len(self.dataset)  # type: ignore[arg-type]  # torch has no protocol for it
+        return len(self.dataset)
 
     def read(self, indices: slice | Tensor, epoch: int = 0) -> Any:
         """The samples collated; raises `DataError` if they make no batch."""

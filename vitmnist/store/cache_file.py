@@ -23,7 +23,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 import torch
@@ -197,7 +197,7 @@ def _map(file: IO[bytes]) -> Tensor:
 
 def _open(entry: Path, names: Sequence[str], stamp: str) -> CacheEntry:
     """The cache in `entry`; raises `UNUSABLE` if it is missing, damaged, or not that of today's files."""
-    record = read_json(entry / RECORD)
+    record = cast("dict[str, Any]", read_json(entry / RECORD))
     if record["stamp"] != stamp:
         raise ValueError("the files that it was decoded from have been replaced")
     if record.pop("crc32") != _checksum(record, entry, names):

@@ -6,7 +6,6 @@ import copy
 import logging
 import os
 import random
-import socket
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -19,8 +18,8 @@ from torch import Tensor, nn
 
 from vitmnist.augment.preprocess import Preprocess, build_augment, input_size
 from vitmnist.config.schema import Config, registries
-from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset
-from vitmnist.data.preparation import given_statistics, prepare
+from vitmnist.data.channel_statistics import configured_statistics
+from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset, prepare
 from vitmnist.data.sampler import EpochSampler, RankSampler
 from vitmnist.errors import ConfigError, DataError, PeerError, described, first_line
 from vitmnist.loaders.auto import AutoOptions, LoaderSelection, ResidentBatch, candidate_of, select_loader
@@ -264,7 +263,7 @@ def check_config(config: Config, device: torch.device | str = "cpu") -> None:
     augment = build_augment(config.data.augment)
     _, options = DATASETS.member(config.data.dataset)
     shape = getattr(options, "shape", None)
-    given_statistics(config.data.normalize, shape and shape[0])
+    configured_statistics(config.data.normalize, shape and shape[0])
     if shape:  # the number of classes is not known yet
         size = shape[0], *input_size(augment, *shape[1:])
         model = MODELS.build(config.model, size, 2).to(device)
@@ -277,9 +276,8 @@ def agree_on_device(config: Config, world: World) -> torch.device:
     Raises:
         ConfigError: a rank has no device, or one of another type; the same error on each rank.
     """
-    visible = world.all_gather_object((socket.gethostname(), os.environ.get("CUDA_VISIBLE_DEVICES")))
     try:
-        device, reason = choose_device(config.device, world, visible.count(visible[world.rank]) == 1), None
+        device, reason = choose_device(config.device, world), None
     except ConfigError as error:
         device, reason = torch.device("cpu"), str(error)
     ranks = world.all_gather_object((reason, device.type))
