@@ -247,7 +247,7 @@ class Trainer:
             metrics, _ = evaluate(setup.step.eval_model, loader, setup.step.preprocess, world=world)
         values = {key.replace("eval_", "test_"): value for key, value in metrics.items() if key.startswith("eval_")}
         try:
-            check_numbers(values, required=values)
+            check_numbers(values)
         except ValueError as error:
             raise TrainingError(f"test split: {error}") from error
         self.result.test = {"weights": name, **values}
