@@ -58,16 +58,20 @@ class DecodedDataLoader(DataLoader[Any]):
     """A `DataLoader` over decoded samples; `iter` raises `ConfigError` if a transform has changed since."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        self.check_transforms()
+        return super().__iter__()
+
+    def check_transforms(self) -> None:
+        """Raise `ConfigError` if a transform has changed since the samples were decoded."""
         if isinstance(self.dataset, DecodedDataset):  # a framework may build one over another dataset, such as a Subset
             vars(self.dataset)["_guard"].check()
-        return super().__iter__()
 
 
 class FetchedBatch:
     """What a decoded dataset gives the collate function of its DataLoader.
 
     Args:
-        content: a batch, or samples that lack their last transforms.
+        content: the batch.
     """
 
     def __init__(self, content: Any) -> None:
@@ -112,36 +116,23 @@ class TransformedDataset(DecodedDataset):
 
     Args:
         transform: makes a sample from what is kept of it.
-        unfinished: does the same, but leaves the last transforms to the collate function of the replacement.
     """
 
     def __init__(
-        self,
-        original: MapStyleDataset,
-        guard: TransformGuard,
-        samples: Samples,
-        transform: Callable[[Any], object],
-        unfinished: Callable[[Any], object] | None = None,
+        self, original: MapStyleDataset, guard: TransformGuard, samples: Samples, transform: Callable[[Any], object]
     ) -> None:
-        super().__init__(
-            original,
-            samples.nbytes / len(samples),
-            _guard=guard,
-            _samples=samples,
-            _transform=transform,
-            _unfinished=unfinished,
-        )
+        nbytes = samples.nbytes / len(samples)
+        super().__init__(original, nbytes, _guard=guard, _samples=samples, _transform=transform)
 
     def __getitem__(self, index: int) -> object:
         return self._transform(self._samples[index])
 
     def __getitems__(self, indices: Sequence[int]) -> FetchedBatch | list[object]:
-        transform = self._unfinished or self._transform
         samples = []
         for index in indices:
             with naming(f"sample {index}"):
-                samples.append(transform(self._samples[index]))
-        return FetchedBatch(samples) if self._unfinished else samples
+                samples.append(self[index])
+        return samples
 
 
 class NoRowsError(DataError):
