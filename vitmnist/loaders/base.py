@@ -158,9 +158,9 @@ def needs_of(
     """
     builder, options = LOADERS.member(values)
     needs = getattr(builder, "needs", Loader.needs)  # a function that builds a loader has no `needs`
-    found = Memory()
+    total = Memory()
     for data, sampler in sets:
         if (needed := needs(options, data, sampler, device)) is None:
             return None
-        found += needed
-    return found
+        total += needed
+    return total
