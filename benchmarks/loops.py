@@ -54,7 +54,6 @@ def our_loop(overrides: list[str], stack: ExitStack, is_resident: bool = False) 
     """
     setup = new_setup(overrides, stack)
     step, loader, device = setup.step, setup.train_loader, setup.step.device
-    loader.epochs = None  # otherwise prefetch would load the next epoch while other candidates train
     if is_resident:
         loader = ResidentBatch(setup.dataset.train, loader.sampler, device)
 

@@ -101,7 +101,6 @@ def build_setup(
     # All together, because the first loader may leave no room for the second.
     check_fits(values["name"], needs_of(values, sets, device) or Memory(), device, others=("ram", "cache", "disk"))
     train_loader, eval_loader = (stack.enter_context(LOADERS.build(values, *data, device)) for data in sets)
-    train_loader.epochs = config.epochs  # the evaluation loader is only asked for epoch 0, again and again
     step.compile(train_loader)
     if step.compile_s:
         log.info("compilation took %.1f s, which no epoch includes", step.compile_s)
