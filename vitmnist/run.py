@@ -19,9 +19,8 @@ from vitmnist.checkpoint.manager import CheckpointManager, load_checkpoint
 from vitmnist.checkpoint.storage import read_initial_weights
 from vitmnist.config.schema import Config
 from vitmnist.config.values import to_plain_dict
-from vitmnist.errors import DataError, TrainingError
+from vitmnist.errors import DataError, TrainingError, classify
 from vitmnist.loaders.base import LOADERS
-from vitmnist.runtime.failures import os_error
 from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.timer import EpochTimer, profiled
 from vitmnist.runtime.world import SINGLE_PROCESS, World
@@ -226,7 +225,7 @@ class Trainer:
             self.write_records(record, predictions, is_last)
         except OSError as error:
             self.checkpoints.after_epoch(is_last, must_save=True)
-            raise DataError(f"cannot write the records: {os_error(error)}") from error
+            raise DataError(f"cannot write the records: {classify(error).message}") from error
         log_epoch(record, config.epochs)
         self.checkpoints.after_epoch(is_last)
 
@@ -247,7 +246,7 @@ class Trainer:
             metrics, _ = evaluate(setup.step.eval_model, loader, setup.step.preprocess, world=world)
         values = {key.replace("eval_", "test_"): value for key, value in metrics.items() if key.startswith("eval_")}
         try:
-            check_numbers(values, required=values)
+            check_numbers(values)
         except ValueError as error:
             raise TrainingError(f"test split: {error}") from error
         self.result.test = {"weights": name, **values}

@@ -36,8 +36,7 @@ from tests.support.samples import SIZE, Made, Pairs
 from vitmnist import from_dataloader
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.replacement import decoded_dataset
-from vitmnist.replacement.decoded_dataset import DecodedDataLoader, DecodedDataset
-from vitmnist.replacement.replacements import GatheredDataset
+from vitmnist.replacement.decoded_dataset import DecodedDataLoader, DecodedDataset, GatheredDataset
 from vitmnist.runtime import memory
 from vitmnist.runtime.memory import DoesNotFitError, Memory
 from vitmnist.store import cache_file

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -126,8 +126,10 @@ def diagnose(
 def _measure(
     loader: Iterable[object] | Loader, step: Step, batches: int, seconds: float, device: torch.device, stack: ExitStack
 ) -> Diagnosis:
-    is_plain = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
-    source: Any = rebuilt(loader) if is_plain else loader  # type: ignore[arg-type]  # its workers belong to the loop
+    plain = None
+    if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
+        plain = rebuilt(loader)  # because persistent workers belong to the loop
+    source = loader if plain is None else plain
     step = as_one_argument_step(step)
     loading = Candidate("", source, device, is_required=True)
     both = Candidate(AS_IT_IS, source, device, step, is_required=True)
@@ -138,8 +140,8 @@ def _measure(
     alone = Candidate("", resident, device, step, is_required=True)
     benchmark = Benchmark(stack)
     benchmark.candidates += [loading, alone, both]
-    if all(one.time_block() for one in benchmark.candidates) and is_plain:
-        add_alternatives(benchmark, source, both)
+    if all(one.time_block() for one in benchmark.candidates) and plain is not None:
+        add_alternatives(benchmark, plain, both)
     rounds = benchmark.run(batches, seconds)
     if not loading.blocks or not both.blocks:
         raise DataError(

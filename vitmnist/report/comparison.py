@@ -21,7 +21,7 @@ from vitmnist.config.schema import affects_nothing, keys_where
 from vitmnist.config.values import is_under, trainer_label
 from vitmnist.report.statistics import Differences, Ratio, Spread, ratio
 from vitmnist.tracking.epoch_table import Metric, epoch_metrics, summarize
-from vitmnist.tracking.result import Run, monitored
+from vitmnist.tracking.result import TEST_ACC, Run, monitored
 
 NOTHING = "–"  # not measured, or not applicable
 LOADER, LOADER_OPTION = "data/loader", "data.loader."  # columns of a comparison
@@ -76,9 +76,14 @@ class Configuration:
         return Spread.of(_values(ranked or self.runs, name))
 
     @cached_property
+    def spreads(self) -> dict[str, Spread | None]:
+        """Each metric of an epoch and the test accuracy; None where it was not measured."""
+        return {**{name: self.spread(name) for name in epoch_metrics()}, TEST_ACC: self.quality(TEST_ACC)}
+
+    @property
     def epoch_s(self) -> Spread | None:
         """Seconds per epoch, evaluation included."""
-        return self.spread("epoch_s")
+        return self.spreads["epoch_s"]
 
     def by_seed(self, name: str) -> dict[str, float]:
         """A metric of quality by seed. Runs with the same one are not independent: the first one counts."""
@@ -138,13 +143,12 @@ class Comparison:
             }
         )
 
-    def ratio(self, row: Configuration, other: Configuration) -> Ratio | None:
-        """How many times as long an epoch of a ranked row takes as one of another; None without a common round."""
-        return ratio(self._log_times.get(row, other))
+    def ratio(self, row: Configuration, other: Configuration | None = None) -> Ratio | None:
+        """How many times as long an epoch of a row takes as one of another, by default that with the lowest median.
 
-    def to_fastest(self, row: Configuration) -> Ratio | None:
-        """The ratio of a row to the one with the lowest median; None for that row, and without a common round."""
-        return self.ratio(row, self.ranked[0]) if self.ranked else None
+        None if they are the same, if either is not ranked, and without a common round.
+        """
+        return ratio(self._log_times.get(row, other or self.ranked[0])) if self.ranked else None
 
     @cached_property
     def metric(self) -> Metric:
@@ -230,7 +234,11 @@ def _comparison(runs: Sequence[Run]) -> Comparison:
     facts_by_run = [_facts(run) for run in runs]
     titles = dict.fromkeys(title for facts in facts_by_run for title in facts)
     texts = {title: {facts.get(title, NOTHING) for facts in facts_by_run if facts} for title in titles}
-    columns = {key: _title(key) for key in _varied_keys(configs)}
+    # A key as it is typed: a config group with slashes, any other key with dots.
+    columns = {
+        key: key.removesuffix(".name").replace(".", "/") if key.endswith(".name") else key
+        for key in _varied_keys(configs)
+    }
     varied = [title for title in titles if len(texts[title]) > 1]
     rows: dict[tuple[str, str], Configuration] = {}
     for run, config, facts in zip(runs, configs, facts_by_run, strict=True):
@@ -275,11 +283,6 @@ def _varied_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
         if any(len(different) > 1 for different in values.values()) and not is_under(key, skipped):
             varied.append(key)
     return varied
-
-
-def _title(key: str) -> str:
-    """A key as it is typed: a config group with slashes, any other key with dots."""
-    return key.removesuffix(".name").replace(".", "/") if key.endswith(".name") else key
 
 
 def _facts(run: Run) -> dict[str, str]:

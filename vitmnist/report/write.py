@@ -7,14 +7,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from markdown import markdown
 from tabulate import tabulate
 
 from vitmnist.config.values import value_text
 from vitmnist.errors import printable
-from vitmnist.report.comparison import CHECKSUMS, NOTHING, Comparison, Configuration, compare
+from vitmnist.report.comparison import NOTHING, Comparison, Configuration, compare
 from vitmnist.report.plots import draw
 from vitmnist.report.statistics import Spread, seconds
 from vitmnist.report.summary import quality_text, summary
@@ -83,14 +82,9 @@ def as_text(comparisons: Sequence[Comparison]) -> str:
 
 def _blocks(comparisons: Sequence[Comparison]) -> Iterator[tuple[Comparison, list[str], Table]]:
     """Each comparison, the heading and sentences about it, and its table."""
-    is_single = len(comparisons) == 1
-    facts = [comparison.facts for comparison in comparisons]
-    titles = {"machines": ("host", "cpu", "cpu count"), "datasets": ("data", CHECKSUMS)}
-    counts = {noun: len({tuple(map(fact.get, keys)) for fact in facts}) for noun, keys in titles.items()}
-    differing = " and ".join(f"{count} {noun}" for noun, count in counts.items() if count > 1)
+    several = ["Runs from different machines or datasets are not compared with each other."] * (len(comparisons) > 1)
     for number, comparison in enumerate(comparisons, 1):
-        first = [f"These runs are from {differing}, which are not compared with each other."] if number == 1 else []
-        heading = [] if is_single else [*first, f"## {number}. {comparison.machine_and_data}"]
+        heading = [*several[: number == 1], f"## {number}. {comparison.machine_and_data}"] if several else []
         yield comparison, [*heading, *summary(comparison)], table(comparison)
 
 
@@ -111,22 +105,22 @@ def table(comparison: Comparison) -> Table:
 
 def _measured(comparison: Comparison, row: Configuration) -> dict[str, str]:
     """The measured values of a row by the title of their column: quality, time, and the rest."""
-    monitored = comparison.metric
-    quality, seeds = row.quality(monitored.name), NOTHING
+    metric, seeds = comparison.metric, NOTHING
+    quality = row.quality(metric.name)
     if quality and quality.n > 1:
-        low, high = (quality_text(monitored, bound).rstrip("%") for bound in (quality.low, quality.high))
+        low, high = (quality_text(metric, bound).rstrip("%") for bound in (quality.low, quality.high))
         seeds = f"{low}–{high}, n={quality.n}"
     cells = {
-        monitored.column or monitored.name: _median(row.spread(monitored.name), monitored.digits),
+        metric.column or metric.name: _median(row.spreads[metric.name], metric.digits),
         "over seeds": seeds,
-        "test accuracy, %": _median(row.quality(TEST_ACC), 2),
+        "test accuracy, %": _median(row.spreads[TEST_ACC], 2),
     }
-    for metric in epoch_metrics().values():
-        if metric.column and metric != monitored:
-            cells[metric.column] = _median(row.spread(metric.name), metric.digits)
-        if metric.name == "epoch_s":
+    for name, column in epoch_metrics().items():
+        if column.column:
+            cells.setdefault(column.column, _median(row.spreads[name], column.digits))
+        if name == "epoch_s":
             cells["spread"] = str(row.epoch_s) if row.epoch_s and row.epoch_s.n > 1 else NOTHING
-            cells["× fastest"] = str(comparison.to_fastest(row) or NOTHING)
+            cells["× fastest"] = str(comparison.ratio(row) or NOTHING)
     return cells | {"status": row.status}
 
 
@@ -139,26 +133,19 @@ def _median(spread: Spread | None, digits: int | None = None) -> str:
 def as_csv(comparisons: Sequence[Comparison]) -> str:
     """All rows of all comparisons, not rounded. An empty cell was not measured."""
     columns = dict.fromkeys(column for comparison in comparisons for column in comparison.columns)
-    rows: list[dict[str, object]] = [
-        {"comparison": number, "machine": comparison.machine_and_data, **columns, **row.values}
-        | _csv_values(comparison, row)
-        for number, comparison in enumerate(comparisons, 1)
-        for row in comparison.rows
-    ]
+    rows = []
+    for number, comparison in enumerate(comparisons, 1):
+        for row in comparison.rows:
+            cells: dict[str, object] = {"comparison": number, "machine": comparison.machine_and_data}
+            cells |= {**columns, **row.values, "runs": len(row.runs), "runs_ranked": sum(map(len, row.rounds.values()))}
+            ratio = comparison.ratio(row)
+            for column, part in (("ratio_to_fastest", "mean"), ("ratio_low", "low"), ("ratio_high", "high")):
+                cells[column] = getattr(ratio, part, None)
+            for name, spread in row.spreads.items():
+                for column, part in (("", "median"), ("_low", "low"), ("_high", "high")):
+                    cells[f"{name}{column}"] = getattr(spread, part, None)
+            rows.append(cells | {"status": row.status})
     return csv_text(list(rows[0]), rows)
-
-
-def _csv_values(comparison: Comparison, row: Configuration) -> dict[str, Any]:
-    """Median, lowest and highest run of each metric, and how the time compares with the fastest."""
-    ratio, test = comparison.to_fastest(row), row.quality(TEST_ACC)
-    values: dict[str, Any] = {"runs": len(row.runs), "runs_ranked": sum(map(len, row.rounds.values()))}
-    for column, part in (("ratio_to_fastest", "mean"), ("ratio_low", "low"), ("ratio_high", "high")):
-        values[column] = getattr(ratio, part, None)
-    for name in epoch_metrics():
-        spread = row.spread(name)
-        for column, part in (("", "median"), ("_low", "low"), ("_high", "high")):
-            values[f"{name}{column}"] = getattr(spread, part, None)
-    return values | {TEST_ACC: test and test.median, "status": row.status}
 
 
 def _tabulated(rows: Table, clean: Callable[[str], str], table_format: str) -> str:

@@ -7,13 +7,23 @@ import io
 import json
 import os
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import yaml
 
 from vitmnist.errors import ConfigError, first_line, printable
+
+
+@contextmanager
+def naming_file(path: Path) -> Iterator[None]:
+    """Give each `OSError` the name of a file: an error of `write` has none, that of a temporary file says little."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        raise
 
 
 def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> None:
@@ -26,20 +36,25 @@ def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> No
         OSError: with `path` as its filename, not the temporary file.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # `run_folder` recognises such names
-    try:
-        with temporary.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        if previous:
-            path.replace(previous)
-        temporary.replace(path)
-    except BaseException as error:
-        with suppress(OSError):  # the folder may be gone
-            temporary.unlink()
-        if isinstance(error, OSError):
-            error.filename = str(path)
-        raise
+    with naming_file(path):
+        try:
+            with temporary.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            if previous:
+                path.replace(previous)
+            temporary.replace(path)
+        except BaseException:
+            with suppress(OSError):  # the folder may be gone
+                temporary.unlink()
+            raise
+
+
+def append(path: Path, content: bytes) -> None:
+    """Append to a file; raises `OSError` with `path` as its filename."""
+    with naming_file(path), path.open("ab") as file:
+        file.write(content)
 
 
 def write_output(path: Path, content: bytes) -> None:
@@ -50,12 +65,9 @@ def write_output(path: Path, content: bytes) -> None:
     """
     if not path.exists() or path.is_file():
         write_atomic(path, content)
-        return
-    try:
-        path.write_bytes(content)
-    except OSError as error:  # an error of a full device has no filename
-        error.filename = str(path)
-        raise
+    else:
+        with naming_file(path):
+            path.write_bytes(content)
 
 
 def home_expanded(folder: str) -> Path:

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import median
 from typing import Any, Literal
 
+from omegaconf import DictConfig
+
+from vitmnist.config.schema import Config
 from vitmnist.errors import ConfigError, TrainingError, allowed_names
 from vitmnist.metrics import METRICS, ConfusionMetric
 
@@ -120,11 +123,9 @@ def epoch_record(
     return {"epoch": epoch, **metrics, "first_of_start": first_of_start, "ended_at": time.time(), "steps": steps}
 
 
-def check_numbers(metrics: Mapping[str, float | None], required: Iterable[str] = ()) -> None:
-    """Raise `ValueError` unless each metric is a number, finite and not negative, or None if not required."""
+def check_numbers(metrics: Mapping[str, float | None]) -> None:
+    """Raise `ValueError` unless each metric is a number, finite and not negative, or None."""
     for name, value in metrics.items():
-        if value is None and name in required:
-            raise ValueError(f"{name} is missing")
         if value is not None and not (type(value) in (int, float) and 0 <= value < math.inf):
             raise ValueError(f"{name} is {value!r}; it must be finite and not negative")
 
@@ -192,7 +193,7 @@ def find_metric(name: str, key: str) -> Metric:
     raise ConfigError(f"{key}={name}: not a metric of an epoch; {allowed_names(name, by_name)}")
 
 
-def search_objective(config: Any) -> Metric:
+def search_objective(config: Config | DictConfig) -> Metric:
     """The metric that a search optimises: `sweep.objective`, or else `monitor`; raises like `find_metric`."""
     name = config.sweep.objective
     return find_metric(config.monitor, "monitor") if name is None else find_metric(name, "sweep.objective")

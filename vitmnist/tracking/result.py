@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -16,10 +17,9 @@ import yaml
 
 from vitmnist.config.schema import Config
 from vitmnist.config.values import flatten
-from vitmnist.errors import ConfigError, DataError, PeerError
+from vitmnist.errors import ConfigError, DataError, PeerError, classify, is_worker_error
 from vitmnist.runtime.cpu import Cores
-from vitmnist.runtime.failures import classify, os_error, worker_error
-from vitmnist.runtime.files import UnreadableError, csv_text, read_json, read_yaml, write_atomic
+from vitmnist.runtime.files import UnreadableError, append, csv_text, read_json, read_yaml, write_atomic
 from vitmnist.runtime.run_folder import is_in_use
 from vitmnist.runtime.signals import StopSignal, interruption
 from vitmnist.runtime.world import World
@@ -87,7 +87,7 @@ class Result:
             raise DataError(f"{name}: {error}") from error
         if not isinstance(content, dict) or content.get("status") not in ENDED or "epochs" not in content:
             raise DataError(f"{name}: is not the result of a run")
-        kinds = get_type_hints(cls)
+        kinds = _result_types()
         for key in content.keys() & kinds.keys():
             if not has_type(content[key], kinds[key]):
                 raise DataError(f"{name}: {key}: {content[key]!r:.50} is not of the type {kinds[key]}")
@@ -144,13 +144,8 @@ class Result:
 
     def append_epoch(self, folder: Path) -> None:
         """Append the last epoch to `epochs.csv`; raises `OSError`. Rewriting it slows a run of 1,000 epochs by half."""
-        path, text = folder / "epochs.csv", csv_text(epoch_columns(), self.epochs[-1:])
-        try:
-            with path.open("ab") as file:
-                file.write(text.partition("\n")[2].encode())  # without the titles
-        except OSError as error:
-            error.filename = str(path)  # an error of `write` has no filename
-            raise
+        text = csv_text(epoch_columns(), self.epochs[-1:])
+        append(folder / "epochs.csv", text.partition("\n")[2].encode())  # without the titles
 
     def write_config(self, folder: Path) -> None:
         """Write the configuration that `resume=` reads, and for people the overrides; raises `OSError`."""
@@ -180,7 +175,7 @@ def recording_outcome(result: Result, config: Config, folder: Path, stop: StopSi
         yield
     except BaseException as raised:
         error = world.root_cause(raised)
-        if stop.request and worker_error(error):
+        if stop.request and is_worker_error(error):
             error = interruption(stop.request)  # the signal that stops the run stops its workers too
         record_failure(error, result, config, folder, world)
         if error is raised:
@@ -205,7 +200,7 @@ def record_failure(error: BaseException, result: Result, config: Config, folder:
         if world.is_main:
             result.write(folder)
     except OSError as unwritten:  # must not hide the error that ended the run
-        log.warning("cannot write the records: %s", os_error(unwritten))
+        log.warning("cannot write the records: %s", classify(unwritten).message)
 
 
 ENDED = ("completed", "failed", "interrupted")  # `status` in result.json has one of these values.
@@ -328,13 +323,19 @@ def _flat(config: object) -> dict[str, Any]:
     return {key: str(value) if isinstance(value, list) else value for key, value in values.items()}
 
 
+@cache
+def _result_types() -> dict[str, object]:
+    return get_type_hints(Result)
+
+
 def has_type(value: object, kind: object) -> bool:
     """Whether a JSON value has the type of an annotation of `Result`."""
     arguments = get_args(kind)
     if get_origin(kind) is list:
         return isinstance(value, list) and all(has_type(item, arguments[0]) for item in value)
     if get_origin(kind) is dict:
-        return isinstance(value, dict) and all(has_type(item, arguments[1]) for item in value.values())
+        is_any = arguments[1] is Any  # most dicts have many items
+        return isinstance(value, dict) and (is_any or all(has_type(item, arguments[1]) for item in value.values()))
     if arguments:
         return any(has_type(value, argument) for argument in arguments)
     return kind is Any or type(value) is kind or (kind is float and type(value) is int)

@@ -21,7 +21,7 @@ from vitmnist.config.schema import Config, registries
 from vitmnist.data.channel_statistics import configured_statistics
 from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset, prepare
 from vitmnist.data.sampler import EpochSampler, RankSampler
-from vitmnist.errors import ConfigError, DataError, PeerError, described, first_line
+from vitmnist.errors import ConfigError, DataError, PeerError, classify, described, first_line
 from vitmnist.loaders.auto import AutoOptions, LoaderSelection, ResidentBatch, candidate_of, select_loader
 from vitmnist.loaders.base import LOADERS, Loader, needs_of
 from vitmnist.losses import LOSSES
@@ -30,7 +30,6 @@ from vitmnist.optim.ema import EMA
 from vitmnist.optim.optimizers import OPTIMIZERS
 from vitmnist.optim.schedules import build_schedule
 from vitmnist.runtime.device import choose_device
-from vitmnist.runtime.failures import classify
 from vitmnist.runtime.memory import Memory, check_fits, keep_freed_memory
 from vitmnist.runtime.world import World
 from vitmnist.timing.benchmark import Candidate
