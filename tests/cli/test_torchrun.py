@@ -18,12 +18,10 @@ from torch import distributed
 from tests.conftest import BRIEF, STATEFUL, StartRanks, Train, assert_same_run, result_of, weights, write_mnist_like
 from tests.support.processes import REPOSITORY, free_port
 from vitmnist.cli.start import check_restarts
-from vitmnist.config.compose import compose
 from vitmnist.errors import ConfigError, ExitCode
-from vitmnist.runtime.device import choose_device
+from vitmnist.runtime.device import agree_on_device, choose_device
 from vitmnist.runtime.torch_world import TorchWorld
 from vitmnist.runtime.world import World
-from vitmnist.training.setup import agree_on_device
 
 ENDS = ExitCode.UNFINISHED
 PREFETCH = ["data/loader=prefetch", "data/loader@data.loader.base=gpu_slice"]
@@ -228,12 +226,12 @@ def test_a_launcher_may_show_each_rank_its_own_gpu_alone(rank: int, monkeypatch:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     chosen: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    assert agree_on_device(compose([]), OneOfFour(rank, ["0", "1", "0", "1"])) == torch.device("cuda:0")
+    assert agree_on_device("auto", OneOfFour(rank, ["0", "1", "0", "1"])) == torch.device("cuda:0")
     assert chosen == [torch.device("cuda:0")]
     if rank % 2:
         for shared in ("0", None):
             with pytest.raises(ConfigError, match=rf"rank {rank} has no GPU: torch sees 1 here; start as many"):
-                agree_on_device(compose([]), OneOfFour(rank, [shared] * 4))
+                agree_on_device("auto", OneOfFour(rank, [shared] * 4))
 
 
 def test_nccl_waits_longer_than_the_vote_that_names_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:

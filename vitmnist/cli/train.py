@@ -30,7 +30,7 @@ from vitmnist.cli.start import (
     connect_ranks,
     ending,
     follow_rank_0,
-    import_run,
+    import_trainer,
     start_other_ranks,
 )
 from vitmnist.cli.sweep import Sweep, prepare_sweep
@@ -54,9 +54,9 @@ def main() -> None:
             prepared.multirun(prepared.job, prepared.overrides)
         elif prepared:
             config, folder, overrides = prepared
-            run, shown = import_run(), display_path(folder)
+            trainer, shown = import_trainer(), display_path(folder)
             try:
-                run(config, folder.absolute(), overrides, start.stop, start.world)
+                trainer(config, folder.absolute(), overrides, start.stop, start.world).fit()
             except Exception as error:
                 if (folder / "result.json").exists() and not isinstance(error, ConfigError):  # which is not recorded
                     log.info("failed; results: %s", shown)

@@ -119,6 +119,18 @@ def _lacks_determinism(error: BaseException) -> str:
     return f"{str(error).partition(',')[0]}, so a resumed run would not repeat every bit; {advice}"
 
 
+def is_single_image(error: BaseException) -> bool:
+    """Whether batch normalisation had a single value per channel to take statistics from."""
+    return isinstance(error, ValueError) and "Expected more than 1 value per channel" in str(error)
+
+
+def _single_image(error: BaseException) -> str:
+    return (
+        f"a batch or microbatch has one image: {first_line(error)}; set data.drop_last=true, trainer.micro_batch=null, "
+        "or another batch_size"
+    )
+
+
 def os_error(error: OSError) -> str:
     """File and reason; a full standard output has no file, and libraries give a text alone."""
     if error.filename:
@@ -135,6 +147,7 @@ FAILURES: tuple[tuple[type[BaseException] | Callable[[BaseException], object], C
     (is_out_of_memory, _out_of_memory),
     (is_device_error, _device_error),
     (lacks_determinism, _lacks_determinism),
+    (is_single_image, _single_image),
     (worker_error, lambda error: str(worker_error(error))),
     (OSError, os_error),  # a full disk, a folder that was removed during the run
 )
