@@ -9,9 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils import data
-from torchvision import transforms
 
-from vitmnist.data.datasets.base import Split
 from vitmnist.data.sources import TensorSet
 
 Epoch = Callable[[int], Iterable[Any]]
@@ -121,21 +119,6 @@ LIBRARIES = {
     "tensordict": ("tensordict", tensordict),
 }
 """By package: the candidate's name and the function that builds it."""
-
-
-class NormalisedImages(data.Dataset[tuple[Tensor, int]]):
-    """The usual pipeline for images on disk: read, `ToTensor`, `Normalize`."""
-
-    def __init__(self, split: Split) -> None:
-        assert split.reader is not None
-        self.images, self.labels = split.reader, split.labels.tolist()
-        self.transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(split.mean, split.std)])
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.transform(self.images[index]), self.labels[index]
 
 
 def _batch_sampler(target: Target, dataset: data.Dataset[Any]) -> data.BatchSampler:

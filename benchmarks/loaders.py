@@ -21,13 +21,13 @@ from statistics import median
 from typing import Any
 
 import torch
-from baselines import LIBRARIES, Epoch, NormalisedImages, Target, per_batch, per_sample, plain_loop
+from baselines import LIBRARIES, Epoch, Target, per_batch, per_sample, plain_loop
 from rounds import main, mnist_command_line, ratios, report, seconds_of, table, take_turns
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from vitmnist import Preprocess, load_dataset, make_loader
-from vitmnist.data.datasets.base import Split
+from vitmnist.data.datasets.base import ImagesOnDisk, Split
 from vitmnist.data.sources import TensorSet
 from vitmnist.runtime.device import choose_device
 from vitmnist.tracking.environment import describe_environment
@@ -74,7 +74,7 @@ def candidates(split: Split, target: Target, root: str, stack: ExitStack) -> lis
         ]
     for workers in (0, 2):
         found.append(Candidate(f"disk, {workers} workers", DISK, ours("disk", num_workers=workers)))
-        theirs = per_sample(target, NormalisedImages(split), workers)
+        theirs = per_sample(target, ImagesOnDisk(split), workers)
         found.append(Candidate(f"the same in a DataLoader, {workers} workers", DISK, theirs))
     return found
 

@@ -11,11 +11,9 @@ import re
 from collections.abc import Iterator
 
 import datasets
-import torch
 
 import hydra_plugins.vitmnist_sweepers  # noqa: F401  # imports what pydoc looks up
 from tests.conftest import REPOSITORY
-from vitmnist.tracking.environment import LIBRARIES
 
 FILES = [file for folder in ("vitmnist", "hydra_plugins") for file in (REPOSITORY / folder).rglob("*.py")]
 NOTHING = "the program does not start: an ImportError names it"
@@ -82,8 +80,3 @@ def test_the_table_has_every_private_name_and_each_exists() -> None:
     assert len(full) <= 12
     assert [name for name in full if pydoc.locate(name) is None] == ["datasets.Dataset._fingerprint"]
     assert datasets.Dataset.from_dict({})._fingerprint
-
-
-def test_the_libraries_of_torch_are_recognised() -> None:
-    """Without, a record does not say which BLAS torch was built with."""
-    assert LIBRARIES.search(torch.__config__.show() + torch.__config__.parallel_info())

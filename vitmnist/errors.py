@@ -25,7 +25,7 @@ class ExitCode(IntEnum):
 class UserError(Exception):
     """Shown as its message alone, without a traceback."""
 
-    exit_code = ExitCode.FAILED
+    exit_code: int = ExitCode.FAILED
 
 
 class ConfigError(UserError):

@@ -25,7 +25,6 @@ from vitmnist.checkpoint.storage import read_initial_weights
 from vitmnist.config.schema import Config
 from vitmnist.config.values import to_plain_dict
 from vitmnist.data.datasets.base import Dataset, Split
-from vitmnist.data.preparation import eval_sampler, read_dataset, train_sampler
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import DataError, TrainingError
 from vitmnist.loaders.auto import AutoOptions, LoaderSelection, ResidentBatch, candidate_of, select_loader
@@ -56,6 +55,7 @@ from vitmnist.tracking.log import log_early_stop, log_epoch, log_setup, log_test
 from vitmnist.tracking.loggers import LOGGERS, Logger, parse_loggers
 from vitmnist.tracking.result import Result, choices_of, recording_outcome
 from vitmnist.training.checks import check_config, check_outputs, warn_of_microbatches
+from vitmnist.training.data import eval_sampler, read_dataset, train_sampler
 from vitmnist.training.fine_tuning import load_initial_weights, scale_learning_rates
 from vitmnist.training.loop import EpochProgress, Predictions, evaluate, train_epoch
 from vitmnist.training.step import TrainStep
@@ -419,9 +419,9 @@ class Trainer:
             metrics, _ = evaluate(step.eval_model, loader, step.preprocess, world=self.world)
         values = {key.replace("eval_", "test_"): value for key, value in metrics.items() if key.startswith("eval_")}
         try:
-            check_numbers(values, required=values)
+            check_numbers(values)
         except ValueError as error:
-            raise TrainingError(f"test split: {error}; it must be finite and not negative") from error
+            raise TrainingError(f"test split: {error}") from error
         self.result.test = {"weights": name, **values}
         log_test(self.result, self.monitor)
 

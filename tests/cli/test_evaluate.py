@@ -106,16 +106,6 @@ def test_images_of_any_size_and_mode_are_classified(trained: Path, call_here: Ca
     assert json.loads(as_json)[0]["class"] == rows[0]["class"]
 
 
-def test_transparent_pixels_are_warned_of(trained: Path, call_here: CallHere) -> None:
-    ink = np.full((28, 28, 4), 255, np.uint8)
-    Image.fromarray(ink).save(trained / "opaque.png")
-    ink[:9, :, 3] = 0
-    Image.fromarray(ink).save(trained / "ink.png")
-    ended = call_here(predict_main, "run", "ink.png", "opaque.png", folder=trained)
-    warning = "warning: ink.png: transparent pixels become white, so that white ink on them disappears"
-    assert (ended.returncode, ended.stderr.splitlines()) == (0, [warning])
-
-
 def test_a_file_that_is_no_picture_does_not_stop_the_others(trained: Path, call_here: CallHere) -> None:
     Image.fromarray(np.zeros((28, 28), np.uint8)).save(trained / "black.png")
     (trained / "Thumbs.db").write_bytes(b"no picture")

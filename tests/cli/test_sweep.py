@@ -69,7 +69,7 @@ def test_a_sweep_with_a_failing_job_ends_in_a_complete_report_and_goes_on(
     for name in ("report.md", "report.html"):
         text = (sweep / name).read_text()
         assert "checkpoints" in text  # the reason
-        assert "have the same training and evaluation losses, to the last bit" in text
+        assert "Equal training and evaluation losses, epoch for epoch and to the last bit" in text
     for loader in LOADERS:
         assert re.search(rf"^ *\d+ +{loader}( of ram)? .*completed", ended.stdout, re.MULTILINE), ended.stdout
 

@@ -19,12 +19,11 @@ from tests.conftest import BRIEF, STATEFUL, StartRanks, Train, assert_same_run, 
 from tests.support.processes import REPOSITORY, free_port
 from vitmnist.cli.start import check_restarts
 from vitmnist.errors import ConfigError, ExitCode
-from vitmnist.runtime.device import agree_on_device, choose_device
+from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.torch_world import TorchWorld
 from vitmnist.runtime.world import World
 
 ENDS = ExitCode.UNFINISHED
-PREFETCH = ["data/loader=prefetch", "data/loader@data.loader.base=gpu_slice"]
 
 
 @pytest.fixture
@@ -205,33 +204,6 @@ def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
         else:
             with pytest.raises(ConfigError, match=rf"rank {world.rank} has no GPU: torch sees 2 here; start as many"):
                 choose_device("auto", world)
-
-
-class OneOfFour(World):
-    """Two machines with two tasks each; the launcher has set `CUDA_VISIBLE_DEVICES` of each, or of none."""
-
-    size = 4
-
-    def __init__(self, rank: int, visible: list[str | None]) -> None:
-        self.rank, self.local_rank, self.visible = rank, rank % 2, iter([visible])
-
-    def all_gather_object(self, value: object) -> list[object]:
-        first = [(f"machine {rank // 2}", one) for rank, one in enumerate(next(self.visible, ()))]
-        return first or [value] * self.size
-
-
-@pytest.mark.parametrize("rank", range(4))
-def test_a_launcher_may_show_each_rank_its_own_gpu_alone(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    chosen: list[torch.device] = []
-    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    assert agree_on_device("auto", OneOfFour(rank, ["0", "1", "0", "1"])) == torch.device("cuda:0")
-    assert chosen == [torch.device("cuda:0")]
-    if rank % 2:
-        for shared in ("0", None):
-            with pytest.raises(ConfigError, match=rf"rank {rank} has no GPU: torch sees 1 here; start as many"):
-                agree_on_device("auto", OneOfFour(rank, [shared] * 4))
 
 
 def test_nccl_waits_longer_than_the_vote_that_names_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:

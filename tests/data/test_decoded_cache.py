@@ -143,17 +143,6 @@ def truncate(file: Path) -> None:
     os.truncate(file, file.stat().st_size - 1)
 
 
-def become_fifo(file: Path) -> None:
-    """Opening it waits for a writer."""
-    file.unlink()
-    os.mkfifo(file)
-
-
-def become_endless(file: Path) -> None:
-    file.unlink()
-    file.symlink_to("/dev/zero")
-
-
 def become_deep(file: Path) -> None:
     file.write_text("[" * 100_000)
 
@@ -179,9 +168,6 @@ def replace(written: bytes, found: bytes) -> Callable[[Path], None]:
         ("cache.json", truncate),
         ("cache.json", replace(b'"notes": {}', b'"notes": {"mean": 0.9}')),  # of the pixels
         ("cache.json", become_deep),
-        ("cache.json", become_fifo),
-        ("images.npy", become_fifo),
-        ("labels.npy", become_endless),
         ("images.npy", flip_last_byte),
         ("labels.npy", flip_last_byte),
     ],

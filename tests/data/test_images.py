@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import struct
-import warnings
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from itertools import product
 from pathlib import Path
@@ -21,7 +19,7 @@ from torchvision.transforms.functional import pil_to_tensor
 from tests.support.pictures import smooth
 from vitmnist.data import images
 from vitmnist.data.image_listing import EXTENSIONS
-from vitmnist.data.images import ImageReader, Pixels, Resize, file_warnings, fitted, has_alpha, pixel_range, to_pixels
+from vitmnist.data.images import ImageReader, Pixels, Resize, fitted, to_pixels
 from vitmnist.errors import DataError
 
 GREY = Image.new("RGB", (9, 9), (153, 153, 153))
@@ -71,7 +69,7 @@ def test_pixels_of_32_bits_need_a_range_and_those_of_16_are_scaled_by_one_rule(t
     file = tmp_path / "picture.tif"
     for dtype in (np.int32, np.float32):
         save(file, Image.fromarray(np.full((9, 9), 0.5).astype(dtype)))
-        with pytest.raises(DataError, match=r"picture\.tif: .*need data\.dataset\.range_32_bit=\[BLACK,WHITE\]"):
+        with pytest.raises(DataError, match=r"picture\.tif: .*needs data\.dataset\.range_32_bit=\[BLACK,WHITE\]"):
             read_picture(file, (9, 9), "grey")
     dark = np.full((9, 9), 200, np.uint16)  # an int32 picture would once have been taken for one of 8 bits
     (tmp_path / "dark.pgm").write_bytes(b"P5 9 9 65535\n" + dark.astype(">u2").tobytes())
@@ -81,7 +79,6 @@ def test_pixels_of_32_bits_need_a_range_and_those_of_16_are_scaled_by_one_rule(t
     save(tmp_path / "twin.png", Image.fromarray((dark // 16).astype(np.uint8)), transparency=200 // 16)
     deep, twin = (read_picture(tmp_path / name, (9, 9), "grey", max_16_bit=4095) for name in ("deep.png", "twin.png"))
     assert deep == twin
-    assert has_alpha(tmp_path / "deep.png")
 
 
 def write_tiff(path: Path, pixels: np.ndarray[Any, Any], photometric: int, sample_format: int) -> None:
@@ -116,7 +113,6 @@ def test_pixels_that_pillow_takes_for_others_are_refused(
     write_tiff(tmp_path / "a.tif", np.full((4, 4), np.iinfo(dtype).max, dtype), 1, sample_format)
     with pytest.raises(DataError, match=f"a.tif: cannot be read as a picture: {problem}"):
         read_picture(tmp_path / "a.tif", (4, 4), "grey", range_32_bit=(0, 2**32))
-    assert pixel_range(tmp_path / "a.tif") is None
 
 
 @pytest.mark.parametrize(("depth", "colour"), [(1, 0), (2, 0), (4, 0), (8, 0), (16, 0), (8, 2), (16, 2)])
@@ -139,7 +135,6 @@ def test_the_transparent_value_of_a_png_is_one_of_its_bit_depth(tmp_path: Path, 
         expected = [255 if value == key else 255 * value // highest for value in values]
         found = np.asarray(read_picture(tmp_path / "a.png", (8, 1), "grey")).flatten().tolist()
         assert found == pytest.approx(expected, abs=1)
-        assert has_alpha(tmp_path / "a.png")
 
 
 @pytest.mark.parametrize("ending", EXTENSIONS)
@@ -149,24 +144,6 @@ def test_pictures_of_every_ending_are_read_and_of_several_frames_the_first(tmp_p
     save(tmp_path / f"picture{ending}", first, **frames)
     found = np.asarray(read_picture(tmp_path / f"picture{ending}", (64, 48), "grey"), dtype=float)
     assert np.abs(found - np.asarray(first.convert("L"))).mean() < 2
-
-
-def test_pillows_warnings_are_collected_by_file_in_all_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = [tmp_path / f"{number}.png" for number in range(6)]
-    for path in paths:
-        save(path, Image.new("L", (300, 300)))
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 299 * 300)
-
-    def read() -> dict[Path, str]:
-        with file_warnings() as warned, ThreadPoolExecutor(3) as threads:
-            assert len([*threads.map(ImageReader((9, 9), "grey"), paths)]) == 6
-            warnings.warn("of something else", stacklevel=1)
-        return warned
-
-    with pytest.warns(UserWarning, match="^of something else$"):
-        warned = read()
-    assert sorted(warned) == paths
-    assert all("decompression bomb" in message for message in warned.values())
 
 
 STORED = {

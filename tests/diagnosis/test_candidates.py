@@ -124,7 +124,7 @@ def test_set_up_is_that_of_from_dataloader_for_all_samples(monkeypatch: pytest.M
     """Of which only some are decoded; reading them is the largest part."""
     monkeypatch.setattr("vitmnist.diagnosis.candidates.DECODE_S", 0.1)
     samples = Made(lambda index: slow(ones(index)), 800)
-    replaced, set_up_s = decode_part(DataLoader(samples, 4, batch_sampler=None), "exact")
+    replaced, set_up_s = decode_part(DataLoader(samples, 4), "exact", 0.002)
     assert len(replaced.dataset) < 100  # type: ignore[arg-type]
     samples.reads = 0
     from_dataloader(DataLoader(samples, 4))

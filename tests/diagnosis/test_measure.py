@@ -189,13 +189,9 @@ def test_a_step_that_raises_leaves_nothing_behind() -> None:
     assert not left_since(before_it)
 
 
-def test_mistaken_arguments_are_refused() -> None:
+def test_too_few_batches_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"^batches=4: must be at least 5"):
         diagnose([1], no_step, batches=4)
-    with pytest.raises(ConfigError, match=r"^device=cuda: "):
-        diagnose([1], no_step, device="cuda")
-    with pytest.raises(ConfigError, match=r"^device=cpu: the model is on meta; leave device out"):
-        diagnose([1], no_step, device="cpu", model=nn.Linear(1, 1, device="meta"))
 
 
 def only_here(index: int) -> tuple[Tensor, int]:

@@ -37,10 +37,9 @@ assert len(iterator) == 12 and iter(iterator) is iterator and iterator._num_work
     assert main["waiting_s"] >= 21 * 0.010
     assert main["step_s"] >= 0.002
     assert slow["waiting_s"] > max(fast["waiting_s"], 12 * 2 * 0.030)
-    assert [loop["num_loaders"] for loop in rebuilt] == [2, 2]
+    assert [loop["passes"] for loop in rebuilt] == [2, 2]
     assert "loader 3: Stream, batch size 2, num_workers=0 (mine.py:" in ended.stderr
     assert "  21 batches in 2 passes: waiting " in ended.stderr
-    assert " over 2 loaders alike in turn: waiting " in ended.stderr
     assert not fast["rows"], "the script waits for it less than half as long"
     now, *others = slow["rows"]
     assert now["name"] == "as it is"

@@ -43,7 +43,6 @@ if __name__ == "__main__":
     assert "x y" in expected.stdout
     assert ended.stdout == expected.stdout
     assert (report["incomplete"], report["steps"]) == (Incomplete.ENDED_EARLY, 10)
-    assert "hint: --steps after mine.py is an argument of the script" in ended.stderr
 
 
 def test_a_module_runs_as_by_python_m_and_stop_ends_it(tmp_path: Path) -> None:

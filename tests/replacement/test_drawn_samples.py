@@ -24,8 +24,8 @@ from tests.support.processes import becomes_true, run_python
 from vitmnist import from_dataloader
 from vitmnist.data.randomness import preserved_random_state, seed_generators
 from vitmnist.errors import DataError
-from vitmnist.replacement import replacements
-from vitmnist.replacement.drawn_transforms import DrawnDataset
+from vitmnist.replacement import from_dataloader as module
+from vitmnist.replacement.tensor_transforms import DrawnDataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:transforms='tensor'")
 CLOSE = [v1.ToTensor(), v1.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))]
@@ -62,7 +62,7 @@ def replaced(loader: DataLoader[Any], *, drawn: bool, **options: Any) -> DataLoa
     """The replacement; without `drawn` the one that applies torchvision's transforms to samples, in real workers."""
     with pytest.MonkeyPatch.context() as patch:
         if not drawn:
-            patch.setattr(replacements, "can_be_drawn", lambda _: False)
+            patch.setattr(module, "can_be_drawn", lambda _: False)
         made = from_dataloader(loader, "ram", transforms="tensor", **options)
     assert isinstance(made.dataset, DrawnDataset) == drawn
     return made
@@ -100,7 +100,8 @@ def check_equal(build: Callable[[], DataLoader[Any]], ends: tuple[int | None, ..
 V1: dict[str, list[Any]] = {
     "RandomResizedCrop": [v1.RandomResizedCrop(130), *CLOSE],
     "RandomCrop": [v1.RandomCrop(130), *CLOSE],
-    "RandomCrop, padded": [v1.RandomCrop(145, (3, 5), pad_if_needed=True, padding_mode="reflect"), *CLOSE],
+    "RandomCrop, padded": [v1.RandomCrop(145, (3, 5), padding_mode="reflect"), *CLOSE],
+    "RandomCrop of the whole width": [v1.RandomCrop((130, 150)), v1.RandomHorizontalFlip(), *CLOSE],
     "flips": [v1.RandomVerticalFlip(), v1.RandomHorizontalFlip(0.3), v1.PILToTensor()],
     "ColorJitter": [v1.PILToTensor(), v1.ColorJitter(0.4, 0.3, 0.2, 0.1), v1.ConvertImageDtype(torch.float32)],
     "RandomErasing": [v1.RandomCrop(130), CLOSE[0], v1.RandomErasing(value="random"), CLOSE[1]],
@@ -119,7 +120,7 @@ V1: dict[str, list[Any]] = {
 }
 V2: dict[str, list[Any]] = {
     "RandomResizedCrop": [v2.RandomResizedCrop(130), *CLOSE_V2],
-    "RandomCrop": [v2.RandomCrop(145, 4, pad_if_needed=True), *CLOSE_V2],
+    "RandomCrop": [v2.RandomCrop(145, 4), *CLOSE_V2],
     "flips": [v2.RandomVerticalFlip(), v2.RandomHorizontalFlip(0.3), v2.PILToTensor()],
     "ColorJitter": [v2.PILToTensor(), v2.ColorJitter(0.4, 0.3, 0.2, 0.1), *CLOSE_V2],
     "RandomErasing": [v2.RandomCrop(130), *CLOSE_V2, v2.RandomErasing(value="random")],
@@ -250,8 +251,9 @@ class OwnCrop(v1.RandomCrop):  # type: ignore[misc]
         v1.RandomApply([v1.Grayscale(3)]),
         v1.RandomRotation(9, expand=True),
         v1.RandomErasing(inplace=True),
+        v1.RandomCrop(145, pad_if_needed=True),
     ],
-    ids=["subclass", "RandomApply", "expanding", "in place"],
+    ids=["subclass", "RandomApply", "expanding", "in place", "padded if needed"],
 )
 def test_other_transforms_are_applied_in_workers(other: Any) -> None:
     made = from_dataloader(

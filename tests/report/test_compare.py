@@ -194,11 +194,11 @@ def test_hold_outs_drawn_from_one_dataset_are_folds_of_a_row(tmp_path: Path) -> 
     folds, *others = compared(tmp_path)
     assert [len(comparison.rows) for comparison in others] == [1, 1]
     assert summary(folds)[0] == (
-        "Best accuracy: model.depth=6, 88.50% (88.00% to 89.00% over 2 folds). 2 folds cannot tell whether that is "
-        "more than noise; type data.holdout_seed=1,2,3."
+        "Best accuracy: model.depth=6, 88.50% (88.00% to 89.00% over 2 seeds). 2 seeds cannot tell whether that is "
+        "more than noise; set seed=1,2,3 or more."
     )
-    assert not [sentence for sentence in summary(folds) if "differ" in sentence], "each fold has its own losses"
-    assert [row["over folds"] for row in rows(folds)] == ["88.00–89.00, n=2", "83.00–84.00, n=2"]
+    assert not [sentence for sentence in summary(folds) if "losses" in sentence], "each fold has its own losses"
+    assert [row["over seeds"] for row in rows(folds)] == ["88.00–89.00, n=2", "83.00–84.00, n=2"]
 
 
 def test_numbers_are_rounded_in_the_table_but_not_in_the_csv(tmp_path: Path) -> None:

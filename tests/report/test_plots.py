@@ -59,12 +59,11 @@ def test_a_bar_is_divided_into_waiting_computing_and_other_as_the_legend_says(tm
 
 def test_phases_never_exceed_the_epoch(tmp_path: Path) -> None:
     """The medians of the parts come from different runs."""
-    for repeat, (wait, compute) in enumerate([(0.1, 3.0), (3.0, 0.1), (3.0, 0.8), (0.1, 3.0), (2.0, 2.0)]):
-        epochs = [epoch(4.0, train_s=4.0, eval_s=0.0, data_wait_s=wait, compute_s=compute) for _ in range(2)]
+    for repeat, (wait, compute) in enumerate([(0.1, 3.0), (3.0, 0.8), (2.0, 2.0)]):
+        epochs = [epoch(4.0, data_wait_s=wait, compute_s=compute) for _ in range(2)]
         run(tmp_path / str(repeat), epochs=epochs, config={"repeat": repeat})
     widths = [bar.get_width() for bar in drawn(tmp_path).patches]
-    assert min(widths) >= 0
-    assert sum(widths) == pytest.approx(4.0)
+    assert (min(widths), sum(widths)) == (pytest.approx(0.0), pytest.approx(4.0))
 
 
 def test_a_quality_that_differs_has_a_panel_of_its_own_with_rows_in_the_same_order(tmp_path: Path) -> None:
@@ -85,7 +84,7 @@ def test_a_chart_shows_the_first_hundred_rows(tmp_path: Path) -> None:
     assert [text.get_text() for text in drawn(tmp_path).texts[::2]] == [str(number) for number in range(100)]
 
 
-@pytest.mark.parametrize("number", [1, 12, 24])
+@pytest.mark.parametrize("number", [1, 24])
 def test_texts_fit_do_not_overlap_and_are_readable_on_a_phone(number: int, tmp_path: Path) -> None:
     for size in range(number):
         loader, time = ("disk", 12.0) if size % 3 else ("prefetch", 3.0)

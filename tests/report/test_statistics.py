@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from itertools import permutations
-from typing import Any
 
 import numpy as np
 import pytest
 
-from vitmnist.report.statistics import Differences, Ratio, Spread
+from vitmnist.report.statistics import Differences, Ratio, Spread, T, ratio
 
 
 def simulated(random: np.random.Generator, number: int, rounds: int, noise: list[float]) -> np.ndarray:
@@ -18,22 +19,23 @@ def simulated(random: np.random.Generator, number: int, rounds: int, noise: list
     """
     log_times, drift = np.empty((number, rounds)), random.normal(0, 0.04)
     for round_index in range(rounds):
-        for one in random.permutation(number):
-            log_times[one, round_index] = drift + random.normal(0, noise[one])
+        for configuration in random.permutation(number):
+            log_times[configuration, round_index] = drift + random.normal(0, noise[configuration])
             drift = 0.9 * drift + random.normal(0, 0.04 * (1 - 0.9**2) ** 0.5)
     return log_times
 
 
-def compare_all(times: dict[Any, dict[int, float]]) -> dict[tuple[Any, Any], Ratio]:
+def compare_all(times: Mapping[T, Mapping[str, float]]) -> dict[tuple[T, T], Ratio]:
     """The ratio of each pair that has a round in common."""
-    differences = Differences.of_logarithms(times)
-    return {pair: ratio for pair in permutations(times, 2) if (ratio := differences.ratio(*pair))}
+    differences = Differences({name: {key: math.log(time) for key, time in times[name].items()} for name in times})
+    return {pair: factor for pair in permutations(times, 2) if (factor := ratio(differences.get(*pair)))}
 
 
 def named_pairs(log_times: np.ndarray) -> set[tuple[int, int]]:
     """The pairs that are called different."""
-    found = compare_all({one: dict(enumerate(row)) for one, row in enumerate(np.exp(log_times).tolist())})
-    return {pair for pair, ratio in found.items() if ratio.is_difference}
+    times = np.exp(log_times).tolist()
+    ratios = compare_all({name: dict(zip("abcdefgh", row, strict=False)) for name, row in enumerate(times)})
+    return {pair for pair, factor in ratios.items() if factor.is_difference}
 
 
 @pytest.mark.parametrize("noisiest", [1, 6])
@@ -58,20 +60,20 @@ def test_a_difference_is_found_with_three_rounds(factor: float, found: float, nu
 
 
 def test_the_interval_of_two_configurations_is_that_of_a_paired_t_test() -> None:
-    ratio = compare_all({"a": {1: 2.0, 2: 2.2, 3: 2.3}, "b": {1: 1.0, 2: 1.0, 3: 1.0}})["a", "b"]
+    factor = compare_all({"a": {"1": 2.0, "2": 2.2, "3": 2.3}, "b": dict.fromkeys("123", 1.0)})["a", "b"]
     logs = np.log([2.0, 2.2, 2.3])
     half = 4.30265 * logs.std(ddof=1) / 3**0.5  # Student's t, two degrees of freedom
-    assert (ratio.low, ratio.high) == pytest.approx(tuple(np.exp([logs.mean() - half, logs.mean() + half])), rel=1e-3)
+    assert (factor.low, factor.high) == pytest.approx(tuple(np.exp([logs.mean() - half, logs.mean() + half])), rel=1e-3)
 
 
 def test_pairs_are_compared_over_the_rounds_that_both_have() -> None:
-    often, once, apart = dict.fromkeys(range(3), 2.0), {7: 3.0}, {9: 1.0}
+    often, once, apart = dict.fromkeys("abc", 2.0), {"h": 3.0}, {"z": 1.0}
     assert compare_all({}) == {}
-    found = compare_all(dict(enumerate([dict.fromkeys(range(8), 1.0), often, once, apart])))
-    assert {pair for pair in found if pair[0] < pair[1]} == {(0, 1), (0, 2)}
-    assert (str(found[0, 1]), str(found[1, 0])) == ("0.50 (0.50–0.50)", "2.00 (2.00–2.00)")
-    assert str(found[2, 0]) == "3.00 (single round)"
-    assert str(compare_all({0: {1: 0.388, 2: 0.391}, 1: {1: 0.205, 2: 0.207}})[0, 1]) == "1.89 (2 rounds)"
+    ratios = compare_all(dict(enumerate([dict.fromkeys("abcdefgh", 1.0), often, once, apart])))
+    assert {pair for pair in ratios if pair[0] < pair[1]} == {(0, 1), (0, 2)}
+    assert (str(ratios[0, 1]), str(ratios[1, 0])) == ("0.50 (0.50–0.50)", "2.00 (2.00–2.00)")
+    assert str(ratios[2, 0]) == "3.00 (single round)"
+    assert str(compare_all({0: {"a": 0.388, "b": 0.391}, 1: {"a": 0.205, "b": 0.207}})[0, 1]) == "1.89 (2 rounds)"
 
 
 def test_a_difference_below_one_percent_is_none() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from vitmnist.runtime import cpu
-from vitmnist.runtime.cpu import Cores, CpuClock, has_bf16_units
+from vitmnist.runtime.cpu import CpuClock, has_bf16_units
 
 COMPUTE = "import time\nwhile time.process_time() < 0.3: pass"
 
@@ -37,7 +37,6 @@ def test_processes_that_live_and_that_have_ended_are_counted() -> None:
     living.join()
     assert cores.busy * seconds > 0.5
     assert cores.busy <= cores.available + 0.5
-    assert (Cores(4, busy=3.2).are_busy, Cores(4, busy=2.8).are_busy) == (True, False)
     assert str(cores) == f"{cores.busy:.1f} of {cores.available} cores busy"
 
 

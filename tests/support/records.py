@@ -122,4 +122,4 @@ def rows(comparison: Comparison) -> list[dict[str, str]]:
 
 BROKEN = a("cache", 1.0, status="interrupted", error="SIGTERM")
 LOST = a("cache", epochs=[], status="failed", error="no memory")
-SAME = "disk and ram have the same training and evaluation losses, to the last bit, in all 2 epochs, with seed=42."
+SAME = "Equal training and evaluation losses, epoch for epoch and to the last bit, with the same seed: disk, ram."

@@ -18,13 +18,6 @@ ADVICE = "; data/loader=auto measures which loader helps"
     [
         (30.0, 1.0, 960, "balanced: 30% of the time is spent waiting for data, with 1.0 of 2 cores busy" + ADVICE),
         (5.0, 1.0, 960, "compute-bound: 5% of the time is spent waiting for data, with 1.0 of 2 cores busy"),
-        (
-            2.0,
-            1.9,
-            960,
-            "2% of the time is spent waiting for data, with 1.9 of 2 cores busy; whether loading slows down the step "
-            "is not measured" + ADVICE,
-        ),
         (30.0, 1.0, 480, "no verdict: it needs 20 steps, and only 10 were measured"),
     ],
 )

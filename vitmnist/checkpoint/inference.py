@@ -79,8 +79,6 @@ class InferenceModel:
 def model_info(config: Config, train: Split) -> dict[str, Any]:
     """What is needed to use the weights, as JSON values: model and images, and how files become such images."""
     values = config.data.dataset
-    if train.range_32_bit:
-        values = {**values, "range_32_bit": train.range_32_bit}
     changing = {item.name for item in fields(DATASETS.options_of(values["name"])) if may_change(item.metadata)}
     info = {
         "model": config.model,

@@ -30,8 +30,7 @@ from vitmnist.cli.arguments import key_of
 from vitmnist.cli.command import command
 from vitmnist.cli.resume import recorded_config
 from vitmnist.config.schema import Config
-from vitmnist.data.datasets.base import DEFAULT_ROOT, Dataset, Split, build_dataset
-from vitmnist.data.preparation import prepare
+from vitmnist.data.datasets.base import DEFAULT_ROOT, Dataset, Split, build_dataset, prepare
 from vitmnist.errors import ConfigError, printable
 from vitmnist.loaders.make_loader import make_loader
 from vitmnist.metrics import METRICS
@@ -105,12 +104,7 @@ def load_run(
     trained = load_inference_model(folder, device, weights)
     root = config.data.root
     is_own = "data.root" in typed or home_expanded(root) == home_expanded(DEFAULT_ROOT)
-    dataset = build_dataset(config.data.dataset, root, download=is_own)
-    recorded = trained.dataset.get("range_32_bit")
-    if recorded and dataset.train.range_32_bit != tuple(recorded) and not config.data.dataset.get("range_32_bit"):
-        values = {**config.data.dataset, "range_32_bit": recorded}  # other files have another range
-        dataset = build_dataset(values, root, download=is_own)
-    dataset = prepare(dataset, config.data)
+    dataset = prepare(build_dataset(config.data.dataset, root, download=is_own), config.data)
     if not any(key.startswith("data") and key != "data.root" for key in typed):
         _warn_if_images_changed(folder, dataset)
     return config, device, trained, dataset
@@ -142,7 +136,7 @@ def _take_all(config: Config, typed: set[str]) -> None:
 
 
 def _warn_if_images_changed(folder: Path, dataset: Dataset) -> None:
-    recorded = read_run(folder).section("dataset").get("sha256")
+    recorded = (read_run(folder).result.dataset or {}).get("sha256")
     for name in dataset.splits:
         checksum = recorded.get(f"{name}_images") if isinstance(recorded, dict) else None
         if checksum and checksum != dataset.sha256[f"{name}_images"]:

@@ -10,7 +10,6 @@ is for pen on paper. A folder means all images in it and below it; a glob patter
 from __future__ import annotations
 
 import json
-import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,12 +21,11 @@ from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
 from vitmnist.cli.command import command
 from vitmnist.cli.evaluate import add_run
 from vitmnist.data.image_listing import find_images
-from vitmnist.data.images import ImageReader, file_warnings, has_alpha, to_tensor
+from vitmnist.data.images import to_tensor
 from vitmnist.errors import DataError, printable
 from vitmnist.runtime.device import choose_device
 
 BATCH_SIZE = 256  # images in memory at a time
-TRANSPARENT = "transparent pixels become white, so that white ink on them disappears"
 
 
 def predict(
@@ -35,7 +33,7 @@ def predict(
 ) -> Iterator[dict[str, Any]]:
     """File, class, its probability, and the probabilities of all classes, for each image.
 
-    Of a file that cannot be read as an image: file and error. A warning of Pillow, or of transparent pixels.
+    Of a file that cannot be read as an image: file and error.
     """
     preprocess, read = trained.preprocess().to(device), trained.reader()
     for start in range(0, len(paths), BATCH_SIZE):
@@ -44,11 +42,7 @@ def predict(
         for path in paths[start : start + BATCH_SIZE]:
             rows[path] = {"file": str(path)}
             try:
-                with file_warnings() as warned:
-                    image = to_tensor(read(path))
-                    is_transparent = isinstance(read, ImageReader) and has_alpha(path)
-                if warning := "; ".join([*warned.values()] + [TRANSPARENT] * is_transparent):
-                    rows[path]["warning"] = warning
+                image = to_tensor(read(path))
                 if (shape := tuple(image.shape)) != trained.shape:  # a custom reader may differ
                     raise DataError(f"{printable(path)}: is read as {shape}, and the model takes {trained.shape}")
                 images[path] = 255 - image if invert else image
@@ -83,7 +77,5 @@ def main(options: Namespace) -> None:
     for row in rows:
         if "class" in row and not options.json:
             print(f"{printable(row['file'])}: {printable(row['class'])} ({100 * row['probability']:.1f}%)")
-        if "warning" in row:
-            print(f"warning: {printable(row['file'])}: {row['warning']}", file=sys.stderr)
     if unreadable := [row["error"] for row in rows if "error" in row]:
         raise DataError("\nerror: ".join(unreadable))

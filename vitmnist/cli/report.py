@@ -28,7 +28,7 @@ def progress(run: Run) -> dict[str, Any]:
         "state": run.status,
         "epochs_done": len(run.epochs) or _rows(run.folder / "epochs.csv"),
         "epochs": epochs if isinstance(epochs, int) else None,  # a record of unknown origin may have anything there
-        "written_at": run.result.get("ended_at", last),
+        "written_at": run.result.ended_at or last,
     }
 
 

@@ -28,7 +28,7 @@ from vitmnist.errors import ConfigError, DataError, UnknownKeyError, printable
 from vitmnist.runtime.files import UnreadableError, display_path, read_yaml
 from vitmnist.runtime.run_folder import has_checkpoint
 from vitmnist.tracking.epoch_table import may_train_longer
-from vitmnist.tracking.result import CONFIG, OVERRIDES, read_run
+from vitmnist.tracking.result import CONFIG, OVERRIDES, TEST_ACC, read_run
 
 SEVERAL = ("experiment", "hparams_search")  # groups that set keys of other groups
 
@@ -167,11 +167,11 @@ def continued(folder: Path, config: Config) -> Config | None:
         ConfigError: it is completed with other epochs and has no checkpoint, or what may not change differs.
     """
     run, config, is_extendable = read_run(folder), replace(config, resume=str(folder)), has_checkpoint(folder)
-    shown, accuracy = display_path(folder), run.value("eval_acc")
+    shown, accuracy = display_path(folder), run.result.summary()["eval_acc_last"]
     if run.status != "completed":
         return config
     before, now = to_plain_dict(recorded_config(folder, [])), to_plain_dict(config)
-    has_stopped = bool(run.result.get("stopped_early")) and not may_train_longer(before, now)
+    has_stopped = run.result.stopped_early and not may_train_longer(before, now)
     if len(run.epochs) != config.epochs and not has_stopped:
         if is_extendable:
             return config
@@ -183,8 +183,8 @@ def continued(folder: Path, config: Config) -> Config | None:
 
     check_resumable(before, now)
     result = "" if accuracy is None else f", accuracy {accuracy:.2f}%"
-    if isinstance(test_acc := run.section("test").get("test_acc"), int | float):
-        result = f", test accuracy {test_acc:.2f}% ({run.section('test').get('weights')} weights)"
+    if (test_acc := run.quality(TEST_ACC)) is not None and run.result.test:
+        result = f", test accuracy {test_acc:.2f}% ({run.result.test.get('weights')} weights)"
     key, stopped = ("patience", ", stopped early") if has_stopped else ("epochs", "")
     further = f"; train further with\n    {program()} {shlex.quote(f'resume={shown}')} {key}=N"
     print(f"{shown}: completed{stopped}, epoch {len(run.epochs)}/{config.epochs}{result}{further * is_extendable}")

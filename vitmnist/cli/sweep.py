@@ -209,8 +209,8 @@ def _reported(folder: Path, job: Job, stop: StopSignal) -> Iterator[None]:
         raise interruption(stop.request)
     begun = {path.parent.resolve(): path.parent for path in sorted(folder.glob("*/**/.lock"))}
     runs = [read_run(path) for path in (begun | {path.resolve(): path for path in find_runs([folder])}).values()]
-    failed = {
-        run.folder.name: run.result.get("exit_code") or ExitCode.FAILED
+    failed: dict[str, int] = {
+        run.folder.name: run.result.exit_code or ExitCode.FAILED
         for run in runs
         if run.status not in ("completed", "interrupted", "running")
     } | dict.fromkeys(job.unrecorded, ExitCode.FAILED)
@@ -224,7 +224,7 @@ def _reported(folder: Path, job: Job, stop: StopSignal) -> Iterator[None]:
 
 def _differing_keys(before: Run, composed: DictConfig) -> list[str]:
     """The keys in which a job differs from the one whose records its folder holds; none if it holds no records."""
-    recorded = flatten(before.result.get("config") or {})
+    recorded = flatten(before.result.config or {})
     try:
         now = flatten(to_plain_dict(validate(Config, composed)))
     except ConfigError:  # `run` will refuse the job for it

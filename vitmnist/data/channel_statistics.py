@@ -1,20 +1,53 @@
-"""Mean and standard deviation of the channels of uint8 images `[N, C, H, W]`, and the check of this layout."""
+"""Mean and standard deviation of the channels of images: computed from uint8 `[N, C, H, W]`, or as configured."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from vitmnist.errors import DataError
+from vitmnist.config.validation import validate
+from vitmnist.errors import ConfigError, DataError
 
 CHANNELS = (1, 3, 4)  # plausible sizes of the last dimension of channels-last images
 CHUNK_BYTES = 2**18  # of images whose values are squared and summed at a time
+
+
+@dataclass
+class Statistics:
+    """Mean and population standard deviation of each channel, of images scaled to 0…1."""
+
+    mean: list[float]
+    std: list[float]
+
+
+IMAGENET = Statistics([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])  # as torchvision's and timm's weights expect
+
+
+def configured_statistics(normalize: object, channels: int | None = None) -> Statistics | None:
+    """What `data.normalize` says; None: the statistics of the training images.
+
+    Raises:
+        ConfigError: another value, or not for this number of channels, if that is known.
+    """
+    key = "data.normalize"
+    if normalize == "dataset":
+        return None
+    if normalize != "imagenet" and not isinstance(normalize, Mapping):
+        raise ConfigError(f"{key}={normalize}: must be dataset, imagenet, or {{mean: [..], std: [..]}}")
+    statistics = validate(Statistics, normalize, key) if isinstance(normalize, Mapping) else IMAGENET
+    sizes = len(statistics.mean), len(statistics.std)
+    if sizes[0] != sizes[1] or (channels and sizes[0] != channels):
+        needed = f"; the images have {channels} (data.dataset.mode of a folder)" if channels else ""
+        raise ConfigError(f"{key}={normalize}: has {sizes[0]} means and {sizes[1]} deviations{needed}")
+    if not all(0 <= mean <= 1 for mean in statistics.mean) or not all(0 < std <= 1 for std in statistics.std):
+        raise ConfigError(f"{key}={normalize}: must be those of images scaled to 0…1")
+    return statistics
 
 
 def check_layout(shape: Sequence[int], channels: int | None = None) -> None:
@@ -36,63 +69,47 @@ def check_layout(shape: Sequence[int], channels: int | None = None) -> None:
         )
 
 
-@dataclass(frozen=True)
-class ChannelSums:
-    """Sums of uint8 images by channel, from which `statistics` follow; integers, so exact in any order."""
+def channel_sums(images: Tensor) -> NDArray[np.uint64]:
+    """Number of pixels, sum and sum of squares by channel, `[3, C]`; those of several batches may be added.
 
-    pixels: int = 0
-    values: Any = 0
-    squares: Any = 0
+    Raises:
+        DataError: the images are not uint8 `[N, C, H, W]`.
+    """
+    if not isinstance(images, Tensor):
+        raise DataError(f"images: must be a tensor, found {type(images).__name__}; torch.from_numpy makes one")
+    if images.dtype != torch.uint8:
+        raise DataError(
+            f"images: mean and std are computed from uint8, found {images.dtype}; the trainer takes only uint8, "
+            "and Preprocess the mean= and std= with which floats were normalised"
+        )
+    check_layout(images.shape)
+    sums = np.zeros((3, images.shape[1]), np.uint64)
+    sums[0] = images[:, 0].numel()
+    # NumPy, in chunks that stay in a core's cache: a tenth of the time of torch, which widens all values first.
+    for chunk in images.split(max(1, CHUNK_BYTES // max(1, images[:1].numel()))):
+        array = np.ascontiguousarray(chunk.cpu().numpy())
+        sums[1] += array.sum((0, 2, 3), dtype=np.uint64)
+        sums[2] += np.square(array, dtype=np.uint16).sum((0, 2, 3), dtype=np.uint64)
+    return sums
 
-    @classmethod
-    def of(cls, images: Tensor) -> ChannelSums:
-        """The sums of uint8 `[N, C, H, W]`.
 
-        Raises:
-            DataError: another dtype or layout.
-        """
-        if not isinstance(images, Tensor):
-            raise DataError(f"images: must be a tensor, found {type(images).__name__}; torch.from_numpy makes one")
-        if images.dtype != torch.uint8:
-            raise DataError(
-                f"images: mean and std are computed from uint8, found {images.dtype}; the trainer takes only uint8, "
-                "and Preprocess the mean= and std= with which floats were normalised"
-            )
-        check_layout(images.shape)
-        # NumPy, in chunks that stay in a core's cache: a tenth of the time of torch, which widens all values first.
-        axes, values, squares = (0, 2, 3), np.zeros(images.shape[1], np.uint64), np.zeros(images.shape[1], np.uint64)
-        for chunk in images.split(max(1, CHUNK_BYTES // max(1, images[:1].numel()))):
-            array = np.ascontiguousarray(chunk.cpu().numpy())
-            values += array.sum(axes, dtype=np.uint64)
-            squares += np.square(array, dtype=np.uint16).sum(axes, dtype=np.uint64)
-        return cls(images[:, 0].numel(), values, squares)
+def mean_and_std(sums: NDArray[np.uint64]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and population standard deviation of each channel, scaled to 0…1, from the results of `channel_sums`.
 
-    def __add__(self, other: ChannelSums) -> ChannelSums:
-        return ChannelSums(self.pixels + other.pixels, self.values + other.values, self.squares + other.squares)
-
-    def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and population standard deviation of each channel, scaled to 0…1; raises `DataError` without images."""
-        if not self.pixels:
-            raise DataError("the dataset is empty")
-        mean, std = [], []
-        for value_sum, square_sum in zip(self.values.tolist(), self.squares.tolist(), strict=True):
-            mean.append(value_sum / (255 * self.pixels))
-            deviation = math.sqrt(square_sum * self.pixels - value_sum * value_sum) / self.pixels
-            # A constant channel would divide by zero; one step of a byte keeps it finite.
-            std.append((deviation or 1.0) / 255)
-        return tuple(mean), tuple(std)
+    Exact up to the last root and division. Raises `DataError` without images.
+    """
+    if not sums.any():
+        raise DataError("the dataset is empty")
+    mean, std = [], []
+    for pixels, values, squares in sums.T.tolist():  # Python's integers do not overflow
+        mean.append(values / (255 * pixels))
+        deviation = math.sqrt(squares * pixels - values * values) / pixels
+        # A constant channel would divide by zero; one step of a byte keeps it finite.
+        std.append((deviation or 1.0) / 255)
+    return tuple(mean), tuple(std)
 
 
 def channel_statistics(images: Tensor | Iterable[Tensor]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and population standard deviation of each channel of uint8 `[N, C, H, W]`, scaled to 0…1.
-
-    Exact up to the last root and division.
-
-    Args:
-        images: one tensor, or batches.
-
-    Raises:
-        DataError: another dtype or layout, or no image.
-    """
+    """Mean and standard deviation of each channel of uint8 images: a tensor or batches; raises as the two above."""
     chunks = [images] if isinstance(images, Tensor) else images
-    return sum(map(ChannelSums.of, chunks), ChannelSums()).statistics()
+    return mean_and_std(sum(map(channel_sums, chunks), np.zeros((), np.uint64)))

@@ -6,16 +6,13 @@ Model cards quote the functions from `to_pixels` on, so these use nothing else o
 from __future__ import annotations
 
 import stat
-import threading
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,8 +25,6 @@ from vitmnist.errors import DataError, printable
 from vitmnist.store.rows import is_large
 
 COLOUR_THRESHOLD = 32  # difference between the channels of a pixel from which it counts as coloured
-
-_reading = threading.local()  # `path`: the file that a thread reads
 
 Pixels = NDArray[np.uint8]
 
@@ -62,50 +57,24 @@ class ImageReader:
 
     def __call__(self, path: Path) -> Pixels:
         """Raises `DataError` if the file cannot be read."""
-        with open_image(path) as (opened, content):
-
-            def decode(image: Image.Image) -> Pixels:
-                if image.format == "JPEG" and image.mode == "RGB" and (decode_jpeg := _jpeg_decoder()):
-                    with suppress(RuntimeError):  # Pillow names the damage, or reads on with LOAD_TRUNCATED_IMAGES
-                        return decode_jpeg(content)
-                return np.array(image)
-
-            return to_pixels(opened, **vars(self), decode=decode)
-
-
-@contextmanager
-def open_image(path: Path) -> Iterator[tuple[Image.Image, Pixels]]:
-    """An image, to be decoded inside the context, and the bytes of its file; raises `DataError` if reading fails."""
-    _reading.path = path
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise ValueError("not a regular file")  # opening a FIFO would wait for a writer
-        content = np.fromfile(path, np.uint8)
-        with Image.open(BytesIO(content.data)) as opened:
-            yield opened, content
-    except Exception as error:  # Pillow's decoders raise the errors of many libraries
-        reason = getattr(error, "strerror", None) or error  # of a missing file, without its number and name
-        reason = "unknown format" if isinstance(error, UnidentifiedImageError) else reason
-        raise DataError(f"{printable(path)}: cannot be read as a picture: {reason}") from error
-    finally:
-        _reading.path = None
+        try:
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise ValueError("not a regular file")  # opening a FIFO would wait for a writer
+            content = np.fromfile(path, np.uint8)
+            with Image.open(BytesIO(content.data)) as opened:
+                return to_pixels(opened, **vars(self), decode=partial(_decode, content))
+        except Exception as error:  # Pillow's decoders raise the errors of many libraries
+            reason = getattr(error, "strerror", None) or error  # of a missing file, without its number and name
+            reason = "unknown format" if isinstance(error, UnidentifiedImageError) else reason
+            raise DataError(f"{printable(path)}: cannot be read as a picture: {reason}") from error
 
 
-@contextmanager
-def file_warnings() -> Iterator[dict[Path, str]]:
-    """Collect a warning of Pillow for each file that any thread reads, in place of printing it without the file."""
-    collected: dict[Path, str] = {}
-
-    def collect(message: Warning | str, *parts: Any, **options: Any) -> None:
-        if path := getattr(_reading, "path", None):
-            collected[path] = str(message)
-        else:
-            show(message, *parts, **options)
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("always", module="PIL", append=True)  # after filters of the user
-        show, warnings.showwarning = warnings.showwarning, collect
-        yield collected
+def _decode(content: Pixels, image: Image.Image) -> Pixels:
+    """The pixels of a file with this content, which Pillow has opened as `image`."""
+    if image.format == "JPEG" and image.mode == "RGB" and (decode_jpeg := _jpeg_decoder()):
+        with suppress(RuntimeError):  # Pillow names the damage, or reads on with LOAD_TRUNCATED_IMAGES
+            return decode_jpeg(content)
+    return np.array(image)
 
 
 @cache
@@ -128,30 +97,6 @@ def _jpeg_decoder() -> Callable[[Pixels], Pixels] | None:
     except (ImportError, RuntimeError, DeprecationWarning):
         return None
     return decode if is_equal else None
-
-
-def has_alpha(path: Path) -> bool:
-    """Whether an image has transparent pixels, which become white; raises `DataError` if it cannot be read."""
-    with open_image(path) as (image, _):
-        scale_transparency(image)
-        if image.mode[0] == "I" and "transparency" in image.info:  # Pillow makes these pixels opaque in RGBA
-            return bool((np.asarray(image) == image.info["transparency"]).any())
-        least, _ = image.convert("RGBA").getchannel("A").getextrema()
-        return image.has_transparency_data and least != 255
-
-
-def pixel_range(path: Path) -> tuple[int, float, float] | None:
-    """16 or 32 bits, and the lowest and highest value; None if an image has 8 bits or is unreadable.
-
-    8 bits and their range if it has 16 per channel, in colour or with transparency, of which Pillow keeps the upper 8.
-    """
-    with suppress(DataError), open_image(path) as (image, _):  # reported when it is decoded
-        if image.mode[0] in "IF":
-            pixels = deep_pixels(image)
-            return 32 if is_32_bit(image) else 16, float(pixels.min()), float(pixels.max())
-        if ";16" in str(getattr(image, "tile", "")):  # the mode of the file, such as RGB;16B
-            return 8, 0, 255
-    return None
 
 
 def is_colour(path: Path, reader: ImageReader) -> bool:
@@ -268,25 +213,21 @@ def resized(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint
 
 def to_8_bit(image: Image.Image, max_16_bit: int, range_32_bit: tuple[float, float] | None) -> Image.Image:
     """A grey image of 16 or 32 bits, which Pillow would clip at 255; white where a 16-bit PNG is transparent."""
-    pixels = deep_pixels(image)
-    if not (limits := range_32_bit if is_32_bit(image) else (0, max_16_bit)):
-        raise ValueError("int32 and float pixels need data.dataset.range_32_bit=[BLACK,WHITE] in training")
+    pixels = np.asarray(image).astype(np.float64)
+    if not np.isfinite(pixels).all():
+        raise ValueError("some of its pixels are not finite")
+    if image.mode == "I" and tiff_tag(image, 339, 1) == 1 and pixels.min() < 0:  # SampleFormat: unsigned
+        raise ValueError("some of its uint32 pixels are above 2147483647, which Pillow reads as negative")
+    # Pillow gives the 16-bit pixels of PNG and PGM files as int32.
+    is_32_bit = image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM"))
+    if not (limits := range_32_bit if is_32_bit else (0, max_16_bit)):
+        found = f"its 32-bit pixels are {pixels.min():g} to {pixels.max():g}"
+        raise ValueError(f"{found}; training on such pictures needs data.dataset.range_32_bit=[BLACK,WHITE]")
     # Pillow inverts TIFF files of up to 8 bits in which 0 is white (PhotometricInterpretation), and no others.
     low, high = limits[::-1] if tiff_tag(image, 262) == 0 else limits
     scaled = ((pixels - low) * (255 / ((high - low) or 1))).round().clip(0, 255)
     scaled[pixels == image.info.get("transparency", np.nan)] = 255
     return Image.fromarray(scaled.astype(np.uint8))
-
-
-def deep_pixels(image: Image.Image) -> NDArray[np.float64]:
-    """The pixels of a grey image of 16 or 32 bits; raises `ValueError` if Pillow cannot tell all of them."""
-    pixels = np.asarray(image).astype(np.float64)
-    if not np.isfinite(pixels).all():
-        raise ValueError("some of its pixels are not finite")
-    is_unsigned = tiff_tag(image, 339, 1) == 1  # SampleFormat
-    if image.mode == "I" and is_unsigned and pixels.min() < 0:
-        raise ValueError("some of its uint32 pixels are above 2147483647, which Pillow reads as negative")
-    return pixels
 
 
 def tiff_tag(image: Image.Image, tag: int, default: int | None = None) -> int | None:
@@ -302,8 +243,3 @@ def scale_transparency(opened: Image.Image) -> None:
             opened.info["transparency"] *= factor
         elif stored == "RGB;16B":  # of which Pillow keeps the upper 8 bits
             opened.info["transparency"] = tuple(value >> 8 for value in opened.info["transparency"])
-
-
-def is_32_bit(image: Image.Image) -> bool:
-    """Whether an image has int32 or float pixels; Pillow gives those of 16-bit PGM files as int32, up to 65,535."""
-    return image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM"))

@@ -21,7 +21,7 @@ from vitmnist.diagnosis.observer import Loop
 from vitmnist.errors import ConfigError
 from vitmnist.replacement.decoded_dataset import DecodedDataset
 from vitmnist.replacement.from_dataloader import from_dataloader
-from vitmnist.replacement.original import rebuilt
+from vitmnist.replacement.original import check_replaceable, rebuilt
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.timing.benchmark import Benchmark, Candidate, rows_of
@@ -29,12 +29,11 @@ from vitmnist.timing.table import Row
 
 AS_IT_IS = "as it is"
 ASKED, ASKED_S = 16, 0.5  # Samples that are read to see where their time goes, and about how long that may take
-DECODE_S = 2.0  # Decoding is timed on as many samples as one process reads in this time
+DECODE_S = 3.0  # Decoding is timed on as many samples as one process reads in this time
 TRY_BATCHES, TRY_S = 50, 6.0  # For timing the candidates after a script
 LATE_S = 30.0  # Without a batch for so long, workers are said to fail
 GAIN = 0.2  # A change must save this share of the time to be named
 
-AsCandidate = Callable[[DataLoader[Any]], Candidate]
 Form = Literal["exact", "tensor"]
 
 
@@ -65,42 +64,39 @@ class ImitatedStep:
             sha256(self._block)  # releases the interpreter's lock
 
 
-class Part(Subset[Any]):
+class Part(Subset[object]):
     """Some samples of a dataset, with its attributes, by which `from_dataloader` may refuse it."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name.startswith("__") or name == "dataset":
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
 
-def add_candidates(
-    benchmark: Benchmark, loader: DataLoader[Any], now: Candidate, as_candidate: AsCandidate, is_random: bool
-) -> None:
+def add_alternatives(benchmark: Benchmark, loader: DataLoader[object], now: Candidate) -> dict[str, float]:
     """Add what else could deliver the batches of a loader: other workers if the step waits, and `from_dataloader`.
 
     Args:
-        now: the loader as it is, with its first block.
-        as_candidate: times a `DataLoader` with the same step.
-        is_random: reading samples draws random numbers.
-    """
+        now: the loader as it is, with its first block. The others are timed with the same step.
 
-    def with_workers(number: int, stack: ExitStack) -> Candidate:
+    Returns:
+        Where the time of a sample goes, see `time_parts`.
+    """
+    parts, is_random = time_parts(loader)
+
+    def with_workers(number: int, _: ExitStack) -> Candidate:
         context = loader.multiprocessing_context or torch.multiprocessing
         if number and isinstance(loader.dataset, IterableDataset):
             raise ConfigError("not tried: each worker may deliver all samples of an IterableDataset")
         if number and not loader.num_workers and context.get_start_method() != "fork":
             raise ConfigError("not tried: workers are not forked, and would import the script again")
-        candidate = as_candidate(rebuilt(loader, num_workers=number))
-        candidate.change = f"DataLoader(…, num_workers={number})"
-        return candidate
+        changed = limit_waiting(rebuilt(loader, num_workers=number))
+        return Candidate("", changed, now.device, now.step, change=f"DataLoader(…, num_workers={number})")
 
-    def decoded(form: Form, stack: ExitStack) -> Candidate:
-        replaced, set_up_s = decode_part(loader, form)
-        candidate = as_candidate(replaced)
-        candidate.set_up_s = set_up_s
-        candidate.change = "loader = vitmnist.from_dataloader(loader)" if form == "exact" else None
-        return candidate
+    def decoded(form: Form, _: ExitStack) -> Candidate:
+        replaced, set_up_s = decode_part(loader, form, sum(parts.values()))
+        change = "loader = vitmnist.from_dataloader(loader)" if form == "exact" else None
+        return Candidate("", limit_waiting(replaced), now.device, now.step, set_up_s=set_up_s, change=change)
 
     if now.warm_up and now.warm_up.waits:
         # As many workers as make a batch per step, and none.
@@ -112,40 +108,41 @@ def add_candidates(
         exact = benchmark.add("from_dataloader", partial(decoded, "exact"))
         if is_random and not exact.error:
             benchmark.add('from_dataloader, transforms="tensor"', partial(decoded, "tensor"))
+    return parts
 
 
-def decode_part(loader: DataLoader[Any], form: Form) -> tuple[DataLoader[Any], float]:
+def limit_waiting(loader: DataLoader[object]) -> DataLoader[object]:
+    """Let workers fail that make no batch: forked after a script, they lack the threads of its pools."""
+    if loader.num_workers:
+        loader.timeout = loader.timeout or LATE_S
+    return loader
+
+
+def decode_part(loader: DataLoader[object], form: Form, sample_s: float) -> tuple[DataLoader[object], float]:
     """What `from_dataloader` makes of the samples that there is time for, and its seconds for all samples.
+
+    Args:
+        sample_s: seconds that reading a sample takes.
 
     Raises:
         UserError: it refuses the loader, or all samples do not fit in memory.
     """
-    dataset: Any = loader.dataset
-    if isinstance(dataset, IterableDataset) or loader.batch_sampler is None or not len(dataset):
-        from_dataloader(loader, "ram")  # raises
-    size, batch_size = len(dataset), loader.batch_size or ceil(len(dataset) / len(loader))
-
-    def decode(count: int) -> tuple[DataLoader[Any], float]:
-        part = loader
-        if count < size:
-            # A sampler of the script's own, and a generator, keep the workers.
-            is_plain = loader.batch_size and type(loader.sampler) in (SequentialSampler, RandomSampler)
-            changed: dict[str, Any] = {"batch_size": batch_size, "sampler": None, "shuffle": True}
-            changed["generator"] = None if is_plain and loader.generator is None else torch.Generator()
-            part = rebuilt(loader, dataset=Part(dataset, range(count)), **changed)
-        began = time.perf_counter()
-        return from_dataloader(part, "ram", transforms=form), time.perf_counter() - began
-
+    check_replaceable(loader)
+    size = len(loader.dataset)  # type: ignore[arg-type]
+    batch_size = loader.batch_size or ceil(size / len(loader))
+    count = min(size, max(8 * batch_size, int(DECODE_S / max(sample_s, 1e-6))))
+    part = loader
+    if count < size:
+        # A sampler of the script's own, and a generator, keep the workers.
+        is_plain = loader.batch_size and type(loader.sampler) in (SequentialSampler, RandomSampler)
+        generator = None if is_plain and loader.generator is None else torch.Generator()
+        order = {"batch_size": batch_size, "sampler": None, "shuffle": True, "generator": generator}
+        part = rebuilt(loader, dataset=Part(loader.dataset, range(count)), **order)
     began = time.perf_counter()
-    dataset[0]
-    count = min(size, max(8 * batch_size, int(DECODE_S / max(time.perf_counter() - began, 1e-6))))
-    few_s = decode(count // 4)[1] if count < size else 0.0
-    replaced, seconds = decode(count)
-    needed = int(getattr(replaced.dataset, "sample_nbytes", 0) * size)
-    check_fits("ram", Memory(host=needed), torch.device("cpu"))
-    # Checks read some samples again, so the time of a part is no multiple; the bounds are for noise.
-    each_s = min(max((seconds - few_s) / (count - count // 4), seconds / count / 2), seconds / count)
-    return replaced, seconds + (size - count) * each_s
+    replaced = from_dataloader(part, "ram", transforms=form)
+    set_up_s = (time.perf_counter() - began) * size / count
+    check_fits("ram", Memory(getattr(replaced.dataset, "sample_nbytes", 0) * size), torch.device("cpu"))
+    return replaced, set_up_s
 
 
 def try_loaders(loop: Loop) -> tuple[list[Row], dict[str, float]]:
@@ -157,21 +154,13 @@ def try_loaders(loop: Loop) -> tuple[list[Row], dict[str, float]]:
     with suppress(TypeError):
         length = len(loader)
     step = ImitatedStep(loop.step_s, loop.cores)
-
-    def as_candidate(loader: DataLoader[Any]) -> Candidate:
-        if loader.num_workers:  # forked ones lack the threads of a pool of the script
-            loader.timeout = loader.timeout or LATE_S
-        return Candidate("", loader, step=step)
-
-    with ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")  # such as torch's of more workers than cores
-        for redirect in (redirect_stdout, redirect_stderr):  # the samples may print
-            stack.enter_context(redirect(StringIO()))
-        parts, is_random = time_parts(loader)
+    # The samples may print; torch warns of more workers than cores.
+    output = redirect_stdout(StringIO()), redirect_stderr(StringIO())
+    with ExitStack() as stack, warnings.catch_warnings(), output[0], output[1]:
+        warnings.simplefilter("ignore")
         benchmark = Benchmark(stack)
-        now = benchmark.add(AS_IT_IS, lambda _: as_candidate(rebuilt(loader)))
-        add_candidates(benchmark, loader, now, as_candidate, is_random)
+        now = benchmark.add(AS_IT_IS, lambda _: Candidate("", limit_waiting(rebuilt(loader)), step=step))
+        parts = add_alternatives(benchmark, loader, now)
         benchmark.run(TRY_BATCHES, TRY_S)
         return rows_of(benchmark.candidates, length), parts
 
@@ -186,10 +175,9 @@ def best_change(rows: Sequence[Row], epochs: float = inf) -> str | None:
     return best.change if best and seconds(best) <= (1 - GAIN) * seconds(rows[0]) < inf else None
 
 
-def time_parts(loader: DataLoader[Any]) -> tuple[dict[str, float], bool]:
+def time_parts(loader: DataLoader[object]) -> tuple[dict[str, float], bool]:
     """Seconds per sample of reading, of each transform of a `Compose`, and of collating; whether samples are random."""
-    dataset: Any = loader.dataset
-    compose = _compose_of(dataset)
+    dataset, compose = loader.dataset, _compose_of(loader.dataset)
     transforms = compose and compose.transforms
     random_state = RandomState(dataset)
     times: dict[str, float] = {}
@@ -197,10 +185,10 @@ def time_parts(loader: DataLoader[Any]) -> tuple[dict[str, float], bool]:
     with suppress(Exception):  # of a sample, or the collate function: the rows of the table then say why
         began = time.perf_counter()
         dataset[0]
-        count = min(ASKED, len(dataset), max(2, int(ASKED_S / (time.perf_counter() - began))))
+        count = min(ASKED, len(dataset), max(2, int(ASKED_S / (time.perf_counter() - began))))  # type: ignore[arg-type]
         try:
             if compose is not None:
-                compose.transforms = [partial(_timed, times, one) for one in transforms]
+                compose.transforms = [_timed(transform, times) for transform in transforms]
             began = time.perf_counter()
             samples = [dataset[index] for index in range(count)]
             read_s = time.perf_counter() - began - sum(times.values())
@@ -215,7 +203,7 @@ def time_parts(loader: DataLoader[Any]) -> tuple[dict[str, float], bool]:
     return parts, bool(random_state.changed())
 
 
-def _compose_of(dataset: Any) -> Any:
+def _compose_of(dataset: object) -> Any:
     """The `Compose` of a dataset, or of the one in a `Subset`; None if there is none."""
     while dataset is not None:
         for name in ("transform", "transforms"):
@@ -225,9 +213,14 @@ def _compose_of(dataset: Any) -> Any:
     return None
 
 
-def _timed(times: dict[str, float], transform: Any, *inputs: Any, **named: Any) -> Any:
-    began = time.perf_counter()
-    result = transform(*inputs, **named)
+def _timed(transform: Callable[..., object], times: dict[str, float]) -> Callable[..., object]:
+    """A transform that adds its seconds to `times`, by its name."""
     name = getattr(transform, "__name__", type(transform).__name__)
-    times[name] = times.get(name, 0.0) + time.perf_counter() - began
-    return result
+
+    def apply(*inputs: object, **named: object) -> object:
+        began = time.perf_counter()
+        result = transform(*inputs, **named)
+        times[name] = times.get(name, 0.0) + time.perf_counter() - began
+        return result
+
+    return apply

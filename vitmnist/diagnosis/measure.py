@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
-from itertools import count, islice, repeat
-from typing import TYPE_CHECKING, Any
+from itertools import repeat
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -17,10 +17,10 @@ from torch.utils.data import DataLoader
 
 from vitmnist.data.randomness import preserved_random_state
 from vitmnist.data.sources import map_tensors
-from vitmnist.diagnosis.candidates import AS_IT_IS, add_candidates, time_parts
+from vitmnist.diagnosis.candidates import AS_IT_IS, add_alternatives
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.replacement.original import rebuilt
-from vitmnist.runtime.device import backend_of, choose_device
+from vitmnist.runtime.device import backend_of
 from vitmnist.timing.benchmark import BLOCKS, Benchmark, Candidate, Step, as_one_argument_step, rows_of
 from vitmnist.timing.table import Bottleneck, Figure, Row, format_few_steps, format_ms, format_rows
 
@@ -79,12 +79,11 @@ class Diagnosis:
 
 
 def diagnose(
-    loader: Iterable[Any] | Loader,
+    loader: Iterable[object] | Loader,
     step: Step,
     *,
     batches: int = 50,
     seconds: float = 60.0,
-    device: torch.device | str | None = None,
     model: nn.Module | None = None,
     optimizer: Optimizer | None = None,
 ) -> Diagnosis:
@@ -100,25 +99,24 @@ def diagnose(
             moves the batch to the device itself, as in the training loop.
         batches: how many batches each measurement times; fewer if `seconds` would not be enough.
         seconds: about how long the measurements may take, once the loaders are built.
-        device: that of the step, whose clock is used. By default that of `model`, or else the CUDA device if CUDA is
-            in use.
-        model: its state is restored afterwards, as is that of the random generators in any case.
-        optimizer: the same.
+        model: its state is restored afterwards, as is that of the random generators in any case. Times are those of
+            its device; without it, of the CUDA device if CUDA is in use, or else of the CPU.
+        optimizer: its state is restored too.
 
     Raises:
         DataError: the loader has no batches, or fewer than the measurements need and cannot begin again.
-        ConfigError: a device that this machine does not have, or on which the model is not.
     """
     if batches < BLOCKS:
         raise ConfigError(f"batches={batches}: must be at least {BLOCKS}")
-    run_device = _device_of(model, device)
+    parameter = next(model.parameters(), None) if model is not None else None
+    in_use = torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
+    device = in_use if parameter is None else parameter.device
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
-        # torch warns of more workers than cores, but samples that wait for a disk gain from them.
-        warnings.filterwarnings("ignore", "This DataLoader will create")
-        warnings.filterwarnings("ignore", "transforms='tensor'")  # a row of the table has its name
-        stack.enter_context(_restored(loader, run_device, model, optimizer))
-        diagnosis = _measure(loader, as_one_argument_step(step), batches, seconds, run_device, stack)
+        stack.enter_context(_restored(model, optimizer))
+        stack.enter_context(preserved_random_state(loader, device=device))
+        warnings.simplefilter("ignore")  # such as torch's of more workers than cores
+        diagnosis = _measure(loader, step, batches, seconds, device, stack)
     if missing := [f"{name}=" for name, value in (("model", model), ("optimizer", optimizer)) if value is None]:
         diagnosis.notes.append(f"the step has trained: give {' and '.join(missing)} to have what it changed restored")
     print(diagnosis)
@@ -126,33 +124,24 @@ def diagnose(
 
 
 def _measure(
-    loader: Iterable[Any] | Loader,
-    step: Callable[[Any], object],
-    batches: int,
-    seconds: float,
-    device: torch.device,
-    stack: ExitStack,
+    loader: Iterable[object] | Loader, step: Step, batches: int, seconds: float, device: torch.device, stack: ExitStack
 ) -> Diagnosis:
-    is_plain = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
-    # A copy, because persistent workers belong to the loop.
-    source: Any = rebuilt(loader) if isinstance(loader, DataLoader) and is_plain else loader
-
-    def as_candidate(source: Any, step: Callable[[Any], object] | None = step, **options: Any) -> Candidate:
-        return Candidate(AS_IT_IS, source, device, step, **options)
-
-    first = next(islice(source if hasattr(source, "__iter__") else source.epoch(0), 1), None)
+    plain = None
+    if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
+        plain = rebuilt(loader)  # because persistent workers belong to the loop
+    source = loader if plain is None else plain
+    step = as_one_argument_step(step)
+    loading = Candidate("", source, device, is_required=True)
+    both = Candidate(AS_IT_IS, source, device, step, is_required=True)
+    first = next(iter(loading.batches(0)), None)
     if first is None:
         raise DataError("the loader has no batches")
     resident = repeat(map_tensors(backend_of(device).to_device, first))
-    steps = count()
-    loading = as_candidate(source, None, is_required=True)
-    alone = as_candidate(resident, is_required=True)
-    both = as_candidate(source, lambda batch: (next(steps), step(batch)), is_required=True)
+    alone = Candidate("", resident, device, step, is_required=True)
     benchmark = Benchmark(stack)
     benchmark.candidates += [loading, alone, both]
-    has_all = all(one.time_block() for one in benchmark.candidates)
-    if has_all and isinstance(loader, DataLoader) and is_plain:
-        add_candidates(benchmark, source, both, as_candidate, is_random=time_parts(source)[1])
+    if all(one.time_block() for one in benchmark.candidates) and plain is not None:
+        add_alternatives(benchmark, plain, both)
     rounds = benchmark.run(batches, seconds)
     if not loading.blocks or not both.blocks:
         raise DataError(
@@ -164,48 +153,21 @@ def _measure(
         notes.append("the loader ended and cannot begin again, so few of its batches were timed")
     if rounds < BLOCKS:
         notes.append(f"seconds={seconds:g} were over after {rounds} of {BLOCKS} rounds; the ranges are of these")
-    if device.type == "cpu" and torch.cuda.is_initialized():
-        notes.append("times are those of the CPU, but CUDA is in use: give device='cuda' if the step runs there")
     loading_s, step_s, batch_s = (Figure.of(block.batch_s for block in one.blocks) for one in (loading, alone, both))
-    return Diagnosis(
-        loading_s,
-        step_s,
-        batch_s,
-        waiting_pct=Figure.of(100 * block.waiting_s / block.batch_s for block in both.blocks),
-        steps=next(steps),
-        rows=rows_of(benchmark.candidates[2:], both.length),
-        notes=notes,
-    )
-
-
-def _device_of(model: nn.Module | None, device: torch.device | str | None) -> torch.device:
-    """The device whose clock is used.
-
-    Raises:
-        ConfigError: it is not there, or the model is on another one.
-    """
-    parameter = next(model.parameters(), None) if model is not None else None
-    if device is None:
-        in_use = torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
-        return in_use if parameter is None else parameter.device
-    run_device = choose_device(str(device))
-    if parameter is not None and parameter.device.type != run_device.type:
-        raise ConfigError(f"device={device}: the model is on {parameter.device}; leave device out, or move the model")
-    return run_device
+    waiting_pct = Figure.of(100 * block.waiting_s / block.batch_s for block in both.blocks)
+    rows = rows_of(benchmark.candidates[2:], both.length)
+    return Diagnosis(loading_s, step_s, batch_s, waiting_pct, both.taken, rows, notes)
 
 
 @contextmanager
-def _restored(
-    loader: Any, device: torch.device, model: nn.Module | None, optimizer: Optimizer | None
-) -> Iterator[None]:
-    """Restore the state of model, optimizer and random generators on exit."""
-    states: list[tuple[Any, Any]] = [(one, deepcopy(one.state_dict())) for one in (model, optimizer) if one is not None]
+def _restored(model: nn.Module | None, optimizer: Optimizer | None) -> Iterator[None]:
+    """Restore the state of model and optimizer on exit."""
+    states = [(one, deepcopy(one.state_dict())) for one in (model, optimizer) if one is not None]
     modules, parameters = (list(model.modules()), list(model.parameters())) if model is not None else ([], [])
     modes = [(module, module.training) for module in modules]
     gradients = [(one, None if one.grad is None else one.grad.clone()) for one in parameters]
     try:
-        with preserved_random_state(loader, device=device):
-            yield
+        yield
     finally:
         for owner, state in states:
             owner.load_state_dict(state)

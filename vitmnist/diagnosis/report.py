@@ -36,23 +36,20 @@ class LoopReport:
     """A loop over a loader; times in seconds.
 
     Args:
-        num_loaders: how many in turn the script has built.
         seconds: of all passes; `waiting_s` of them are spent inside `iter()` and `next()`.
         waiting_pct: None if `unmeasured` says why.
-        step_s: the median time between two requests for batches, with `step_cores` in use by this process.
+        step_s: the median time between two requests for batches.
         parts: seconds of a sample: reading, each transform, collating.
         rows: the loader as it is and others, timed after the script with an imitated step.
     """
 
     loader: LoaderInfo
-    num_loaders: int
     passes: int
     batches: int
     seconds: float
     waiting_s: float
     waiting_pct: float | None
     step_s: float
-    step_cores: float
     unmeasured: Unmeasured | None = None
     parts: dict[str, float] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
@@ -98,8 +95,7 @@ def describe_script(observer: Observer, exit_code: int) -> Report:
     passes, merged = (_merge(those, observer.ended or inf) for those in (measured, loops))
     seconds, waiting_s = sum(end - begin for begin, end in passes), sum(loop.waiting_s for loop in measured)
     waiting_pct = 100 * waiting_s / seconds if seconds and incomplete is not Incomplete.OTHER_THREAD else None
-    cores_compete = observer.cores.are_busy and any(loop.info.num_workers for loop in loops)
-    bottleneck = None if waiting_pct is None else Bottleneck.of(waiting_pct, steps, cores_compete)
+    bottleneck = None if waiting_pct is None else Bottleneck.of(waiting_pct, steps)
     reports = [_describe_loop(loop, observer.ended or inf) for loop in loops]
     if bottleneck in (Bottleneck.INPUT, Bottleneck.BALANCED) and exit_code == 0:
         longest_s = max(loop.waiting_s for loop in measured)
@@ -141,8 +137,8 @@ def _merge(loops: list[Loop], ended: float) -> list[tuple[float, float]]:
 def _describe_loop(loop: Loop, ended: float) -> LoopReport:
     seconds = sum(end - begin for begin, end in loop.intervals(ended))
     waiting_pct = None if loop.unmeasured else 100 * loop.waiting_s / seconds
-    figures = (len(loop.passes), loop.batches, seconds, loop.waiting_s, waiting_pct, loop.step_s, loop.cores)
-    return LoopReport(loop.info, loop.num_loaders, *figures, loop.unmeasured)
+    figures = (len(loop.passes), loop.batches, seconds, loop.waiting_s, waiting_pct, loop.step_s, loop.unmeasured)
+    return LoopReport(loop.info, *figures)
 
 
 def _tried(loop: Loop, report: LoopReport, epochs: float) -> LoopReport:
@@ -214,10 +210,9 @@ def _format_loop(number: int, loop: LoopReport) -> list[str]:
     if loop.unmeasured:
         waiting = f"{loop.unmeasured.value}; {format_s(loop.waiting_s)} for them"
     passes = "1 pass" if loop.passes == 1 else f"{loop.passes} passes"
-    alike = "" if loop.num_loaders == 1 else f" over {loop.num_loaders} loaders alike in turn"
     lines = [
         f"loader {number}: {loader.dataset},{samples} {size} ({loader.where})",
-        f"  {loop.batches} batches in {passes}{alike}: {waiting}",
+        f"  {loop.batches} batches in {passes}: {waiting}",
     ]
     if total_s := sum(loop.parts.values()):
         shares = sorted(((seconds / total_s, name) for name, seconds in loop.parts.items()), reverse=True)

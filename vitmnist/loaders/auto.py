@@ -22,7 +22,7 @@ from vitmnist.data.randomness import preserved_random_state
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource, map_tensors
 from vitmnist.errors import ConfigError, allowed_names
-from vitmnist.loaders.base import LOADERS, Batches, Loader, Place, WrapperOptions, needs_of, place_of
+from vitmnist.loaders.base import LOADERS, Batch, Batches, Loader, Place, WrapperOptions, needs_of, place_of
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.memory import Memory, check_fits, peak_memory
@@ -73,7 +73,7 @@ class ResidentBatch(Loader):
     def __init__(self, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
         batch = data.read(slice(0, min(sampler.batch_size, sampler.size)))
-        self._batch: Any = map_tensors(backend_of(device).to_device, batch)
+        self._batch: Batch = map_tensors(backend_of(device).to_device, batch)
 
     def batches(self, number: int, start: int) -> Batches:
         yield from repeat(self._batch, len(self) - start)
@@ -138,8 +138,7 @@ def select_loader(
     Raises:
         ConfigError: an unknown candidate, or none that can be used.
     """
-    names, size = _candidates(options, key), len(sampler)
-    timed = timed if size else None
+    names = _candidates(options, key)
     with ExitStack() as stack:
         loaders = LoaderBenchmark(stack, data, sampler, device, timed, also, are_named=bool(options.candidates))
         for name in tqdm(names, desc="building loaders", leave=False, disable=None):
@@ -148,10 +147,7 @@ def select_loader(
                 loaders.add_loader(name, {"name": name})
         loaders.add_workers(options.worker_counts)
         loaders.run(options.batches, options.seconds * len(loaders.candidates))
-    if not size:  # an epoch without a batch takes no time
-        for candidate in loaders.candidates:
-            candidate.blocks = [Block(0.0, 0.0, 0.0, 0.0)]
-    rows = rows_of(loaders.candidates, size, is_compared=False)
+    rows = rows_of(loaders.candidates, len(sampler), is_compared=False)
     alone = rows.pop(0).epoch_s if timed else None
     epochs_s = {row.name: row.epoch_s for row in rows if row.epoch_s}
     if not epochs_s:
@@ -174,6 +170,7 @@ def _candidates(options: AutoOptions, key: str) -> list[str]:
     return sorted(places, key=lambda name: (places[name] is Place.FILE, places[name] is not Place.HOST))
 
 
+@dataclass
 class LoaderBenchmark(Benchmark):
     """The loaders of `auto`; see `select_loader` for the arguments. With `timed`, the model alone comes first.
 
@@ -181,26 +178,21 @@ class LoaderBenchmark(Benchmark):
         are_named: by the user; only then a loader is tried whose memory is unknown.
     """
 
-    def __init__(
-        self,
-        stack: ExitStack,
-        data: SampleSource,
-        sampler: EpochSampler,
-        device: torch.device,
-        timed: Callable[[Loader], Candidate] | None,
-        also: Sequence[tuple[SampleSource, EpochSampler]],
-        are_named: bool,
-    ) -> None:
-        super().__init__(stack)
-        self._data, self._sampler, self._device, self._also = data, sampler, device, also
-        self._timed, self._are_named = timed or partial(candidate_of, device=device), are_named
+    data: SampleSource
+    sampler: EpochSampler
+    device: torch.device
+    timed: Callable[[Loader], Candidate] | None
+    also: Sequence[tuple[SampleSource, EpochSampler]]
+    are_named: bool
+
+    def __post_init__(self) -> None:
         self.decoded: SampleSource | None = None  # In host memory, once a loader has decoded the set
         self.values: dict[str, dict[str, Any]] = {}  # The options of each candidate
-        self._model_memory = Memory()
-        if timed:
-            model = timed(ResidentBatch(data, sampler, device))
+        self.model_memory = Memory()
+        if self.timed:
+            model = self.timed(ResidentBatch(self.data, self.sampler, self.device))
             model.is_required = True  # An error is that of the step
-            self._model_memory, _ = peak_memory(model.time_block, device)
+            self.model_memory, _ = peak_memory(model.time_block, self.device)
             self.candidates.append(model)
 
     def add_loader(self, name: str, values: Mapping[str, Any]) -> Candidate:
@@ -213,7 +205,7 @@ class LoaderBenchmark(Benchmark):
         fastest = min(timed.values(), key=lambda block: block.batch_s, default=None)
         for candidate, first in timed.items() if fastest and fastest.waits else ():
             values = self.values[candidate.name]
-            workers = {**values, **candidate.source.settings}.get("num_workers")
+            workers = {**values, **getattr(candidate.source, "settings", {})}.get("num_workers")
             # `auto` is left where threads read picture files, as many as there are cores: workers only if asked for.
             if workers is None or (workers == AUTO and not counts):
                 continue
@@ -229,22 +221,22 @@ class LoaderBenchmark(Benchmark):
     def data_for(self, values: Mapping[str, Any]) -> SampleSource:
         """The set for a loader: as another one has decoded it, if the loader keeps all of it in memory."""
         is_kept = place_of(values["name"]) in (Place.HOST, Place.DEVICE)
-        return self.decoded if self.decoded is not None and is_kept else self._data
+        return self.decoded if self.decoded is not None and is_kept else self.data
 
     def _build(self, name: str, values: Mapping[str, Any], stack: ExitStack) -> Candidate:
         """A loader, if there is memory for it next to the model and what was built before."""
         values = LOADERS.complete(values)
         data = self.data_for(values)
-        needs = needs_of(values, [(data, self._sampler), *self._also], self._device)
+        needs = needs_of(values, [(data, self.sampler), *self.also], self.device)
         if needs is not None:
-            check_fits(values["name"], needs, self._device, self._model_memory)
-        elif not self._are_named:
+            check_fits(values["name"], needs, self.device, self.model_memory)
+        elif not self.are_named:
             raise ConfigError("does not say how much memory it needs, so it is tried only if candidates= names it")
         started = time.perf_counter()
-        loader = stack.enter_context(LOADERS.build(values, data, self._sampler, self._device))
+        loader = stack.enter_context(LOADERS.build(values, data, self.sampler, self.device))
         set_up_s = time.perf_counter() - started
         self.values[name], self.decoded = values, self.decoded or loader.decoded
-        candidate = self._timed(loader)
+        candidate = self.timed(loader) if self.timed else candidate_of(loader, self.device)
         candidate.set_up_s = set_up_s
         return candidate
 

@@ -66,7 +66,7 @@ class DiskLoader(Loader):
         self.options, self.backend = options, backend_of(device)
         self.pin_memory = options.pin_memory and device.type == "cuda"
         self._idle: list[tuple[data.DataLoader[Any], BatchKeys]] = []
-        has_files = isinstance(source, Split) and source.reader is not None and source.files is not None
+        has_files = isinstance(source, Split) and source.files is not None
         self.files: Any = source if has_files and options.num_workers == AUTO else None
         if self.files is not None:
             threads = cores_per_rank() if options.threads == AUTO else options.threads
@@ -221,13 +221,14 @@ def read_batches(
     """The batches of an epoch on the host: uint8 images as the decoded set has them, and their labels.
 
     Args:
-        source: with `files`, and their `reader`.
+        source: with `files`.
         ahead: how many batches may be read before they are asked for.
 
     Raises:
         DataError: a picture cannot be read; names it, in place of its batch.
     """
-    size = 1 if is_large(source.images.shape) else GROUP
+    files, size = source.files, 1 if is_large(source.images.shape) else GROUP
+    assert files is not None
 
     def jobs() -> Iterator[Job]:
         for indices in sampler.batches(epoch, start):
@@ -241,7 +242,7 @@ def read_batches(
         # NumPy may write to a tensor that the consumer made in inference mode.
         pixels = images.permute(0, 2, 3, 1).numpy()
         for row in span:
-            pixels[row] = np.asarray(source.reader[int(rows[row])]).reshape(pixels.shape[1:])
+            pixels[row] = np.asarray(files[int(rows[row])]).reshape(pixels.shape[1:])
         return job
 
     jobs_ahead = ahead * -(-min(sampler.batch_size, sampler.size) // size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,10 +19,10 @@ from vitmnist.replacement.split_transforms import TransformGuard
 from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.store.cache_file import decode_once
-from vitmnist.store.read_once import read_once, reading_workers
+from vitmnist.store.read_once import MapStyleDataset, read_once, reading_workers
 from vitmnist.store.rows import Rows, load_rows
-from vitmnist.store.samples import EncodedSamples, Samples, encode_samples, samples_in_file, samples_in_memory
-from vitmnist.store.tree import Structure, flatten, named_leaves, unflatten
+from vitmnist.store.samples import Samples, encode_samples, samples_in_file, samples_in_memory
+from vitmnist.store.tree import Structure, flatten, unflatten
 
 
 class DecodedDataset(Dataset[Any]):
@@ -37,7 +37,9 @@ class DecodedDataset(Dataset[Any]):
         others: attributes of a subclass.
     """
 
-    def __init__(self, original: Any, sample_nbytes: float = 0, **others: Any) -> None:
+    original: MapStyleDataset
+
+    def __init__(self, original: MapStyleDataset, sample_nbytes: float = 0, **others: object) -> None:
         self.__dict__.update(original=original, sample_nbytes=sample_nbytes, **others)
 
     def __len__(self) -> int:
@@ -48,7 +50,7 @@ class DecodedDataset(Dataset[Any]):
             raise AttributeError(name)
         return getattr(self.__dict__["original"], name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         setattr(self.__dict__["original"], name, value)
 
 
@@ -56,22 +58,26 @@ class DecodedDataLoader(DataLoader[Any]):
     """A `DataLoader` over decoded samples; `iter` raises `ConfigError` if a transform has changed since."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        self.check_transforms()
+        return super().__iter__()
+
+    def check_transforms(self) -> None:
+        """Raise `ConfigError` if a transform has changed since the samples were decoded."""
         if isinstance(self.dataset, DecodedDataset):  # a framework may build one over another dataset, such as a Subset
             vars(self.dataset)["_guard"].check()
-        return super().__iter__()
 
 
 class FetchedBatch:
     """What a decoded dataset gives the collate function of its DataLoader.
 
     Args:
-        content: a batch, or samples that lack their last transforms.
+        content: the batch.
     """
 
     def __init__(self, content: Any) -> None:
         self.content = content
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> object:
         raise ConfigError(
             "a DataLoader over a DecodedDataset needs collate_fn=loader.collate_fn, of the loader that from_dataloader "
             "returned (in a Hugging Face Trainer: data_collator=loader.collate_fn and remove_unused_columns=False)"
@@ -81,10 +87,10 @@ class FetchedBatch:
 class GatheredDataset(DecodedDataset):
     """Samples that are rows of tensors; `DataLoader` gets a whole batch by one gather."""
 
-    def __init__(self, original: Any, guard: TransformGuard, batches: BatchRows) -> None:
+    def __init__(self, original: MapStyleDataset, guard: TransformGuard, batches: BatchRows) -> None:
         super().__init__(original, batches.sample_nbytes, _guard=guard, _batches=batches)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> object:
         """A sample of the original; batches do not need it."""
         return self.original[index]
 
@@ -98,10 +104,10 @@ class CollateGathered:
     Single samples, such as those of a `ConcatDataset`, are collated as before.
     """
 
-    def __init__(self, collate: Callable[[Any], Any]) -> None:
+    def __init__(self, collate: Callable[[list[Any]], object]) -> None:
         self.collate = collate
 
-    def __call__(self, samples: Any) -> Any:
+    def __call__(self, samples: FetchedBatch | list[Any]) -> object:
         return samples.content if isinstance(samples, FetchedBatch) else self.collate(samples)
 
 
@@ -110,36 +116,23 @@ class TransformedDataset(DecodedDataset):
 
     Args:
         transform: makes a sample from what is kept of it.
-        unfinished: does the same, but leaves the last transforms to the collate function of the replacement.
     """
 
     def __init__(
-        self,
-        original: Any,
-        guard: TransformGuard,
-        samples: Samples,
-        transform: Callable[[Any], Any],
-        unfinished: Callable[[Any], Any] | None = None,
+        self, original: MapStyleDataset, guard: TransformGuard, samples: Samples, transform: Callable[[Any], object]
     ) -> None:
-        super().__init__(
-            original,
-            samples.nbytes / len(samples),
-            _guard=guard,
-            _samples=samples,
-            _transform=transform,
-            _unfinished=unfinished,
-        )
+        nbytes = samples.nbytes / len(samples)
+        super().__init__(original, nbytes, _guard=guard, _samples=samples, _transform=transform)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> object:
         return self._transform(self._samples[index])
 
-    def __getitems__(self, indices: Sequence[int]) -> Any:
-        transform = self._unfinished or self._transform
+    def __getitems__(self, indices: Sequence[int]) -> FetchedBatch | list[object]:
         samples = []
         for index in indices:
             with naming(f"sample {index}"):
-                samples.append(transform(self._samples[index]))
-        return FetchedBatch(samples) if self._unfinished else samples
+                samples.append(self[index])
+        return samples
 
 
 class NoRowsError(DataError):
@@ -148,14 +141,13 @@ class NoRowsError(DataError):
 
 @dataclass(frozen=True)
 class BatchRows:
-    """The tensors of a batch, their names, such as `batch['image']`, and how they are nested in it."""
+    """The tensors of a batch, and how they are nested in it."""
 
     rows: Rows
-    names: tuple[str, ...]
     structure: Structure
 
     @classmethod
-    def of(cls, batch: Any, size: int) -> BatchRows:
+    def of(cls, batch: object, size: int) -> BatchRows:
         """The tensors of a batch of `size` samples.
 
         Raises:
@@ -164,21 +156,20 @@ class BatchRows:
         leaves, structure = flatten(batch)
         if not leaves:
             raise NoRowsError("the batch has no tensor")
-        names = tuple(f"batch{path}" for path, _ in named_leaves(batch))
-        for name, leaf in zip(names, leaves, strict=True):
+        for path, leaf in zip(structure.paths(), leaves, strict=True):
             if type(leaf) is not Tensor:  # a subclass would not be delivered as one
-                raise NoRowsError(f"{name} is a {type(leaf).__name__}")
+                raise NoRowsError(f"batch{path} is a {type(leaf).__name__}")
             if leaf.layout != torch.strided or leaf.is_nested or leaf.requires_grad:
-                raise NoRowsError(f"{name} is sparse, nested or requires a gradient")
+                raise NoRowsError(f"batch{path} is sparse, nested or requires a gradient")
             if not leaf.dim() or len(leaf) != size:
-                raise NoRowsError(f"{name} has shape {list(leaf.shape)}, which has no row per sample ({size})")
-        return cls(Rows(tuple(leaves)), names, structure)
+                raise NoRowsError(f"batch{path} has shape {list(leaf.shape)}, which has no row per sample ({size})")
+        return cls(Rows(tuple(leaves)), structure)
 
     @property
     def signature(self) -> dict[str, str]:
         """Dtype and shape per sample of each tensor."""
-        pairs = zip(self.names, self.rows.tensors, strict=True)
-        return {name: f"{tensor.dtype} {list(tensor.shape[1:])}" for name, tensor in pairs}
+        pairs = zip(self.structure.paths(), self.rows.tensors, strict=True)
+        return {f"batch{path}": f"{tensor.dtype} {list(tensor.shape[1:])}" for path, tensor in pairs}
 
     @property
     def sample_nbytes(self) -> int:
@@ -237,14 +228,15 @@ def keep_rows(dataloader: DataLoader[Any], first: BatchRows, location: Location,
         DoesNotFitError: memory or disk is too small.
         NoRowsError: a batch is not like `first`.
     """
-    size = len(dataloader.dataset)  # type: ignore[arg-type]
-    read = partial(_read_rows, dataloader.dataset, dataloader.collate_fn, first)
-    chunks = partial(_read_once, dataloader, dataloader.dataset, read, first.sample_nbytes)
+    dataset: Any = dataloader.dataset
+    size = len(dataset)
+    read = partial(_read_rows, dataset, dataloader.collate_fn, first)
+    chunks = partial(_read_once, dataloader, dataset, read, first.sample_nbytes)
     if location.loader == "cache":
         contents = fingerprint and f"{fingerprint}, {size} samples, {first.signature}"
-        files = [str(index) for index in range(len(first.names))]
+        files = [str(index) for index in range(len(first.rows.tensors))]
         entry = decode_once(location.folder, contents, size, chunks, names=files)
-        return BatchRows(Rows(entry.tensors, is_mapped=True), first.names, first.structure)
+        return BatchRows(Rows(entry.tensors, is_mapped=True), first.structure)
     needed = first.sample_nbytes * size
     on_device = location.loader == "gpu_slice"
     is_cuda = on_device and location.device.type == "cuda"
@@ -252,10 +244,12 @@ def keep_rows(dataloader: DataLoader[Any], first: BatchRows, location: Location,
     rows = load_rows(chunks(), size)
     if on_device:
         rows = Rows(tuple(tensor.to(location.device) for tensor in rows.tensors))
-    return BatchRows(rows, first.names, first.structure)
+    return BatchRows(rows, first.structure)
 
 
-def keep_samples(source: Any, probes: Sequence[Any], dataloader: DataLoader[Any], location: Location) -> Samples:
+def keep_samples(
+    source: MapStyleDataset, probes: Sequence[object], dataloader: DataLoader[Any], location: Location
+) -> Samples:
     """All samples of `source`, of any structure.
 
     Args:
@@ -267,7 +261,7 @@ def keep_samples(source: Any, probes: Sequence[Any], dataloader: DataLoader[Any]
         DoesNotFitError: memory or disk is too small.
     """
     size, structure = len(source), flatten(probes[0])[1] if location.loader == "cache" else None
-    sample_nbytes = len(encode_samples(probes, structure).content) / len(probes)
+    sample_nbytes = len(encode_samples(probes, structure).blocks[0]) / len(probes)
     chunks = partial(_read_once, dataloader, source, partial(_read_samples, source, structure), sample_nbytes)
     if structure:
         contents = location.fingerprint and f"{location.fingerprint}, {size} samples of {structure}"
@@ -275,26 +269,22 @@ def keep_samples(source: Any, probes: Sequence[Any], dataloader: DataLoader[Any]
     return samples_in_memory(chunks(), int(sample_nbytes * size))
 
 
-def read_batch(dataset: Any, collate: Callable[[list[Any]], Any], indices: Sequence[int]) -> Any:
+def read_batch(dataset: Dataset[Any], collate: Callable[[list[Any]], object], indices: Sequence[int]) -> object:
     """The batch that a `DataLoader` makes of these samples; raises `DataError` for one that cannot be read."""
     named = NamedCollate(collate, f"samples {', '.join(map(str, indices[:3]))}, …")
     if hasattr(dataset, "__getitems__"):
         return named(dataset.__getitems__(list(indices)))
-    samples = []
-    for index in indices:
-        with naming(f"sample {index}"):
-            samples.append(dataset[index])
-    return named(samples)
+    return named([*_named_samples(dataset, indices)])
 
 
 @dataclass(frozen=True)
 class NamedCollate:
     """A collate function whose errors say that it has failed, and for which samples."""
 
-    collate: Callable[[list[Any]], Any]
+    collate: Callable[[list[Any]], object]
     samples: str
 
-    def __call__(self, samples: list[Any]) -> Any:
+    def __call__(self, samples: list[Any]) -> object:
         try:
             with naming(f"the collate function, for {self.samples}"):
                 return self.collate(samples)
@@ -303,34 +293,39 @@ class NamedCollate:
 
 
 def _read_once(
-    dataloader: DataLoader[Any], source: Any, read: Callable[[range], Chunk], sample_nbytes: float
+    dataloader: DataLoader[Any], source: MapStyleDataset, read: Callable[[range], Chunk], sample_nbytes: float
 ) -> Iterator[Chunk]:
     """What `read` makes of all samples of `source`; raises `RandomSampleError` if one of them is random."""
+    dataset: Any = dataloader.dataset
     return read_once(
-        dataloader.dataset,
+        dataset,
         partial(_read_fixed, source, read),
         sample_nbytes,
-        reading_workers(dataloader.dataset, dataloader.num_workers),
+        reading_workers(dataset, dataloader.num_workers),
         dataloader.multiprocessing_context,
         dataloader.worker_init_fn,
     )
 
 
-def _read_fixed(source: Any, read: Callable[[range], Chunk], indices: range) -> Chunk:
+def _read_fixed(source: MapStyleDataset, read: Callable[[range], Chunk], indices: range) -> Chunk:
     with refusing_random(source.__getitem__, indices, source):
         return read(indices)
 
 
-def _read_rows(dataset: Any, collate: Callable[[Any], Any], first: BatchRows, indices: range) -> tuple[Tensor, ...]:
+def _read_rows(
+    dataset: Dataset[Any], collate: Callable[[list[Any]], object], first: BatchRows, indices: range
+) -> tuple[Tensor, ...]:
     chunk = BatchRows.of(read_batch(dataset, collate, indices), len(indices))
     first.check_same(chunk)
     return chunk.rows.tensors
 
 
-def _read_samples(source: Any, structure: Structure | None, indices: range) -> EncodedSamples:
-    def samples() -> Iterator[Any]:
-        for index in indices:
-            with naming(f"sample {index}"):
-                yield source[index]
+def _read_samples(source: MapStyleDataset, structure: Structure | None, indices: range) -> Samples:
+    return encode_samples(_named_samples(source, indices), structure)
 
-    return encode_samples(samples(), structure)
+
+def _named_samples(dataset: MapStyleDataset | Dataset[Any], indices: Iterable[int]) -> Iterator[Any]:
+    """Samples; an error names the one that cannot be read."""
+    for index in indices:
+        with naming(f"sample {index}"):
+            yield dataset[index]

@@ -2,29 +2,63 @@
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import DataLoader, DistributedSampler
+from torch import Tensor
+from torch.utils.data import DataLoader, DistributedSampler, default_collate
 
 from vitmnist.data.randomness import RandomSampleError, preserved_random_state, probe_indices
 from vitmnist.errors import ConfigError, DataError, UserError, allowed_names, described
-from vitmnist.replacement.decoded_dataset import DecodedDataset, Location, NoRowsError, TransformedDataset
-from vitmnist.replacement.original import check_replaceable, find_random, rebuilt
-from vitmnist.replacement.replacements import UserDecodeTransform, replace_fixed, replace_random
-from vitmnist.replacement.split_transforms import SplitDataset, Transform
+from vitmnist.replacement.decoded_dataset import (
+    CollateGathered,
+    DecodedDataLoader,
+    DecodedDataset,
+    GatheredDataset,
+    Location,
+    NamedCollate,
+    NoRowsError,
+    TransformedDataset,
+    keep_rows,
+    keep_samples,
+)
+from vitmnist.replacement.original import (
+    EagerDataLoader,
+    check_replaceable,
+    check_rows,
+    check_same_batches,
+    find_random,
+    rebuilt,
+    seeded_batch,
+    workers_needed,
+)
+from vitmnist.replacement.split_transforms import (
+    NamedSteps,
+    SplitDataset,
+    SplitTransforms,
+    Transform,
+    TransformGuard,
+    transform_parts,
+)
 from vitmnist.replacement.tensor_dataloader import TensorDataLoader
+from vitmnist.replacement.tensor_transforms import DrawnDataset, can_be_drawn, picture_difference, tensor_form
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.memory import DoesNotFitError, keep_freed_memory
 from vitmnist.store.cache_file import DEFAULT_FOLDER
 from vitmnist.store.read_once import unchanged
+from vitmnist.store.tree import find_difference, flatten
 
 STORES = ("gpu_slice", "ram", "cache")
 TRANSFORM_MODES = ("exact", "tensor")
+PICTURE_DIMS = 4
+"""Dimensions of a batch of pictures, [B, C, H, W]."""
 Steps = tuple[Transform, Transform]
 """`decode` and `transform` of the user."""
 
@@ -179,16 +213,135 @@ def _decoded_by(
     samples, random = ([], "decode= makes samples random") if steps else find_random(dataloader, probes)
     if random and store.loader == "gpu_slice":
         raise ConfigError(f"gpu_slice: {random}, and transformed on the host; use ram")
-    source: Any
     if steps:
-        source = UserDecodeTransform(*steps, dataset, probes)
-    elif random:
-        source = SplitDataset(dataset, probes)
-    else:
-        try:
-            return replace_fixed(dataloader, store, samples)
-        except NoRowsError as error:
-            if store.loader == "gpu_slice":
-                raise ConfigError(f"gpu_slice: {error}; ram keeps such samples, and collates them") from error
-        source = UserDecodeTransform(dataset.__getitem__, unchanged, dataset, probes, samples)
-    return replace_random(dataloader, store, source, probes, of_tensors)
+        return _replace_random(dataloader, store, NamedSteps(*steps, dataset, probes), probes)
+    if random:
+        return _replace_random(dataloader, store, SplitDataset(dataset, probes), probes, of_tensors)
+    try:
+        return _replace_fixed(dataloader, store, samples)
+    except NoRowsError as error:
+        if store.loader == "gpu_slice":
+            raise ConfigError(f"gpu_slice: {error}; ram keeps such samples, and collates them") from error
+    source = NamedSteps(dataset.__getitem__, unchanged, dataset, probes, samples)
+    return _replace_random(dataloader, store, source, probes)
+
+
+def _replace_fixed(dataloader: DataLoader[Any], store: Location, probed: list[Any]) -> Any:
+    """The replacement whose batches are gathered from rows of tensors; raises as `from_dataloader`, and `NoRowsError`.
+
+    Args:
+        probed: samples on which the collate function is tried.
+    """
+    dataset: Any = dataloader.dataset
+    collate, on_device, workers = dataloader.collate_fn, store.loader == "gpu_slice", workers_needed(dataloader)
+    if on_device and workers:
+        raise ConfigError(
+            "gpu_slice: the order of this DataLoader depends on its workers, which cannot deliver from the device; "
+            "give it num_workers=0"
+        )
+    first = check_rows(NamedCollate(collate, "probes"), probed)
+    guard = TransformGuard(dataset, [*transform_parts(dataset), collate])
+    fingerprint = store.fingerprint
+    if default_collate is collate:
+        fingerprint = fingerprint or getattr(dataset, "_fingerprint", None)  # of a Hugging Face dataset
+    batches = keep_rows(dataloader, first, store, fingerprint)
+    replaced = rebuilt(
+        dataloader,
+        EagerDataLoader if dataloader.num_workers and not workers else DecodedDataLoader,
+        dataset=GatheredDataset(dataset, guard, batches),
+        collate_fn=CollateGathered(collate),
+        num_workers=workers,
+        pin_memory=dataloader.pin_memory and not on_device,
+    )
+    check_same_batches(
+        dataloader, replaced, is_random=False, options=(fingerprint and "the samples of this fingerprint=") or ""
+    )
+    guard.ignore_changes()
+    return replaced
+
+
+def _replace_random(
+    dataloader: DataLoader[Any],
+    store: Location,
+    source: SplitDataset | NamedSteps,
+    probes: list[int],
+    of_tensors: bool = False,
+) -> Any:
+    """The replacement that keeps single samples and has the workers of the original; raises as `from_dataloader`.
+
+    Args:
+        probes: indices of the samples `source.probed`.
+        of_tensors: random transforms get tensors.
+    """
+    dataset: Any = dataloader.dataset
+    deterministic = [part for split in source.splits for part in split.deterministic]
+    keeps_results = isinstance(source, NamedSteps) and source.transform is unchanged
+    guard = TransformGuard(dataset, transform_parts(dataset) if keeps_results else deterministic)
+    once = re.sub(" at 0x[0-9a-f]+", "", str([split.deterministic for split in source.splits]))  # addresses vary
+    store = replace(store, fingerprint=store.fingerprint and f"{store.fingerprint}, {once}")
+    samples = keep_samples(source, source.probed, dataloader, store)
+    exact = TransformedDataset(dataset, guard, samples, source.transform)
+    replaced = rebuilt(dataloader, DecodedDataLoader, dataset=exact)
+    options = ["decode= and transform="] if isinstance(source, NamedSteps) and not keeps_results else []
+    options += ["the samples of this fingerprint="] if store.fingerprint else []
+    check_same_batches(dataloader, replaced, is_random=True, options=" or ".join(options))
+    guard.ignore_changes()
+    return _of_tensors(replaced, source, probes) if of_tensors and isinstance(source, SplitDataset) else replaced
+
+
+def _of_tensors(exact: DataLoader[Any], source: SplitDataset, probes: list[int]) -> Any:
+    """The replacement whose random transforms get tensors, and are drawn in order if they are known.
+
+    Args:
+        exact: the replacement whose transforms get what they got before.
+
+    Raises:
+        ConfigError: the transforms, or the collate function, make something else of tensors.
+    """
+    dataset: Any = exact.dataset
+    collate = exact.collate_fn
+    forms = [tensor_form(split.random) for split in source.splits]
+    mean, largest = picture_difference(source.splits, forms, dataset._samples, probes)
+    if largest:
+        warnings.warn(
+            f"transforms='tensor': the same random transforms, with pixels that differ by {mean:.2g} of 255 on "
+            f"average, at most by {largest:.3g}",
+            stacklevel=7,
+        )
+    if len({repr(form.trailing) for form in forms}) > 1:  # a batch may mix samples of several datasets
+        forms = [form._replace(kept=form.kept + form.trailing, trailing=[]) for form in forms]
+    splits = [SplitTransforms(random=form.kept + form.trailing) for form in forms]
+    kept = dataset.original, dataset._guard, dataset._samples.with_tensors(), partial(source.transform, splits=splits)
+    in_workers = TransformedDataset(*kept)
+    try:
+        pairs = [flatten(seeded_batch(part, collate, probes[:2]))[0] for part in (in_workers, dataset)]
+    except Exception as error:  # a transform after the conversion, or the collate function
+        raise ConfigError(f"transforms='tensor': {described(error)}; use transforms='exact'") from error
+    for leaf, expected in zip(*pairs, strict=True):
+        if isinstance(expected, Tensor) and (leaf.dtype, leaf.shape) != (expected.dtype, expected.shape):
+            raise ConfigError(
+                f"transforms='tensor': the batch has {leaf.dtype} {list(leaf.shape)} where that of PIL images has "
+                f"{expected.dtype} {list(expected.shape)}; use transforms='exact'"
+            )
+    if all(can_be_drawn(part) for form in forms for part in form.kept + form.trailing):
+        dtypes = [leaf.dtype for leaf in pairs[1] if isinstance(leaf, Tensor) and leaf.dim() == PICTURE_DIMS]
+        dtype = dtypes[0] if dtypes else torch.get_default_dtype()
+        drawn = DrawnDataset(*kept, forms=forms, dtype=dtype, collate=collate, threads=exact.num_workers)
+        if _are_same(in_workers, drawn, collate, probes):
+            return rebuilt(exact, TensorDataLoader, dataset=drawn, collate_fn=CollateGathered(collate))
+    return rebuilt(exact, TensorDataLoader, dataset=in_workers)
+
+
+def _are_same(in_workers: Any, drawn: Any, collate: Callable[[Any], Any], probes: Sequence[int]) -> bool:
+    """Whether two forms of a dataset draw the same and make the same batches of it, bit for bit."""
+
+    def with_random_state(samples: Any) -> Any:
+        return CollateGathered(collate)(samples), torch.get_rng_state()
+
+    with suppress(Exception):  # torchvision may not draw for what is no picture
+        for index in probes:
+            pair = [seeded_batch(dataset, with_random_state, [index]) for dataset in (in_workers, drawn)]
+            if find_difference(*pair):
+                return False
+        return True
+    return False

@@ -137,6 +137,34 @@ class SplitDataset(Dataset[Any]):
         return outputs if len(outputs) > 1 else outputs[0]
 
 
+class NamedSteps(Dataset[Any]):
+    """Like `SplitDataset`, for a dataset whose two steps the user has named.
+
+    Args:
+        probed: the samples of `probes`, decoded; read here if None.
+    """
+
+    splits: Sequence[SplitTransforms] = ()
+
+    def __init__(
+        self,
+        decode: Transform,
+        transform: Transform,
+        dataset: Any,
+        probes: Sequence[int],
+        probed: list[Any] | None = None,
+    ) -> None:
+        self.decode, self.transform, self._dataset = decode, transform, dataset
+        self.probed = read_probes(self.__getitem__, probes, (decode, dataset)) if probed is None else probed
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        with naming(f"sample {index}"):
+            return self.decode(index)
+
+
 def with_results(sample: Any, results: Sequence[Any]) -> Any:
     """A sample with the results of its calls in place of the placeholders."""
 

@@ -7,28 +7,29 @@ round down cancels in the ratio.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from vitmnist.config.schema import affects_nothing, keys_where
 from vitmnist.config.values import is_under, trainer_label
-from vitmnist.report.statistics import Differences, Ratio, Spread
-from vitmnist.tracking.epoch_table import Metric, epoch_metrics
-from vitmnist.tracking.result import Run, monitored
+from vitmnist.report.statistics import Differences, Ratio, Spread, ratio
+from vitmnist.tracking.epoch_table import Metric, epoch_metrics, summarize
+from vitmnist.tracking.result import TEST_ACC, Run, monitored
 
 NOTHING = "–"  # not measured, or not applicable
+LOADER, LOADER_OPTION = "data/loader", "data.loader."  # columns of a comparison
 MACHINE = ("host", "cpu", "cpu_count")  # keys of `environment` that identify a machine
 CHECKSUMS = "SHA-256 of the data"
 
-Seeds = tuple[str, str]  # seed, and seed of the hold-out
 
-
-def overrides(values: Mapping[str, Any]) -> str:
+def overrides(values: Mapping[str, object]) -> str:
     """Keys and values as on the command line: `data/loader=ram batch_size=500`."""
     return " ".join(f"{key}={value}" for key, value in values.items())
 
@@ -45,14 +46,26 @@ class Configuration:
         """Its values as overrides."""
         return overrides(self.values)
 
+    @property
+    def without_loader(self) -> str:
+        """Its values as overrides, without the loader and its options."""
+        shared = [key for key in self.values if key != LOADER and not key.startswith(LOADER_OPTION)]
+        return overrides({key: self.values[key] for key in shared})
+
+    @property
+    def loader(self) -> str:
+        """Its loader, with the options that vary: `disk (num_workers=2)`."""
+        options = {key[len(LOADER_OPTION) :]: self.values[key] for key in self.values if key.startswith(LOADER_OPTION)}
+        name, texts = self.values.get(LOADER), ", ".join(f"{key}={value}" for key, value in options.items())
+        return f"{name} ({texts})" if name and texts else str(name or texts)
+
     @cached_property
-    def rounds(self) -> dict[Seeds, list[Run]]:
+    def rounds(self) -> dict[str, list[Run]]:
         """The ranked runs by round: folder of the sweep, and `repeat`. Empty if no time of this row is compared."""
-        rounds: dict[Seeds, list[Run]] = {}
+        rounds: dict[str, list[Run]] = {}
         for run in self.runs:
             if run.is_ranked:
-                key = str(run.folder.resolve().parent), str(run.config.get("repeat"))
-                rounds.setdefault(key, []).append(run)
+                rounds.setdefault(f"{run.folder.resolve().parent} {run.config.get('repeat')}", []).append(run)
         return rounds
 
     def spread(self, name: str) -> Spread | None:
@@ -63,17 +76,22 @@ class Configuration:
         return Spread.of(_values(ranked or self.runs, name))
 
     @cached_property
+    def spreads(self) -> dict[str, Spread | None]:
+        """Each metric of an epoch and the test accuracy; None where it was not measured."""
+        return {**{name: self.spread(name) for name in epoch_metrics()}, TEST_ACC: self.quality(TEST_ACC)}
+
+    @property
     def epoch_s(self) -> Spread | None:
         """Seconds per epoch, evaluation included."""
-        return self.spread("epoch_s")
+        return self.spreads["epoch_s"]
 
-    def by_seed(self, name: str) -> dict[Seeds, float]:
-        """A metric of quality by seed and fold. Runs with the same ones are not independent: the first one counts."""
+    def by_seed(self, name: str) -> dict[str, float]:
+        """A metric of quality by seed. Runs with the same one are not independent: the first one counts."""
         runs = [run for run in reversed(self.runs) if run.status == "completed"]
         return {run.seeds: value for run in runs if (value := run.quality(name)) is not None}
 
     def quality(self, name: str) -> Spread | None:
-        """A metric of quality over the seeds and folds."""
+        """A metric of quality over the seeds."""
         return Spread.of(list(self.by_seed(name).values()))
 
     @property
@@ -81,6 +99,14 @@ class Configuration:
         """How its runs ended and why, and why their times are not compared, with numbers of runs if they differ."""
         states = Counter(run.state for run in self.runs)
         return "; ".join(f"{count} {state}" if len(states) > 1 else state for state, count in states.items())
+
+
+def loader_groups(rows: Iterable[Configuration]) -> dict[str, list[Configuration]]:
+    """Rows that differ only in the loader and its options, by what they share."""
+    groups: dict[str, list[Configuration]] = {}
+    for row in rows:
+        groups.setdefault(row.without_loader, []).append(row)
+    return groups
 
 
 @dataclass(frozen=True)
@@ -106,18 +132,23 @@ class Comparison:
     @cached_property
     def _log_times(self) -> Differences[Configuration]:
         # Runs of several seeds in a round share the state of the machine: they count as one.
-        times = {
-            row: {key: median(_values(runs, "epoch_s")) for key, runs in row.rounds.items()} for row in self.ranked
-        }
-        return Differences.of_logarithms(times)
+        return Differences(
+            {
+                row: {
+                    key: math.log(time)
+                    for key, runs in row.rounds.items()
+                    if (time := median(_values(runs, "epoch_s"))) > 0
+                }
+                for row in self.ranked
+            }
+        )
 
-    def ratio(self, row: Configuration, other: Configuration) -> Ratio | None:
-        """How many times as long an epoch of a ranked row takes as one of another; None without a common round."""
-        return self._log_times.ratio(row, other)
+    def ratio(self, row: Configuration, other: Configuration | None = None) -> Ratio | None:
+        """How many times as long an epoch of a row takes as one of another, by default that with the lowest median.
 
-    def to_fastest(self, row: Configuration) -> Ratio | None:
-        """The ratio of a row to the one with the lowest median; None for that row, and without a common round."""
-        return self.ratio(row, self.ranked[0]) if self.ranked else None
+        None if they are the same, if either is not ranked, and without a common round.
+        """
+        return ratio(self._log_times.get(row, other or self.ranked[0])) if self.ranked else None
 
     @cached_property
     def metric(self) -> Metric:
@@ -125,46 +156,33 @@ class Comparison:
         return monitored(run for row in self.rows for run in row.runs)
 
     @cached_property
-    def by_quality(self) -> list[tuple[dict[Seeds, float], list[Configuration]]]:
-        """The values of the metric by seed and fold, the best median first, and the rows that have them.
+    def by_quality(self) -> dict[str, dict[str, float]]:
+        """The values of the metric by seed for each `loader_groups`, the best median first.
 
-        Rows that agree in their common seeds are together: loaders deliver identical batches, and repeat no quality.
+        Loaders deliver identical batches, and repeat no quality.
         """
-        groups: list[tuple[dict[Seeds, float], list[Configuration]]] = []
-        for row in self.rows:
-            values = row.by_seed(self.metric.name)
-            for group, rows in groups:
-                common = group.keys() & values.keys()
-                if common and all(group[seed] == values[seed] for seed in common):
-                    group.update(values)
-                    rows.append(row)
-                    break
-            else:
-                groups += [(values, [row])] if values else []
-        best_first = self.metric.direction == "max"
-        return sorted(groups, key=lambda group: median(group[0].values()), reverse=best_first)
-
-    @cached_property
-    def block(self) -> str:
-        """In what repeats of a configuration differ: `seed`, `fold` (`data.holdout_seed`), or `run` if in both."""
-        pairs = {run.seeds for row in self.rows for run in row.runs if run.config}
-        seeds, folds = ({pair[part] for pair in pairs} for part in (0, 1))
-        return "seed" if len(folds) < 2 else "fold" if len(seeds) < 2 else "run"
+        groups: dict[str, dict[str, float]] = {}
+        for shared, rows in loader_groups(self.rows).items():
+            by_seed = [row.by_seed(self.metric.name) for row in reversed(rows)]
+            if values := {seed: value for values in by_seed for seed, value in values.items()}:
+                groups[shared] = values
+        sign = -1 if self.metric.direction == "max" else 1
+        return dict(sorted(groups.items(), key=lambda group: sign * median(group[1].values())))
 
     @property
     def differs(self) -> bool:
         """Whether the metric differs between rows."""
-        return len(self.by_quality) > 1
+        return len({median(values.values()) for values in self.by_quality.values()}) > 1
 
     @cached_property
     def ordered(self) -> list[Configuration]:
         """The rows as table and chart show them: by quality, batch size, whether they are ranked, and time."""
-        rank = {row: number for number, (_, rows) in enumerate(self.by_quality) for row in rows} if self.differs else {}
+        rank = {shared: number for number, shared in enumerate(self.by_quality)} if self.differs else {}
 
         def key(row: Configuration) -> tuple[float, ...]:
             size, time = row.values.get("batch_size"), row.epoch_s
             by_time = not time, size if isinstance(size, int) else 0, not row.rounds, time.median if time else 0.0
-            return rank.get(row, len(rank)), *by_time
+            return rank.get(row.without_loader, len(rank)), *by_time
 
         return sorted(self.rows, key=key)
 
@@ -178,24 +196,24 @@ class Comparison:
 def compare(runs: Sequence[Run]) -> list[Comparison]:
     """Divide runs by machine and dataset. The order of the runs is kept."""
     overlapping = _overlapping(runs)
-    runs = [replace(run, overlapping=str(run.folder) in overlapping) for run in runs]
-    started = {run.folder.parent: run for run in reversed(runs) if run.section("environment")}
+    runs = [replace(run, overlapping=run.folder in overlapping) for run in runs]
+    started = {run.folder.parent: run for run in reversed(runs) if run.result.environment}
     groups: dict[tuple[str, ...], list[Run]] = defaultdict(list)
     for run in runs:
         # A run that never started is listed with the other runs of its sweep.
-        groups[_identity(run if run.section("environment") else started.get(run.folder.parent, run))].append(run)
+        groups[_identity(run if run.result.environment else started.get(run.folder.parent, run))].append(run)
     return [_comparison(group) for group in groups.values()]
 
 
-def _overlapping(runs: Iterable[Run]) -> set[str]:
+def _overlapping(runs: Iterable[Run]) -> set[Path]:
     """The folders of the runs that were active at the same time as another run on their host."""
-    by_host: dict[str, list[tuple[float, float, str]]] = defaultdict(list)
+    by_host: dict[str, list[tuple[float, float, Path]]] = defaultdict(list)
     for run in runs:
-        if host := run.section("environment").get("host"):
-            by_host[host].append((run.result["began_at"], run.result["ended_at"], str(run.folder)))
-    folders: set[str] = set()
+        if host := (run.result.environment or {}).get("host"):
+            by_host[str(host)].append((run.result.began_at, run.result.ended_at or 0.0, run.folder))
+    folders: set[Path] = set()
     for spans in by_host.values():
-        latest_end, latest = 0.0, ""  # of the runs that began before
+        latest_end, latest = 0.0, Path()  # of the runs that began before
         for start, end, folder in sorted(spans):
             if start < latest_end:
                 folders |= {folder, latest}
@@ -205,8 +223,8 @@ def _overlapping(runs: Iterable[Run]) -> set[str]:
 
 
 def _identity(run: Run) -> tuple[str, ...]:
-    """The machine and the dataset of a run; folds have a dataset in common."""
-    machine, dataset = run.section("environment"), run.section("dataset")
+    """The machine and the dataset of a run; hold-outs of one dataset have it in common."""
+    machine, dataset = run.result.environment or {}, run.result.dataset or {}
     checksums = dataset.get("folds_of") or dataset.get("sha256")
     return tuple(map(fact_text, (*(machine.get(key) for key in MACHINE), dataset.get("name"), checksums)))
 
@@ -216,7 +234,11 @@ def _comparison(runs: Sequence[Run]) -> Comparison:
     facts_by_run = [_facts(run) for run in runs]
     titles = dict.fromkeys(title for facts in facts_by_run for title in facts)
     texts = {title: {facts.get(title, NOTHING) for facts in facts_by_run if facts} for title in titles}
-    columns = {key: _title(key) for key in _varied_keys(configs)}
+    # A key as it is typed: a config group with slashes, any other key with dots.
+    columns = {
+        key: key.removesuffix(".name").replace(".", "/") if key.endswith(".name") else key
+        for key in _varied_keys(configs)
+    }
     varied = [title for title in titles if len(texts[title]) > 1]
     rows: dict[tuple[str, str], Configuration] = {}
     for run, config, facts in zip(runs, configs, facts_by_run, strict=True):
@@ -237,7 +259,7 @@ def _displayed_config(run: Run) -> dict[str, Any]:
     if trainer := {key[8:]: value for key, value in run.config.items() if key.startswith("trainer.")}:
         config["trainer.name"] = trainer_label(trainer)
     loader, base = config.get("data.loader.name"), config.pop("data.loader.base.name", None)
-    chosen = run.section("choices").get("loader", "auto")
+    chosen = run.result.choices.get("loader", "auto")
     if base:
         config["data.loader.name"] = f"{loader} of {base}"
     elif loader == "auto" and chosen != "auto":
@@ -263,32 +285,23 @@ def _varied_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     return varied
 
 
-def _title(key: str) -> str:
-    """A key as it is typed: a config group with slashes, any other key with dots."""
-    return key.removesuffix(".name").replace(".", "/") if key.endswith(".name") else key
-
-
 def _facts(run: Run) -> dict[str, str]:
     """Machine, software and data of a run, by title; empty if it never started."""
-    environment, dataset = run.section("environment"), run.section("dataset")
+    environment, dataset = run.result.environment or {}, run.result.dataset or {}
     if not environment:
         return {}
-    sizes = [
-        f"{fact_text(dataset[f'{split}_size'])} {split}"
-        for split in ("train", "validation", "test")
-        if f"{split}_size" in dataset
-    ]
+    sizes = [f"{fact_text(value)} {key[:-5]}" for key, value in dataset.items() if key.endswith("_size")]
     facts = {
         **environment,
-        "device": run.result.get("device"),
-        "processes": run.section("distributed").get("ranks"),
+        "device": run.result.device,
+        "processes": (run.result.distributed or {}).get("ranks"),
         "data": f"{fact_text(dataset.get('name'))}, images: {', '.join(sizes)}" if dataset else None,
         CHECKSUMS: dataset.get("folds_of") or dataset.get("sha256"),
     }
     return {title.replace("_", " "): fact_text(value) for title, value in facts.items()}
 
 
-def fact_text(value: Any) -> str:
+def fact_text(value: object) -> str:
     """A value of `environment` or `dataset`; commits and checksums are cut to 12 digits."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key}={fact_text(item)}" for key, item in sorted(value.items())) or NOTHING
@@ -300,4 +313,5 @@ def fact_text(value: Any) -> str:
 
 
 def _values(runs: Iterable[Run], name: str) -> list[float]:
-    return [value for run in runs if (value := run.value(name)) is not None]
+    metric = epoch_metrics()[name]
+    return [value for run in runs if (value := summarize(run.epochs, metric)) is not None]

@@ -1,10 +1,10 @@
-"""Draws the plots of a report. To add one, append its function to `PLOTS`; the layout makes room."""
+"""Draws the chart of a report: for each comparison its qualities, if they differ, and its times per epoch."""
 
 from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -51,8 +51,7 @@ def chart(comparisons: Sequence[Comparison]) -> Figure:
         (comparison, rows, plot)
         for comparison in comparisons
         if (rows := [row for row in comparison.ordered if row.epoch_s][:MAX_ROWS])
-        for plot in PLOTS
-        if comparison.differs or plot is epoch_times  # equal qualities show nothing
+        for plot in ([qualities] if comparison.differs else []) + [epoch_times]
     ]
     heights = [1.4 + ROW_HEIGHT * len(rows) for _, rows, _ in shown]
     figure = Figure(figsize=(WIDTH, max(sum(heights) + 0.5, 2.0)), layout="constrained")
@@ -62,19 +61,18 @@ def chart(comparisons: Sequence[Comparison]) -> Figure:
         return figure
     loaders = dict.fromkeys(_loader(row) for comparison, *_ in shown for row in comparison.rows)
     colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(loaders)}
-    legend: dict[object, Patch] = {}
-    axes = iter(figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False).flat)
-    for comparison, rows, plot in shown:
-        handles = plot(next(axes), comparison, rows, colours)
-        legend |= {handle.get_label(): handle for handle in handles}
-    figure.legend(handles=[*legend.values()], loc="outside upper left", ncols=3, frameon=False, **NARROW)
+    axes = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False).flat
+    for axis, (comparison, rows, plot) in zip(axes, shown, strict=True):
+        plot(axis, comparison, rows, colours)
+    grey = {"facecolor": "#777777", "edgecolor": "#777777"}
+    handles = [Patch(label=name, **{**grey, **style}) for name, style in PHASES.items()]
+    figure.legend(handles=handles, loc="outside upper left", ncols=3, frameon=False, **NARROW)
     return figure
 
 
-def epoch_times(
-    axis: Axes, comparison: Comparison, rows: Sequence[Configuration], colours: Mapping[str, str]
-) -> list[Patch]:
+def epoch_times(axis: Axes, comparison: Comparison, rows: Sequence[Configuration], colours: Mapping[str, str]) -> None:
     """A bar for each row: its time per epoch, divided into phases, and how it compares with the fastest."""
+    texts = []
     for y, row in enumerate(rows):
         time, colour, start = row.epoch_s, colours[_loader(row)], 0.0
         assert time
@@ -84,53 +82,45 @@ def epoch_times(
         if time.n > 1:
             errors = [[time.median - time.low], [time.high - time.median]]
             axis.errorbar(time.median, y, xerr=errors, color="black", linewidth=1, capsize=3)
-        _write_above(axis, y, _label(comparison, row), _figures(comparison, row))
+        ratio = comparison.ratio(row)
+        relative = f", {'' if ratio.is_difference else '≈'}{ratio.mean:.2f}×" if ratio else ""
+        if row in comparison.ranked[:1]:
+            relative = ", 1×"
+        texts.append(f"{seconds(time.median)} s{relative if row.rounds else ', not ranked'}")
     axis.set_xlim(0, 1.01 * max(row.epoch_s.high for row in rows if row.epoch_s))
-    _finish(axis, comparison, len(rows), "Time per epoch", AXIS)
-    grey = {"facecolor": "#777777", "edgecolor": "#777777"}
-    return [Patch(label=name, **{**grey, **style}) for name, style in PHASES.items()]
+    _finish(axis, comparison, rows, texts, "Time per epoch", AXIS)
 
 
-def qualities(
-    axis: Axes, comparison: Comparison, rows: Sequence[Configuration], colours: Mapping[str, str]
-) -> list[Patch]:
-    """A line for each row: the monitored metric of each seed or fold, and above it their median."""
-    metric = comparison.metric
+def qualities(axis: Axes, comparison: Comparison, rows: Sequence[Configuration], colours: Mapping[str, str]) -> None:
+    """A line for each row: the monitored metric of each seed, and above it their median."""
+    metric, texts = comparison.metric, []
     for y, row in enumerate(rows):
         values = sorted(row.by_seed(metric.name).values())
         axis.plot(values, [y] * len(values), "o-", color=colours[_loader(row)], markersize=7, linewidth=2)
-        text = quality_text(metric, median(values)) if values else "not completed"
-        _write_above(axis, y, _label(comparison, row), text)
+        texts.append(quality_text(metric, median(values)) if values else "not completed")
     axis.margins(x=0.03)
-    best = "highest" if metric.direction == "max" else "lowest"
-    title = quality_title(metric)
-    points = f"a point for each {comparison.block}, above it the median"
-    label = f"{metric.column or metric.name} ({points})\nthe {best} is the best"
-    _finish(axis, comparison, len(rows), title[0].upper() + title[1:], label)
-    return []
+    best, title = "highest" if metric.direction == "max" else "lowest", quality_title(metric)
+    label = f"{metric.column or metric.name} (a point for each seed, above it the median)\nthe {best} is the best"
+    _finish(axis, comparison, rows, texts, title[0].upper() + title[1:], label)
 
 
-def _write_above(axis: Axes, y: float, left: str, right: str) -> None:
-    """Write above a bar, so that the texts have the whole width and the bar does too."""
-    for x, side, text in ((0, "left", left), (1, "right", right)):
-        position: dict[str, Any] = {"transform": axis.get_yaxis_transform(), "ha": side, "va": "bottom"}
-        axis.text(x, y - 0.25, text, fontsize=FONT, **position)
-
-
-def _finish(axis: Axes, comparison: Comparison, rows: int, title: str, label: str) -> None:
-    """Set title and label of a plot, and the height of its rows."""
-    axis.set(yticks=[], ylim=(rows - 0.6, -0.8))
+def _finish(
+    axis: Axes, comparison: Comparison, rows: Sequence[Configuration], texts: Sequence[str], title: str, label: str
+) -> None:
+    """Write the values of each row and a text above it, where both have the whole width; set title and label."""
+    position: dict[str, Any] = {"transform": axis.get_yaxis_transform(), "va": "bottom", "fontsize": FONT}
+    for y, (row, text) in enumerate(zip(rows, texts, strict=True)):
+        values = [value_text(row.values[column]) for column in comparison.columns if column in row.values]
+        name = ", ".join(values) or "all runs"  # without the keys, which the title names
+        axis.text(0, y - 0.25, name if len(name) <= LABEL else f"{name[: LABEL - 1]}…", ha="left", **position)
+        axis.text(1, y - 0.25, text, ha="right", **position)
+    axis.set(yticks=[], ylim=(len(rows) - 0.6, -0.8))
     axis.spines[["top", "right", "left"]].set_visible(False)
     axis.tick_params(labelsize=FONT)
     axis.set_xlabel(label, fontsize=FONT, loc="left")
     titles = [f"{title} by {', '.join(comparison.columns)}".removesuffix(" by "), comparison.machine_and_data]
     lines = [line for title in titles for line in textwrap.wrap(title, LINE, max_lines=3, placeholder=" …")]
     axis.set_title("\n".join(lines), fontsize=FONT, loc="left")
-
-
-Plot = Callable[[Axes, Comparison, Sequence[Configuration], Mapping[str, str]], list[Patch]]
-PLOTS: list[Plot] = [qualities, epoch_times]
-"""Each draws the timed rows of a comparison, with the colours of the loaders, and returns its entries of the legend."""
 
 
 def _loader(row: Configuration) -> str:
@@ -145,21 +135,3 @@ def _phases(row: Configuration) -> tuple[float, float, float]:
     # The medians may come from different runs, so the two could exceed the epoch.
     computing = min(compute.median if compute else 0.0, epoch - waiting)
     return waiting, computing, epoch - waiting - computing
-
-
-def _label(comparison: Comparison, row: Configuration) -> str:
-    """Its values, without the keys, which the title names."""
-    values = [value_text(row.values[column]) for column in comparison.columns if column in row.values]
-    label = ", ".join(values) or "all runs"
-    return label if len(label) <= LABEL else f"{label[: LABEL - 1]}…"
-
-
-def _figures(comparison: Comparison, row: Configuration) -> str:
-    """Its seconds, and how many times as long that is as the lowest median; `≈` if that is no certain difference."""
-    assert row.epoch_s
-    time, ratio = f"{seconds(row.epoch_s.median)} s", comparison.to_fastest(row)
-    if not row.rounds:
-        return f"{time}, not ranked"
-    if ratio:
-        return f"{time}, {'' if ratio.is_difference else '≈'}{ratio.mean:.2f}×"
-    return f"{time}, 1×" if row is comparison.ranked[0] else time

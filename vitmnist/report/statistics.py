@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from statistics import median
-from typing import Any, Generic, TypeVar
+from itertools import combinations
+from statistics import fmean, median
+from typing import Generic, TypeVar
 
-import numpy as np
-
-T = TypeVar("T")
+T = TypeVar("T", bound=Hashable)
 
 NEGLIGIBLE = 1.01  # factors closer to 1 than this are not called a difference
 ERROR = 0.05  # probability that a table names a false difference, or that an interval misses the true value
@@ -66,87 +65,67 @@ class Ratio(Difference):
     def __str__(self) -> str:
         if self.low is None:
             return f"{self.mean:.2f} ({'single round' if self.blocks == 1 else f'{self.blocks} rounds'})"
-        remark = "" if self.is_difference else ", not distinguishable"
+        remark = "" if self.is_difference else ", within noise"
         return f"{self.mean:.2f} ({self.low:.2f}–{self.high:.2f}{remark})"
 
 
 class Differences(Generic[T]):
-    """The difference of each pair of configurations that have a block in common: a round, or a seed.
+    """The difference of two configurations over the blocks that both have: rounds, or seeds.
 
-    A two-way analysis: configurations are treatments, in blocks. Each pair is compared over its common blocks, with
-    Tukey's studentised range for all pairs (Montgomery, Design and Analysis of Experiments, 2017, 3.5 and 4.1). The
-    variance of a configuration is estimated from its differences from the others (Grubbs, JASA 43, 1948), and is at
-    least the pooled one: a noisy configuration widens its own intervals. `scipy.stats.tukey_hsd` knows no blocks.
+    The intervals are those of a paired t-test for all pairs at once (Bonferroni). Three blocks estimate a variance
+    badly, so it is pooled: that of a pair is the mean variance of all pairs with one of the two configurations, and at
+    least that of all pairs. A noisy configuration then widens its own intervals.
 
     Args:
         values: by block, for each configuration.
     """
 
-    def __init__(self, values: Mapping[T, Mapping[Any, float]]) -> None:
-        blocks = dict.fromkeys(key for by_block in values.values() for key in by_block)
-        table = np.array([[by_block.get(key, math.nan) for key in blocks] for by_block in values.values()])
-        table = table.reshape(len(values), len(blocks))  # also without any
-        pairs = table[:, None] - table[None]  # [configuration, configuration, block]
-        common = np.isfinite(pairs)
-        self._index = {name: number for number, name in enumerate(values)}
-        self._counts = common.sum(-1)
-        self._means = np.where(common, pairs, 0).sum(-1) / np.maximum(self._counts, 1)
-        squares = (np.where(common, pairs - self._means[..., None], 0) ** 2).sum(-1)
-        self._margins = _margins(np.isfinite(table), squares, self._counts)
-
-    @classmethod
-    def of_logarithms(cls, times: Mapping[T, Mapping[Any, float]]) -> Differences[T]:
-        """Those of the logarithms of times, which `ratio` turns into factors."""
-        return cls(
-            {name: {key: math.log(time) for key, time in row.items() if time > 0} for name, row in times.items()}
-        )
+    def __init__(self, values: Mapping[T, Mapping[str, float]]) -> None:
+        self._values = values
+        # Sum of squares and degrees of freedom of all pairs with a configuration, and of all pairs (None).
+        self._squares: dict[T | None, float] = defaultdict(float)
+        self._freedoms: dict[T | None, int] = defaultdict(int)
+        pairs = 0
+        for pair in combinations(values, 2):
+            deltas = self._deltas(*pair)
+            if len(deltas) < MIN_ROUNDS:
+                continue
+            pairs, mean = pairs + 1, fmean(deltas)
+            for name in (*pair, None):
+                self._squares[name] += sum((delta - mean) ** 2 for delta in deltas)
+                self._freedoms[name] += len(deltas) - 1
+        self._level = 1 - ERROR / 2 / max(pairs, 1)
+        in_block: dict[str, int] = defaultdict(int)
+        for name in self._freedoms.keys() - {None}:
+            for block in values[name]:  # type: ignore[index]
+                in_block[block] += 1
+        self._freedom = sum(count - 1 for count in in_block.values()) - (len(self._freedoms) - 2)
 
     def get(self, first: T, second: T) -> Difference | None:
         """The difference of two configurations; None if they are the same, unknown, or have no common block."""
-        if first is second or first not in self._index or second not in self._index:
+        deltas = self._deltas(first, second)
+        if first == second or not deltas:
             return None
-        pair = self._index[first], self._index[second]
-        mean, margin, count = float(self._means[pair]), float(self._margins[pair]), int(self._counts[pair])
-        interval = (mean - margin, mean + margin) if math.isfinite(margin) else (None, None)
-        return Difference(mean, count, *interval) if count else None
+        mean, count = fmean(deltas), len(deltas)
+        if count < MIN_ROUNDS:
+            return Difference(mean, count, None, None)
+        from scipy.special import stdtrit  # imported where it is used: not every report has three rounds
 
-    def ratio(self, first: T, second: T) -> Ratio | None:
-        """As `get`, of logarithms."""
-        if not (logs := self.get(first, second)):
-            return None
-        low, high = (None if end is None else math.exp(end) for end in (logs.low, logs.high))
-        return Ratio(math.exp(logs.mean), logs.blocks, low, high)
+        variance = max(self._squares[name] / self._freedoms[name] for name in (first, second, None))
+        margin = stdtrit(max(self._freedom, count - 1), self._level) * math.sqrt(variance / count)
+        return Difference(mean, count, mean - margin, mean + margin)
 
-
-def _margins(present: np.ndarray, squares: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Half the widths of the simultaneous intervals of the mean differences; infinite with too few blocks.
-
-    Args:
-        present: whether a configuration (rows) has a value in a block.
-        squares: of each pair, squared deviations of the differences from their mean, summed.
-        counts: of each pair, common blocks.
-    """
-    number, freedoms = len(present), np.maximum(counts - 1, 0)
-    np.fill_diagonal(freedoms, 0)
-    if not (freedoms >= MIN_ROUNDS - 1).any():
-        return np.full(counts.shape, math.inf)
-    pooled = squares.sum() / freedoms.sum() / 2  # a difference has the variances of both
-    variances = np.full(number, pooled)
-    if number > 2:
-        of_differences = squares.sum(1) / np.maximum(freedoms.sum(1), 1)
-        variances = np.maximum(((number - 1) * of_differences - number * pooled) / (number - 2), pooled)
-    rows, columns = np.nonzero(present)
-    design = np.concatenate([np.eye(number)[rows], np.eye(present.shape[1])[columns]], axis=1)
-    freedom = len(rows) - int(np.linalg.matrix_rank(design))
-    errors = np.sqrt((variances[:, None] + variances) / 2 / np.maximum(counts, 1))
-    return np.where(counts >= MIN_ROUNDS, _studentized_range(number, freedom) * errors, math.inf)
+    def _deltas(self, first: T, second: T) -> list[float]:
+        one, other = self._values.get(first, {}), self._values.get(second, {})
+        return [one[block] - other[block] for block in one if block in other]
 
 
-@lru_cache
-def _studentized_range(number: int, freedom: int) -> float:
-    from scipy.stats import studentized_range  # takes half a second
-
-    return float(studentized_range.ppf(1 - ERROR, number, freedom))
+def ratio(logs: Difference | None) -> Ratio | None:
+    """A difference of the logarithms of times, as factors."""
+    if not logs:
+        return None
+    low, high = (None if end is None else math.exp(end) for end in (logs.low, logs.high))
+    return Ratio(math.exp(logs.mean), logs.blocks, low, high)
 
 
 def seconds(value: float) -> str:

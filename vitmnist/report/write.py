@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from markdown import markdown
 from tabulate import tabulate
@@ -29,7 +28,7 @@ CHART = "![Seconds per epoch](report.png)"  # in Markdown
 LEGEND = """
 An epoch is a training pass and the evaluation after it; a run counts with its median epoch, without the first one after
 each start. × fastest: geometric mean of the ratios to the row with the lowest median, over the rounds that both have,
-with intervals that hold for all pairs at once with a probability of 95% (Tukey's studentised range, rounds as blocks);
+with 95% intervals that hold for all pairs at once (paired t-tests over the rounds, pooled variance, Bonferroni);
 a difference lies outside 0.99 to 1.01. Waiting: time without a batch, as a share of the training pass. Accuracy, F1 and
 other quality: after the best epoch if there is a validation split, else after the last one; median over the seeds.
 Memory: peak resident memory (host), peak tensor memory (GPU).
@@ -111,22 +110,22 @@ def table(comparison: Comparison) -> Table:
 
 def _measured(comparison: Comparison, row: Configuration) -> dict[str, str]:
     """The measured values of a row by the title of their column: quality, time, and the rest."""
-    monitored = comparison.metric
-    quality, seeds = row.quality(monitored.name), NOTHING
+    metric, seeds = comparison.metric, NOTHING
+    quality = row.quality(metric.name)
     if quality and quality.n > 1:
-        low, high = (quality_text(monitored, bound).rstrip("%") for bound in (quality.low, quality.high))
+        low, high = (quality_text(metric, bound).rstrip("%") for bound in (quality.low, quality.high))
         seeds = f"{low}–{high}, n={quality.n}"
     cells = {
-        monitored.column or monitored.name: _median(row.spread(monitored.name), monitored.digits),
-        f"over {comparison.block}s": seeds,
-        "test accuracy, %": _median(row.quality(TEST_ACC), 2),
+        metric.column or metric.name: _median(row.spreads[metric.name], metric.digits),
+        "over seeds": seeds,
+        "test accuracy, %": _median(row.spreads[TEST_ACC], 2),
     }
-    for metric in epoch_metrics().values():
-        if metric.column and metric != monitored:
-            cells[metric.column] = _median(row.spread(metric.name), metric.digits)
-        if metric.name == "epoch_s":
+    for name, column in epoch_metrics().items():
+        if column.column:
+            cells.setdefault(column.column, _median(row.spreads[name], column.digits))
+        if name == "epoch_s":
             cells["spread"] = str(row.epoch_s) if row.epoch_s and row.epoch_s.n > 1 else NOTHING
-            cells["× fastest"] = str(comparison.to_fastest(row) or NOTHING)
+            cells["× fastest"] = str(comparison.ratio(row) or NOTHING)
     return cells | {"status": row.status}
 
 
@@ -139,26 +138,19 @@ def _median(spread: Spread | None, digits: int | None = None) -> str:
 def as_csv(comparisons: Sequence[Comparison]) -> str:
     """All rows of all comparisons, not rounded. An empty cell was not measured."""
     columns = dict.fromkeys(column for comparison in comparisons for column in comparison.columns)
-    rows: list[dict[str, Any]] = [
-        {"comparison": number, "machine": comparison.machine_and_data, **columns, **row.values}
-        | _csv_values(comparison, row)
-        for number, comparison in enumerate(comparisons, 1)
-        for row in comparison.rows
-    ]
+    rows = []
+    for number, comparison in enumerate(comparisons, 1):
+        for row in comparison.rows:
+            cells: dict[str, object] = {"comparison": number, "machine": comparison.machine_and_data}
+            cells |= {**columns, **row.values, "runs": len(row.runs), "runs_ranked": sum(map(len, row.rounds.values()))}
+            ratio = comparison.ratio(row)
+            for column, part in (("ratio_to_fastest", "mean"), ("ratio_low", "low"), ("ratio_high", "high")):
+                cells[column] = getattr(ratio, part, None)
+            for name, spread in row.spreads.items():
+                for column, part in (("", "median"), ("_low", "low"), ("_high", "high")):
+                    cells[f"{name}{column}"] = getattr(spread, part, None)
+            rows.append(cells | {"status": row.status})
     return csv_text(list(rows[0]), rows)
-
-
-def _csv_values(comparison: Comparison, row: Configuration) -> dict[str, Any]:
-    """Median, lowest and highest run of each metric, and how the time compares with the fastest."""
-    ratio, test = comparison.to_fastest(row), row.quality(TEST_ACC)
-    values: dict[str, Any] = {"runs": len(row.runs), "runs_ranked": sum(map(len, row.rounds.values()))}
-    for column, part in (("ratio_to_fastest", "mean"), ("ratio_low", "low"), ("ratio_high", "high")):
-        values[column] = getattr(ratio, part, None)
-    for name in epoch_metrics():
-        spread = row.spread(name)
-        for column, part in (("", "median"), ("_low", "low"), ("_high", "high")):
-            values[f"{name}{column}"] = getattr(spread, part, None)
-    return values | {TEST_ACC: test and test.median, "status": row.status}
 
 
 def _tabulated(rows: Table, clean: Callable[[str], str], table_format: str) -> str:

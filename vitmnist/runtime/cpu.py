@@ -21,7 +21,6 @@ from threadpoolctl import ThreadpoolController
 CPUINFO = Path("/proc/cpuinfo")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 KIB = 1024
-BUSY = 0.75  # Above this share of the cores, they count as busy.
 NOTICEABLE = 0.05  # Smaller shares of the time are neglected.
 
 
@@ -31,11 +30,6 @@ class Cores:
 
     available: int
     busy: float
-
-    @property
-    def are_busy(self) -> bool:
-        """Whether hardly any core is free, so that loading may take processor time from the step."""
-        return self.busy > BUSY * self.available
 
     def __str__(self) -> str:
         return f"{self.busy:.1f} of {self.available} cores busy"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -20,13 +19,10 @@ from vitmnist.runtime.world import SINGLE_PROCESS, World
 log = logging.getLogger(__name__)
 
 
-def choose_device(name: str, world: World = SINGLE_PROCESS, sees_its_own: bool = False) -> torch.device:
+def choose_device(name: str, world: World = SINGLE_PROCESS) -> torch.device:
     """The device that `device=` names; `auto` is the first CUDA device, or the CPU.
 
-    With several ranks on a machine, each gets its own CUDA device.
-
-    Args:
-        sees_its_own: the launcher shows this rank other devices than the other ranks of its machine.
+    With several ranks on a machine, each gets the CUDA device of its local rank.
 
     Raises:
         ConfigError: this machine does not have that device, or not enough of them.
@@ -47,13 +43,12 @@ def choose_device(name: str, world: World = SINGLE_PROCESS, sees_its_own: bool =
     if world.size > 1:
         if device.index is not None:
             raise ConfigError(f"device={name}: names one device for {world.size} processes; set device=cuda")
-        index = 0 if sees_its_own and count == 1 else world.local_rank
-        if index >= count:
+        if world.local_rank >= count:
             raise ConfigError(
                 f"device={name}: rank {world.rank} has no GPU: torch sees {count or 'none'} here; start as many "
                 "processes as there are GPUs with torchrun --nproc-per-node, or set device=cpu"
             )
-        return torch.device("cuda", index)
+        return torch.device("cuda", world.local_rank)
     if not is_available:
         raise ConfigError(f"device={name}: {_why_unavailable()}; set device=auto or device=cpu")
     if (device.index or 0) >= count:
@@ -69,9 +64,8 @@ def agree_on_device(name: str, world: World) -> torch.device:
     """
     if world.size == 1:
         return choose_device(name)
-    visible = world.all_gather_object((socket.gethostname(), os.environ.get("CUDA_VISIBLE_DEVICES")))
     try:
-        device, reason = choose_device(name, world, visible.count(visible[world.rank]) == 1), None
+        device, reason = choose_device(name, world), None
     except ConfigError as error:
         device, reason = torch.device("cpu"), str(error)
     ranks = world.all_gather_object((reason, device.type))

@@ -7,14 +7,23 @@ import io
 import json
 import os
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from vitmnist.errors import ConfigError, first_line, printable
+
+
+@contextmanager
+def naming_file(path: Path) -> Iterator[None]:
+    """Give each `OSError` the name of a file: an error of `write` has none, that of a temporary file says little."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        raise
 
 
 def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> None:
@@ -27,20 +36,25 @@ def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> No
         OSError: with `path` as its filename, not the temporary file.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # `run_folder` recognises such names
-    try:
-        with temporary.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        if previous:
-            path.replace(previous)
-        temporary.replace(path)
-    except BaseException as error:
-        with suppress(OSError):  # the folder may be gone
-            temporary.unlink()
-        if isinstance(error, OSError):
-            error.filename = str(path)
-        raise
+    with naming_file(path):
+        try:
+            with temporary.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            if previous:
+                path.replace(previous)
+            temporary.replace(path)
+        except BaseException:
+            with suppress(OSError):  # the folder may be gone
+                temporary.unlink()
+            raise
+
+
+def append(path: Path, content: bytes) -> None:
+    """Append to a file; raises `OSError` with `path` as its filename."""
+    with naming_file(path), path.open("ab") as file:
+        file.write(content)
 
 
 def write_output(path: Path, content: bytes) -> None:
@@ -51,12 +65,9 @@ def write_output(path: Path, content: bytes) -> None:
     """
     if not path.exists() or path.is_file():
         write_atomic(path, content)
-        return
-    try:
-        path.write_bytes(content)
-    except OSError as error:  # an error of a full device has no filename
-        error.filename = str(path)
-        raise
+    else:
+        with naming_file(path):
+            path.write_bytes(content)
 
 
 def home_expanded(folder: str) -> Path:
@@ -75,62 +86,60 @@ def display_path(path: Path | str) -> str:
 
 MAX_JSON_MB, MAX_YAML_MB = 4, 1
 # libyaml is about ten times as fast as the parser in Python. It limits the depth of nesting.
-LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+YAML_LOADER: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class UnreadableError(ValueError):
     """A file that cannot be used; the message is one line that says why, without the name of the file."""
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path) -> object:
     """The value in a JSON file.
 
     Raises:
         FileNotFoundError: there is no such file.
         UnreadableError: it is too large, or not JSON.
     """
+    content = _read(path, MAX_JSON_MB)
     try:
-        return json.loads(_read(path, MAX_JSON_MB))
-    except (json.JSONDecodeError, RecursionError) as error:
+        value: object = json.loads(content)
+    except (ValueError, RecursionError) as error:  # ValueError: also an integer of too many digits
         raise UnreadableError(f"is not JSON: {error}") from error
+    return value
 
 
-def read_yaml(path: Path) -> Any:
+def read_yaml(path: Path) -> object:
     """The value in a YAML file; interpolations such as `${oc.env:HOME}` stay text.
 
     Raises:
         FileNotFoundError: there is no such file.
         UnreadableError: it is too large, or not YAML of plain values.
     """
-    text = _read(path, MAX_YAML_MB)
+    content = _read(path, MAX_YAML_MB)
     try:
-        return yaml.load(text, LOADER)
+        value: object = yaml.load(content, YAML_LOADER)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: such as the 13th month
         raise UnreadableError(f"is not YAML: {first_line(error)}") from error
+    return value
 
 
-def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+def _read(path: Path, megabytes: int) -> bytes:
+    if not path.is_file():  # opening a FIFO would wait for a writer
+        raise FileNotFoundError(f"{path}: there is no such file")
+    try:
+        with path.open("rb") as file:
+            content = file.read(megabytes * 1_000_000 + 1)
+    except OSError as error:
+        raise UnreadableError(f"cannot be read: {error.strerror}") from error
+    if len(content) > megabytes * 1_000_000:
+        raise UnreadableError(f"is larger than {megabytes} MB")
+    return content
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> str:
     """A CSV table of the columns of some rows, with texts in quotes; a missing value and None are empty cells."""
     text = io.StringIO()
     writer = csv.writer(text, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
     writer.writerow(columns)
     writer.writerows([row.get(column) for column in columns] for row in rows)
     return text.getvalue()
-
-
-def _read(path: Path, megabytes: int) -> str:
-    try:
-        if not path.is_file():  # opening a FIFO would wait for a writer
-            raise FileNotFoundError(f"{path}: there is no such file")
-        with path.open("rb") as file:
-            content = file.read(megabytes * 1_000_000 + 1)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise UnreadableError(f"cannot be read: {error.strerror}") from error
-    if len(content) > megabytes * 1_000_000:
-        raise UnreadableError(f"is larger than {megabytes} MB")
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise UnreadableError(f"is not text: {error}") from error

@@ -74,16 +74,16 @@ class EpochTimer:
     def seconds(self) -> dict[Phase, float]:
         """Seconds of each phase up to the last `begin` or `stop`; synchronises the device."""
         seconds: dict[Phase, float] = dict.fromkeys(get_args(Phase), 0.0)
-        for phase, duration in self._spans():
+        for phase, duration in self.spans():
             seconds[phase] += duration
         return seconds
 
     def first_wait(self) -> float:
         """Seconds from the first `waiting` to the mark after it; 0 if there is none. Synchronises the device."""
-        return next((duration for phase, duration in self._spans() if phase == "waiting"), 0.0)
+        return next((duration for phase, duration in self.spans() if phase == "waiting"), 0.0)
 
-    def _spans(self) -> Iterator[tuple[Phase, float]]:
-        """The phases that have ended, in order, with their seconds."""
+    def spans(self) -> Iterator[tuple[Phase, float]]:
+        """The phases that have ended, in order, with their seconds; synchronises the device."""
         synchronize(self._device)
         for (phase, begin), (_, end) in pairwise(self._marks):
             if isinstance(begin, float):

@@ -6,6 +6,7 @@ import io
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -103,42 +104,38 @@ class TorchWorld(World):
         return DistributedDataParallel(module, process_group=self._device_group, gradient_as_bucket_view=True)
 
     def root_cause(self, error: BaseException) -> BaseException:
-        if not isinstance(error, RuntimeError) or classify(error).is_user_error or not distributed.is_initialized():
+        failure = classify(error)
+        if failure.status == "interrupted" or isinstance(error, PeerError) or not distributed.is_initialized():
             return error
         closed = self._closed()
-        if not closed and not isinstance(error, DistError):
-            return error
-        if first := self._first_failure():
-            return PeerError("rank {} failed: {}".format(*first))
-        rank = f"rank {closed[0]}" if closed else "another rank"
+        is_of_peer = isinstance(error, DistError) or (isinstance(error, RuntimeError) and bool(closed))
+        message = "" if is_of_peer and not failure.is_user_error else f"{self.rank} {failure.message}"
+        # Without torchrun, rank 0 keeps the store.
+        first = "" if 0 in closed else self._first_failure(message)
+        rank, _, reason = first.partition(" ")
+        if rank:
+            return error if rank == str(self.rank) else PeerError(f"rank {rank} failed: {reason}")
+        silent = f"rank {closed[0]}" if closed else "another rank"
         return PeerError(
-            f"{rank} does not answer: it failed (see its own message), was killed, or hung for distributed.timeout_s"
+            f"{silent} does not answer: it failed (see its own message), was killed, or hung for distributed.timeout_s"
         )
 
     def report_failure(self, error: BaseException, message: str) -> bool:
         get_error_handler().record_exception(PeerError(message))
-        if (self.is_main and isinstance(error, PeerError)) or not distributed.is_initialized():
+        if self.is_main or not isinstance(error, PeerError) or not distributed.is_initialized():
             return True
-        if isinstance(error, PeerError):  # rank 0 shows it, unless it is the one; before training it said why it ended
-            return self._group is not None and 0 in self._closed()
-        if first := self._first_failure(message):
-            return first[0] == str(self.rank) or first[1] != message
-        return self.is_main  # rank 0 has ended, and has shown its message
+        # Rank 0 shows it, unless it is the one that does not answer; before training it has said why it ended.
+        return self._group is not None and 0 in self._closed()
 
     def disconnect(self) -> None:
         if distributed.is_initialized():
             distributed.destroy_process_group()
 
-    def _first_failure(self, message: str = "") -> tuple[str, str] | None:
-        """The rank that failed first and its message: this rank if no other has; None if rank 0 has ended or hangs."""
-        if 0 in self._closed():  # without torchrun, rank 0 keeps the store
-            return None
-        try:
-            first = self._store.compare_set("failed", "", f"{self.rank} {message}" if message else "").decode()
-        except RuntimeError:  # rank 0 is ending
-            return None
-        rank, _, message = first.partition(" ")
-        return (rank, message) if rank else None
+    def _first_failure(self, message: str) -> str:
+        """The first rank that failed by itself, a space, and its message: `message` if none has; empty if unknown."""
+        with suppress(RuntimeError):  # rank 0 is ending
+            return self._store.compare_set("failed", "", message).decode()
+        return ""
 
     def _closed(self) -> list[int]:
         """The ranks whose connection has broken, or was given up after the timeout: gloo refuses to send to them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info
@@ -18,14 +18,23 @@ CHUNK_NBYTES, MAX_CHUNK = 2**22, 256  # The largest chunk that a worker hands ov
 CHUNKS_PER_WORKER = 32  # At least this many, so that all workers finish together.
 
 Chunk = TypeVar("Chunk")
+Batch = TypeVar("Batch")
+
+
+class MapStyleDataset(Protocol):
+    """What torch calls a map-style dataset."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> object: ...
 
 
 def read_once(
-    dataset: Any,
+    dataset: MapStyleDataset,
     read: Callable[[range], Chunk],
     sample_nbytes: float,
     workers: int = 0,
-    context: Any = None,
+    context: object = None,
     worker_init_fn: Callable[[int], None] | None = None,
 ) -> Iterator[Chunk]:
     """What `read` makes of consecutive samples, up to the end of a map-style dataset; shows a progress bar.
@@ -61,7 +70,7 @@ def read_once(
             progress.update(min(chunks.chunk_size, size - progress.n))
 
 
-def unchanged(batch: Any) -> Any:
+def unchanged(batch: Batch) -> Batch:
     """The collate function of a DataLoader whose dataset makes whole batches; torch's own would convert arrays."""
     return batch
 
@@ -69,7 +78,7 @@ def unchanged(batch: Any) -> Any:
 class _Chunks(Dataset[Any], Generic[Chunk]):
     """What `read` makes of some samples at a time; other attributes are those of the dataset."""
 
-    def __init__(self, dataset: Any, read: Callable[[range], Chunk], chunk_size: int) -> None:
+    def __init__(self, dataset: MapStyleDataset, read: Callable[[range], Chunk], chunk_size: int) -> None:
         self.dataset, self.read, self.chunk_size = dataset, read, chunk_size
 
     def __len__(self) -> int:
@@ -87,20 +96,20 @@ class _Chunks(Dataset[Any], Generic[Chunk]):
                 raise
             return DataError(described(error))
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name.startswith("__") or "dataset" not in self.__dict__:  # while it is unpickled
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
 
-def reading_workers(dataset: Any, num_workers: int = 0) -> int:
+def reading_workers(dataset: MapStyleDataset, num_workers: int = 0) -> int:
     """As many workers as cores; none if the dataset may hold an open file, which forked processes cannot share.
 
     Args:
         num_workers: that of the user's DataLoader, if there is one.
     """
     while isinstance(dataset, Subset):
-        dataset = dataset.dataset
+        dataset = dataset.dataset  # type: ignore[assignment]  # torch's class has no length
     is_torchvision = any(kind.__module__.startswith("torchvision.datasets") for kind in type(dataset).__mro__)
     # A spawned process would import the script again. Asking for the method itself would fix it for the whole process.
     method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]

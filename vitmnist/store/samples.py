@@ -38,36 +38,15 @@ FILES = ("samples", "spans")  # The fields of a cache that are files.
 
 
 @dataclass(frozen=True)
-class EncodedSamples:
-    """The bytes of consecutive samples.
-
-    Args:
-        content: of all of them, uint8.
-        spans: where each begins and ends in it; int64 `[N, 2]`.
-        image_modes: of the PIL images in them.
-        structure: of each; None if they differ.
-    """
-
-    content: Tensor
-    spans: Tensor
-    image_modes: frozenset[str]
-    structure: Structure | None
-
-    def spans_in(self, block: int, start: int) -> Tensor:
-        """The spans as in `Samples`, where the content begins at `start` of a block."""
-        return torch.cat([torch.full((len(self.spans), 1), block), self.spans + start], dim=1)
-
-
-@dataclass(frozen=True)
 class Samples:
-    """Samples of any structure, pickled, or in a file without pickle.
+    """Samples of any structure, pickled, or as a file has them without pickle.
 
     Args:
         blocks: the bytes of the samples, uint8; one or more blocks of memory.
         spans: for each sample the block, and where it begins and ends there; int64 `[N, 3]`.
         image_modes: of the PIL images in the samples.
         structure: of each sample; None if they differ.
-        is_mapped: the samples are in a file and so not pickled.
+        is_pickled: otherwise they are as `encode_plain` makes them.
         as_tensors: load images as uint8 tensors `[C, H, W]`, not as PIL images.
     """
 
@@ -75,7 +54,7 @@ class Samples:
     spans: Tensor
     image_modes: frozenset[str]
     structure: Structure | None = None
-    is_mapped: bool = False
+    is_pickled: bool = True
     as_tensors: bool = False
 
     def __len__(self) -> int:
@@ -93,9 +72,9 @@ class Samples:
         block, start, stop = self.spans[index].tolist()
         content = self.blocks[block][start:stop].numpy().data
         load_image = partial(_load_image_tensor, as_view=as_views) if self.as_tensors else Image.frombytes
-        if self.is_mapped and self.structure:
-            return decode_plain(content, self.structure, load_image, as_views)
-        return unpickle_sample(content, load_image, as_views)
+        if self.is_pickled or self.structure is None:
+            return unpickle_sample(content, load_image, as_views)
+        return decode_plain(content, self.structure, load_image, as_views)
 
     def with_tensors(self) -> Samples:
         """The same samples with images as uint8 tensors; raises `DataError` if some are not of 8-bit channels."""
@@ -113,8 +92,8 @@ class Samples:
         return int((self.spans[:, 2] - self.spans[:, 1]).sum()) + self.spans.nbytes
 
 
-def encode_samples(samples: Iterable[object], for_file: Structure | None = None) -> EncodedSamples:
-    """The bytes of some samples; raises `DataError` if one cannot be kept.
+def encode_samples(samples: Iterable[object], for_file: Structure | None = None) -> Samples:
+    """Some samples as one block of bytes; raises `DataError` if one cannot be kept.
 
     Args:
         for_file: the structure of samples for a file; None pickles them.
@@ -126,14 +105,14 @@ def encode_samples(samples: Iterable[object], for_file: Structure | None = None)
         start = len(content)
         for part in parts:
             content += part
-        spans.append((start, len(content)))
+        spans.append((0, start, len(content)))
         modes |= image_modes
-    stored = torch.frombuffer(content, dtype=torch.uint8)
-    return EncodedSamples(stored, torch.tensor(spans), frozenset(modes), _common(structures))
+    block = torch.frombuffer(content, dtype=torch.uint8)
+    return Samples([block], torch.tensor(spans), frozenset(modes), _common(structures), is_pickled=for_file is None)
 
 
-def samples_in_memory(chunks: Iterable[EncodedSamples], expected_nbytes: int) -> Samples:
-    """All samples of some chunks.
+def samples_in_memory(chunks: Iterable[Samples], expected_nbytes: int) -> Samples:
+    """All samples of some chunks of one block each.
 
     Args:
         expected_nbytes: of all samples.
@@ -141,20 +120,23 @@ def samples_in_memory(chunks: Iterable[EncodedSamples], expected_nbytes: int) ->
     Raises:
         DoesNotFitError: there is too little memory.
     """
-    kept: list[EncodedSamples] = []
-    needed = expected_nbytes
+    blocks: list[Tensor] = []
+    spans: list[Tensor] = []
+    structures: list[Structure | None] = []
+    modes, needed = set[str](), expected_nbytes
     for chunk in chunks:
         check_fits("ram", Memory(needed), torch.device("cpu"), others=("cache",))
+        spans.append(chunk.spans + torch.tensor([len(blocks), 0, 0]))
         # A copy, because that of a worker is in shared memory, which is scarce, with a file descriptor.
-        kept.append(replace(chunk, content=chunk.content.clone()))
-        needed = max(needed - chunk.content.nbytes, chunk.content.nbytes)
-    spans = torch.cat([chunk.spans_in(block, 0) for block, chunk in enumerate(kept)])
-    modes = frozenset[str]().union(*(chunk.image_modes for chunk in kept))
-    return Samples([chunk.content for chunk in kept], spans, modes, _common([chunk.structure for chunk in kept]))
+        blocks.append(chunk.blocks[0].clone())
+        structures.append(chunk.structure)
+        modes |= chunk.image_modes
+        needed = max(needed - blocks[-1].nbytes, blocks[-1].nbytes)
+    return Samples(blocks, torch.cat(spans), frozenset(modes), _common(structures))
 
 
 def samples_in_file(
-    chunks: Callable[[], Iterable[EncodedSamples]],
+    chunks: Callable[[], Iterable[Samples]],
     size: int,
     structure: Structure,
     folder: Path,
@@ -172,12 +154,12 @@ def samples_in_file(
         filled = 0
         for chunk in chunks():
             modes.update(chunk.image_modes)
-            yield chunk.content, chunk.spans_in(0, filled)
-            filled += len(chunk.content)
+            yield chunk.blocks[0], chunk.spans + torch.tensor([0, filled, filled])
+            filled += len(chunk.blocks[0])
 
     entry = decode_once(folder, fingerprint, size, tensors, lambda: {"image_modes": sorted(modes)}, FILES)
     content, spans = entry.tensors
-    return Samples([content], spans, frozenset(entry.notes["image_modes"]), structure, is_mapped=True)
+    return Samples([content], spans, frozenset(entry.notes["image_modes"]), structure, is_pickled=False)
 
 
 def _common(structures: Sequence[Structure | None]) -> Structure | None:

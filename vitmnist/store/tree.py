@@ -5,7 +5,8 @@ from __future__ import annotations
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,86 +17,67 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Structure:
-    """How the leaves of a tree are nested; `LEAF` is a leaf, as is an object of any other type.
+    """How the leaves of a tree are nested: the tree with None in their places, compared by its `repr`."""
 
-    Args:
-        kind: dict, OrderedDict, list, tuple or a named tuple.
-        keys: of a dict, the fields of a named tuple, or the indices of a list.
-        children: the structures of the values.
-    """
-
-    kind: Any = None
-    keys: tuple[Any, ...] = ()
-    children: tuple[Structure, ...] = ()
+    text: str
+    tree: object = field(compare=False, repr=False)
 
     def paths(self) -> Iterator[str]:
-        """The path of each leaf, such as `['image'][0]`."""
-        if self.kind is None:
-            yield ""
-        for key, child in zip(self.keys, self.children, strict=True):
-            name = f".{key}" if hasattr(self.kind, "_fields") else f"[{key!r}]"
-            yield from (name + path for path in child.paths())
+        """The path of each leaf in order, such as `['image'][0]`."""
+        return _paths(self.tree)
 
 
-LEAF = Structure()
+def tree_map(function: Callable[[Any], object], tree: Any, leaf_type: type | None = None) -> Any:
+    """A tree with `function` applied to each leaf in order; objects of `leaf_type` are leaves too.
+
+    The nodes are dicts, OrderedDicts, lists, tuples and named tuples; an object of any other type is a leaf.
+    """
+    kind, of_value = type(tree), partial(tree_map, function, leaf_type=leaf_type)
+    if kind in (dict, OrderedDict):
+        return kind((key, of_value(value)) for key, value in tree.items())
+    if kind in (list, tuple):
+        return kind(map(of_value, tree))
+    if isinstance(tree, tuple) and hasattr(tree, "_fields") and kind is not leaf_type:
+        return kind(*map(of_value, tree))
+    return function(tree)
 
 
-def flatten(tree: Any, leaf_type: type | None = None) -> tuple[list[Any], Structure]:
-    """The leaves of a tree in order, and its structure; objects of `leaf_type` are leaves too."""
+def flatten(tree: object) -> tuple[list[Any], Structure]:
+    """The leaves of a tree in order, and its structure."""
     leaves: list[Any] = []
-
-    def structure_of(tree: Any) -> Structure:
-        kind = type(tree)
-        keys: Iterable[Any]
-        if kind in (dict, OrderedDict):
-            keys, values = tree, tree.values()
-        elif kind in (list, tuple):
-            keys, values = range(len(tree)), tree
-        elif isinstance(tree, tuple) and hasattr(tree, "_fields") and kind is not leaf_type:
-            keys, values = tree._fields, tree
-        else:
-            leaves.append(tree)
-            return LEAF
-        return Structure(kind, tuple(keys), tuple(map(structure_of, values)))
-
-    return leaves, structure_of(tree)
+    emptied = tree_map(leaves.append, tree)
+    return leaves, Structure(repr(emptied), emptied)
 
 
-def unflatten(leaves: Iterable[Any], structure: Structure) -> Any:
+def unflatten(leaves: Iterable[object], structure: Structure) -> Any:
     """The tree of this structure with these leaves."""
     remaining = iter(leaves)
-
-    def build(structure: Structure) -> Any:
-        kind = structure.kind
-        if kind is None:
-            return next(remaining)
-        values = list(map(build, structure.children))
-        if kind in (list, tuple):
-            return kind(values)
-        return kind(*values) if hasattr(kind, "_fields") else kind(zip(structure.keys, values, strict=True))
-
-    return build(structure)
+    return tree_map(lambda _: next(remaining), structure.tree)
 
 
-def named_leaves(tree: Any) -> list[tuple[str, Any]]:
+def named_leaves(tree: object) -> list[tuple[str, Any]]:
     """The leaves of a tree with their paths."""
     leaves, structure = flatten(tree)
     return list(zip(structure.paths(), leaves, strict=True))
 
 
-def tree_map(function: Callable[[Any], Any], tree: Any, leaf_type: type | None = None) -> Any:
-    """A tree with `function` applied to each leaf, of which objects of `leaf_type` are some."""
-    leaves, structure = flatten(tree, leaf_type)
-    return unflatten(map(function, leaves), structure)
+def _paths(tree: Any) -> Iterator[str]:
+    if tree is None:
+        yield ""
+        return
+    keys = tree if isinstance(tree, dict) else getattr(tree, "_fields", range(len(tree)))
+    for key, value in zip(keys, tree.values() if isinstance(tree, dict) else tree, strict=True):
+        name = f".{key}" if hasattr(tree, "_fields") else f"[{key!r}]"
+        yield from (name + path for path in _paths(value))
 
 
 TRACES = ("_applied_operations", "_pending_operations")
 """Where MONAI notes the transforms of a tensor: with the address of each, which differs from call to call."""
-Compared = dict[tuple[int, int], tuple[Any, Any]]
+Compared = dict[tuple[int, int], tuple[object, object]]
 """Pairs of objects that have been compared, by their numbers."""
 
 
-def find_difference(actual: Any, expected: Any) -> str | None:
+def find_difference(actual: object, expected: object) -> str | None:
     """Where two batches first differ, in structure, type, dtype, shape or a single bit; None if nowhere."""
     return _find_difference(actual, expected, {})
 
@@ -105,7 +87,7 @@ def stride_order(tensor: Tensor) -> list[int]:
     return sorted(range(tensor.dim()), key=lambda dim: -tensor.stride()[dim])
 
 
-def _find_difference(actual: Any, expected: Any, compared: Compared) -> str | None:
+def _find_difference(actual: object, expected: object, compared: Compared) -> str | None:
     if flatten(actual)[1] != flatten(expected)[1]:
         return "the structure"
     for (path, value), (_, other) in zip(named_leaves(actual), named_leaves(expected), strict=True):
@@ -120,7 +102,7 @@ def _name(kind: type) -> tuple[str, str]:
     return kind.__module__, kind.__qualname__
 
 
-def _is_same(actual: Any, expected: Any, compared: Compared) -> bool:
+def _is_same(actual: Any, expected: object, compared: Compared) -> bool:
     """Bitwise equality, so that a NaN equals itself; the memory format counts too, such as channels last."""
     if actual is expected and not isinstance(actual, Tensor | np.ndarray):
         return True
@@ -155,13 +137,13 @@ def _is_same(actual: Any, expected: Any, compared: Compared) -> bool:
     return are_equal and not _find_difference(_attributes(actual), _attributes(expected), compared)
 
 
-def _attributes(tensor: Tensor) -> dict[str, Any]:
+def _attributes(tensor: Tensor) -> dict[str, object]:
     """Those of a subclass, such as the format of bounding boxes."""
     attributes = getattr(tensor, "__dict__", {})
     return {name: _without_ids(value) if name in TRACES else value for name, value in attributes.items()}
 
 
-def _without_ids(trace: Any) -> Any:
+def _without_ids(trace: object) -> object:
     if isinstance(trace, dict):
         return {key: _without_ids(value) for key, value in trace.items() if key != "id"}
     return list(map(_without_ids, trace)) if isinstance(trace, list) else trace
@@ -171,7 +153,7 @@ def _memory_format(tensor: Tensor) -> list[int]:
     return [dim for dim in stride_order(tensor) if tensor.shape[dim] > 1]
 
 
-def _parts(value: Any) -> Any:
+def _parts(value: object) -> object:
     """What an object is made of, as for `pickle`; its name if it cannot be pickled, such as a function."""
     try:
         parts = value.__reduce_ex__(4)

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from itertools import count, islice
+from itertools import count, islice, pairwise
 from math import ceil
-from statistics import median
+from statistics import fmean, median
 from traceback import clear_frames
 from typing import Any, TypeVar
 
@@ -78,10 +78,10 @@ class Candidate:
     """
 
     name: str
-    source: Any = None
+    source: object = None
     device: torch.device = CPU
     step: Callable[[Any], object] | None = None
-    epoch: Callable[[int], Iterable[Any]] | None = None
+    epoch: Callable[[int], Iterable[object]] | None = None
     length: int | None = None
     set_up_s: float | None = None
     change: str | None = None
@@ -94,12 +94,15 @@ class Candidate:
         self._epochs = count()
         self.taken = 0
         """Batches so far."""
-        if self.epoch is None:
-            can_iterate = hasattr(self.source, "__iter__")
-            self.epoch = (lambda _: self.source) if can_iterate else getattr(self.source, "epoch", None)
-        if self.length is None:
+        if self.length is None and isinstance(self.source, Sized):
             with suppress(TypeError):  # a DataLoader has `__len__`, but its sampler may not
-                self.length = len(self.source) if isinstance(self.source, Sized) else None
+                self.length = len(self.source)
+
+    def batches(self, number: int) -> Iterable[object]:
+        """The batches of epoch `number`."""
+        if self.epoch or not isinstance(self.source, Iterable):
+            return (self.epoch or self.source.epoch)(number)  # type: ignore[attr-defined]
+        return self.source
 
     def time_block(self, size: int = WARM_UP) -> Block | None:
         """Add a block of `size` batches of a new epoch; None if this candidate failed, or has no batch left."""
@@ -130,30 +133,23 @@ class Candidate:
         if self.length is not None:
             ahead = max(0, min(ahead, self.length - 1 - size))
             size = min(size, self.length - 1 - ahead)
-        assert self.epoch is not None
-        batches = iter(self.epoch(next(self._epochs)))
-        first_s, first_waiting_s, taken = self._time_batches(islice(batches, 1))
-        if not taken:
-            return None
-        before = self._time_batches(islice(batches, ahead))
-        timed = self._time_batches(islice(batches, size))
-        # An epoch may be shorter than that.
-        seconds, waiting_s, taken = next(part for part in (timed, before, (first_s, first_waiting_s, 1)) if part[2])
-        return Block(first_s, first_waiting_s, seconds / taken, waiting_s / taken)
-
-    def _time_batches(self, batches: Iterable[Any]) -> tuple[float, float, int]:
-        """Seconds over these batches, how many of them are spent waiting, and the number of batches."""
-        timer, before = EpochTimer(self.device), self.taken
+        timer = EpochTimer(self.device)
         timer.start()
-        for batch in timer.waiting(batches):
+        for batch in timer.waiting(islice(self.batches(next(self._epochs)), 1 + ahead + size)):
             self.taken += 1
             if self.step:
                 self.step(batch)
         timer.stop()
-        seconds = timer.seconds()
-        return sum(seconds.values()), seconds["waiting"], self.taken - before
+        spans = pairwise(timer.spans())
+        batches = [(waiting_s, step_s) for (phase, waiting_s), (_, step_s) in spans if phase == "waiting"]
+        if not batches:
+            return None
+        timed = batches[1 + ahead :] or batches[1:] or batches  # An epoch may be shorter than that.
+        waiting_s, step_s = map(fmean, zip(*timed, strict=True))
+        return Block(sum(batches[0]), batches[0][0], waiting_s + step_s, waiting_s)
 
 
+@dataclass
 class Benchmark:
     """Candidates that are built next to each other; one that fails has a row that says why.
 
@@ -161,9 +157,8 @@ class Benchmark:
         stack: closes what is built.
     """
 
-    def __init__(self, stack: ExitStack) -> None:
-        self.stack = stack
-        self.candidates: list[Candidate] = []
+    stack: ExitStack
+    candidates: list[Candidate] = field(init=False, default_factory=list)
 
     def add(self, name: str, build: Callable[[ExitStack], Candidate]) -> Candidate:
         """Build a candidate, and time its first block.

@@ -81,30 +81,23 @@ class Bottleneck(str, Enum):
     INPUT = "input-bound"
     BALANCED = "balanced"
     COMPUTE = "compute-bound"
-    CORES_COMPETE = "little waiting, but loading may take cores from the step"
     TOO_FEW_STEPS = "no verdict"
 
     @classmethod
-    def of(cls, waiting_pct: float, steps: int, cores_compete: bool = False) -> Bottleneck:
-        """The limit of a loop that spends this percentage of its time waiting for batches.
-
-        Args:
-            cores_compete: loading may slow down the step without making it wait.
-        """
+    def of(cls, waiting_pct: float, steps: int) -> Bottleneck:
+        """The limit of a loop that spends this percentage of its time waiting for batches."""
         if steps < FEW_STEPS:
             return cls.TOO_FEW_STEPS
         if waiting_pct < COMPUTE_BOUND_PCT:
-            return cls.CORES_COMPETE if cores_compete else cls.COMPUTE
+            return cls.COMPUTE
         return cls.INPUT if waiting_pct > INPUT_BOUND_PCT else cls.BALANCED
 
 
 def format_bottleneck(bottleneck: Bottleneck, waiting_pct: float, steps: int, cores: Cores | None) -> str:
     """One sentence, without a bound of the gain: the time of the step without loading is not known."""
-    waiting = f"{waiting_pct:.0f}% of the time is spent waiting for data" + (f", with {cores}" if cores else "")
     if bottleneck is Bottleneck.TOO_FEW_STEPS:
         return format_few_steps(steps)
-    if bottleneck is Bottleneck.CORES_COMPETE:
-        return f"{waiting}; whether loading slows down the step is not measured"
+    waiting = f"{waiting_pct:.0f}% of the time is spent waiting for data" + (f", with {cores}" if cores else "")
     return f"{bottleneck.value}: {waiting}"
 
 

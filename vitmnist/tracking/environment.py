@@ -31,7 +31,6 @@ VARIABLES = (
 SET_BY_TORCH = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR")  # `import torch` sets them.
 MIB = 2**20
 SECRET = re.compile("TOKEN|SECRET|PASSW|CREDENTIAL|KEY")
-LIBRARIES = re.compile(r"BLAS_INFO=\w+|Math Kernel Library Version [\d.]+|MKL-DNN v[\d.]+")
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
@@ -47,7 +46,6 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cpu_count": available_cores(),
         "torch_threads": torch.get_num_threads(),
-        "blas": ", ".join(LIBRARIES.findall(torch.__config__.show())),
         "env": {
             name: value
             for name, value in sorted(os.environ.items())
@@ -74,7 +72,7 @@ def source_state(root: Path) -> dict[str, Any]:
     return {"git_commit": None, "git_dirty": None}
 
 
-def gpu_handle(device: torch.device) -> Any | None:
+def gpu_handle(device: torch.device) -> object:
     """The driver's (NVML's) handle of a CUDA device; None for other devices."""
     if device.type == "cuda":
         with contextlib.suppress(pynvml.NVMLError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import median
@@ -116,15 +116,15 @@ def epoch_record(
     try:
         check_numbers(metrics)
     except ValueError as error:
-        raise TrainingError(f"epoch {epoch + 1}: {error}; it must be finite and not negative") from error
+        raise TrainingError(f"epoch {epoch + 1}: {error}") from error
     return {"epoch": epoch, **metrics, "first_of_start": first_of_start, "ended_at": time.time(), "steps": steps}
 
 
-def check_numbers(metrics: Mapping[str, float | None], required: Iterable[str] = ()) -> None:
-    """Raise `ValueError` unless each metric is finite and not negative, or None if not required."""
+def check_numbers(metrics: Mapping[str, float | None]) -> None:
+    """Raise `ValueError` unless each metric is a number, finite and not negative, or None."""
     for name, value in metrics.items():
-        if name in required if value is None else not 0 <= value < math.inf:
-            raise ValueError(f"{name} is {'missing' if value is None else value}")
+        if value is not None and not (type(value) in (int, float) and 0 <= value < math.inf):
+            raise ValueError(f"{name} is {value!r}; it must be finite and not negative")
 
 
 def steady_epochs(epochs: Sequence[EpochRecord]) -> list[EpochRecord]:

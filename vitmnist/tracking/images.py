@@ -6,6 +6,7 @@ Drawn with Pillow, because importing matplotlib takes longer than training on a 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from PIL import Image, ImageDraw, ImageOps
@@ -43,49 +44,35 @@ def training_batch(train: Split, loader: Loader, preprocess: Preprocess, epoch: 
     """
     size = loader.sampler.batch_size if preprocess.mixes else min(GRID_IMAGES, loader.sampler.batch_size)
     indices = loader.sampler.indices(epoch)[:size]
-    keys = next(preprocess.keys(loader.sampler, epoch))
-    return grid(model_inputs(train, indices, preprocess, None if keys is None else keys[:size])[:GRID_IMAGES])
-
-
-def model_inputs(split: Split, indices: Tensor, preprocess: Preprocess, keys: Tensor | None) -> Tensor:
-    """What the model sees of a batch of images, as uint8 pixels `[B, C, H, W]`; augmented if it has keys."""
-    images = split.images[indices].to(preprocess.mean.device)
+    keys, images = next(preprocess.keys(loader.sampler, epoch)), train.images[indices].to(preprocess.mean.device)
     with torch.inference_mode():
         if preprocess.mixes and keys is not None:
-            inputs, _ = preprocess.mixed(images, split.labels[indices].to(images.device), keys)
+            inputs, _ = preprocess.mixed(images, train.labels[indices].to(images.device), keys)
         else:
-            inputs = preprocess(images, keys)
-        return (inputs * preprocess.std + preprocess.mean).clamp(0, 1).mul(255).round().byte().cpu()
-
-
-def grid(pixels: Tensor) -> Image.Image:
-    """Images `[B, C, H, W]` in rows of eight, with a margin of one pixel."""
-    _, _, height, width = pixels.shape
-    rows = math.ceil(len(pixels) / GRID_COLUMNS)
-    canvas = Image.new("RGB", (GRID_COLUMNS * (width + 2), rows * (height + 2)))
-    for tile, image in enumerate(pixels):
-        row, column = divmod(tile, GRID_COLUMNS)
-        canvas.paste(_to_image(image), (column * (width + 2) + 1, row * (height + 2) + 1))
-    return canvas
+            inputs = preprocess(images, None if keys is None else keys[:size])
+        pixels = (inputs * preprocess.std + preprocess.mean).clamp(0, 1).mul(255).round().byte().cpu()
+    return grid([_to_image(image) for image in pixels[:GRID_IMAGES]], GRID_COLUMNS, gap=2)
 
 
 def worst_mistakes(split: Split, predictions: Predictions) -> Image.Image | None:
     """The misclassified images with the highest confidence, captioned; None if every prediction is correct."""
-    worst = predictions.mistakes()[:MISTAKES]
-    if not worst:
-        return None
-    tile_height = TILE_WIDTH + CAPTION_HEIGHT
-    rows = math.ceil(len(worst) / MISTAKE_COLUMNS)
-    canvas = Image.new("RGB", (MISTAKE_COLUMNS * (TILE_WIDTH + GAP), rows * (tile_height + GAP)), "white")
-    draw = ImageDraw.Draw(canvas)
-    for tile, index in enumerate(worst):
-        row, column = divmod(tile, MISTAKE_COLUMNS)
-        x, y = column * (TILE_WIDTH + GAP), row * (tile_height + GAP)
-        draw.text((x, y), caption(split, predictions, index), "black")
-        image = _to_image(split.images[index])
-        canvas.paste(
-            ImageOps.contain(image, (TILE_WIDTH, TILE_WIDTH), Image.Resampling.NEAREST), (x, y + CAPTION_HEIGHT)
-        )
+    tiles = []
+    for index in predictions.mistakes()[:MISTAKES]:
+        tile = Image.new("RGB", (TILE_WIDTH, CAPTION_HEIGHT + TILE_WIDTH), "white")
+        ImageDraw.Draw(tile).text((0, 0), caption(split, predictions, index), "black")
+        enlarged = ImageOps.contain(_to_image(split.images[index]), (TILE_WIDTH,) * 2, Image.Resampling.NEAREST)
+        tile.paste(enlarged, (0, CAPTION_HEIGHT))
+        tiles.append(tile)
+    return grid(tiles, MISTAKE_COLUMNS, GAP, "white") if tiles else None
+
+
+def grid(tiles: Sequence[Image.Image], columns: int, gap: int, background: str = "black") -> Image.Image:
+    """Images of one size in rows, `gap` pixels apart."""
+    width, height = (side + gap for side in tiles[0].size)
+    canvas = Image.new("RGB", (columns * width, math.ceil(len(tiles) / columns) * height), background)
+    for number, tile in enumerate(tiles):
+        row, column = divmod(number, columns)
+        canvas.paste(tile, (column * width + gap // 2, row * height + gap // 2))
     return canvas
 
 

@@ -9,8 +9,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -19,7 +20,7 @@ from vitmnist.config.values import flatten
 from vitmnist.errors import ConfigError, DataError, PeerError
 from vitmnist.runtime.cpu import Cores
 from vitmnist.runtime.failures import classify, os_error, worker_error
-from vitmnist.runtime.files import UnreadableError, csv_text, read_json, read_yaml, write_atomic
+from vitmnist.runtime.files import UnreadableError, append, csv_text, read_json, read_yaml, write_atomic
 from vitmnist.runtime.run_folder import is_in_use
 from vitmnist.runtime.signals import StopSignal, interruption
 from vitmnist.runtime.world import World
@@ -28,6 +29,7 @@ from vitmnist.tracking.epoch_table import (
     EpochRecord,
     Metric,
     Monitor,
+    check_numbers,
     epoch_metrics,
     find_metric,
     steady_epochs,
@@ -49,8 +51,8 @@ class Result:
     status: str = "failed"
     error: str | None = None
     exit_code: int | None = None
-    overrides: list[str]
-    choices: dict[str, str]
+    overrides: list[str] = field(default_factory=list)
+    choices: dict[str, str] = field(default_factory=dict)
     config: dict[str, Any] | None = None
     auto: dict[str, Any] | None = None
     loader: dict[str, Any] | None = None
@@ -71,6 +73,32 @@ class Result:
     dataset: dict[str, Any] | None = None
     environment: dict[str, Any] | None = None
 
+    @classmethod
+    def from_json(cls, path: Path) -> Result:
+        """The record in a file. A key that it lacks has its default.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            DataError: it cannot be read, or is not a record; names the file and the key.
+        """
+        name = f"{path.parent.name}/{path.name}"
+        try:
+            content = read_json(path)
+        except UnreadableError as error:
+            raise DataError(f"{name}: {error}") from error
+        if not isinstance(content, dict) or content.get("status") not in ENDED or "epochs" not in content:
+            raise DataError(f"{name}: is not the result of a run")
+        kinds = _result_types()
+        for key in content.keys() & kinds.keys():
+            if not has_type(content[key], kinds[key]):
+                raise DataError(f"{name}: {key}: {content[key]!r:.50} is not of the type {kinds[key]}")
+        for epoch in content["epochs"]:
+            try:
+                check_numbers({metric: epoch.get(metric) for metric in epoch_metrics()})
+            except ValueError as error:
+                raise DataError(f"{name}: epochs: {error}") from error
+        return cls(**{key: content[key] for key in content.keys() & kinds.keys()})
+
     def summary(self) -> dict[str, float | None]:
         """The run as a whole: `summary_metrics` of its epochs, and the seconds before the first; None: not measured."""
         return {
@@ -81,10 +109,8 @@ class Result:
 
     def bottleneck(self) -> Bottleneck | None:
         """What limits training, the loader or the step; None before the end of an epoch."""
-        waiting_pct, steps, cores = self.summary()["data_wait_pct_median"], self._steps(), self._cores()
-        if waiting_pct is None or not steps:
-            return None
-        return Bottleneck.of(waiting_pct, steps, cores is None or cores.are_busy)
+        waiting_pct, steps = self.summary()["data_wait_pct_median"], self._steps()
+        return None if waiting_pct is None or not steps else Bottleneck.of(waiting_pct, steps)
 
     def verdict(self) -> str | None:
         """The same in one sentence."""
@@ -119,13 +145,8 @@ class Result:
 
     def append_epoch(self, folder: Path) -> None:
         """Append the last epoch to `epochs.csv`; raises `OSError`. Rewriting it slows a run of 1,000 epochs by half."""
-        path, text = folder / "epochs.csv", csv_text(epoch_columns(), self.epochs[-1:])
-        try:
-            with path.open("ab") as file:
-                file.write(text.partition("\n")[2].encode())  # without the titles
-        except OSError as error:
-            error.filename = str(path)  # an error of `write` has no filename
-            raise
+        text = csv_text(epoch_columns(), self.epochs[-1:])
+        append(folder / "epochs.csv", text.partition("\n")[2].encode())  # without the titles
 
     def write_config(self, folder: Path) -> None:
         """Write the configuration that `resume=` reads, and for people the overrides; raises `OSError`."""
@@ -195,7 +216,7 @@ class Run:
         status: completed, failed, interrupted, running, killed (no `result.json`), not started, or unreadable.
         reason: why it did not complete.
         config: the configuration by full keys such as `data.loader.name`; empty if unknown.
-        result: the content of `result.json`; empty if there is none.
+        result: `result.json`, or an empty `Result`.
         overlapping: another run was active on the same machine at the same time.
     """
 
@@ -203,29 +224,20 @@ class Run:
     status: str
     reason: str
     config: Mapping[str, Any]
-    result: Mapping[str, Any]
+    result: Result
     overlapping: bool = False
 
     @property
     def epochs(self) -> list[EpochRecord]:
         """The records of all its epochs."""
-        epochs: list[EpochRecord] = self.result.get("epochs", [])
-        return epochs
-
-    def section(self, name: str) -> Mapping[str, Any]:
-        """A section of its `result.json`, such as `environment`; empty if unknown, as for a run that never started."""
-        return self.result.get(name) or {}
+        return self.result.epochs
 
     @property
-    def seeds(self) -> tuple[str, str]:
-        """The seed, and the seed of a drawn hold-out (else empty); runs with equal seeds have the same quality."""
+    def seeds(self) -> str:
+        """The seed, and the seed of a drawn hold-out, as overrides; runs with equal seeds have the same quality."""
         is_drawn = isinstance(self.config.get("data.holdout"), float)
-        return str(self.config.get("seed")), str(self.config.get("data.holdout_seed")) if is_drawn else ""
-
-    @property
-    def is_resumed(self) -> bool:
-        """Whether it was stopped and resumed."""
-        return self.result.get("resumed") is True
+        fold = f" data.holdout_seed={self.config.get('data.holdout_seed')}" if is_drawn else ""
+        return f"seed={self.config.get('seed')}{fold}"
 
     @property
     def is_ranked(self) -> bool:
@@ -238,15 +250,11 @@ class Run:
         if self.status != "completed":
             return f"{self.status}: {self.reason}" if self.reason else self.status
         remarks = {
-            "resumed": self.is_resumed,
+            "resumed": self.result.resumed,
             "overlapping": self.overlapping,
             "first epoch only": not steady_epochs(self.epochs),
         }
         return ", ".join(["completed", *(remark for remark, applies in remarks.items() if applies)])
-
-    def value(self, name: str) -> float | None:
-        """A metric of the run, over its epochs as the table of metrics says; None if it was not measured."""
-        return summarize(self.epochs, epoch_metrics()[name])
 
     def quality(self, name: str) -> float | None:
         """A metric after the best epoch if there was a validation split to choose it by, else after the last.
@@ -254,9 +262,10 @@ class Run:
         A name such as `test_acc` is of the test split, evaluated once at the end.
         """
         if name.startswith("test_"):
-            return self.section("test").get(name)
+            value = (self.result.test or {}).get(name)
+            return value if isinstance(value, int | float) else None
         best = None
-        if self.result.get("eval_split") == "validation":
+        if self.result.eval_split == "validation":
             best = Monitor(monitored([self])).best_epoch(self.epochs)
         return summarize(self.epochs if best is None else self.epochs[: best + 1], epoch_metrics()[name])
 
@@ -294,33 +303,43 @@ def _natural(path: Path) -> list[int | str]:
 
 def read_run(folder: Path) -> Run:
     """The run of a folder; with the status `unreadable` and the reason if its `result.json` is damaged."""
-    status, reason, result = "not started", "", {}
-    config: dict[str, Any] = {}
     try:
-        result = read_json(folder / "result.json")
-        if not isinstance(result, dict) or result.get("status") not in ENDED or "epochs" not in result:
-            raise ValueError("is not the result of a run")
-        config = _flat(result.get("config") or {})
-        status, reason = result["status"], str(result.get("error") or "")
+        result = Result.from_json(folder / "result.json")
+        return Run(folder, result.status, result.error or "", _flat(result.config), result)
+    except DataError as error:
+        status, reason = "unreadable", str(error)
     except FileNotFoundError:
+        status, reason = "not started", ""
         if (folder / ".lock").exists():
             status, reason = ("running", "") if is_in_use(folder) else ("killed", "it left no result.json")
-    except ValueError as error:
-        status, reason, result = "unreadable", f"{folder.name}/result.json: {error}", {}
-    return Run(folder, status, reason, config or _hydra_config(folder), result)
-
-
-def _hydra_config(folder: Path) -> dict[str, Any]:
-    """The configuration in Hydra's record, with interpolations as they are written; empty if there is none."""
+    config = None
     with suppress(FileNotFoundError, UnreadableError):
-        loaded = read_yaml(folder / ".hydra" / "config.yaml")
-        return _flat(loaded) if isinstance(loaded, dict) else {}
-    return {}
+        config = read_yaml(folder / CONFIG)  # with interpolations as they are written
+    return Run(folder, status, reason, _flat(config), Result())
 
 
-def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by full keys, with lists as text."""
-    return {key: str(value) if isinstance(value, list) else value for key, value in flatten(config).items()}
+def _flat(config: object) -> dict[str, Any]:
+    """Values by full keys, with lists as text; empty for what is not a configuration."""
+    values = flatten(config) if isinstance(config, dict) else {}
+    return {key: str(value) if isinstance(value, list) else value for key, value in values.items()}
+
+
+@cache
+def _result_types() -> dict[str, object]:
+    return get_type_hints(Result)
+
+
+def has_type(value: object, kind: object) -> bool:
+    """Whether a JSON value has the type of an annotation of `Result`."""
+    arguments = get_args(kind)
+    if get_origin(kind) is list:
+        return isinstance(value, list) and all(has_type(item, arguments[0]) for item in value)
+    if get_origin(kind) is dict:
+        is_any = arguments[1] is Any  # most dicts have many items
+        return isinstance(value, dict) and (is_any or all(has_type(item, arguments[1]) for item in value.values()))
+    if arguments:
+        return any(has_type(value, argument) for argument in arguments)
+    return kind is Any or type(value) is kind or (kind is float and type(value) is int)
 
 
 # A search writes this file into the folder of its sweep.

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from vitmnist.augment.preprocess import build_augment, input_size
 from vitmnist.config.schema import Config, registries
+from vitmnist.data.channel_statistics import configured_statistics
 from vitmnist.data.datasets.base import DATASETS
-from vitmnist.data.preparation import given_statistics
 from vitmnist.errors import ConfigError, described
 from vitmnist.models import MODELS
 from vitmnist.runtime.failures import classify
@@ -28,7 +28,7 @@ def check_config(config: Config, device: torch.device | str = "cpu") -> None:
     augment = build_augment(config.data.augment)
     _, options = DATASETS.member(config.data.dataset)
     shape = getattr(options, "shape", None)
-    given_statistics(config.data.normalize, shape and shape[0])
+    configured_statistics(config.data.normalize, shape and shape[0])
     if shape:  # the number of classes is not known yet
         size = shape[0], *input_size(augment, *shape[1:])
         model = MODELS.build(config.model, size, 2).to(device)

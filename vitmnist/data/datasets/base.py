@@ -1,4 +1,4 @@
-"""The dataset types: splits of images and labels, and how to read single images from disk.
+"""Datasets: splits of images and labels, what a configuration does to them before training, and their registry.
 
 To add a dataset, write a module in this folder whose function registers itself and returns a `Dataset`, and its YAML
 file in `conf/data/dataset/`.
@@ -6,7 +6,7 @@ file in `conf/data/dataset/`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,16 +16,43 @@ import torch
 from omegaconf import MISSING
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Subset
 
+from vitmnist.config.schema import DataConfig
 from vitmnist.config.validation import bounded
-from vitmnist.data.channel_statistics import channel_statistics
+from vitmnist.data.channel_statistics import channel_statistics, configured_statistics
 from vitmnist.data.images import ImageReader, Mode, Pixels
 from vitmnist.data.sources import DatasetSource, SampleSource, TensorSet, digest
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.registry import Registry
 from vitmnist.runtime.failures import os_error
 from vitmnist.runtime.files import home_expanded
+from vitmnist.runtime.memory import Memory, check_fits
+
+FileReader = Callable[[Path], Pixels | Image.Image]
+"""Turns a file into uint8 `[H, W, C]` or a PIL image; raises `DataError`."""
+
+
+@dataclass(frozen=True)
+class ImageFiles:
+    """Image files by their index; `read` can be pickled, and is called from several threads.
+
+    Args:
+        names: relative to `folder`.
+    """
+
+    folder: Path
+    names: Sequence[str]
+    read: FileReader
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, index: int) -> Pixels | Image.Image:
+        return self.read(self.folder / self.names[index])
+
+    def taken(self, indices: Iterable[int]) -> ImageFiles:
+        """The files at these indices."""
+        return replace(self, names=[self.names[index] for index in indices])
 
 
 @dataclass(frozen=True)
@@ -38,11 +65,8 @@ class Split(TensorSet):
         mean: per channel, of the training images, scaled to 0…1.
         std: per channel, likewise; population standard deviation.
         classes: the name of each label.
-        reader: reads single images from disk, for `disk`: `reader[i]` is image i as uint8 `[H, W, C]`, an array or a
-            PIL image; can be pickled, and with `files` be used by several threads.
+        files: the file of each image, which `disk` reads; None if images have no files.
         sha256: checksum of `images`, if it is already known.
-        files: the file of each image, relative to the folder of the dataset; None if images have no files.
-        range_32_bit: the values of int32 and float files, in all splits, that became 0 and 255; None: there are none.
 
     Raises:
         DataError: another dtype or shape, or a label without a class.
@@ -52,10 +76,8 @@ class Split(TensorSet):
     std: tuple[float, ...]
     classes: tuple[str, ...]
     _: KW_ONLY
-    reader: Any = None
+    files: ImageFiles | None = None
     sha256: str | None = None
-    files: Sequence[str] | None = None
-    range_32_bit: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,34 +97,28 @@ class Split(TensorSet):
         if least < 0 or most >= len(self.classes):
             raise DataError(f"labels: must be 0 to {len(self.classes) - 1}, found {least} to {most}")
 
-    def part(self, span: slice, **changes: Any) -> Split:
-        rows = range(len(self))[span]
-        fields = {
-            "reader": Subset(self.reader, rows) if self.reader and rows.start else self.reader,
-            "sha256": self.sha256 if len(rows) == len(self) else None,
-            "files": self.files[span] if self.files else None,
-        }
-        return super().part(span, **{**fields, **changes})
+    def part(self, span: slice) -> Split:
+        part, rows = super().part(span), range(len(self))[span]
+        if len(part) == len(self):
+            return part
+        return replace(part, files=None if self.files is None else self.files.taken(rows), sha256=None)
 
-    def taken(self, rows: Tensor, **changes: Any) -> Split:
+    def taken(self, rows: Tensor) -> Split:
         """The samples at these indices, int64 `[N]`, copied into memory."""
         images, labels = self.read(rows)
-        indices = rows.tolist()
-        fields = {
-            "reader": Subset(self.reader, indices) if self.reader else None,
-            "files": [self.files[index] for index in indices] if self.files else None,
-        }
-        return replace(self, images=images, labels=labels, is_mapped=False, sha256=None, **{**fields, **changes})
+        files = None if self.files is None else self.files.taken(rows.tolist())
+        return replace(self, images=images, labels=labels, is_mapped=False, sha256=None, files=files)
 
     def stored(self) -> SampleSource:
-        return DatasetSource(ImagesOnDisk(self), seed=None) if self.reader else super().stored()
+        self.check_on_host()
+        return DatasetSource(ImagesOnDisk(self), seed=None)
 
     def channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         return self.mean, self.std
 
     def name(self, index: int) -> str | int:
         """The file of an image, or its index if it has none."""
-        return self.files[index] if self.files else index
+        return self.files.names[index] if self.files else index
 
 
 @dataclass(frozen=True)
@@ -148,6 +164,13 @@ class Dataset:
         """The split on which epochs are evaluated."""
         return self.splits[self.eval_split]
 
+    def with_statistics(self, mean: Sequence[float], std: Sequence[float]) -> Dataset:
+        """The dataset with these statistics of its channels in every split."""
+        splits: dict[str, Any] = {
+            name: replace(split, mean=tuple(mean), std=tuple(std)) for name, split in self.splits.items()
+        }
+        return replace(self, **splits)
+
     def evaluated_on(self) -> str:
         """A description of the split on which epochs are evaluated."""
         return f"{self.eval_split} split, {len(self.evaluated):,} images"
@@ -162,6 +185,59 @@ class Dataset:
         }
 
 
+def prepare(dataset: Dataset, data: DataConfig) -> Dataset:
+    """The dataset with the hold-out and the statistics that a configuration asks for; raises as these."""
+    if data.holdout:
+        dataset = held_out(dataset, data.holdout, data.holdout_seed)
+    statistics = configured_statistics(data.normalize, dataset.train.images.shape[1])
+    return dataset.with_statistics(statistics.mean, statistics.std) if statistics else dataset
+
+
+def held_out(dataset: Dataset, size: int | float, seed: int) -> Dataset:
+    """Make some training images the validation split, and train on the others.
+
+    The channel statistics become those of the remaining training images.
+
+    Args:
+        size: a number of images, the last ones; or a share of each class, drawn by `seed` and copied.
+
+    Raises:
+        ConfigError: no image would be left to train on, or there is a validation split already.
+        DoesNotFitError: there is too little memory for the copy.
+    """
+    key, whole = f"data.holdout={size}", dataset.train
+    if dataset.validation is not None:
+        raise ConfigError(
+            f"{key}: the dataset has a validation split of {len(dataset.validation):,} images; type data.holdout=null"
+        )
+    if isinstance(size, int):
+        left = len(whole) - size
+        if left < 1:
+            raise ConfigError(f"{key}: the set has {len(whole)} training images; leave some of them")
+        train, validation = whole.part(slice(left)), whole.part(slice(left, None))
+    elif size < 1:
+        check_fits(key, Memory(host=whole.rows.nbytes), torch.device("cpu"))
+        drawn = _stratified(whole.labels, size, seed)
+        dataset = replace(dataset, folds_of={"holdout": size, **dataset.sha256})
+        if not drawn.any():
+            raise ConfigError(f"{key}: no class has enough of the {len(whole)} training images; type a larger share")
+        train, validation = (whole.taken(rows.nonzero().flatten()) for rows in (~drawn, drawn))
+    else:
+        raise ConfigError(f"{key}: must be a whole number of images, or a share below 1, such as 0.1")
+    dataset = replace(dataset, train=train, validation=validation)
+    return dataset.with_statistics(*channel_statistics(train.images))
+
+
+def _stratified(labels: Tensor, share: float, seed: int) -> Tensor:
+    """Which samples are drawn, bool `[N]`: `share` of each class, rounded; one of each stays."""
+    generator, drawn = torch.Generator().manual_seed(seed), torch.zeros(len(labels), dtype=torch.bool)
+    for label in labels.unique():
+        rows = (labels == label).nonzero().flatten()
+        count = min(round(len(rows) * share), len(rows) - 1)
+        drawn[rows[torch.randperm(len(rows), generator=generator)[:count]]] = True
+    return drawn
+
+
 DEFAULT_ROOT = "~/.cache/vitmnist"
 DATASETS: Registry[Dataset] = Registry("data/dataset", __package__)
 """Functions of (options, root) that return a `Dataset`.
@@ -170,7 +246,6 @@ Options may have `shape`, `[C, H, W]` of the images; a model that does not fit i
 They may have `reader`, a function that turns a file into uint8 `[H, W, C]` or a PIL image as the dataset does, or
 raises `DataError`; `predict` and the model card then use it.
 """
-FileReader = Callable[[Path], Pixels | Image.Image]
 
 
 @dataclass
@@ -191,12 +266,12 @@ class SizeOptions:
 
 
 class ImagesOnDisk(torch.utils.data.Dataset[tuple[Tensor, int]]):
-    """Sample i of a split: its image on disk as a normalised tensor, and its label."""
+    """Sample i of a split, read by itself from its file if it has one: a normalised tensor and its label."""
 
     def __init__(self, split: Split) -> None:
         from torchvision import transforms  # takes 2 s, and only `disk` needs it
 
-        self.reader = split.reader
+        self.images = split.images.permute(0, 2, 3, 1).numpy() if split.files is None else split.files
         self.labels = split.labels.tolist()
         self.transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(split.mean, split.std)])
 
@@ -204,17 +279,7 @@ class ImagesOnDisk(torch.utils.data.Dataset[tuple[Tensor, int]]):
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.transform(self.reader[index]), self.labels[index]
-
-
-class ImagesInMemory:
-    """Reads image i of a uint8 tensor `[N, C, H, W]`, as torchvision does for files with thousands of images."""
-
-    def __init__(self, images: Tensor) -> None:
-        self.images = images
-
-    def __getitem__(self, index: int) -> Pixels:
-        return self.images[index].permute(1, 2, 0).numpy()
+        return self.transform(self.images[index]), self.labels[index]
 
 
 def dataset_in_memory(
@@ -224,8 +289,7 @@ def dataset_in_memory(
     spans = sizes.spans(len(train[0]), len(test[0]))
     mean, std = channel_statistics(train[0][spans[0]])
     train_split, test_split = (
-        Split(*pair, mean, std, classes, reader=ImagesInMemory(pair[0])).part(span)
-        for pair, span in zip((train, test), spans, strict=True)
+        Split(*pair, mean, std, classes).part(span) for pair, span in zip((train, test), spans, strict=True)
     )
     return Dataset(name, train_split, test_split)
 

@@ -11,18 +11,20 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
 from vitmnist.config.validation import bounded, described, section
-from vitmnist.data.channel_statistics import ChannelSums, channel_statistics
-from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, Split
-from vitmnist.data.image_listing import JPEG, SHOWN_NAMES, Samples, TableColumns, find_samples, no_pictures, shorten
-from vitmnist.data.images import ImageReader, Mode, Pixels, Resize, empty_images, file_warnings, is_colour, pixel_range
-from vitmnist.errors import ConfigError, DataError, printable
+from vitmnist.data.channel_statistics import channel_statistics, channel_sums, mean_and_std
+from vitmnist.data.datasets.base import DATASETS, Dataset, ImageFiles, SizeOptions, Split
+from vitmnist.data.image_listing import SHOWN_NAMES, Samples, TableColumns, find_samples, no_pictures, shorten
+from vitmnist.data.images import ImageReader, Mode, Resize, empty_images, is_colour
+from vitmnist.errors import ConfigError, DataError
 from vitmnist.runtime.cpu import available_cores, one_core_each
 from vitmnist.runtime.files import home_expanded
 from vitmnist.runtime.ordered_map import ordered_map
@@ -32,11 +34,10 @@ from vitmnist.store.rows import rows_in_memory
 log = logging.getLogger(__name__)
 
 CACHE = "vitmnist-cache"  # below data.root
-VERSION = 5  # of the decoded pixels and the notes about them; another one makes caches decode again
-CAMERAS = 1023, 4095  # highest values of cameras of 10 and 12 bits, whose files have 16
+VERSION = 6  # of the decoded pixels and the notes about them; another one makes caches decode again
 CHUNK = 8  # pictures that a thread decodes at a time: few, so that all threads end together
 COLOUR_SAMPLES = 100  # pictures checked for colour
-FEW = 5  # Splits with fewer pictures of a class are warned about.
+FAINT = 8  # standard deviation of pixels, at most that of 12 bits in a file of 16
 SKIP = "repair or remove them, or type data.dataset.skip_unreadable=true to leave them out"
 
 
@@ -69,17 +70,6 @@ class ImageFolderOptions(SizeOptions):
         return ImageReader((self.size, self.size), self.mode, self.resize, self.draft, self.max_16_bit, values)
 
 
-@dataclass
-class FolderImageReader:
-    """Reads image i of a list of files."""
-
-    paths: list[Path]
-    reader: ImageReader
-
-    def __getitem__(self, index: int) -> Pixels:
-        return self.reader(self.paths[index])
-
-
 @DATASETS.register("image_folder", ImageFolderOptions)
 def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     """Images in `path/CLASS/`, in `path/train/CLASS/`, `path/val/CLASS/` …, or in a table; decoded once into `root`.
@@ -92,7 +82,7 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
         DataError: classes without images, or unreadable images that are not to be skipped; names them.
         DoesNotFitError: the disk of `root` has too little room for the decoded images.
     """
-    folder = home_expanded(options.path)
+    folder = home_expanded(options.path).absolute()
     if not folder.is_dir():
         raise ConfigError(f"data.dataset.path={options.path}: there is no such folder; it must hold a folder per class")
     if options.range_32_bit and len({*options.range_32_bit}) == 1:
@@ -104,40 +94,36 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     # Sizes that are too large are refused before anything is decoded.
     options.spans(len(parts["train"]), len(parts.get("test", ())))
     decoder = FolderDecoder(folder, [*parts.values()], options)
-    samples = decoder.samples
-    with file_warnings() as decoder.warned:
-        entry = decode_once(
-            *(root / CACHE, decoder.fingerprint(), len(samples), decoder.decode, decoder.notes),
-            stamp=decoder.stamp(),
-            may_write=options.download,
-        )
+    entry = decode_once(
+        *(root / CACHE, decoder.fingerprint(), len(decoder.samples), decoder.decode, decoder.notes),
+        stamp=decoder.stamp(),
+        may_write=options.download,
+    )
     (images, labels), notes = entry.tensors, entry.notes
     if images.shape[1] != options.shape[0]:  # large ones are stored with channels last
         images = images.permute(0, 3, 1, 2)
     unreadable = dict(notes["unreadable"])
-    _warn(folder, notes, list(unreadable.values()), len(samples), options)
-    readable = [index for index in range(len(samples)) if index not in unreadable]
+    _warn(folder, notes, list(unreadable.values()), len(decoder.samples), options)
+    readable = [index for index in range(len(decoder.samples)) if index not in unreadable]
     starts = [sum(index < first for index in readable) for first in decoder.starts]
     rows = {split: slice(*ends) for split, ends in zip(parts, pairwise(starts), strict=True)}
     classes, labels = _readable_classes(folder, classes, labels, rows)
-    paths = [samples[index][0] for index in readable]
-    files = [str(path.relative_to(folder)) for path in paths]
-    if copies := [files[index] for index in notes["copies"]]:
+    names = [str(decoder.samples[index][0].relative_to(folder)) for index in readable]
+    if copies := [names[index] for index in notes["copies"]]:
         message = "%s: %d pictures have the same pixels as one of another split: %s"
         log.warning(message, folder, len(copies), shorten(copies))
     sizes = {split: span.stop - span.start for split, span in rows.items()}
     shown = " and ".join(f"{size} {split}" for split, size in sizes.items())
     log.info("%s: %s pictures of %d classes: %s", folder, shown, len(classes), shorten(classes))
     train_span, test_span = options.spans(sizes["train"], sizes.get("test", 0))
-    mean, std = tuple(notes["mean"]), tuple(notes["std"])
+    mean, std = notes["mean"], notes["std"]
     if options.train_size:
         mean, std = channel_statistics(images[train_span])
-    reader = replace(options, range_32_bit=notes["range_32_bit"]).reader
-    whole = Split(images, labels, mean, std, tuple(classes), is_mapped=True, files=files)
-    whole = replace(whole, range_32_bit=reader.range_32_bit)
+    files = ImageFiles(folder, names, options.reader)
+    whole = Split(images, labels, tuple(mean), tuple(std), tuple(classes), is_mapped=True, files=files)
     spans = {"train": train_span, "validation": slice(None), "test": test_span}
     splits: dict[str, Any] = {
-        split: whole.part(span, reader=FolderImageReader(paths[span], reader), sha256=sha256).part(spans[split])
+        split: replace(whole.part(span), sha256=sha256).part(spans[split])
         for (split, span), sha256 in zip(rows.items(), notes["sha256"], strict=True)
     }
     return Dataset(folder.resolve().name, **splits, skipped=len(unreadable))
@@ -146,7 +132,7 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
 def _readable_classes(
     folder: Path, classes: list[str], labels: Tensor, rows: dict[str, slice]
 ) -> tuple[list[str], Tensor]:
-    """The classes with readable training pictures, and the labels among these; warns of few pictures of a class.
+    """The classes with readable training pictures, and the labels among these.
 
     Raises:
         DataError: fewer than two classes are left, or another split has pictures of a class that is not.
@@ -159,31 +145,18 @@ def _readable_classes(
             raise DataError(f"{message} that can be read for training; add some, or remove these classes")
         log.warning("%s; left out", message)
         classes = [name for name in classes if name not in empty]
-        labels, counts = (is_left.cumsum(0) - 1)[labels], counts[:, is_left]
-    for split, sizes in zip(rows, counts.tolist(), strict=True):
-        if few := [f"{name} ({count})" for name, count in zip(classes, sizes, strict=True) if count < FEW]:
-            log.warning("%s: fewer than %d pictures of a class in the %s split: %s", folder, FEW, split, shorten(few))
+        labels = (is_left.cumsum(0) - 1)[labels]
     return classes, labels
 
 
 def _warn(folder: Path, notes: dict[str, Any], unreadable: list[str], size: int, options: ImageFolderOptions) -> None:
     """Warn of what the pictures lose; raise `DataError` if there are unreadable ones that must not be left out."""
-    highest = notes["max_16_bit"]
-    limit = next((limit for limit in CAMERAS if highest <= limit), None)
-    if limit and options.max_16_bit == 65_535:
-        message = (
-            "%s: no 16-bit picture has a value above %d: all are dark; set data.dataset.max_16_bit=%d (%d-bit cameras)"
+    if (deviation := 255 * max(notes["std"])) < FAINT:
+        log.warning(
+            "%s: the pixels hardly differ, their standard deviation is %.1f of 255; set data.dataset.max_16_bit=4095 "
+            "for 16-bit files of 12-bit cameras, or data.dataset.range_32_bit=[BLACK,WHITE] for int32 and float pixels",
+            *(folder, deviation),
         )
-        log.warning(message, folder, highest, limit, limit.bit_length())
-    if max(notes["std"]) * 255 <= 1:  # as of a constant channel
-        black_white = "; %g is black, %g white; set data.dataset.range_32_bit=[BLACK,WHITE]"
-        advice = black_white % tuple(limits) if (limits := notes["range_32_bit"]) else ""
-        log.warning("%s: all training images are constant, or nearly so%s", folder, advice)
-    if (reduced := notes["reduced"]) and options.max_16_bit != 65_535:
-        message = "%s: data.dataset.max_16_bit has no effect on %d pictures of 16 bits in colour or with transparency"
-        log.warning(message, folder, reduced)
-    if warned := notes["warned"]:
-        log.warning("%s: %d pictures are read with a warning: %s", folder, len(warned), shorten(warned))
     if coloured := notes["coloured"]:
         log.warning(
             "%s: %d of the first %d pictures are in colour, which data.dataset.mode=grey drops; "
@@ -210,6 +183,17 @@ def _stat(path: Path) -> os.stat_result | None:
     return None
 
 
+class DecodedChunk(NamedTuple):
+    """Some consecutive samples of a split, but for the unreadable ones, of which there are indices and messages."""
+
+    images: Tensor
+    labels: Tensor
+    digests: list[bytes]
+    unreadable: list[tuple[int, str]]
+    coloured: int
+    sums: NDArray[np.uint64]
+
+
 class FolderDecoder:
     """Decodes the samples of all splits of a folder on all cores; `notes` is stored with them.
 
@@ -222,10 +206,9 @@ class FolderDecoder:
         self.samples = [sample for part in parts for sample in part]
         self.stats = [_stat(path) for path, _ in self.samples]
         self.starts = [0, *accumulate(map(len, parts))]  # and the end of the last
-        self.warned: dict[Path, str] = {}
         self.unreadable: list[tuple[int, str]] = []
         self.coloured = 0
-        self.sums = [ChannelSums() for _ in parts]
+        self.sums = [np.zeros((3, options.shape[0]), np.uint64) for _ in parts]
         self.checksums = [hashlib.sha256() for _ in parts]
         self.digests: list[list[bytes]] = [[] for _ in parts]  # of each readable picture
 
@@ -259,34 +242,30 @@ class FolderDecoder:
             for part, (start, stop) in enumerate(pairwise(self.starts))
             for first in range(start, stop, CHUNK)
         ]
-        self.depth = self._find_depth()
-        self.reader = replace(self.options.reader, range_32_bit=self.depth["range_32_bit"])
         spans, threads = [chunk for _, chunk in chunks], available_cores()
         # Threads, because Pillow releases Python's lock while it decodes and resizes.
         with (
             closing(ordered_map(self._decode_chunk, spans, threads, 2 * threads, one_core_each())) as decoded,
             tqdm(total=size, desc="decoding once", leave=False, disable=None) as bar,
         ):
-            for (part, chunk), decoded_chunk in zip(chunks, decoded, strict=True):
-                images, labels, digests, unreadable, coloured, sums = decoded_chunk
-                self.digests[part] += digests
-                self.unreadable += unreadable
-                self.coloured += coloured
-                self.sums[part] += sums
-                self.checksums[part].update(images.contiguous().numpy().data)
-                yield rows_in_memory(images), labels
-                bar.update(len(chunk))
-        if self.unreadable and not (self.options.skip_unreadable and all(sums.pixels for sums in self.sums)):
+            for (part, span), chunk in zip(chunks, decoded, strict=True):
+                self.digests[part] += chunk.digests
+                self.unreadable += chunk.unreadable
+                self.coloured += chunk.coloured
+                self.sums[part] += chunk.sums
+                self.checksums[part].update(chunk.images.contiguous().numpy().data)
+                yield rows_in_memory(chunk.images), chunk.labels
+                bar.update(len(span))
+        if self.unreadable and not (self.options.skip_unreadable and all(sums.any() for sums in self.sums)):
             advice = "none is left" if self.options.skip_unreadable else SKIP
             raise _unreadable_error([message for _, message in self.unreadable], size, advice)  # and keep nothing
 
     def notes(self) -> dict[str, Any]:
         """Plain values to keep with the decoded pictures."""
-        mean, std = self.sums[0].statistics()
+        mean, std = mean_and_std(self.sums[0])
         checksums = [checksum.hexdigest() for checksum in self.checksums]
-        warned = [f"{printable(path)}: {message}" for path, message in sorted(self.warned.items())]
-        problems = {"unreadable": self.unreadable, "coloured": self.coloured, "warned": warned, **self.depth}
-        return {**problems, "mean": mean, "std": std, "sha256": checksums, "copies": self._copies()}
+        problems = {"unreadable": self.unreadable, "coloured": self.coloured, "copies": self._copies()}
+        return {**problems, "mean": mean, "std": std, "sha256": checksums}
 
     def _copies(self) -> list[int]:
         """The readable pictures with the same pixels as one of an earlier split."""
@@ -297,34 +276,21 @@ class FolderDecoder:
             index += len(digests)
         return copies
 
-    def _find_depth(self) -> dict[str, Any]:
-        """The values of pictures of 16 and 32 bits, which are read twice; other files are opened, in 60 µs each."""
-        cores = available_cores()
-        paths = [path for path, _ in self.samples if path.suffix.lower() not in JPEG]
-        values: dict[int, list[float]] = {8: [], 16: [], 32: []}
-        with closing(ordered_map(pixel_range, paths, cores, 2 * cores, one_core_each())) as ranges:
-            for bits, low, high in filter(None, ranges):
-                values[bits] += [low, high]
-        limits = self.options.range_32_bit or ((min(values[32]), max(values[32])) if values[32] else None)
-        highest, reduced = max(values[16], default=65_535), len(values[8]) // 2
-        return {"max_16_bit": highest, "range_32_bit": limits, "reduced": reduced}
-
-    def _decode_chunk(
-        self, indices: range
-    ) -> tuple[Tensor, Tensor, list[bytes], list[tuple[int, str]], int, ChannelSums]:
-        images = empty_images(len(indices), *self.options.shape)
+    def _decode_chunk(self, indices: range) -> DecodedChunk:
+        images, reader = empty_images(len(indices), *self.options.shape), self.options.reader
         labels: list[int] = []
         unreadable: list[tuple[int, str]] = []
         coloured = 0
         for index in indices:
             path, label = self.samples[index]
             try:
-                images[len(labels)] = torch.from_numpy(self.reader(path)).permute(2, 0, 1)
+                images[len(labels)] = torch.from_numpy(reader(path)).permute(2, 0, 1)
                 if self.options.mode == Mode.grey and index < COLOUR_SAMPLES:
-                    coloured += is_colour(path, self.reader)
+                    coloured += is_colour(path, reader)
                 labels.append(label)
             except DataError as error:
                 unreadable.append((index, str(error)))
         images = images[: len(labels)]
         digests = [hashlib.blake2b(row.numpy().data, digest_size=16).digest() for row in rows_in_memory(images)]
-        return images, torch.tensor(labels, dtype=torch.int64), digests, unreadable, coloured, ChannelSums.of(images)
+        sums = channel_sums(images)
+        return DecodedChunk(images, torch.tensor(labels, dtype=torch.int64), digests, unreadable, coloured, sums)

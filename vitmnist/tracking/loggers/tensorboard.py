@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import time
@@ -20,6 +21,7 @@ from torch.utils.tensorboard.summary import hparams, image, text
 from vitmnist.config.schema import is_in_hparams, keys_where
 from vitmnist.config.values import flatten, is_under, trainer_label, value_text
 from vitmnist.registry import NoOptions
+from vitmnist.runtime.files import append
 from vitmnist.tracking.epoch_table import EpochRecord, epoch_metrics
 from vitmnist.tracking.loggers import LOGGERS, Logger
 from vitmnist.tracking.result import Result
@@ -126,11 +128,8 @@ def _event(summary: Summary, step: int = 0) -> Event:
 
 
 def _append(path: Path, *events: Event) -> None:
-    try:
-        with path.open("ab") as file:
-            writer = RecordWriter(file)
-            for event in events:
-                writer.write(event.SerializeToString())
-    except OSError as error:
-        error.filename = str(path)  # an error of `write` has no filename
-        raise
+    content = io.BytesIO()
+    writer = RecordWriter(content)
+    for event in events:
+        writer.write(event.SerializeToString())
+    append(path, content.getvalue())
