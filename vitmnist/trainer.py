@@ -26,7 +26,7 @@ from vitmnist.config.schema import Config
 from vitmnist.config.values import to_plain_dict
 from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.errors import DataError, TrainingError
+from vitmnist.errors import DataError, TrainingError, classify
 from vitmnist.loaders.auto import AutoOptions, LoaderSelection, ResidentBatch, candidate_of, select_loader
 from vitmnist.loaders.base import LOADERS, Loader, needs_of
 from vitmnist.losses import LOSSES
@@ -35,7 +35,6 @@ from vitmnist.optim.ema import EMA
 from vitmnist.optim.optimizers import OPTIMIZERS
 from vitmnist.optim.schedules import build_schedule
 from vitmnist.runtime.device import agree_on_device, use_deterministic_kernels
-from vitmnist.runtime.failures import os_error
 from vitmnist.runtime.memory import Memory, check_fits, keep_freed_memory
 from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.timer import EpochTimer, profiled
@@ -398,7 +397,7 @@ class Trainer:
             self.write_records(record, predictions, is_last)
         except OSError as error:
             self.checkpoints.after_epoch(is_last, must_save=True)
-            raise DataError(f"cannot write the records: {os_error(error)}") from error
+            raise DataError(f"cannot write the records: {classify(error).message}") from error
         log_epoch(record, config.epochs)
         self.checkpoints.after_epoch(is_last)
 

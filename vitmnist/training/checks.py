@@ -12,9 +12,8 @@ from vitmnist.augment.preprocess import build_augment, input_size
 from vitmnist.config.schema import Config, registries
 from vitmnist.data.channel_statistics import configured_statistics
 from vitmnist.data.datasets.base import DATASETS
-from vitmnist.errors import ConfigError, described
+from vitmnist.errors import ConfigError, classify, described
 from vitmnist.models import MODELS
-from vitmnist.runtime.failures import classify
 from vitmnist.training.fine_tuning import BATCH_NORMS
 from vitmnist.training.step import TrainStep
 
