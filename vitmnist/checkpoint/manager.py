@@ -116,8 +116,8 @@ class CheckpointManager:
             DataError: the dataset is another one, or the checkpoint is damaged.
         """
         with storage.reporting_damage(self._folder / storage.FOLDER):
-            checksums, known = (self._result.dataset or {})["sha256"], checkpoint.dataset_sha256
-            if differing := [name for name, value in checksums.items() if known.get(name) != value]:
+            checksums, saved = (self._result.dataset or {})["sha256"], checkpoint.dataset_sha256
+            if differing := [name for name, value in checksums.items() if saved.get(name) != value]:
                 raise DataError(f"the dataset has changed since the run began: {', '.join(differing)} differ")
             # Options of the model and the dataset belong to the configuration, which has been compared.
             same = {key: value for key, value in self._model_info.items() if key not in ("model", "dataset")}
