@@ -94,11 +94,10 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     # Sizes that are too large are refused before anything is decoded.
     options.spans(len(parts["train"]), len(parts.get("test", ())))
     decoder = FolderDecoder(folder, [*parts.values()], options)
-    entry = decode_once(
+    (images, labels), notes = decode_once(
         *(root / CACHE, decoder.fingerprint(), len(decoder.samples), decoder.decode, decoder.notes),
         may_write=options.download,
     )
-    (images, labels), notes = entry.tensors, entry.notes
     if images.shape[1] != options.shape[0]:  # large ones are stored with channels last
         images = images.permute(0, 3, 1, 2)
     unreadable = dict(notes["unreadable"])
