@@ -134,7 +134,7 @@ def _measure(
     loading = Candidate("", source, device, is_required=True)
     both = Candidate(AS_IT_IS, source, device, step, is_required=True)
     if isinstance(loader, Iterator):
-        raise DataError("the loader is an iterator, which cannot begin again; give a DataLoader, a list, …")
+        raise DataError("the loader is an iterator, which cannot begin again; give a DataLoader or a list")
     first = next(iter(loading.batches(0)), None)
     if first is None:
         raise DataError("the loader has no batches")
