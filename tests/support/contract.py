@@ -8,19 +8,27 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import Subset
 
 from vitmnist.auditing import left_since, running
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.randomness import RandomState
 from vitmnist.data.sampler import ORDERS, EpochSampler
-from vitmnist.data.sources import SampleSource
+from vitmnist.data.sources import SampleSource, TensorSet
 from vitmnist.loaders.base import Loader
 from vitmnist.loaders.make_loader import Data, loadable, make_loader
 from vitmnist.store.tree import find_difference
 
 BATCH_SIZE, SIZE, SEED = 5, 23, 7
 Batch = tuple[Tensor, Tensor]
+
+
+def part_of(data: SampleSource, size: int) -> SampleSource:
+    """The first samples."""
+    if isinstance(data, TensorSet):
+        return data.part(slice(size))
+    return loadable(Subset(data.dataset, range(size)), SEED)
 
 
 def check_contract(name: str, data: Data, *, device: str = "cpu", **options: Any) -> None:
@@ -47,11 +55,11 @@ def check_contract(name: str, data: Data, *, device: str = "cpu", **options: Any
     sizes = [SIZE, 1, BATCH_SIZE, BATCH_SIZE + 1, *([0] if given.is_decoded else [])]  # a dataset needs a sample
     orders: list[dict[str, Any]] = [{"shuffle": order} for order in ORDERS]
     for size, order in [(size, {}) for size in sizes] + [(SIZE, {**one, "drop_last": True}) for one in orders]:
-        part = given.part(slice(size))
+        part = part_of(given, size)
         with build(part, **order) as loader:
             check(loader.epoch(1), part, 1, **order)
             assert len(loader) == sum(1 for _ in loader.epoch(0))
-    part = given.part(slice(SIZE))
+    part = part_of(given, SIZE)
     before, random_state = running(), RandomState()
     with build(part, epochs=2) as loader:
         middle, size = len(loader) // 2, len(loader)

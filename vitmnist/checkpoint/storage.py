@@ -27,8 +27,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
-from vitmnist.errors import ConfigError, DataError, listed, printable
-from vitmnist.runtime.failures import is_device_error, is_out_of_memory
+from vitmnist.errors import ConfigError, DataError, is_device_error, is_out_of_memory, listed, printable
 from vitmnist.runtime.files import display_path, home_expanded, write_atomic
 
 log = logging.getLogger(__name__)

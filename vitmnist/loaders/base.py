@@ -33,6 +33,9 @@ that are not pairs (dict, list, tuple, None, str)."""
 Batches = Generator[Batch, None, None]
 
 
+INDEX_NBYTES = 8  # int64, for each image of an epoch that a device has the order of
+
+
 class Place(Enum):
     """Where a loader keeps all samples, decoded; `NOWHERE` if it takes each from what it is given, in each epoch."""
 
@@ -111,7 +114,7 @@ class Loader(ABC):
         if cls.keeps is Place.HOST:
             return Memory(host=data.bytes_to_load(torch.device("cpu")))
         if cls.keeps is Place.DEVICE:
-            return Memory(device=data.bytes_to_load(device))
+            return Memory(device=data.bytes_to_load(device) + INDEX_NBYTES * len(data))
         return None if cls.keeps is None else Memory()
 
     @abstractmethod

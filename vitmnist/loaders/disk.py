@@ -23,11 +23,10 @@ from vitmnist.data.datasets.base import Split
 from vitmnist.data.images import empty_images
 from vitmnist.data.sampler import EpochSampler, as_tensor
 from vitmnist.data.sources import SampleSource, map_tensors
-from vitmnist.errors import ConfigError, LoadingError, UserError
+from vitmnist.errors import ConfigError, LoadingError, UserError, classify, is_worker_error
 from vitmnist.loaders.base import LOADERS, Batches, Loader, Place
 from vitmnist.runtime.cpu import cores_per_rank, one_core_each
 from vitmnist.runtime.device import backend_of
-from vitmnist.runtime.failures import worker_error
 from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.runtime.signals import ignore_stopping
 from vitmnist.store.read_once import unchanged
@@ -187,7 +186,7 @@ def _explained(error: Exception) -> Exception:
     if isinstance(error, (ConnectionError, EOFError)):  # the pipe from the worker broke
         reason = f"disk: a worker was killed or exited unexpectedly ({error!r})"
         return LoadingError(f"{reason}; try fewer with data.loader.num_workers=N")
-    return worker_error(error) or error
+    return LoadingError(classify(error).message) if is_worker_error(error) else error
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from vitmnist.config.validation import bounded, described, section
+from vitmnist.config.validation import bounded, config_field, section
 from vitmnist.data.channel_statistics import channel_statistics, channel_sums, mean_and_std
 from vitmnist.data.datasets.base import DATASETS, Dataset, ImageFiles, SizeOptions, Split
 from vitmnist.data.image_listing import SHOWN_NAMES, Samples, TableColumns, find_samples, no_pictures, shorten
@@ -45,10 +45,10 @@ SKIP = "repair or remove them, or type data.dataset.skip_unreadable=true to leav
 class ImageFolderOptions(SizeOptions):
     """See `conf/data/dataset/image_folder.yaml`."""
 
-    path: str = described(may_change=True)  # the checksums of images and labels tell whether they are the same
-    labels: str | None = described(None, may_change=True)
+    path: str = config_field(may_change=True)  # the checksums of images and labels tell whether they are the same
+    labels: str | None = config_field(None, may_change=True)
     columns: TableColumns = section(TableColumns, may_change=True)
-    suffix: str = described("", may_change=True)
+    suffix: str = config_field("", may_change=True)
     size: int = bounded(28, at_least=1)
     mode: Mode = Mode.grey
     resize: Resize = Resize.stretch
@@ -94,12 +94,11 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     # Sizes that are too large are refused before anything is decoded.
     options.spans(len(parts["train"]), len(parts.get("test", ())))
     decoder = FolderDecoder(folder, [*parts.values()], options)
-    entry = decode_once(
+    (images, labels), notes = decode_once(
         *(root / CACHE, decoder.fingerprint(), len(decoder.samples), decoder.decode, decoder.notes),
         stamp=decoder.stamp(),
         may_write=options.download,
     )
-    (images, labels), notes = entry.tensors, entry.notes
     if images.shape[1] != options.shape[0]:  # large ones are stored with channels last
         images = images.permute(0, 3, 1, 2)
     unreadable = dict(notes["unreadable"])
