@@ -245,6 +245,16 @@ def _lacks_determinism(error: BaseException) -> str:
     return f"{str(error).partition(',')[0]}, so a resumed run would not repeat every bit; {advice}"
 
 
+def is_single_image(error: BaseException) -> bool:
+    """Whether batch normalisation had a single value per channel to take statistics from."""
+    return isinstance(error, ValueError) and "Expected more than 1 value per channel" in str(error)
+
+
+def _single_image(error: BaseException) -> str:
+    advice = "set data.drop_last=true, trainer.micro_batch=null, or another batch_size"
+    return f"a batch or microbatch has one image: {first_line(error)}; {advice}"
+
+
 def _os_error(error: BaseException) -> str:
     """File and reason; a full standard output has no file, and libraries give a text alone."""
     assert isinstance(error, OSError)
@@ -266,6 +276,7 @@ FAILURES: tuple[tuple[Callable[[BaseException], object], Callable[[BaseException
     (is_out_of_memory, _out_of_memory),
     (is_device_error, _device_error),
     (lacks_determinism, _lacks_determinism),
+    (is_single_image, _single_image),
     (is_worker_error, _worker_error),
     (_is(OSError), _os_error),  # a full disk, a folder that was removed during the run
 )
