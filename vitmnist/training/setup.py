@@ -223,6 +223,7 @@ def _check_batch_norm(name: str, step: TrainStep, split: Split, sampler: EpochSa
 def select_run_loader(config: Config, step: TrainStep, sets: Sequence[tuple[Split, EpochSampler]]) -> LoaderSelection:
     """Time the loaders with the run's own training step, then restore its state."""
     _, options = LOADERS.member(config.data.loader)
+    assert isinstance(options, AutoOptions)
     train, *others = sets
     initial = copy.deepcopy(step.state_dict())
 
