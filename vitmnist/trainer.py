@@ -243,6 +243,7 @@ class Trainer:
         """Time the loaders with the run's own training step, then restore its state."""
         step, (train, *others) = self.step, sets
         _, options = LOADERS.member(self.config.data.loader)
+        assert isinstance(options, AutoOptions)
         initial = copy.deepcopy(step.state_dict())
 
         # Before the timing, so that the memory of compiling does not count as memory that a loader must leave free.
