@@ -163,7 +163,7 @@ def classify(error: BaseException) -> Failure:
         if isinstance(error, kind) and (match := re.search(pattern, str(error))):
             return replace(failure, message=failure.message.format(text=match[0].strip(), error=error))
     if isinstance(error, OSError):  # a full disk, a folder that was removed during the run; libraries give a text alone
-        return Failure(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or described(error))
+        return Failure(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or first_line(error))
     return Failure(described(error), is_user_error=False)
 
 

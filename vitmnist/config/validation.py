@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import field, fields, is_dataclass
+from dataclasses import Field, field, fields, is_dataclass
 from operator import ge, gt, le, lt
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from omegaconf import MISSING, OmegaConf, errors
+from omegaconf import MISSING, EnumNode, OmegaConf, errors
 
 from vitmnist.config import is_group
 from vitmnist.errors import ConfigError, UnknownKeyError, first_line
@@ -93,11 +93,20 @@ def refused_value(error: errors.OmegaConfBaseException, key: str = "") -> str:
     """The message for a value that OmegaConf refuses; `key` is its section."""
     full = join(key, error.full_key) if error.full_key else ""
     if isinstance(error, errors.ValidationError):
-        path = full.replace(".", "/")
-        reason = f"this is a config group; type {path}=NAME" if is_group(path) else first_line(error)
+        path, reason = full.replace(".", "/"), first_line(error)  # for an enum, OmegaConf names its members
+        if is_group(path):
+            reason = f"this is a config group; type {path}=NAME"
+        elif is_dataclass(error.object_type) and not isinstance(error.child_node, EnumNode):
+            (item,) = (item for item in fields(error.object_type) if item.name == error.key)
+            reason = f"must be {_allowed_types(item)}"
         return f"{full}={'null' if error.value is None else error.value}: {reason}"
     advice = r"; for the text ${ write \${" if isinstance(error, errors.InterpolationResolutionError) else ""
     return f"{full}: ".removeprefix(": ") + first_line(error) + advice
+
+
+def _allowed_types(item: Field[Any]) -> str:
+    """`int | auto | null` for a field of `or_auto` that may be None."""
+    return str(item.type).replace("None", "null").replace("str", AUTO if AUTO in item.metadata else "str")
 
 
 def _check_bounds(options: DataclassInstance, key: str) -> None:
@@ -109,7 +118,7 @@ def _check_bounds(options: DataclassInstance, key: str) -> None:
             _check_bounds(value, full)
         elif AUTO in item.metadata and isinstance(value, str):
             if value != AUTO:
-                raise ConfigError(f"{full}={value}: must be {str(item.type).replace('str', AUTO)}")
+                raise ConfigError(f"{full}={value}: must be {_allowed_types(item)}")
         elif bounds and isinstance(value, list | tuple):
             is_interval = len(value) == 2 and value[0] <= value[1] < math.inf
             if not is_interval or not all(_is_within(number, bounds) for number in value):
