@@ -68,9 +68,7 @@ class PrefetchLoader(Loader):
         """The number of an epoch, and the run that has arrived at its beginning."""
 
     @classmethod
-    def needs(
-        cls, options: PrefetchOptions, data: SampleSource, sampler: EpochSampler, device: torch.device
-    ) -> Memory | None:
+    def needs(cls, options: PrefetchOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> Memory:
         """What the base needs; the queue holds a few batches."""
         return needs_of(_base_values(options, data), [(data, sampler)], device)
 
