@@ -121,13 +121,6 @@ def test_what_a_loader_keeps_decides_what_auto_builds_it_from(
     assert found[:1] == built_from
 
 
-def test_mistaken_candidates_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"data\.loader\.candidates=auto: not known; .*allowed: .*\bram\b"):
-        chosen("auto")
-    with pytest.raises(ConfigError, match="^worker_counts=4: Invalid value"):
-        make_loader("auto", TENSORS, worker_counts=4, batch_size=1, device="cpu", seed=0)
-
-
 @pytest.mark.usefixtures("registered")
 def test_auto_leaves_the_model_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """`ram` would fit by itself, but not next to the model's step, which is measured."""

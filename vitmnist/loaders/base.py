@@ -75,10 +75,6 @@ class Loader(ABC):
     settings: Mapping[str, Any] = {}
     """What the options that were `auto` became; a run logs and records it."""
 
-    epochs: int | None = None
-    """How many epochs will be asked for, one after the other from 0 on; None if unknown. It changes no batch: a loader
-    may use it to begin the next epoch early. Any other epoch may still be asked for."""
-
     selection: object = None
     """The `LoaderSelection` of `auto` that led to this loader; None if it was named."""
 
@@ -154,7 +150,7 @@ def needs_of(
     """The memory that a loader named by `values["name"]` for each of these sets would allocate, all together."""
     builder, options = LOADERS.member(values)
     needs = getattr(builder, "needs", Loader.needs)  # a function that builds a loader has no `needs`
-    found = Memory()
+    total = Memory()
     for data, sampler in sets:
-        found += needs(options, data, sampler, device)
-    return found
+        total += needs(options, data, sampler, device)
+    return total
