@@ -35,7 +35,7 @@ from vitmnist.optim.ema import EMA
 from vitmnist.optim.optimizers import OPTIMIZERS
 from vitmnist.optim.schedules import build_schedule
 from vitmnist.runtime.device import agree_on_device, use_deterministic_kernels
-from vitmnist.runtime.memory import Memory, check_fits, keep_freed_memory
+from vitmnist.runtime.memory import check_fits, keep_freed_memory
 from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.timer import EpochTimer, profiled
 from vitmnist.runtime.world import SINGLE_PROCESS, World
@@ -231,7 +231,7 @@ class Trainer:
             self.selection = self.time_loaders(sets) if world.is_main else None
             values = world.broadcast_object(lambda: self.selection.values if self.selection else values)
         # All together, because the first loader may leave no room for the second.
-        needs = needs_of(values, sets, self.device) or Memory()
+        needs = needs_of(values, sets, self.device)
         check_fits(values["name"], needs, self.device, others=("ram", "cache", "disk"))
         loaders = [self.stack.enter_context(LOADERS.build(values, *data, self.device)) for data in sets]
         self.loader_values, (self.train_loader, self.eval_loader) = values, loaders
@@ -243,6 +243,7 @@ class Trainer:
         """Time the loaders with the run's own training step, then restore its state."""
         step, (train, *others) = self.step, sets
         _, options = LOADERS.member(self.config.data.loader)
+        assert isinstance(options, AutoOptions)
         initial = copy.deepcopy(step.state_dict())
 
         # Before the timing, so that the memory of compiling does not count as memory that a loader must leave free.

@@ -162,7 +162,7 @@ class GpuSliceLoader(Loader):
                 "gpu_slice: keeps a set of tensors on the device, and this one is read sample by sample; "
                 "give it as (images, labels), or choose ram, cache, disk or prefetch"
             )
-        needs = self.needs(options, data, sampler, device) or Memory()
+        needs = self.needs(options, data, sampler, device)
         check_fits("gpu_slice", needs, device, others=("ram", "cache", "disk"))
         rows = data.in_memory().rows if device.type == "cpu" else data.rows
         self.rows = Rows(tuple(map(backend_of(device).to_device, rows.tensors)))

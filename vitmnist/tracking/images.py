@@ -70,8 +70,8 @@ def grid(tiles: Sequence[Image.Image], columns: int, gap: int, background: str =
     """Images of one size in rows, `gap` pixels apart."""
     width, height = (side + gap for side in tiles[0].size)
     canvas = Image.new("RGB", (columns * width, math.ceil(len(tiles) / columns) * height), background)
-    for number, tile in enumerate(tiles):
-        row, column = divmod(number, columns)
+    for position, tile in enumerate(tiles):
+        row, column = divmod(position, columns)
         canvas.paste(tile, (column * width + gap // 2, row * height + gap // 2))
     return canvas
 
