@@ -16,7 +16,7 @@ from hydra_plugins.vitmnist_sweepers import RoundsSweeper
 from tests.conftest import Printed, Start, Train, assert_same_run, result_of
 from vitmnist.errors import ExitCode
 from vitmnist.models.cnn import CNN
-from vitmnist.run import build_setup
+from vitmnist.trainer import Trainer
 
 LOADERS = ("disk", "prefetch")
 SWEPT = [f"data/loader={','.join(LOADERS)}", "batch_size=6,11"]
@@ -150,11 +150,12 @@ def test_an_experiment_is_a_sweep_and_its_jobs_go_on_alone(succeed: Printed, qui
 def test_a_failed_job_leaves_no_model(quick: list[str], refuse: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
     alive = []
 
-    def prepare_and_count(*arguments: object) -> object:
+    def count(trainer: Trainer) -> None:
         alive.append(sum(type(item) is CNN for item in gc.get_objects()))
-        return build_setup(*arguments)
+        build_data(trainer)
 
-    monkeypatch.setattr("vitmnist.run.build_setup", prepare_and_count)
+    build_data = Trainer.build_data
+    monkeypatch.setattr(Trainer, "build_data", count)
     monkeypatch.setattr("vitmnist.cli.sweep._write_report", lambda folder: None)
     refuse("-m", *quick, "optimizer.lr=1e30,1e31,1e32")
     assert alive == [alive[0]] * 3

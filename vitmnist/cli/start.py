@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitmnist.cli.arguments import AUTO_FORM, key_of, value_of, without_keys
 from vitmnist.cli.command import end
@@ -29,7 +29,9 @@ from vitmnist.runtime.files import display_path
 from vitmnist.runtime.run_folder import locked
 from vitmnist.runtime.signals import StopSignal, end_interrupted, handled_by, ignore_stopping
 from vitmnist.runtime.world import SINGLE_PROCESS, World, launched
-from vitmnist.tracking.result import Result
+
+if TYPE_CHECKING:
+    from vitmnist.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -110,18 +112,18 @@ def exit_with_message(start: Start) -> Iterator[None]:
     start.world.disconnect()
 
 
-def import_run() -> Callable[..., Result]:
-    """Import `run`, and with it torch; not before, because `--help` needs neither."""
+def import_trainer() -> type[Trainer]:
+    """Import `Trainer`, and with it torch; not before, because `--help` needs neither."""
     gc.disable()  # it would scan the objects of an import again and again
     import torch
 
-    from vitmnist.run import run
+    from vitmnist.trainer import Trainer
 
     torch.optim.SGD([torch.zeros(1)])  # the first optimizer imports torch's compiler
     if not gc.get_freeze_count():  # a job of a sweep would examine millions of imported objects, which takes 0.3 s
         gc.freeze()
     gc.enable()
-    return run
+    return Trainer
 
 
 def connect_ranks() -> World:

@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from vitmnist.cli.arguments import quoted, value_of, without_keys
 from vitmnist.cli.command import program
 from vitmnist.cli.messages import describe
-from vitmnist.cli.start import RECORDS, Start, import_run
+from vitmnist.cli.start import RECORDS, Start, import_trainer
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.config.values import flatten, to_plain_dict
@@ -139,7 +139,7 @@ class Job:
         """
         job, stop = HydraConfig.get(), self.stop or _stop_signal_of_launcher()
         folder = Path(job.runtime.output_dir)
-        run, before = import_run(), read_run(folder)
+        trainer, before = import_trainer(), read_run(folder)
         differing = _differing_keys(before, composed)
         if before.status == "completed" and not differing:
             log.info("completed before")
@@ -161,7 +161,7 @@ class Job:
                     (folder / "result.json").unlink(missing_ok=True)
                 resume = str(folder) if has_checkpoint(folder) else None
                 config = replace(validate(Config, composed), resume=resume)
-                run(config, folder, overrides, stop)
+                trainer(config, folder, overrides, stop).fit()
             return read_run(folder).quality(search_objective(config).name)
         except RunInterrupted as error:
             if not isinstance(error, TimeLimitReached) and not _is_parallel(job):  # joblib would kill the other jobs
@@ -176,8 +176,8 @@ class Job:
     def _record(self, error: Exception, composed: DictConfig, folder: Path, overrides: list[str]) -> None:
         """Record why a job failed. The records of an earlier start stay, and so do those of another process."""
         failure = describe(error)
-        number = HydraConfig.get().job.num
-        log.error("job %s failed: %s", number, failure.message, exc_info=not failure.is_user_error)
+        job = HydraConfig.get().job
+        log.error("job %s failed: %s", job.num, failure.message, exc_info=not failure.is_user_error)
         if isinstance(error, InUseError):
             return
         self.failed.add(folder.name)

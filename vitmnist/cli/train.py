@@ -30,7 +30,7 @@ from vitmnist.cli.start import (
     connect_ranks,
     exit_with_message,
     follow_rank_0,
-    import_run,
+    import_trainer,
     start_other_ranks,
 )
 from vitmnist.cli.sweep import run_sweep
@@ -51,9 +51,9 @@ def main() -> None:
     with exit_with_message(start):
         if configured := configure(start):
             config, folder, overrides = configured
-            start.is_training, run, shown = True, import_run(), display_path(folder)
+            start.is_training, trainer, shown = True, import_trainer(), display_path(folder)
             try:
-                run(config, folder.absolute(), overrides, start.stop, start.world)
+                trainer(config, folder.absolute(), overrides, start.stop, start.world).fit()
             except Exception as error:
                 if (folder / "result.json").exists() and not isinstance(error, ConfigError):  # which is not recorded
                     log.info("failed; results: %s", shown)

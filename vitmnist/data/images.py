@@ -8,7 +8,7 @@ from __future__ import annotations
 import stat
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from functools import cache, partial
 from io import BytesIO
@@ -23,8 +23,6 @@ from torch import Tensor
 
 from vitmnist.errors import DataError, printable
 from vitmnist.store.rows import is_large
-
-COLOUR_THRESHOLD = 32  # difference between the channels of a pixel from which it counts as coloured
 
 Pixels = NDArray[np.uint8]
 
@@ -97,12 +95,6 @@ def _jpeg_decoder() -> Callable[[Pixels], Pixels] | None:
     except (ImportError, RuntimeError, DeprecationWarning):
         return None
     return decode if is_equal else None
-
-
-def is_colour(path: Path, reader: ImageReader) -> bool:
-    """Whether an image shows colour; many grey ones are stored with three channels."""
-    pixels = replace(reader, size=(64, 64), mode=Mode.rgb, resize=Resize.stretch, draft=True)(path)
-    return bool(np.ptp(pixels, axis=2).max() > COLOUR_THRESHOLD)
 
 
 def to_tensor(image: Image.Image | Pixels) -> Tensor:
@@ -221,8 +213,8 @@ def to_8_bit(image: Image.Image, max_16_bit: int, range_32_bit: tuple[float, flo
     # Pillow gives the 16-bit pixels of PNG and PGM files as int32.
     is_32_bit = image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM"))
     if not (limits := range_32_bit if is_32_bit else (0, max_16_bit)):
-        found = f"its 32-bit pixels are {pixels.min():g} to {pixels.max():g}"
-        raise ValueError(f"{found}; training on such pictures needs data.dataset.range_32_bit=[BLACK,WHITE]")
+        problem = f"its 32-bit pixels are {pixels.min():g} to {pixels.max():g}"
+        raise ValueError(f"{problem}; training on such pictures needs data.dataset.range_32_bit=[BLACK,WHITE]")
     # Pillow inverts TIFF files of up to 8 bits in which 0 is white (PhotometricInterpretation), and no others.
     low, high = limits[::-1] if tiff_tag(image, 262) == 0 else limits
     scaled = ((pixels - low) * (255 / ((high - low) or 1))).round().clip(0, 255)

@@ -59,7 +59,7 @@ class Diagnosis:
     def _best(self) -> Figure:
         """The least time of a batch: of the step alone, or of an alternative that is faster still."""
         times = [self.step_s, self.batch_s, *(row.batch_s for row in self.rows if row.batch_s)]
-        return Figure(min(one.median for one in times), min(one.low for one in times), min(one.high for one in times))
+        return Figure(min(t.median for t in times), min(t.low for t in times), min(t.high for t in times))
 
     def __str__(self) -> str:
         times = {
@@ -104,7 +104,7 @@ def diagnose(
         optimizer: its state is restored too.
 
     Raises:
-        DataError: the loader has no batches, or fewer than the measurements need and cannot begin again.
+        DataError: the loader has no batches, or is a generator, which cannot begin again.
     """
     if batches < BLOCKS:
         raise ConfigError(f"batches={batches}: must be at least {BLOCKS}")
@@ -133,6 +133,8 @@ def _measure(
     step = as_one_argument_step(step)
     loading = Candidate("", source, device, is_required=True)
     both = Candidate(AS_IT_IS, source, device, step, is_required=True)
+    if isinstance(loader, Iterator):
+        raise DataError("the loader is an iterator, which cannot begin again; give a DataLoader or a list")
     first = next(iter(loading.batches(0)), None)
     if first is None:
         raise DataError("the loader has no batches")
@@ -140,20 +142,16 @@ def _measure(
     alone = Candidate("", resident, device, step, is_required=True)
     benchmark = Benchmark(stack)
     benchmark.candidates += [loading, alone, both]
-    if all(one.time_block() for one in benchmark.candidates) and plain is not None:
+    for candidate in benchmark.candidates:
+        candidate.time_block()
+    if plain is not None:
         add_alternatives(benchmark, plain, both)
-    rounds = benchmark.run(batches, seconds)
-    if not loading.blocks or not both.blocks:
-        raise DataError(
-            f"the loader ended after {loading.taken + both.taken + 1} batches and cannot begin again, which is too few "
-            "to time it; give a DataLoader or a list, or a generator of more batches"
-        )
-    notes = []
-    if len(both.blocks) < rounds:
-        notes.append("the loader ended and cannot begin again, so few of its batches were timed")
+    rounds, notes = benchmark.run(batches, seconds), []
     if rounds < BLOCKS:
         notes.append(f"seconds={seconds:g} were over after {rounds} of {BLOCKS} rounds; the ranges are of these")
-    loading_s, step_s, batch_s = (Figure.of(block.batch_s for block in one.blocks) for one in (loading, alone, both))
+    loading_s, step_s, batch_s = (
+        Figure.of(block.batch_s for block in candidate.blocks) for candidate in (loading, alone, both)
+    )
     waiting_pct = Figure.of(100 * block.waiting_s / block.batch_s for block in both.blocks)
     rows = rows_of(benchmark.candidates[2:], both.length)
     return Diagnosis(loading_s, step_s, batch_s, waiting_pct, both.taken, rows, notes)
@@ -162,10 +160,10 @@ def _measure(
 @contextmanager
 def _restored(model: nn.Module | None, optimizer: Optimizer | None) -> Iterator[None]:
     """Restore the state of model and optimizer on exit."""
-    states = [(one, deepcopy(one.state_dict())) for one in (model, optimizer) if one is not None]
+    states = [(part, deepcopy(part.state_dict())) for part in (model, optimizer) if part is not None]
     modules, parameters = (list(model.modules()), list(model.parameters())) if model is not None else ([], [])
     modes = [(module, module.training) for module in modules]
-    gradients = [(one, None if one.grad is None else one.grad.clone()) for one in parameters]
+    gradients = [(parameter, None if parameter.grad is None else parameter.grad.clone()) for parameter in parameters]
     try:
         yield
     finally:

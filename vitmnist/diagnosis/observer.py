@@ -45,19 +45,6 @@ class Unmeasured(str, Enum):
 
 
 @dataclass(frozen=True)
-class Limits:
-    """How many batches to observe after the warm-up, of the loader that gives most; `stop` ends the script then.
-
-    Args:
-        steps: None observes up to the end of the script.
-    """
-
-    steps: int | None
-    warm_up: int
-    stop: bool
-
-
-@dataclass(frozen=True)
 class LoaderInfo:
     """The settings of a loader, and the line of the script that iterates it; None is unknown."""
 
@@ -132,7 +119,7 @@ class Loop:
     @property
     def step_s(self) -> float:
         """The median step; of passes with a single batch, the time up to the next pass."""
-        single = [one.next_iter - one.last for one in self.passes if one.batches == 1 and one.next_iter]
+        single = [pass_.next_iter - pass_.last for pass_ in self.passes if pass_.batches == 1 and pass_.next_iter]
         steps_s = self.steps_s or single
         return median_low(steps_s) if steps_s else 0.0
 
@@ -144,8 +131,11 @@ class Loop:
     def intervals(self, ended: float) -> list[tuple[float, float]]:
         """Begin and end of each pass, up to the end of the observation; after a `break`, a step is added."""
         step_s = self.step_s
-        ends = (one.last if one.is_exhausted else min(one.last + step_s, one.next_iter or inf) for one in self.passes)
-        return [(one.began, min(end, ended)) for one, end in zip(self.passes, ends, strict=True)]
+        ends = (
+            pass_.last if pass_.is_exhausted else min(pass_.last + step_s, pass_.next_iter or inf)
+            for pass_ in self.passes
+        )
+        return [(pass_.began, min(end, ended)) for pass_, end in zip(self.passes, ends, strict=True)]
 
     def note_collecting(self, this: Pass) -> None:
         """Note whether the loop keeps the batches of a pass, and hardly works between requests for them."""
@@ -154,9 +144,9 @@ class Loop:
 
     def forget(self, now: float) -> None:
         """Drop what was measured of the warm-up; a pass that goes on begins now."""
-        self.passes = [one for one in self.passes if one.is_open]
-        for one in self.passes:
-            one.began, one.last, one.batches, one.next_iter = now, now, 0, None
+        self.passes = [pass_ for pass_ in self.passes if pass_.is_open]
+        for pass_ in self.passes:
+            pass_.began, pass_.last, pass_.batches, pass_.next_iter = now, now, 0, None
         self.batches, self.waiting_s, self.steps_s, self.steps_cpu_s = 0, 0.0, [], 0.0
 
 
@@ -212,16 +202,22 @@ class ObservedIterator:
 
 
 class Observer:
-    """Times the passes over the `DataLoader`s of this process, from the import of torch on."""
+    """Times the passes over the `DataLoader`s of this process, from the import of torch on.
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+    Args:
+        steps: how many batches to observe after the warm-up, of the loader that gives most; None: all of the script.
+        warm_up: batches before that.
+        stop: end the script then.
+    """
+
+    def __init__(self, steps: int | None, warm_up: int, stop: bool) -> None:
+        self.steps, self.warm_up, self.stop = steps, warm_up, stop
         self.loops: list[Loop] = []
         self.started = perf_counter()
         self.first_iter: float | None = None
         self.ended: float | None = None
         self.is_stopped = False
-        self.is_warm = not limits.warm_up
+        self.is_warm = not warm_up
         self._inside: set[int] = set()  # The threads that are within a call of a loader
         self._process = os.getpid()
         self._observed: set[type] = set()
@@ -256,13 +252,13 @@ class Observer:
         if self.ended:
             return
         most = max((loop.batches for loop in self.loops), default=0)
-        if not self.is_warm and most >= self.limits.warm_up:
+        if not self.is_warm and most >= self.warm_up:
             self.is_warm, self._cpu_clock = True, CpuClock()
             for loop in self.loops:
                 loop.forget(perf_counter())
-        elif self.is_warm and self.limits.steps is not None and most >= self.limits.steps:
+        elif self.is_warm and self.steps is not None and most >= self.steps:
             self.end()
-            if self.limits.stop and get_ident() == main_thread().ident:
+            if self.stop and get_ident() == main_thread().ident:
                 self.is_stopped = True
                 sys.exit(0)
 
@@ -332,7 +328,7 @@ class Observer:
         with suppress(Exception):  # A subclass may lack any attribute
             copy = rebuilt(loader)
         for loop in self.loops:
-            is_free = not any(one.is_open for one in loop.passes[-1:])
+            is_free = not any(pass_.is_open for pass_ in loop.passes[-1:])
             if loader in loop.loaders or (loop.info == info and is_free):
                 break
         else:

@@ -74,15 +74,17 @@ class SplitDataset(Dataset[Any]):
         self.splits = [SplitTransforms(random=flatten(vars(owner)[name])) for owner, name in self._attributes]
         self._calls: list[tuple[int, Inputs]] = []
         self.probed = read_probes(self.__getitem__, probes, dataset)
-        for number, (owner, name) in enumerate(self._attributes):
+        for position, (owner, name) in enumerate(self._attributes):
             # Which call of which sample this transform gets, and with what.
-            calls = [(calls, at) for numbers, _, calls in self.probed for at, of in enumerate(numbers) if of == number]
+            calls = [
+                (calls, at) for positions, _, calls in self.probed for at, of in enumerate(positions) if of == position
+            ]
             if not calls:
                 continue
             if isinstance(calls[0][0][calls[0][1]], dict):  # such a Compose converts arguments and results
-                self.splits[number] = SplitTransforms(random=[vars(owner)[name]])
+                self.splits[position] = SplitTransforms(random=[vars(owner)[name]])
             with naming(f"one of the samples {', '.join(map(str, probes))}"):
-                results = self.splits[number].split([inputs[at] for inputs, at in calls])
+                results = self.splits[position].split([inputs[at] for inputs, at in calls])
             for (inputs, at), result in zip(calls, results, strict=True):
                 inputs[at] = result
 
@@ -101,13 +103,13 @@ class SplitDataset(Dataset[Any]):
                 raise DataError(
                     f"its dataset uses its transform, or what that returns ({described(error)}); {ADVICE}"
                 ) from error
-        return [number for number, _ in self._calls], sample, [inputs for _, inputs in self._calls]
+        return [position for position, _ in self._calls], sample, [inputs for _, inputs in self._calls]
 
     def transform(self, decoded: Any, splits: Sequence[SplitTransforms] | None = None) -> Any:
         """The sample that the original dataset would have made; with other random transforms if there are `splits`."""
-        numbers, sample, calls = decoded
+        positions, sample, calls = decoded
         splits = self.splits if splits is None else splits
-        results = [apply(splits[number].random, inputs) for number, inputs in zip(numbers, calls, strict=True)]
+        results = [apply(splits[position].random, inputs) for position, inputs in zip(positions, calls, strict=True)]
         return with_results(sample, results)
 
     @contextmanager
@@ -115,22 +117,22 @@ class SplitDataset(Dataset[Any]):
         """Replace the dataset's transforms by `_record` for a while."""
         before = [vars(owner)[name] for owner, name in self._attributes]
         try:
-            for number, (owner, name) in enumerate(self._attributes):
-                vars(owner)[name] = partial(self._record, number)
+            for position, (owner, name) in enumerate(self._attributes):
+                vars(owner)[name] = partial(self._record, position)
             yield
         finally:
             for (owner, name), transform in zip(self._attributes, before, strict=True):
                 vars(owner)[name] = transform
 
-    def _record(self, number: int, *inputs: Any, **named: Any) -> Any:
+    def _record(self, position: int, *inputs: Any, **named: Any) -> Any:
         if inputs and named:
             raise TypeError("its transform gets arguments with and without names")
         call = len(self._calls)
-        decoded = apply(self.splits[number].deterministic, named or inputs)
+        decoded = apply(self.splits[position].deterministic, named or inputs)
         for value in decoded.values() if isinstance(decoded, dict) else decoded:
             if isinstance(value, Image.Image):
                 value.load()  # while its file is open
-        self._calls.append((number, decoded))
+        self._calls.append((position, decoded))
         if named:
             return {name: TransformPlaceholder(call, name) for name in named}
         outputs = tuple(TransformPlaceholder(call, result) for result in range(len(inputs)))

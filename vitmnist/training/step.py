@@ -89,7 +89,7 @@ class TrainStep:
         self.mixed = preprocess.mixed
         """Eager or compiled, if the augmentation mixes images."""
         self._base_lrs = [float(group["lr"]) for group in optimizer.param_groups]
-        self._batch_size, self._clip_norm, self._frozen_norms = batch_size, clip_norm, frozen_norms
+        self.batch_size, self._clip_norm, self._frozen_norms = batch_size, clip_norm, frozen_norms
         self._world_size = 1
         self.train_mode()  # the mode in which the step is compiled
         self._begin_step(0)
@@ -130,9 +130,9 @@ class TrainStep:
         self._begin_step(self.steps + 1)
         return sums
 
-    def _begin_step(self, number: int) -> None:
+    def _begin_step(self, step: int) -> None:
         """Set the learning rates of a step."""
-        self.steps, factor = number, self.schedule(number)
+        self.steps, factor = step, self.schedule(step)
         for group, base_lr in zip(self.optimizer.param_groups, self._base_lrs, strict=True):
             group["lr"] = base_lr * factor
 
@@ -141,7 +141,7 @@ class TrainStep:
         self.model.zero_grad()
         count = math.ceil(len(batch) / self.microbatch_size)  # padding may add further microbatches, without an image
         if self.pad:
-            length = self._batch_size if self.preprocess.mixes and batch.keys is not None else len(batch)
+            length = self.batch_size if self.preprocess.mixes and batch.keys is not None else len(batch)
             batch = batch.padded(math.ceil(length / self.microbatch_size) * self.microbatch_size)
         if self.preprocess.mixes and batch.keys is not None:
             # The whole batch, because what is mixed into an image must not depend on the size of a microbatch.
@@ -149,8 +149,8 @@ class TrainStep:
             batch = Batch(images, batch.labels, None, batch.size, targets)
         no_sync = self.forward.no_sync if isinstance(self.forward, DistributedDataParallel) else nullcontext
         sums: Sums = {}
-        for number, micro in enumerate(islice(batch.micro(self.microbatch_size), count), start=1):
-            with no_sync() if number < count else nullcontext():  # all-reduce once, with the last one
+        for index, micro in enumerate(islice(batch.micro(self.microbatch_size), count), start=1):
+            with no_sync() if index < count else nullcontext():  # all-reduce once, with the last one
                 part = self.forward(micro.images, micro.keys, micro.labels, micro.targets)
                 loss = part["loss"] / batch.size
                 # DDP averages the gradients over the ranks; the gradient of the global batch is their sum.
