@@ -201,7 +201,7 @@ class Trainer:
         schedule = build_schedule(config.schedule, config.epochs, len(sampler))
         loss = LOSSES.build(config.loss, train.labels, train.classes, device)
         ema = EMA(model, config.ema_decay) if config.ema_decay else None
-        batch_size = min(sampler.batch_size, sampler.size)
+        batch_size = min(sampler.rank_batch_size, sampler.size)
         clip_norm = config.trainer.clip_norm
         parts = model, preprocess, optimizer, schedule, loss, batch_size, options, clip_norm, ema, frozen_norms
         self.step = TrainStep(*parts)
@@ -212,7 +212,7 @@ class Trainer:
         config, device, world, sampler = self.config, self.device, self.world, self.sampler
         options = self.checkpoint and self.checkpoint.reusable_step_config(config, device.type, world.size)
         if not options:
-            sizes = min(sampler.batch_size, sampler.size), config.epochs * sampler.size
+            sizes = min(sampler.rank_batch_size, sampler.size), config.epochs * sampler.size
             values = world.broadcast_object(lambda: resolve_step_config(config.trainer, device, *sizes).to_dict())
             options = StepConfig.from_dict(values)
         if options.reasons:
@@ -413,7 +413,7 @@ class Trainer:
         name = self.checkpoints.load_best_weights()
         for loader in (self.train_loader, self.eval_loader):
             loader.close()  # there may be no memory for a third set
-        sampler = eval_sampler(dataset.test, self.eval_loader.sampler.global_sampler.batch_size, self.world)
+        sampler = eval_sampler(dataset.test, self.eval_loader.sampler.batch_size, self.world)
         with LOADERS.build(self.loader_values, dataset.test, sampler, self.device) as loader:
             metrics, _ = evaluate(step.eval_model, loader, step.preprocess, world=self.world)
         values = {key.replace("eval_", "test_"): value for key, value in metrics.items() if key.startswith("eval_")}

@@ -72,7 +72,7 @@ class ResidentBatch(Loader):
 
     def __init__(self, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
-        batch = data.read(slice(0, min(sampler.batch_size, sampler.size)))
+        batch = data.read(slice(0, min(sampler.rank_batch_size, sampler.size)))
         self._batch: Batch = map_tensors(backend_of(device).to_device, batch)
 
     def batches(self, number: int, start: int) -> Batches:
@@ -90,7 +90,7 @@ def candidate_of(
     Args:
         epoch: yields the step's arguments for epoch n; by default `loader.epoch`.
     """
-    sampler = loader.sampler.global_sampler
+    sampler = loader.sampler
     return Candidate("", loader, device, step, epoch or loader.epoch, sampler.size // sampler.batch_size or 1)
 
 

@@ -28,7 +28,7 @@ class HostLoader(Loader):
         super().__init__(sampler)
         tensors.check_on_host()
         self.rows, self.backend = tensors.rows, backend_of(device)
-        self.buffers = PinnedBuffers(self.backend, self.rows, min(sampler.batch_size, sampler.size))
+        self.buffers = PinnedBuffers(self.backend, self.rows, min(sampler.rank_batch_size, sampler.size))
 
     def batches(self, number: int, start: int) -> Batches:
         if self.backend.is_async:
@@ -48,8 +48,8 @@ def gather(rows: Rows, sampler: EpochSampler, number: int, start: int) -> Batche
     if sampler.shuffle == "sample" and labels.dim() == 1:
         indices, image_rows = sampler.indices(number, start, images.device), Rows((images,))
         ordered = labels.index_select(0, indices)
-        for first in range(0, len(indices), sampler.batch_size):
-            span = slice(first, first + sampler.batch_size)
+        for first in range(0, len(indices), sampler.rank_batch_size):
+            span = slice(first, first + sampler.rank_batch_size)
             yield image_rows.gather(indices[span])[0], ordered[span]
     else:
         for of_batch in sampler.batches(number, start, images.device):
