@@ -168,7 +168,7 @@ class Monitor:
 
     def best_epoch(self, epochs: Sequence[EpochRecord]) -> int | None:
         """The index of the best epoch, the first among equals; None if no epoch has a value."""
-        values = {index: epoch[self.metric.name] for index, epoch in enumerate(epochs)}
+        values = {index: epoch.get(self.metric.name) for index, epoch in enumerate(epochs)}
         measured = [index for index, value in values.items() if value is not None]
         return max(measured, key=lambda index: self.metric.sign * values[index], default=None)
 
