@@ -241,7 +241,7 @@ def lacks_determinism(error: BaseException) -> bool:
 
 
 def _lacks_determinism(error: BaseException) -> str:
-    advice = "use another one, or call torch.use_deterministic_algorithms(False) in the model's __init__"
+    advice = "use another one, or set trainer.deterministic=false"
     return f"{str(error).partition(',')[0]}, so a resumed run would not repeat every bit; {advice}"
 
 
