@@ -202,10 +202,10 @@ class Trainer:
         schedule = build_schedule(config.schedule, config.epochs, len(sampler))
         loss = LOSSES.build(config.loss, train.labels, train.classes, device)
         ema = EMA(model, config.ema_decay) if config.ema_decay else None
-        batch_size = min(sampler.batch_size, sampler.size)
-        clip_norm = config.trainer.clip_norm
-        parts = model, preprocess, optimizer, schedule, loss, batch_size, options, clip_norm, ema, frozen_norms
-        self.step = TrainStep(*parts)
+        batch_size, clip_norm = min(sampler.batch_size, sampler.size), config.trainer.clip_norm
+        self.step = TrainStep(
+            model, preprocess, optimizer, schedule, loss, batch_size, options, clip_norm, ema, frozen_norms
+        )
         warn_of_microbatches(self.step)
 
     def step_config(self) -> StepConfig:

@@ -44,7 +44,7 @@ def _cross_entropy(logits: Tensor, targets: Tensor, weight: Tensor | None, label
     return losses.where(targets.any(dim=1), 0).sum()  # smoothing would give a row of zeros a loss
 
 
-def class_weights(weights: Any, labels: Tensor, classes: tuple[str, ...]) -> Tensor | None:
+def class_weights(weights: object, labels: Tensor, classes: tuple[str, ...]) -> Tensor | None:
     """The weight of each class, float32 `[classes]`; None for equal weights.
 
     `balanced` is the inverse of a class' frequency, scaled so that the mean over the training images is 1.

@@ -219,15 +219,15 @@ class TrainStep:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`; raises an error of any type for that of another model or optimizer."""
-        for parameter in self.model.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-        self.optimizer.step()  # creates the optimizer's state, to check the saved one against
-        self.model.zero_grad()
-        current, saved = self.optimizer.state_dict(), state["optimizer"]
-        _check_optimizer_state(saved["state"], current["state"])
         self.model.load_state_dict(state["model"])
+        groups, saved = self.optimizer.param_groups, state["optimizer"]["state"]
+        for index, parameter in enumerate(parameter for group in groups for parameter in group["params"]):
+            for name, value in saved.get(index, {}).items():  # a parameter that never had a gradient has no state
+                # Fused AdamW would end with SIGSEGV.
+                if isinstance(value, Tensor) and value.dim() and value.shape != parameter.shape:
+                    raise ValueError(f"optimizer state {index}, {name}: {[*value.shape]} for {[*parameter.shape]}")
         # The options of the groups follow from the configuration, and their learning rates from the step.
-        self.optimizer.load_state_dict({"state": saved["state"], "param_groups": current["param_groups"]})
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": saved})
         self._begin_step(int(state["schedule"]["last_epoch"]))
         if self.ema:
             self.ema.load_state_dict(state["ema"])
@@ -267,14 +267,3 @@ def preserved_buffers(model: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for buffer, value in zip(model.buffers(), before, strict=True):
                 buffer.copy_(value)
-
-
-def _check_optimizer_state(saved: dict[int, dict[str, Any]], current: dict[int, dict[str, Any]]) -> None:
-    """Raise `ValueError` for a tensor of another shape or dtype: torch loads it, and fused AdamW ends with SIGSEGV.
-
-    What was saved lacks parameters that never had a gradient.
-    """
-    for key, state in saved.items():
-        for name, value in current[key].items():
-            if isinstance(value, Tensor) and (state[name].shape, state[name].dtype) != (value.shape, value.dtype):
-                raise ValueError(f"optimizer state {key}, {name}: {list(state[name].shape)} of {state[name].dtype}")
