@@ -209,7 +209,7 @@ class Trainer:
         warn_of_microbatches(self.step)
 
     def step_config(self) -> StepConfig:
-        """The options of the step: those of the checkpoint if they still apply, else resolved by rank 0 for all."""
+        """The options of the step, from the checkpoint if they still apply, else resolved by rank 0 for all."""
         config, device, world, sampler = self.config, self.device, self.world, self.sampler
         options = self.checkpoint and self.checkpoint.reusable_step_config(config, device.type, world.size)
         if not options:
@@ -330,14 +330,14 @@ class Trainer:
         return len(epochs) >= self.config.epochs or (self.monitor.is_exhausted(epochs) and not must_train)
 
     def start_epoch(self) -> EpochProgress:
-        """The progress of the next epoch: that of the checkpoint if it was saved in the middle, else a new one."""
+        """The progress of the next epoch, from the checkpoint if it was saved in the middle of an epoch."""
         progress, self.resumed_progress = self.resumed_progress, None
         return progress or self.new_progress()
 
     def new_progress(self) -> EpochProgress:
         """The progress of the next epoch, at its beginning."""
-        number, every = len(self.result.epochs), self.config.log.every_steps
-        return EpochProgress(number, self.sampler, self.device, every, self.world)
+        epoch, log_every = len(self.result.epochs), self.config.log.every_steps
+        return EpochProgress(epoch, self.sampler, self.device, log_every, self.world)
 
     @contextmanager
     def instrument(self, progress: EpochProgress, *, is_training: bool) -> Iterator[Callable[[EpochTimer], None]]:
@@ -348,9 +348,9 @@ class Trainer:
             loader, name, done = self.train_loader, "train", progress.metrics.steps
             if self.config.profile and self.is_first_epoch and self.world.is_main:
                 profiler = profiled(self.folder, len(loader) - done, self.device)
-        look: dict[str, Any] = {"desc": f"epoch {progress.epoch + 1} {name}", "unit": "batch", "leave": False}
-        look["disable"] = None if self.world.is_main else True  # None: show it only if stderr is a terminal
-        bar = tqdm(total=len(loader), initial=done, mininterval=0.5, **look)
+        options: dict[str, Any] = {"desc": f"epoch {progress.epoch + 1} {name}", "unit": "batch", "leave": False}
+        options["disable"] = None if self.world.is_main else True  # None: show it only if stderr is a terminal
+        bar = tqdm(total=len(loader), initial=done, mininterval=0.5, **options)
         with profiler as next_step, bar:
 
             def after_step(timer: EpochTimer) -> None:
@@ -425,11 +425,11 @@ class Trainer:
         """Append to `epochs.csv`, and log the epoch; raises `OSError` if that fails."""
         if not self.world.is_main:
             return
-        epoch, every = record["epoch"], self.config.log.images_every_epochs
+        epoch, interval = record["epoch"], self.config.log.images_every_epochs
         self.result.append_epoch(self.folder)
         for logger in self.loggers:
             logger.add_epoch(record)
-        if self.loggers and every and (is_last or (epoch + 1) % every == 0):
+        if self.loggers and interval and (is_last or (epoch + 1) % interval == 0):
             images = epoch_images(self.dataset, self.train_loader, self.step.preprocess, predictions, epoch)
             for logger in self.loggers:
                 logger.add_images(images, epoch)

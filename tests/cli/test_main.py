@@ -135,7 +135,7 @@ MISTAKES_OF_RUNS = {  # also in the command line, and found when a run is set up
     "init=cut.safetensors": "cut.safetensors: is damaged",
     "init=nan.safetensors": "some weights are not finite",
     "init=code.pt": "its content is not only plain values and tensors",
-    "model=cnn lr_scale={heads.*:0.1}": "lr_scale: 'heads.*' fits no parameter; those of the model are features.0.wei",
+    "model=cnn lr_scale={heads.*:0.1}": "lr_scale: 'heads.*' fits no parameter; the model has features.0.wei",
     "lr_scale={*:0}": "freezes all parameters",
     "lr_scale={*:-1}": "lr_scale.*=-1.0: must be at least 0",
     "lr_scale=0.1": "lr_scale=0.1: ",

@@ -78,7 +78,7 @@ def warn_of_microbatches(step: TrainStep) -> None:
         isinstance(module, BATCH_NORMS) and module.training for module in step.model.modules()
     ):
         log.warning(
-            "trainer.micro_batch=%d: the model has batch normalisation, whose statistics are those of a microbatch; "
+            "trainer.micro_batch=%d: the model has batch normalisation, which takes its statistics from a microbatch; "
             "trainer.micro_batch=null takes them from the whole batch",
             step.config.micro_batch,
         )
