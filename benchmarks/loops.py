@@ -59,7 +59,6 @@ def our_loop(overrides: list[str], stack: ExitStack, is_resident: bool = False) 
     """
     trainer = new_trainer(overrides, stack)
     step, loader, device = trainer.step, trainer.train_loader, trainer.device
-    loader.epochs = None  # otherwise prefetch would load the next epoch while other candidates train
     if is_resident:
         loader = ResidentBatch(trainer.dataset.train, loader.sampler, device)
 

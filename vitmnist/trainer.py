@@ -236,7 +236,6 @@ class Trainer:
         check_fits(values["name"], needs, self.device, others=("ram", "cache", "disk"))
         loaders = [self.stack.enter_context(LOADERS.build(values, *data, self.device)) for data in sets]
         self.loader_values, (self.train_loader, self.eval_loader) = values, loaders
-        self.train_loader.epochs = self.config.epochs  # the evaluation loader is only asked for epoch 0
         step.compile(self.train_loader)
         if step.compile_s:
             log.info("compilation took %.1f s, which no epoch includes", step.compile_s)

@@ -61,7 +61,7 @@ def check_contract(name: str, data: Data, *, device: str = "cpu", **options: Any
             assert len(loader) == sum(1 for _ in loader.epoch(0))
     part = part_of(given, SIZE)
     before, random_state = running(), RandomState()
-    with build(part, epochs=2) as loader:
+    with build(part) as loader:
         middle, size = len(loader) // 2, len(loader)
         for number, start in [(1, middle), (1, 0), (0, 0), (1, 0), (0, 0), (0, 0), (1, 1), (1, size), (2, 0)]:
             check(loader.epoch(number, start), part, number, start)
@@ -71,7 +71,7 @@ def check_contract(name: str, data: Data, *, device: str = "cpu", **options: Any
             tensor.zero_()  # changes neither another batch nor the set
         check(loader.epoch(0), part, 0)
     assert not random_state.changed()
-    loader = build(part, epochs=2)
+    loader = build(part)
     next(loader.epoch(2))
     first, second = loader.epoch(0), loader.epoch(1)
     del loader  # the iterators keep it alive
@@ -79,7 +79,7 @@ def check_contract(name: str, data: Data, *, device: str = "cpu", **options: Any
     pairs = list(zip(first, second, strict=True))
     check([pair[0] for pair in pairs], part, 0)
     check([pair[1] for pair in pairs], part, 1)
-    with build(part, epochs=2) as loader:
+    with build(part) as loader:
         abandoned = loader.epoch(1)
         next(abandoned)
     assert next(abandoned, None) is None

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 
 from vitmnist.cli.command import EndedBySignal, command
-from vitmnist.diagnosis.observer import Limits, Observer
+from vitmnist.diagnosis.observer import Observer
 from vitmnist.diagnosis.report import describe_script, format_report, why_failed
 from vitmnist.errors import DataError, ExitCode
 from vitmnist.runtime.files import write_output
@@ -60,9 +60,8 @@ def main(options: Namespace) -> None:
     json_file: Path | None = options.json and options.json.absolute()  # the script may change the working directory
     if options.json:
         options.json.parent.stat()  # raises if there is none, before the script runs
-    limits = Limits(options.steps, options.warm_up, options.stop)
     sys.argv = options.module or options.script
-    observer = Observer(limits)
+    observer = Observer(options.steps, options.warm_up, options.stop)
     ended = _run(bool(options.module))
     observer.end()
     report = describe_script(observer, _exit_code(ended))

@@ -139,7 +139,7 @@ class TensorSet(SampleSource):
         if self.is_mapped or not len(self):
             return self
         contents = f"{self.images.dtype} {list(self.images.shape)} {digest(self.images)}"
-        images, _ = decode_once(folder, contents, len(self), self.chunks).tensors
+        (images, _), _ = decode_once(folder, contents, len(self), self.chunks)
         return TensorSet(images, self.labels, is_mapped=True)  # sets of other labels share the file
 
     def stored(self) -> SampleSource:
@@ -234,7 +234,8 @@ class DatasetSource(SampleSource):
 
     def in_file(self, folder: Path, fingerprint: str | None = None) -> TensorSet:
         contents = f"{fingerprint}, {len(self)} samples" if fingerprint else None
-        return TensorSet(*decode_once(folder, contents, len(self), self.chunks).tensors, is_mapped=True)
+        tensors, _ = decode_once(folder, contents, len(self), self.chunks)
+        return TensorSet(*tensors, is_mapped=True)
 
     def _pairs(self, read: Callable[[slice], object], rows: range) -> tuple[Tensor, Tensor]:
         """The images and labels at some rows; raises `DataError` if it has others."""

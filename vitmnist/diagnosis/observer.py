@@ -45,19 +45,6 @@ class Unmeasured(str, Enum):
 
 
 @dataclass(frozen=True)
-class Limits:
-    """How many batches to observe after the warm-up, of the loader that gives most; `stop` ends the script then.
-
-    Args:
-        steps: None observes up to the end of the script.
-    """
-
-    steps: int | None
-    warm_up: int
-    stop: bool
-
-
-@dataclass(frozen=True)
 class LoaderInfo:
     """The settings of a loader, and the line of the script that iterates it; None is unknown."""
 
@@ -212,16 +199,22 @@ class ObservedIterator:
 
 
 class Observer:
-    """Times the passes over the `DataLoader`s of this process, from the import of torch on."""
+    """Times the passes over the `DataLoader`s of this process, from the import of torch on.
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+    Args:
+        steps: how many batches to observe after the warm-up, of the loader that gives most; None: all of the script.
+        warm_up: batches before that.
+        stop: end the script then.
+    """
+
+    def __init__(self, steps: int | None, warm_up: int, stop: bool) -> None:
+        self.steps, self.warm_up, self.stop = steps, warm_up, stop
         self.loops: list[Loop] = []
         self.started = perf_counter()
         self.first_iter: float | None = None
         self.ended: float | None = None
         self.is_stopped = False
-        self.is_warm = not limits.warm_up
+        self.is_warm = not warm_up
         self._inside: set[int] = set()  # The threads that are within a call of a loader
         self._process = os.getpid()
         self._observed: set[type] = set()
@@ -256,13 +249,13 @@ class Observer:
         if self.ended:
             return
         most = max((loop.batches for loop in self.loops), default=0)
-        if not self.is_warm and most >= self.limits.warm_up:
+        if not self.is_warm and most >= self.warm_up:
             self.is_warm, self._cpu_clock = True, CpuClock()
             for loop in self.loops:
                 loop.forget(perf_counter())
-        elif self.is_warm and self.limits.steps is not None and most >= self.limits.steps:
+        elif self.is_warm and self.steps is not None and most >= self.steps:
             self.end()
-            if self.limits.stop and get_ident() == main_thread().ident:
+            if self.stop and get_ident() == main_thread().ident:
                 self.is_stopped = True
                 sys.exit(0)
 

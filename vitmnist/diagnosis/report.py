@@ -107,7 +107,7 @@ def describe_script(observer: Observer, exit_code: int) -> Report:
         exit_code=exit_code,
         stopped=observer.is_stopped,
         rank=int(os.environ["RANK"]) if is_rank else None,
-        warm_up=observer.limits.warm_up,
+        warm_up=observer.warm_up,
         steps=steps,
         incomplete=incomplete,
         not_observed=[] if observer.loops else _other_loaders(),
@@ -159,7 +159,7 @@ def _why_incomplete(observer: Observer, loops: list[Loop], steps: int) -> Incomp
         return Incomplete.OTHER_THREAD
     if not steps:
         return Incomplete.TOO_FEW_BATCHES
-    return Incomplete.ENDED_EARLY if steps < (observer.limits.steps or 0) else None
+    return Incomplete.ENDED_EARLY if steps < (observer.steps or 0) else None
 
 
 def _other_loaders() -> list[str]:

@@ -139,6 +139,8 @@ def select_loader(
         ConfigError: an unknown candidate, or none that can be used.
     """
     names = _candidates(options, key)
+    if not len(sampler):
+        return LoaderSelection(names[0], {"name": names[0]}, "an epoch has no batches", [], None), data
     with ExitStack() as stack:
         loaders = LoaderBenchmark(stack, data, sampler, device, timed, also, are_named=bool(options.candidates))
         for name in tqdm(names, desc="building loaders", leave=False, disable=None):

@@ -76,10 +76,6 @@ class Loader(ABC):
     settings: Mapping[str, Any] = {}
     """What the options that were `auto` became; a run logs and records it."""
 
-    epochs: int | None = None
-    """How many epochs will be asked for, one after the other from 0 on; None if unknown. It changes no batch: a loader
-    may use it to begin the next epoch early. Any other epoch may still be asked for."""
-
     selection: object = None
     """The `LoaderSelection` of `auto` that led to this loader; None if it was named."""
 

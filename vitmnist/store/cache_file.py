@@ -21,7 +21,6 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, cast
@@ -49,12 +48,8 @@ Chunks = Iterable[tuple[Tensor, ...]]
 """The tensors of consecutive samples, such as images `[B, …]` and labels `[B, …]`; the last has a row per sample."""
 
 
-@dataclass(frozen=True)
-class CacheEntry:
-    """The contents of a cache: the mapped tensors, and the caller's notes."""
-
-    tensors: tuple[Tensor, ...]
-    notes: dict[str, Any]
+CacheEntry = tuple[tuple[Tensor, ...], dict[str, Any]]
+"""The mapped tensors of a cache, and the caller's notes."""
 
 
 def decode_once(
@@ -88,7 +83,7 @@ def decode_once(
                 folder.mkdir(parents=True, exist_ok=True)
                 files = [stack.enter_context(TemporaryFile(dir=folder)) for _ in names]
             _write(folder, files, size, decode())
-            return CacheEntry(tuple(map(_map, files)), notes())
+            return tuple(map(_map, files)), notes()
     key = hashlib.sha256(fingerprint.encode()).hexdigest()[:24]
     entry = folder / key
     with suppress(*UNUSABLE):  # perhaps another process is replacing it: checked again under the lock
@@ -121,7 +116,7 @@ def decode_once(
                 unfinished.rename(entry)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-        return CacheEntry(_map_files(entry, names), record["notes"])
+        return _map_files(entry, names), record["notes"]
 
 
 @contextmanager
@@ -202,7 +197,7 @@ def _open(entry: Path, names: Sequence[str], stamp: str) -> CacheEntry:
         raise ValueError("the files that it was decoded from have been replaced")
     if record.pop("crc32") != _checksum(record, entry, names):
         raise ValueError("it is damaged")
-    return CacheEntry(_map_files(entry, names), record["notes"])
+    return _map_files(entry, names), record["notes"]
 
 
 def _map_files(entry: Path, names: Sequence[str]) -> tuple[Tensor, ...]:

@@ -340,6 +340,4 @@ def build_dataset(values: Mapping[str, Any], root: str, key: str | None = None, 
     try:
         return builder(options, home_expanded(root))
     except OSError as error:
-        is_below = error.filename and Path(error.filename).is_relative_to(home_expanded(root))
-        blamed = f"data.root={root}" if is_below else f"data/dataset={values['name']}"
-        raise DataError(f"{blamed}: {classify(error).message}") from error
+        raise DataError(f"data/dataset={values['name']}: {classify(error).message}") from error
