@@ -1,16 +1,15 @@
 """Errors that the user can fix, and how every exception is reported: its message, exit code and status.
 
 The message of an error says what is wrong, what is allowed and what to type. Runs, sweeps, ranks and the command line
-all ask `classify`; a new failure is a new row of `FAILURES`.
+all ask `classify`; the failure of a library is a row of `FAILURES`.
 """
 
 from __future__ import annotations
 
-import errno
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from enum import IntEnum
 from pathlib import Path
@@ -109,7 +108,7 @@ def nearest(wrong: str, allowed: Iterable[str]) -> str:
 
 def printable(text: str | Path) -> str:
     """Escape what is not printable, such as ESC, in a file name or text of unknown origin, for a terminal."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in str(text))
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(text))
 
 
 def first_line(error: BaseException) -> str:
@@ -142,143 +141,93 @@ def described(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class Failure:
-    """How an exception is reported."""
+    """How an exception is reported.
+
+    Args:
+        cause: what has failed, for those that treat it differently.
+        is_user_error: shown as its message alone; otherwise with a traceback, because the program is at fault.
+    """
 
     message: str
     exit_code: int = ExitCode.FAILED
     status: Literal["failed", "interrupted"] = "failed"
+    cause: Literal["memory", "device", "worker"] | None = None
     is_user_error: bool = True
-    """Shown as its message alone; otherwise with a traceback, because the program is at fault."""
 
 
 def classify(error: BaseException) -> Failure:
-    """The first row of `FAILURES` that fits."""
-    for recognises, describe in FAILURES:
-        if recognises(error):
-            failure = describe(error)
-            return failure if isinstance(failure, Failure) else Failure(failure)
+    """The first row of `FAILURES` that fits; an error that has none is one of the program."""
+    if isinstance(error, UserError):
+        return Failure(str(error), error.exit_code)
+    for kind, pattern, failure in FAILURES:
+        if isinstance(error, kind) and (match := re.search(pattern, str(error))):
+            return replace(failure, message=failure.message.format(text=match[0].strip(), error=error))
+    if isinstance(error, OSError):  # a full disk, a folder that was removed during the run; libraries give a text alone
+        return Failure(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or described(error))
     return Failure(described(error), is_user_error=False)
 
 
-def _is(kind: type[BaseException]) -> Callable[[BaseException], bool]:
-    return lambda error: isinstance(error, kind)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device or the host could not allocate a tensor."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, without importing it
-        return True
-    messages = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-    return isinstance(error, RuntimeError) and any(message in str(error) for message in messages)
-
-
-def is_device_error(error: BaseException) -> bool:
-    """Whether the GPU has failed, after which no process that used it can use it again."""
-    return isinstance(error, RuntimeError) and str(error).startswith("CUDA error")
-
-
-def is_worker_error(error: BaseException) -> bool:
-    """Whether torch reports that a DataLoader worker has died, or hangs."""
-    return str(error).startswith(("DataLoader worker (pid", "DataLoader timed out"))
-
-
-def is_shared_memory_full(error: BaseException) -> bool:
-    """Whether a worker, its queue or a batch could not be put into /dev/shm; torch says so in one of these ways."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EROFS):  # for a semaphore it names no file
-        names = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)]
-        return any(name.startswith("multiprocessing.") for name in names)
-    return re.search(r"</torch_.*No space left|out of shared memory|insufficient shared memory", str(error)) is not None
-
-
-def are_too_many_files_open(error: BaseException) -> bool:
-    """Whether this process or a worker has reached its limit of open files; each batch from a worker needs some."""
-    return re.search(r"Too many open files|received \d+ items of ancdata", str(error)) is not None
-
-
-def _shared_memory_full(error: BaseException) -> str:
-    return (
-        "the shared memory /dev/shm, through which workers hand over their batches, is full or read-only: "
-        f"{_last_line(error)}; start the container with more, as in docker run --shm-size=2g, or type fewer workers "
-        "with data.loader.num_workers=N (0 needs none)"
-    )
-
-
-def _too_many_files(error: BaseException) -> str:
-    return (
-        f"too many open files: {_last_line(error)}; allow more with ulimit -n 4096, or type fewer workers with "
-        "data.loader.num_workers=N (0 needs none)"
-    )
-
-
-def _last_line(error: BaseException) -> str:
-    """The end of a worker's traceback, which torch makes the message of the error."""
-    return (str(error).strip().splitlines() or [""])[-1]
-
-
-def _worker_error(error: BaseException) -> str:
-    message = str(error).strip().rstrip(".")
-    if message.startswith("DataLoader timed out"):
-        return (
+FEWER_WORKERS = "type fewer workers with data.loader.num_workers=N (0 needs none)"
+LESS_MEMORY = "try a smaller batch_size, a smaller model, or data/loader=ram, which keeps the dataset off the GPU"
+FAILURES: tuple[tuple[type[BaseException], str, Failure], ...] = (
+    (RunInterrupted, "", Failure("{error}", ExitCode.UNFINISHED, "interrupted")),
+    (KeyboardInterrupt, "", Failure("interrupted", ExitCode.INTERRUPTED, "interrupted")),
+    (
+        Exception,
+        ".*(</torch_.*No space left|out of shared memory|insufficient shared memory).*",
+        Failure(
+            "the shared memory /dev/shm, through which workers hand over their batches, is full or read-only: {text}; "
+            f"start the container with more, as in docker run --shm-size=2g, or {FEWER_WORKERS}"
+        ),
+    ),
+    (
+        Exception,
+        r".*(Too many open files|received \d+ items of ancdata).*",
+        Failure(f"too many open files: {{text}}; allow more with ulimit -n 4096, or {FEWER_WORKERS}"),
+    ),
+    (MemoryError, "", Failure(f"out of memory; {LESS_MEMORY}", cause="memory")),
+    (
+        RuntimeError,
+        ".*(out of memory|can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED).*",
+        Failure(f"out of memory: {{text}}; {LESS_MEMORY}", cause="memory"),
+    ),
+    (
+        RuntimeError,
+        "^CUDA error.*",  # after which no process that used the GPU can use it again
+        Failure(
+            "the GPU failed: {text}; start again in a new process; if it fails again, CUDA_LAUNCH_BLOCKING=1 "
+            "HYDRA_FULL_ERROR=1 shows where",
+            cause="device",
+        ),
+    ),
+    (
+        RuntimeError,
+        r"\S+ does not have a deterministic implementation",
+        Failure(
+            "{text}, so a resumed run would not repeat every bit; use another one, or set trainer.deterministic=false"
+        ),
+    ),
+    (
+        ValueError,
+        "Expected more than 1 value per channel.*",
+        Failure(
+            "a batch or microbatch has one image: {text}; set data.drop_last=true, trainer.micro_batch=null, or "
+            "another batch_size"
+        ),
+    ),
+    (
+        RuntimeError,
+        "^DataLoader timed out.*",
+        Failure(
             "disk: no batch came from a worker in time; look for what blocks it, or raise data.loader.timeout_s "
-            f"(null waits forever): {message}"
-        )
-    return f"disk: {message}. A killed worker often exceeded the memory limit; try fewer with data.loader.num_workers=N"
-
-
-def _out_of_memory(error: BaseException) -> str:
-    advice = "try a smaller batch_size, a smaller model, or data/loader=ram, which keeps the dataset off the GPU"
-    return f"out of memory: {first_line(error) or type(error).__name__}; {advice}"
-
-
-def _device_error(error: BaseException) -> str:
-    advice = "start again in a new process; if it fails again, CUDA_LAUNCH_BLOCKING=1 HYDRA_FULL_ERROR=1 shows where"
-    return f"the GPU failed: {first_line(error)}; {advice}"
-
-
-def lacks_determinism(error: BaseException) -> bool:
-    """Whether a model uses an operation that adds up in any order on a GPU."""
-    return isinstance(error, RuntimeError) and "does not have a deterministic implementation" in str(error)
-
-
-def _lacks_determinism(error: BaseException) -> str:
-    advice = "use another one, or set trainer.deterministic=false"
-    return f"{str(error).partition(',')[0]}, so a resumed run would not repeat every bit; {advice}"
-
-
-def is_single_image(error: BaseException) -> bool:
-    """Whether batch normalisation had a single value per channel to take statistics from."""
-    return isinstance(error, ValueError) and "Expected more than 1 value per channel" in str(error)
-
-
-def _single_image(error: BaseException) -> str:
-    advice = "set data.drop_last=true, trainer.micro_batch=null, or another batch_size"
-    return f"a batch or microbatch has one image: {first_line(error)}; {advice}"
-
-
-def _os_error(error: BaseException) -> str:
-    """File and reason; a full standard output has no file, and libraries give a text alone."""
-    assert isinstance(error, OSError)
-    if error.filename:
-        return f"{error.filename}: {error.strerror}"
-    return error.strerror or str(error) or type(error).__name__
-
-
-def _user_error(error: BaseException) -> Failure:
-    return Failure(str(error), error.exit_code if isinstance(error, UserError) else ExitCode.FAILED)
-
-
-FAILURES: tuple[tuple[Callable[[BaseException], object], Callable[[BaseException], Failure | str]], ...] = (
-    (_is(RunInterrupted), lambda error: Failure(str(error), ExitCode.UNFINISHED, "interrupted")),
-    (_is(KeyboardInterrupt), lambda error: Failure("interrupted", ExitCode.INTERRUPTED, "interrupted")),
-    (is_shared_memory_full, _shared_memory_full),
-    (are_too_many_files_open, _too_many_files),
-    (_is(UserError), _user_error),
-    (is_out_of_memory, _out_of_memory),
-    (is_device_error, _device_error),
-    (lacks_determinism, _lacks_determinism),
-    (is_single_image, _single_image),
-    (is_worker_error, _worker_error),
-    (_is(OSError), _os_error),  # a full disk, a folder that was removed during the run
+            "(null waits forever): {text}",
+            cause="worker",
+        ),
+    ),
+    (
+        RuntimeError,
+        r"^DataLoader worker \(pid.*",
+        Failure(f"disk: {{text}} A killed worker often exceeded the memory limit; {FEWER_WORKERS}", cause="worker"),
+    ),
 )
-"""A predicate, and what it recognises as a `Failure`, or as the message of an error that the user can fix. The first
-row that fits counts."""
+"""The type of an exception, a pattern of its message, and how it is reported: `{text}` is what the pattern matches."""

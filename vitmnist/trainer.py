@@ -34,7 +34,7 @@ from vitmnist.optim.ema import EMA
 from vitmnist.optim.optimizers import OPTIMIZERS
 from vitmnist.optim.schedules import build_schedule
 from vitmnist.runtime.device import agree_on_device, use_deterministic_kernels
-from vitmnist.runtime.memory import Memory, check_fits, keep_freed_memory
+from vitmnist.runtime.memory import check_fits, keep_freed_memory
 from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.timer import EpochTimer, profiled
 from vitmnist.runtime.world import SINGLE_PROCESS, World
@@ -202,7 +202,7 @@ class Trainer:
         schedule = build_schedule(config.schedule, config.epochs, len(sampler))
         loss = LOSSES.build(config.loss, train.labels, train.classes, device)
         ema = EMA(model, config.ema_decay) if config.ema_decay else None
-        batch_size, clip_norm = min(sampler.batch_size, sampler.size), config.trainer.clip_norm
+        batch_size, clip_norm = min(sampler.rank_batch_size, sampler.size), config.trainer.clip_norm
         self.step = TrainStep(
             model, preprocess, optimizer, schedule, loss, batch_size, options, clip_norm, ema, frozen_norms
         )
@@ -213,7 +213,7 @@ class Trainer:
         config, device, world, sampler = self.config, self.device, self.world, self.sampler
         options = self.checkpoint and self.checkpoint.reusable_step_config(config, device.type, world.size)
         if not options:
-            sizes = min(sampler.batch_size, sampler.size), config.epochs * sampler.size
+            sizes = min(sampler.rank_batch_size, sampler.size), config.epochs * sampler.size
             values = world.broadcast_object(lambda: resolve_step_config(config.trainer, device, *sizes).to_dict())
             options = StepConfig.from_dict(values)
         if options.reasons:
@@ -232,7 +232,7 @@ class Trainer:
             self.selection = self.time_loaders(sets) if world.is_main else None
             values = world.broadcast_object(lambda: self.selection.values if self.selection else values)
         # All together, because the first loader may leave no room for the second.
-        needs = needs_of(values, sets, self.device) or Memory()
+        needs = needs_of(values, sets, self.device)
         check_fits(values["name"], needs, self.device, others=("ram", "cache", "disk"))
         loaders = [self.stack.enter_context(LOADERS.build(values, *data, self.device)) for data in sets]
         self.loader_values, (self.train_loader, self.eval_loader) = values, loaders
@@ -244,6 +244,7 @@ class Trainer:
         """Time the loaders with the run's own training step, then restore its state."""
         step, (train, *others) = self.step, sets
         _, options = LOADERS.member(self.config.data.loader)
+        assert isinstance(options, AutoOptions)
         initial = copy.deepcopy(step.state_dict())
 
         # Before the timing, so that the memory of compiling does not count as memory that a loader must leave free.
@@ -409,7 +410,7 @@ class Trainer:
         name = self.checkpoints.load_best_weights()
         for loader in (self.train_loader, self.eval_loader):
             loader.close()  # there may be no memory for a third set
-        sampler = eval_sampler(dataset.test, self.eval_loader.sampler.global_sampler.batch_size, self.world)
+        sampler = eval_sampler(dataset.test, self.eval_loader.sampler.batch_size, self.world)
         with LOADERS.build(self.loader_values, dataset.test, sampler, self.device) as loader:
             metrics, _ = evaluate(step.eval_model, loader, step.preprocess, world=self.world)
         values = {key.replace("eval_", "test_"): value for key, value in metrics.items() if key.startswith("eval_")}

@@ -12,7 +12,6 @@ import pytest
 
 from tests.conftest import CallHere
 from tests.support.processes import run_python
-from vitmnist import errors
 from vitmnist.__main__ import COMMANDS, load, main
 from vitmnist.errors import DataError
 
@@ -68,8 +67,7 @@ def test_usage_errors_and_interrupts_have_own_exit_codes(call_here: CallHere, mo
     monkeypatch.setattr("vitmnist.cli.report.find_runs", interrupt)
     ended = call_here(load("status"), ".")
     assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
-    refused = (lambda error: isinstance(error, DataError), lambda error: errors.Failure(f"refused: {error}", 7))
-    monkeypatch.setattr(errors, "FAILURES", (refused, *errors.FAILURES))
+    monkeypatch.setattr(DataError, "exit_code", 7)
     assert call_here(load("report"), "nowhere").returncode == 7
 
 

@@ -24,7 +24,7 @@ from vitmnist.data.datasets.base import Split
 from vitmnist.data.images import empty_images
 from vitmnist.data.sampler import EpochSampler, as_tensor
 from vitmnist.data.sources import SampleSource, map_tensors
-from vitmnist.errors import ConfigError, LoadingError, UserError, classify, is_worker_error
+from vitmnist.errors import ConfigError, LoadingError, UserError, classify
 from vitmnist.loaders.base import LOADERS, Batches, Loader, Place
 from vitmnist.runtime.cpu import cores_per_rank, one_core_each
 from vitmnist.runtime.device import backend_of
@@ -174,7 +174,8 @@ def _explained(error: Exception) -> Exception:
     if isinstance(error, (ConnectionError, EOFError)):  # the pipe from the worker broke
         reason = f"disk: a worker was killed or exited unexpectedly ({error!r})"
         return LoadingError(f"{reason}; try fewer with data.loader.num_workers=N")
-    return LoadingError(classify(error).message) if is_worker_error(error) else error
+    failure = classify(error)
+    return LoadingError(failure.message) if failure.cause == "worker" else error
 
 
 @contextmanager
@@ -232,7 +233,7 @@ def read_batches(
             pixels[row] = np.asarray(files[int(rows[row])]).reshape(pixels.shape[1:])
         return job
 
-    jobs_ahead = ahead * -(-min(sampler.batch_size, sampler.size) // size)
+    jobs_ahead = ahead * -(-min(sampler.rank_batch_size, sampler.size) // size)
     with closing(ordered_map(read, jobs(), threads, jobs_ahead, one_core_each())) as done:
         for images, rows, span in done:
             if span.stop == len(rows):

@@ -87,8 +87,8 @@ def finished_on(
     """A batch on a device, where those of its leaves that are pictures get their trailing transforms."""
     leaves, structure = flatten(batch)
     leaves = [map_tensors(to_device, leaf) for leaf in leaves]
-    for number in pictures:
-        (leaves[number],) = apply(trailing, (leaves[number],))
+    for position in pictures:
+        (leaves[position],) = apply(trailing, (leaves[position],))
     return unflatten(leaves, structure)
 
 

@@ -110,7 +110,7 @@ class TensorForm(NamedTuple):
 def tensor_form(transforms: Sequence[Transform]) -> TensorForm:
     """The form of some transforms for tensors."""
     names = list(map(_name, transforms))
-    position = next((number for number, name in enumerate(names) if name in CONVERTING), len(names))
+    position = next((place for place, name in enumerate(names) if name in CONVERTING), len(names))
     steps = list(map(_of_tensor, transforms))
     steps[position : position + 1] = [ToFloat()] if names[position : position + 1] == ["ToTensor"] else []
     kept = len(steps)
@@ -148,10 +148,10 @@ def picture_difference(
     """
     tensors, means, largest = samples.with_tensors(), [], 0.0
     for index in probes:
-        (numbers, _, calls), (_, _, tensor_calls) = samples[index], tensors[index]
-        for number, inputs, tensor_inputs in zip(numbers, calls, tensor_calls, strict=True):
-            pictorial = forms[number].pictorial
-            (expected, *_) = _seeded(splits[number].random[: len(pictorial)], inputs, index)
+        (positions, _, calls), (_, _, tensor_calls) = samples[index], tensors[index]
+        for position, inputs, tensor_inputs in zip(positions, calls, tensor_calls, strict=True):
+            pictorial = forms[position].pictorial
+            (expected, *_) = _seeded(splits[position].random[: len(pictorial)], inputs, index)
             expected = to_tensor(expected) if isinstance(expected, Image.Image) else expected
             if len(inputs) > 1 or not isinstance(expected, Tensor):
                 raise ConfigError("transforms='tensor': is for transforms of one picture; use transforms='exact'")
@@ -301,10 +301,10 @@ class DrawnDataset(TransformedDataset):
         drawn: list[DrawnSample] = []
         for index in indices:
             with naming(f"sample {index}"):
-                numbers, sample, calls = self._samples.view(index)
+                positions, sample, calls = self._samples.view(index)
                 pictures = [
-                    DrawnPicture(image, *draw(kept[number], tuple(image.shape)))
-                    for number, (image,) in zip(numbers, calls, strict=True)
+                    DrawnPicture(image, *draw(kept[position], tuple(image.shape)))
+                    for position, (image,) in zip(positions, calls, strict=True)
                 ]
                 drawn.append(DrawnSample(f"sample {index}", sample, pictures))
         threads = 1 if get_worker_info() else max(torch.get_num_threads(), self._threads)
@@ -341,7 +341,7 @@ class DrawnBatch(FetchedBatch):
             return self.content, []
         batch, pictures = self._collated([])
         leaves = enumerate(flatten(batch)[0])
-        return batch, [number for number, leaf in leaves if any(leaf is picture for picture in pictures)]
+        return batch, [position for position, leaf in leaves if any(leaf is picture for picture in pictures)]
 
     def _collated(self, trailing: Sequence[Transform], batches: Sequence[Tensor] = ()) -> tuple[Any, list[Tensor]]:
         """The batch that torch's `default_collate` makes of the samples, and those of its tensors that are pictures.
@@ -357,7 +357,7 @@ class DrawnBatch(FetchedBatch):
         pictures: list[Tensor] = []
 
         def stack(values: list[Tensor], *, collate_fn_map: object = None) -> Tensor:
-            call = next((number for number, result in enumerate(results[0]) if result is values[0]), None)
+            call = next((position for position, result in enumerate(results[0]) if result is values[0]), None)
             if call is None:
                 return torch.stack(values)
             is_written = bool(rows) and all(value is row for value, row in zip(values, rows[call], strict=True))

@@ -17,7 +17,7 @@ import yaml
 
 from vitmnist.config.schema import Config
 from vitmnist.config.values import flatten
-from vitmnist.errors import ConfigError, DataError, PeerError, classify, is_worker_error
+from vitmnist.errors import ConfigError, DataError, PeerError, classify
 from vitmnist.runtime.cpu import Cores
 from vitmnist.runtime.files import UnreadableError, append, csv_text, read_json, read_yaml, write_atomic
 from vitmnist.runtime.run_folder import is_in_use
@@ -175,7 +175,7 @@ def recording_outcome(result: Result, config: Config, folder: Path, stop: StopSi
         yield
     except BaseException as raised:
         error = world.root_cause(raised)
-        if stop.request and is_worker_error(error):
+        if stop.request and classify(error).cause == "worker":
             error = interruption(stop.request)  # the signal that stops the run stops its workers too
         record_failure(error, result, config, folder, world)
         if error is raised:

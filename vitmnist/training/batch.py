@@ -60,12 +60,12 @@ def epoch_batches(loader: Loader, preprocess: Preprocess, epoch: int, start: int
     # All keys of the epoch are drawn here, before the first batch is asked for, so no loader is charged for it.
     batches = zip(loader.epoch(epoch, start), preprocess.keys(sampler, epoch, start), strict=False)
     return (
-        # A rank without images in the last batch has a padding image, see `RankSampler`.
+        # A rank without images in the last batch has a padding image, see `EpochSampler`.
         Batch(
             images,
             labels if sampler.num_valid(step) else torch.full_like(labels, IGNORED),
             keys,
-            sampler.global_sampler.num_valid(step),
+            sampler.num_images(step),
         )
         for step, ((images, labels), keys) in enumerate(batches, start)
     )

@@ -130,9 +130,9 @@ class TrainStep:
         self._begin_step(self.steps + 1)
         return sums
 
-    def _begin_step(self, number: int) -> None:
+    def _begin_step(self, step: int) -> None:
         """Set the learning rates of a step."""
-        self.steps, factor = number, self.schedule(number)
+        self.steps, factor = step, self.schedule(step)
         for group, base_lr in zip(self.optimizer.param_groups, self._base_lrs, strict=True):
             group["lr"] = base_lr * factor
 
