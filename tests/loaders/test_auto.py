@@ -90,15 +90,6 @@ def test_the_fastest_is_chosen_and_the_table_says_why() -> None:
         chosen("broken")
 
 
-@pytest.mark.usefixtures("registered")
-def test_a_loader_that_does_not_say_its_memory_is_tried_only_if_it_is_named() -> None:
-    with make_loader("auto", TENSORS, batch_size=5, device="cpu", seed=0, batches=1, worker_counts=[]) as loader:
-        refused = {row.name: row.error for row in loader.selection.rows if row.error}
-    reason = "does not say how much memory it needs, so it is tried only if candidates= names it"
-    assert refused == dict.fromkeys(("broken", "slow"), reason)
-    assert chosen("slow").name == "slow"
-
-
 @pytest.mark.usefixtures("own_loaders")
 @pytest.mark.parametrize(
     ("place", "built_from"),

@@ -270,4 +270,4 @@ class Preprocess(nn.Module):
         """The random key of each image, per batch of an epoch from `start` on; None without augmentation."""
         if self.augment is None:
             return repeat(None)
-        return iter(augment_keys(sampler, epoch, self.mean.device, start).split(sampler.batch_size))
+        return iter(augment_keys(sampler, epoch, self.mean.device, start).split(sampler.rank_batch_size))

@@ -72,7 +72,7 @@ class ResidentBatch(Loader):
 
     def __init__(self, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
-        batch = data.read(slice(0, min(sampler.batch_size, sampler.size)))
+        batch = data.read(slice(0, min(sampler.rank_batch_size, sampler.size)))
         self._batch: Batch = map_tensors(backend_of(device).to_device, batch)
 
     def batches(self, number: int, start: int) -> Batches:
@@ -90,7 +90,7 @@ def candidate_of(
     Args:
         epoch: yields the step's arguments for epoch n; by default `loader.epoch`.
     """
-    sampler = loader.sampler.global_sampler
+    sampler = loader.sampler
     return Candidate("", loader, device, step, epoch or loader.epoch, sampler.size // sampler.batch_size or 1)
 
 
@@ -142,7 +142,7 @@ def select_loader(
     if not len(sampler):
         return LoaderSelection(names[0], {"name": names[0]}, "an epoch has no batches", [], None), data
     with ExitStack() as stack:
-        loaders = LoaderBenchmark(stack, data, sampler, device, timed, also, are_named=bool(options.candidates))
+        loaders = LoaderBenchmark(stack, data, sampler, device, timed, also)
         for name in tqdm(names, desc="building loaders", leave=False, disable=None):
             # A file would only hold what is in memory already.
             if options.candidates or place_of(name) is not Place.FILE or loaders.decoded is None:
@@ -174,18 +174,13 @@ def _candidates(options: AutoOptions, key: str) -> list[str]:
 
 @dataclass
 class LoaderBenchmark(Benchmark):
-    """The loaders of `auto`; see `select_loader` for the arguments. With `timed`, the model alone comes first.
-
-    Args:
-        are_named: by the user; only then a loader is tried whose memory is unknown.
-    """
+    """The loaders of `auto`; see `select_loader` for the arguments. With `timed`, the model alone comes first."""
 
     data: SampleSource
     sampler: EpochSampler
     device: torch.device
     timed: Callable[[Loader], Candidate] | None
     also: Sequence[tuple[SampleSource, EpochSampler]]
-    are_named: bool
 
     def __post_init__(self) -> None:
         self.decoded: SampleSource | None = None  # In host memory, once a loader has decoded the set
@@ -234,10 +229,7 @@ class LoaderBenchmark(Benchmark):
         values = LOADERS.complete(values)
         data = self.data_for(values)
         needs = needs_of(values, [(data, self.sampler), *self.also], self.device)
-        if needs is not None:
-            check_fits(values["name"], needs, self.device, self.model_memory)
-        elif not self.are_named:
-            raise ConfigError("does not say how much memory it needs, so it is tried only if candidates= names it")
+        check_fits(values["name"], needs, self.device, self.model_memory)
         started = time.perf_counter()
         loader = stack.enter_context(LOADERS.build(values, data, self.sampler, self.device))
         set_up_s = time.perf_counter() - started

@@ -42,7 +42,7 @@ def training_batch(train: Split, loader: Loader, preprocess: Preprocess, epoch: 
 
     They are read by their indices; the loader's own iteration is not disturbed.
     """
-    size = loader.sampler.batch_size if preprocess.mixes else min(GRID_IMAGES, loader.sampler.batch_size)
+    size = loader.sampler.rank_batch_size if preprocess.mixes else min(GRID_IMAGES, loader.sampler.rank_batch_size)
     indices = loader.sampler.indices(epoch)[:size]
     keys, images = next(preprocess.keys(loader.sampler, epoch)), train.images[indices].to(preprocess.mean.device)
     with torch.inference_mode():
