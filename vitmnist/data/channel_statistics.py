@@ -3,51 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitmnist.config.validation import validate
-from vitmnist.errors import ConfigError, DataError
+from vitmnist.errors import DataError
 
 CHANNELS = (1, 3, 4)  # plausible sizes of the last dimension of channels-last images
 CHUNK_BYTES = 2**18  # of images whose values are squared and summed at a time
-
-
-@dataclass
-class Statistics:
-    """Mean and population standard deviation of each channel, of images scaled to 0…1."""
-
-    mean: list[float]
-    std: list[float]
-
-
-IMAGENET = Statistics([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])  # as torchvision's and timm's weights expect
-
-
-def configured_statistics(normalize: object, channels: int | None = None) -> Statistics | None:
-    """What `data.normalize` says; None: the statistics of the training images.
-
-    Raises:
-        ConfigError: another value, or not for this number of channels, if that is known.
-    """
-    key = "data.normalize"
-    if normalize == "dataset":
-        return None
-    if normalize != "imagenet" and not isinstance(normalize, Mapping):
-        raise ConfigError(f"{key}={normalize}: must be dataset, imagenet, or {{mean: [..], std: [..]}}")
-    statistics = validate(Statistics, normalize, key) if isinstance(normalize, Mapping) else IMAGENET
-    sizes = len(statistics.mean), len(statistics.std)
-    if sizes[0] != sizes[1] or (channels and sizes[0] != channels):
-        needed = f"; the images have {channels} (data.dataset.mode of a folder)" if channels else ""
-        raise ConfigError(f"{key}={normalize}: has {sizes[0]} means and {sizes[1]} deviations{needed}")
-    if not all(0 <= mean <= 1 for mean in statistics.mean) or not all(0 < std <= 1 for std in statistics.std):
-        raise ConfigError(f"{key}={normalize}: must be those of images scaled to 0…1")
-    return statistics
 
 
 def check_layout(shape: Sequence[int], channels: int | None = None) -> None:

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from vitmnist.augment.preprocess import build_augment, input_size
 from vitmnist.config.schema import Config, registries
-from vitmnist.data.channel_statistics import configured_statistics
-from vitmnist.data.datasets.base import DATASETS, Split
+from vitmnist.data.datasets.base import DATASETS, Split, configured_statistics
 from vitmnist.errors import ConfigError, classify, described
 from vitmnist.models import MODELS
 from vitmnist.training.fine_tuning import BATCH_NORMS, load_initial_weights

@@ -18,8 +18,8 @@ from PIL import Image
 from torch import Tensor
 
 from vitmnist.config.schema import DataConfig
-from vitmnist.config.validation import bounded
-from vitmnist.data.channel_statistics import channel_statistics, configured_statistics
+from vitmnist.config.validation import bounded, validate
+from vitmnist.data.channel_statistics import channel_statistics
 from vitmnist.data.images import ImageReader, Mode, Pixels
 from vitmnist.data.sources import DatasetSource, SampleSource, TensorSet, digest
 from vitmnist.errors import ConfigError, DataError, classify
@@ -310,6 +310,38 @@ def file_reader(values: Mapping[str, Any], shape: Sequence[int]) -> FileReader:
         raise ConfigError(f"{values['name']}: images of {channels} channels need a `reader` in the dataset's options")
     mode = Mode.grey if channels == 1 else Mode.rgb
     return ImageReader((width, height), mode)
+
+
+@dataclass
+class Statistics:
+    """Mean and population standard deviation of each channel, of images scaled to 0…1."""
+
+    mean: list[float]
+    std: list[float]
+
+
+IMAGENET = Statistics([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])  # as torchvision's and timm's weights expect
+
+
+def configured_statistics(normalize: object, channels: int | None = None) -> Statistics | None:
+    """What `data.normalize` says; None: the statistics of the training images.
+
+    Raises:
+        ConfigError: another value, or not for this number of channels, if that is known.
+    """
+    key = "data.normalize"
+    if normalize == "dataset":
+        return None
+    if normalize != "imagenet" and not isinstance(normalize, Mapping):
+        raise ConfigError(f"{key}={normalize}: must be dataset, imagenet, or {{mean: [..], std: [..]}}")
+    statistics = validate(Statistics, normalize, key) if isinstance(normalize, Mapping) else IMAGENET
+    sizes = len(statistics.mean), len(statistics.std)
+    if sizes[0] != sizes[1] or (channels and sizes[0] != channels):
+        needed = f"; the images have {channels} (data.dataset.mode of a folder)" if channels else ""
+        raise ConfigError(f"{key}={normalize}: has {sizes[0]} means and {sizes[1]} deviations{needed}")
+    if not all(0 <= mean <= 1 for mean in statistics.mean) or not all(0 < std <= 1 for std in statistics.std):
+        raise ConfigError(f"{key}={normalize}: must be those of images scaled to 0…1")
+    return statistics
 
 
 def load_dataset(name: str, *, root: str = DEFAULT_ROOT, **options: Any) -> Dataset:
