@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -21,11 +22,10 @@ from vitmnist.config.validation import validate
 from vitmnist.data.datasets.base import Split
 from vitmnist.loaders.auto import ResidentBatch
 from vitmnist.models.vit import ViT, ViTOptions
-from vitmnist.runtime.device import choose_device
+from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.timer import synchronize
-from vitmnist.runtime.world import SINGLE_PROCESS
+from vitmnist.trainer import Trainer
 from vitmnist.training.loop import EpochProgress, train_epoch
-from vitmnist.training.setup import TrainSetup, build_setup
 
 LR = 0.003
 
@@ -40,10 +40,15 @@ def new_model(split: Split, device: torch.device, kind: type[ViT] = ViT) -> torc
     return kind(ViTOptions(), (channels, height, width), len(split.classes)).to(device)
 
 
-def new_setup(overrides: list[str], stack: ExitStack) -> TrainSetup:
-    """What `train.py` would build with these overrides; `stack` closes the loaders."""
-    config = validate(Config, compose(overrides))
-    return build_setup(config, choose_device(config.device), stack, SINGLE_PROCESS)
+def new_trainer(overrides: list[str], stack: ExitStack) -> Trainer:
+    """What `train.py` would build with these overrides, without records; `stack` closes the loaders."""
+    trainer = Trainer(validate(Config, compose(overrides)), Path(), overrides, StopSignal())
+    stack.enter_context(trainer.stack)
+    trainer.build_data()
+    trainer.build_step()
+    trainer.build_loaders()
+    trainer.distribute()
+    return trainer
 
 
 def our_loop(overrides: list[str], stack: ExitStack, is_resident: bool = False) -> tuple[Epoch, str]:
@@ -52,17 +57,16 @@ def our_loop(overrides: list[str], stack: ExitStack, is_resident: bool = False) 
     Args:
         is_resident: train on one batch that stays on the device, over and over.
     """
-    setup = new_setup(overrides, stack)
-    step, loader, device = setup.step, setup.train_loader, setup.step.device
-    loader.epochs = None  # otherwise prefetch would load the next epoch while other candidates train
+    trainer = new_trainer(overrides, stack)
+    step, loader, device = trainer.step, trainer.train_loader, trainer.device
     if is_resident:
-        loader = ResidentBatch(setup.dataset.train, loader.sampler, device)
+        loader = ResidentBatch(trainer.dataset.train, loader.sampler, device)
 
     def epoch(number: int) -> tuple[float, float]:
         metrics = train_epoch(step, loader, EpochProgress(number, loader.sampler, device))
         return metrics["train_s"], metrics["data_wait_pct"]
 
-    remark = setup.step.config.describe().replace("\n", "; ")
+    remark = step.config.describe().replace("\n", "; ")
     return epoch, remark + (f"; compilation took {step.compile_s:.1f} s" if step.compile_s else "")
 
 

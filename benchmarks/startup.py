@@ -38,7 +38,7 @@ CANDIDATES = {
     IMPORT: ["-c", "import torch"],
     FLOOR: ["-c", STEP],
     "from vitmnist import make_loader, load_dataset": ["-c", "from vitmnist import make_loader, load_dataset"],
-    "import vitmnist.run": ["-c", "import vitmnist.run"],
+    "import vitmnist.trainer": ["-c", "import vitmnist.trainer"],
     "train.py --help": [PROGRAM, "--help"],
     "train.py --cfg job": [PROGRAM, "--cfg", "job"],
     f"train.py {' '.join(TINY)}": [PROGRAM, *TINY],

@@ -24,7 +24,7 @@ from contextlib import ExitStack
 from statistics import fmean, stdev
 from typing import Any
 
-from loops import new_setup
+from loops import new_trainer
 from rounds import at_least_one, command_line, main, report, table
 from tqdm import tqdm
 
@@ -42,20 +42,21 @@ RECIPE = "experiment=speedrun"
 def train_once(overrides: list[str]) -> dict[str, Any]:
     """Train and evaluate once; returns accuracy in percent, seconds of the warm clock, options and environment."""
     with ExitStack() as stack:
-        setup = new_setup([RECIPE, *overrides], stack)
-        step, loader = setup.step, setup.train_loader
+        epochs = validate(Config, compose([RECIPE, *overrides])).epochs
+        trainer = new_trainer([RECIPE, *overrides], stack)
+        step, loader = trainer.step, trainer.train_loader
         synchronize(step.device)
         start = time.perf_counter()
-        for epoch in range(loader.epochs or 0):
+        for epoch in range(epochs):
             train_epoch(step, loader, EpochProgress(epoch, loader.sampler, step.device))
-        metrics, _ = evaluate(step.eval_model, setup.eval_loader, setup.step.preprocess)
+        metrics, _ = evaluate(step.eval_model, trainer.eval_loader, trainer.step.preprocess)
         seconds = time.perf_counter() - start
     return {
         "accuracy": metrics["eval_acc"],
         "warm_s": seconds,
-        "epochs": loader.epochs,
+        "epochs": epochs,
         "batch_size": loader.sampler.batch_size,
-        "trainer": setup.step.config.to_dict(),
+        "trainer": trainer.step.config.to_dict(),
         "environment": describe_environment(step.device),
     }
 

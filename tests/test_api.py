@@ -118,7 +118,11 @@ class Triples(Dataset[tuple[int, int, int]]):
         ("ram", (PAIR[0], torch.tensor(3)), "labels: must have a first dimension of samples"),
         ("ram", PAIR[0], "pair of tensors, nor a map-style"),
         ("ram", {"images": PAIR[0]}, "dict is neither a split, nor a pair of tensors, nor a map-style dataset"),
-        ("ram", Triples(), "sample 0 is no pair of an image and a label, but a tuple of int, int, int; .* disk"),
+        (
+            "ram",
+            Triples(),
+            "samples from 0 on are no pairs of .*: their batch is a tuple of Tensor, Tensor, Tensor; ",
+        ),
         ("ram", torch.utils.data.TensorDataset(PAIR[0][:0], PAIR[1][:0]), "the dataset is empty"),
         (
             "gpu_slice",
@@ -140,7 +144,7 @@ def test_rows_of_a_hugging_face_dataset_are_samples_like_any_other() -> None:
     with make_loader("disk", rows, **COMMON, shuffle="none", num_workers=0) as loader:
         (batch,) = loader.epoch(0)
     assert {key: values.tolist() for key, values in batch.items()} == {"x": [[0.5], [1.5]], "label": [0, 1]}
-    with pytest.raises(DataError, match=r"sample 0 is no pair of an image and a label, but a dict; .* by disk"):
+    with pytest.raises(DataError, match=r"samples from 0 on are no pairs of .*: their batch is a dict; .* by disk"):
         make_loader("ram", rows, **COMMON)
 
 

@@ -35,8 +35,9 @@ PRIVATE = {  # of what, names: what the user sees without them
     ): "datasets read sample by sample end",
     ("datasets.Dataset", "_fingerprint"): "each process decodes a Hugging Face dataset again",
 }
-# Documented in spite of their underscore: os._exit, namedtuple._fields and Hydra's key _target_.
-DOCUMENTED = {"_exit", "_fields", "_target_"}
+# Documented in spite of their underscore: os._exit, fields and replacement of named tuples, Hydra's key _target_, and
+# the type of dataclasses in typeshed.
+DOCUMENTED = {"_exit", "_fields", "_replace", "_target_", "_typeshed.DataclassInstance"}
 
 
 def is_private(name: str) -> bool:

@@ -29,7 +29,7 @@ def test_backward_is_seven_frames_away(train_here: Train, tiny_root: Path, monke
     for more in ([], ["trainer=fast"], ["-m", "seed=1"]):
         stacks.clear()
         assert train_here(*more, *arguments).returncode == 0
-        assert stacks[0][-4:] == ["run", "train_epoch", "__call__", "forward_backward"]
+        assert stacks[0][-4:] == ["fit", "train_epoch", "__call__", "forward_backward"]
         assert len(stacks[0]) <= 6, stacks[0]
 
 

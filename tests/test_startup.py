@@ -49,7 +49,7 @@ def test_each_step_of_a_start_imports_only_what_it_needs(quick: list[str], tmp_p
         "from vitmnist import load_dataset, make_loader": {
             *("torch._dynamo", "torchvision", "matplotlib", "tensorboard", "hydra", "datasets")
         },
-        "import vitmnist.run": {"torch._dynamo", "torchvision", "matplotlib", "hydra"},
+        "import vitmnist.trainer": {"torch._dynamo", "torchvision", "matplotlib", "hydra"},
         RUN.format(arguments=arguments): {"matplotlib", "torchvision", "markdown"},
     }
     record = "open('modules', 'a').write(' '.join(sys.modules) + '\\n')"

@@ -8,7 +8,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -212,7 +212,7 @@ def _order(batches: list[ProbeBatch]) -> list[int]:
     return [index for batch in batches for index in batch[0].tolist()]
 
 
-def _start(loader: Any, number: int) -> Iterator[Any]:
+def _start(loader: Iterable[object], number: int) -> Iterator[object]:
     """The batches of the next epoch of a loader, which is epoch `number`."""
     if hasattr(loader, "epoch"):
         return iter(loader.epoch(number))
@@ -222,7 +222,7 @@ def _start(loader: Any, number: int) -> Iterator[Any]:
     return iter(loader)
 
 
-def _copy(batch: Any) -> ProbeBatch:
+def _copy(batch: object) -> ProbeBatch:
     """The indices and numbers of a batch in any form: a loader may reuse its memory."""
     arrays = (leaf.cpu().numpy() if isinstance(leaf, Tensor) else leaf for leaf in flatten(batch)[0])
     leaves = [np.array(array, ndmin=1) for array in arrays]

@@ -1,15 +1,20 @@
-"""Errors that the user can fix: each message says what is wrong, what is allowed and what to type."""
+"""Errors that the user can fix, and how every exception is reported: its message, exit code and status.
+
+The message of an error says what is wrong, what is allowed and what to type. Runs, sweeps, ranks and the command line
+all ask `classify`; the failure of a library is a row of `FAILURES`.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from enum import IntEnum
 from pathlib import Path
 from traceback import walk_tb
-
-CALL_METHODS = ("__call__", "forward")  # The methods by which transforms and collate functions are called.
+from typing import Literal
 
 
 class ExitCode(IntEnum):
@@ -71,6 +76,17 @@ class PeerError(UserError):
     """Another rank of the same run has failed; the message gives its reason."""
 
 
+class RunInterrupted(BaseException):
+    """The run was asked to stop, and has saved a checkpoint.
+
+    Like `KeyboardInterrupt` not an `Exception`, so that `except Exception` in a library does not swallow it.
+    """
+
+
+class TimeLimitReached(RunInterrupted):
+    """The run has reached its `max_minutes`; the other jobs of a sweep go ahead."""
+
+
 def allowed_names(wrong: str, allowed: Iterable[str]) -> str:
     """The end of a message about an unknown name: the closest allowed name, then all of them."""
     names = sorted(allowed)
@@ -100,11 +116,6 @@ def first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-def described(error: BaseException) -> str:
-    """The message of a `UserError`; the type and the first line of any other."""
-    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"
-
-
 @contextmanager
 def naming(what: str) -> Iterator[None]:
     """Turn any error into a `DataError` that says what failed, and the transform or function that raised it."""
@@ -114,8 +125,110 @@ def naming(what: str) -> Iterator[None]:
         raise DataError(f"{what}: {error}") from error
     except Exception as error:  # reading a sample may fail in any way
         frames = [frame for frame, _ in walk_tb(error.__traceback__)][2:]  # without those of this block
-        calls = [frame.f_locals.get("self") for frame in frames if frame.f_code.co_name in CALL_METHODS]
+        calls = [frame.f_locals.get("self") for frame in frames if frame.f_code.co_name in ("__call__", "forward")]
         names = [type(call).__name__ for call in calls if call is not None] or [
             frame.f_code.co_name for frame in frames
         ]
         raise DataError(f"{what}: {''.join(f'{name} raised ' for name in names[-1:])}{described(error)}") from error
+
+
+def described(error: BaseException) -> str:
+    """An exception of other people's code: its type and the first line; the message alone of a `UserError`."""
+    if isinstance(error, UserError):
+        return str(error)
+    return f"{type(error).__name__}: {first_line(error)}".removesuffix(": ")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How an exception is reported.
+
+    Args:
+        cause: what has failed, for those that treat it differently.
+        is_user_error: shown as its message alone; otherwise with a traceback, because the program is at fault.
+    """
+
+    message: str
+    exit_code: int = ExitCode.FAILED
+    status: Literal["failed", "interrupted"] = "failed"
+    cause: Literal["memory", "device", "worker"] | None = None
+    is_user_error: bool = True
+
+
+def classify(error: BaseException) -> Failure:
+    """The first row of `FAILURES` that fits; an error that has none is one of the program."""
+    if isinstance(error, UserError):
+        return Failure(str(error), error.exit_code)
+    for kind, pattern, failure in FAILURES:
+        if isinstance(error, kind) and (match := re.search(pattern, str(error))):
+            return replace(failure, message=failure.message.format(text=match[0].strip(), error=error))
+    if isinstance(error, OSError):  # a full disk, a folder that was removed during the run; libraries give a text alone
+        return Failure(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or described(error))
+    return Failure(described(error), is_user_error=False)
+
+
+FEWER_WORKERS = "type fewer workers with data.loader.num_workers=N (0 needs none)"
+LESS_MEMORY = "try a smaller batch_size, a smaller model, or data/loader=ram, which keeps the dataset off the GPU"
+FAILURES: tuple[tuple[type[BaseException], str, Failure], ...] = (
+    (RunInterrupted, "", Failure("{error}", ExitCode.UNFINISHED, "interrupted")),
+    (KeyboardInterrupt, "", Failure("interrupted", ExitCode.INTERRUPTED, "interrupted")),
+    (
+        Exception,
+        ".*(</torch_.*No space left|out of shared memory|insufficient shared memory).*",
+        Failure(
+            "the shared memory /dev/shm, through which workers hand over their batches, is full or read-only: {text}; "
+            f"start the container with more, as in docker run --shm-size=2g, or {FEWER_WORKERS}"
+        ),
+    ),
+    (
+        Exception,
+        r".*(Too many open files|received \d+ items of ancdata).*",
+        Failure(f"too many open files: {{text}}; allow more with ulimit -n 4096, or {FEWER_WORKERS}"),
+    ),
+    (MemoryError, "", Failure(f"out of memory; {LESS_MEMORY}", cause="memory")),
+    (
+        RuntimeError,
+        ".*(out of memory|can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED).*",
+        Failure(f"out of memory: {{text}}; {LESS_MEMORY}", cause="memory"),
+    ),
+    (
+        RuntimeError,
+        "^CUDA error.*",  # after which no process that used the GPU can use it again
+        Failure(
+            "the GPU failed: {text}; start again in a new process; if it fails again, CUDA_LAUNCH_BLOCKING=1 "
+            "HYDRA_FULL_ERROR=1 shows where",
+            cause="device",
+        ),
+    ),
+    (
+        RuntimeError,
+        r"\S+ does not have a deterministic implementation",
+        Failure(
+            "{text}, so a resumed run would not repeat every bit; use another one, or call "
+            "torch.use_deterministic_algorithms(False) in the model's __init__"
+        ),
+    ),
+    (
+        ValueError,
+        "Expected more than 1 value per channel.*",
+        Failure(
+            "a batch or microbatch has one image: {text}; set data.drop_last=true, trainer.micro_batch=null, or "
+            "another batch_size"
+        ),
+    ),
+    (
+        RuntimeError,
+        "^DataLoader timed out.*",
+        Failure(
+            "disk: no batch came from a worker in time; look for what blocks it, or raise data.loader.timeout_s "
+            "(null waits forever): {text}",
+            cause="worker",
+        ),
+    ),
+    (
+        RuntimeError,
+        r"^DataLoader worker \(pid.*",
+        Failure(f"disk: {{text}} A killed worker often exceeded the memory limit; {FEWER_WORKERS}", cause="worker"),
+    ),
+)
+"""The type of an exception, a pattern of its message, and how it is reported: `{text}` is what the pattern matches."""

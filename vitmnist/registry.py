@@ -9,9 +9,12 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pkgutil import iter_modules
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from vitmnist.errors import ConfigError, allowed_names, described
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 INSTALLED = "vitmnist.members"
 """The group of entry points by which an installed package names the modules that register its members."""
@@ -19,7 +22,8 @@ INSTALLED = "vitmnist.members"
 log = logging.getLogger(__name__)
 
 Built = TypeVar("Built")
-Builder = TypeVar("Builder", bound=Callable[..., Any])
+Description = TypeVar("Description")
+Builder = TypeVar("Builder", bound=Callable[..., object])
 
 
 @dataclass
@@ -27,43 +31,28 @@ class NoOptions:
     """The options of a member that has none."""
 
 
-class Registry(Generic[Built]):
-    """The members of one config group.
+class Members(Generic[Description, Built]):
+    """Functions and classes by name, each with a description. They are found by being in a module of a package.
 
-    A configuration chooses by `name`, so it can build only what was registered: no value of it is ever imported.
     Installed packages register more; they are imported when a name is unknown, or all names are asked for.
 
     Args:
-        group: the config group.
+        group: what they are members of, for messages.
         package: the package whose modules register the members; they are imported when one is first asked for.
     """
 
     def __init__(self, group: str, package: str) -> None:
         self.group, self.package = group, package
-        self._registered: dict[str, tuple[Any, Callable[..., Built]]] = {}
+        self._registered: dict[str, tuple[Description, Callable[..., Built]]] = {}
 
-    @property
-    def _members(self) -> dict[str, tuple[Any, Callable[..., Built]]]:
-        """The options and the builder of each member, by name."""
-        import_members(self.package)
-        return self._registered
-
-    def register(self, name: str, options: Any = NoOptions) -> Callable[[Builder], Builder]:
-        """Decorator that registers a class or function under `name`; `build` calls it with (options, *parts).
-
-        Args:
-            options: a dataclass; its fields are the keys of the member's YAML file, apart from `name`. A metric, which
-                has no options, gives the instance that describes it.
-        """
-
-        if not is_dataclass(options):
-            raise TypeError(f"the options of {name!r} must be a dataclass, not {options!r}")
+    def register(self, name: str, description: Description) -> Callable[[Builder], Builder]:
+        """Decorator that registers a class or function under `name`."""
 
         def decorate(builder: Builder) -> Builder:
             is_own = builder.__module__.startswith(f"{self.package}.")  # its package is being imported
-            if name in (self._registered if is_own else self._members):
+            if name in self._registered or (not is_own and name in self._members):
                 raise ValueError(f"{self.group}: {name!r} is registered already; choose another name")
-            self._registered[name] = (options, builder)
+            self._registered[name] = (description, builder)  # type: ignore[assignment]
             return builder
 
         return decorate
@@ -73,26 +62,47 @@ class Registry(Generic[Built]):
         import_installed()
         return sorted(self._members)
 
-    def _find(self, name: Any) -> tuple[Any, Callable[..., Built]] | None:
-        """The options and the builder of a member; None if there is none of this name."""
-        if name not in self._members:
-            import_installed()
-        return self._members.get(name)
-
-    def options_of(self, name: str) -> Any:
-        """What `name` was registered with: its options dataclass."""
+    def options_of(self, name: str) -> Description:
+        """What describes `name`: the dataclass of its options, or how a metric is shown."""
         return self._members[name][0]
 
     def function_of(self, name: str) -> Callable[..., Built]:
         """The class or function that was registered as `name`."""
         return self._members[name][1]
 
+    @property
+    def _members(self) -> dict[str, tuple[Description, Callable[..., Built]]]:
+        import_members(self.package)
+        return self._registered
+
+    def _find(self, name: object) -> tuple[Description, Callable[..., Built]] | None:
+        if name not in self._members:
+            import_installed()
+        return self._members.get(str(name))
+
+
+class Registry(Members["type[DataclassInstance]", Built]):
+    """The members of one config group, each a class or function with a dataclass of options.
+
+    A configuration chooses by `name`, so it can build only what was registered: no value of it is ever imported.
+    """
+
+    def register(self, name: str, options: type[DataclassInstance] = NoOptions) -> Callable[[Builder], Builder]:
+        """Decorator that registers a class or function under `name`; `build` calls it with (options, *parts).
+
+        Args:
+            options: a dataclass; its fields are the keys of the member's YAML file, apart from `name`.
+        """
+        if not is_dataclass(options):
+            raise TypeError(f"the options of {name!r} must be a dataclass, not {options!r}")
+        return super().register(name, options)
+
     def complete(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """`values`, with the defaults of missing options; `build` refuses an unknown name."""
         member = self._find(str(values.get("name")))
         return {**asdict(member[0]()), **values} if member else dict(values)
 
-    def member(self, values: Mapping[str, Any], key: str | None = None) -> tuple[Callable[..., Built], Any]:
+    def member(self, values: object, key: str | None = None) -> tuple[Callable[..., Built], DataclassInstance]:
         """The builder of the member that `values["name"]` names, and its validated options.
 
         Args:
@@ -115,7 +125,7 @@ class Registry(Generic[Built]):
         schema, builder = member
         return builder, validate(schema, options, key)
 
-    def build(self, values: Mapping[str, Any], *parts: Any, key: str | None = None) -> Built:
+    def build(self, values: object, *parts: object, key: str | None = None) -> Built:
         """Build the member that `values["name"]` names, from its options and the given parts; raises as `member`."""
         builder, options = self.member(values, key)
         return builder(options, *parts)

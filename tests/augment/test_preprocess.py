@@ -11,7 +11,7 @@ from PIL import Image
 from torch.utils.data import TensorDataset
 from torchvision import transforms
 
-from vitmnist.augment.preprocess import PART, Preprocess
+from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.channel_statistics import channel_statistics
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.errors import ConfigError, DataError
@@ -39,8 +39,8 @@ def test_float_images_pass_and_bytes_are_not_written_to(tiny: Dataset) -> None:
 
 
 def test_images_stay_on_their_device_and_are_float32_whatever_the_defaults_are() -> None:
-    """So many that they are normalised in threads, into memory that is allocated before."""
-    preprocess, images = Preprocess(mean=0.5, std=0.5), torch.zeros(2, 1, PART, 1, dtype=torch.uint8)
+    """So large that they are normalised in threads, into memory that is allocated before."""
+    preprocess, images = Preprocess(mean=0.5, std=0.5), torch.zeros(2, 1, 256, 256, dtype=torch.uint8)
     with torch.device("meta"):  # as torch.set_default_device("cuda")
         assert torch.equal(preprocess(images), torch.full_like(images, -1, dtype=torch.float32))
     torch.set_default_dtype(torch.float64)

@@ -14,7 +14,6 @@ from tests.conftest import CallHere
 from tests.support.processes import run_python
 from vitmnist.__main__ import COMMANDS, load, main
 from vitmnist.errors import DataError
-from vitmnist.runtime import failures
 
 HELP = """
 import sys
@@ -68,8 +67,7 @@ def test_usage_errors_and_interrupts_have_own_exit_codes(call_here: CallHere, mo
     monkeypatch.setattr("vitmnist.cli.report.find_runs", interrupt)
     ended = call_here(load("status"), ".")
     assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
-    refused = (DataError, lambda error: failures.Failure(f"refused: {error}", 7))
-    monkeypatch.setattr(failures, "FAILURES", (refused, *failures.FAILURES))
+    monkeypatch.setattr(DataError, "exit_code", 7)
     assert call_here(load("report"), "nowhere").returncode == 7
 
 

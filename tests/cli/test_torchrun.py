@@ -144,14 +144,11 @@ def test_machines_may_keep_the_data_elsewhere(quick: list[str], ranks: StartRank
     assert result_of(tmp_path / "run")["status"] == "completed"
 
 
-def test_a_restart_is_for_one_machine_and_a_command_that_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restart_is_for_a_command_that_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
     with pytest.raises(ConfigError, match="would begin a new run; type hydra"):
         check_restarts(["seed=1"])
     check_restarts(["resume=auto"])
-    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="--max-restarts=3: works on one machine"):
-        check_restarts(["resume=auto"])
 
 
 @pytest.mark.parametrize(

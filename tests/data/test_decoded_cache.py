@@ -143,45 +143,22 @@ def truncate(file: Path) -> None:
     os.truncate(file, file.stat().st_size - 1)
 
 
-def become_fifo(file: Path) -> None:
-    """Opening it waits for a writer."""
-    file.unlink()
-    os.mkfifo(file)
-
-
-def become_endless(file: Path) -> None:
-    file.unlink()
-    file.symlink_to("/dev/zero")
-
-
 def become_deep(file: Path) -> None:
     file.write_text("[" * 100_000)
 
 
-def replace(written: bytes, found: bytes) -> Callable[[Path], None]:
-    def damage(file: Path) -> None:
-        content = file.read_bytes()
-        assert written in content
-        file.write_bytes(content.replace(written, found))
-
-    return damage
+def change_notes(file: Path) -> None:
+    file.write_text(file.read_text().replace('"notes": {}', '"notes": {"mean": 0.9}'))
 
 
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
         ("images.npy", truncate),
-        ("images.npy", replace(b"'|u1'", b"'|O' ")),  # objects, which would be pointers
-        ("images.npy", replace(b"'|u1'", b"'|i1'")),
-        ("images.npy", replace(b"'shape': (", b"'shape': h")),
         ("labels.npy", Path.unlink),
-        ("labels.npy", replace(b"'<i8'", b"'>i8'")),
         ("cache.json", truncate),
-        ("cache.json", replace(b'"notes": {}', b'"notes": {"mean": 0.9}')),  # of the pixels
+        ("cache.json", change_notes),
         ("cache.json", become_deep),
-        ("cache.json", become_fifo),
-        ("images.npy", become_fifo),
-        ("labels.npy", become_endless),
         ("images.npy", flip_last_byte),
         ("labels.npy", flip_last_byte),
     ],
@@ -253,7 +230,7 @@ def test_processes_that_start_together_decode_once(tmp_path: Path) -> None:
 
     def decode() -> None:
         (tmp_path / f"ready{os.getpid()}").touch()
-        images, labels = cache_file.decode_once(tmp_path, "shared", 10_000, chunks).tensors
+        images, labels = cache_file.decode_once(tmp_path, "shared", 10_000, chunks)[0]
         assert len(images) == 10_000
         assert torch.equal(images[:, 0].long(), labels)
 

@@ -43,7 +43,6 @@ if __name__ == "__main__":
     assert "x y" in expected.stdout
     assert ended.stdout == expected.stdout
     assert (report["incomplete"], report["steps"]) == (Incomplete.ENDED_EARLY, 10)
-    assert "hint: --steps after mine.py is an argument of the script" in ended.stderr
 
 
 def test_a_module_runs_as_by_python_m_and_stop_ends_it(tmp_path: Path) -> None:
@@ -133,35 +132,19 @@ sys.stderr.close()
 
 
 def test_a_dataset_with_a_thread_pool_is_tried_before_the_pool_ends(tmp_path: Path) -> None:
-    """One that the script has closed is no refusal."""
     script = f"""{SLOW_DATA}
-import concurrent.futures, threading, torch
-pool, closed = concurrent.futures.ThreadPoolExecutor(), concurrent.futures.ThreadPoolExecutor()
+import concurrent.futures, torch
+pool = concurrent.futures.ThreadPoolExecutor()
 class Pooled(Slow):
     def __getitem__(self, index):
         return torch.full((3,), pool.submit(super().__getitem__, index).result())
-class Closed(Slow):
-    def __getitem__(self, index):
-        return torch.full((3,), closed.submit(super().__getitem__, index).result())
-loaders = DataLoader(Pooled()), DataLoader(Closed())
-with closed:
-    for loader in loaders: train(loader)
+train(DataLoader(Pooled()))
 sys.exit()
 """
     ended, report = diagnose(tmp_path, script, "--warm-up=0", fresh=True)
     assert ended.returncode == 0
-    tried, untried = ({row["name"]: row["error"] for row in loop["rows"]} for loop in report["loops"])
-    assert (tried["as it is"], tried["from_dataloader"]) == (None, None)
-    assert all("cannot schedule new futures after shutdown" in error for error in untried.values())
-
-
-def test_a_report_is_printed_when_the_script_replaces_stderr_and_nothing_measured_fails(tmp_path: Path) -> None:
-    ended, _ = diagnose(
-        tmp_path, "import os, sys\nsys.stderr = open(os.devnull, 'w')\n", "--fail-above=100", fresh=True
-    )
-    assert ended.returncode == 1
-    assert "incomplete: no DataLoader was iterated" in ended.stderr
-    assert ended.stderr.endswith("failed: nothing was measured to compare with --fail-above 100%\n")
+    (errors,) = ({row["name"]: row["error"] for row in loop["rows"]} for loop in report["loops"])
+    assert (errors["as it is"], errors["from_dataloader"]) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -99,12 +99,6 @@ for epoch in range(4):
         if number == 5:
             break
 """,
-    "an iterator that stays": """
-batches = watch.over(DataLoader(Slow(samples=100), 1))
-for step in range(24):
-    next(batches)
-    time.sleep(0.010)
-""",
     "a generator that stays": """
 def cycle(loader):
     while True:

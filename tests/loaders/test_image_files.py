@@ -171,7 +171,7 @@ def test_the_number_of_threads(split: Split, monkeypatch: pytest.MonkeyPatch) ->
             disk(options.pop("data", split), **options)
     with pytest.raises(ConfigError, match=r"^threads=0: must be at least 1"):
         disk(split, threads=0)
-    with pytest.raises(ConfigError, match=r"^num_workers=many: must be a whole number or auto"):
+    with pytest.raises(ConfigError, match=r"^num_workers=many: must be int \| auto"):
         disk(split, num_workers="many")
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from PIL import Image
 from playwright.sync_api import Page, expect
 
 from docs.scripts.screenshots import CHROMIUM, chromium
@@ -57,26 +55,6 @@ def test_nothing_overflows_the_page_and_nothing_is_requested(name: str, page: Pa
             assert box.bounding_box()["width"] <= width
     assert set(asked) == {(tmp_path / "report.html").as_uri()}
     assert page.evaluate("window.hacked") is None
-
-
-def test_on_a_phone_a_wide_table_scrolls_and_the_machine_is_hidden_until_opened(page: Page, tmp_path: Path) -> None:
-    write_report([write(tmp_path, rounds(2, disk=12.0, ram=0.75))], tmp_path)
-    page.emulate_media(color_scheme="light")
-    open_report(page, tmp_path, 390)
-    box = page.locator(".scroll").first
-    assert box.evaluate("box => box.scrollWidth > box.clientWidth")
-
-    def sides() -> list[bool]:
-        """Whether the left and the right side are in shadow."""
-        image = Image.open(io.BytesIO(box.screenshot())).convert("L")
-        return [image.getpixel((x, 3)) < 250 for x in (0, image.width - 1)]
-
-    assert sides() == [False, True]
-    box.evaluate("box => box.scrollLeft = box.scrollWidth")
-    assert sides() == [True, False]
-    expect(page.get_by_text("Some CPU").last).to_be_hidden()
-    page.locator("summary").click()
-    expect(page.get_by_role("cell", name="Some CPU")).to_be_visible()
 
 
 def test_a_report_has_light_and_dark_mode_is_sorted_and_is_printed_in_black(page: Page, tmp_path: Path) -> None:

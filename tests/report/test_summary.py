@@ -104,10 +104,6 @@ LOSSES: dict[str, tuple[Records, str]] = {
         [a(loader, seed=seed, epochs=epochs(seed, seed)) for seed in (1, 2) for loader in ("disk", "ram")],
         SAME,
     ),
-    "by batch size": (
-        [a(n, 2.0, batch_size=size, epochs=epochs(size, size)) for size in (1, 2) for n in ("disk", "ram")],
-        SAME,
-    ),
 }
 
 
@@ -145,10 +141,7 @@ QUALITY: dict[str, tuple[Records, str]] = {
         "are within noise of it.",
     ),
     "one configuration": (accuracies(3, 97.0, 98.0), ""),
-    "all equal": (
-        [a(loader, 2.0, seed=seed) for loader in ("disk", "ram", "cache") for seed in (1, 2)],
-        "",
-    ),
+    "all equal": ([a(loader, 2.0, seed=seed) for loader in ("disk", "ram") for seed in (1, 2)], ""),
     "equal with each loader": (BY_LOADER, f"Best accuracy: batch_size=50, 97.10%. {ONE_SEED}"),
     "the lowest loss is the best": (
         [

@@ -15,7 +15,8 @@ import torch
 from vitmnist import make_loader
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import TensorSet
-from vitmnist.loaders.stored import INDEX_NBYTES, GpuSliceLoader
+from vitmnist.loaders.base import INDEX_NBYTES
+from vitmnist.loaders.stored import GpuSliceLoader
 from vitmnist.registry import NoOptions
 from vitmnist.runtime import memory
 from vitmnist.runtime.memory import DoesNotFitError, Memory, check_fits, free_memory, peak_memory

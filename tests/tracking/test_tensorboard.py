@@ -13,8 +13,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams import metadata
 
 from tests.conftest import PLAIN, Printed, result_of
+from vitmnist.errors import RunInterrupted
 from vitmnist.registry import NoOptions
-from vitmnist.runtime.signals import RunInterrupted
 from vitmnist.tracking.epoch_table import EpochRecord, epoch_metrics, summary_metrics
 from vitmnist.tracking.loggers.tensorboard import TensorBoard
 from vitmnist.tracking.result import Result

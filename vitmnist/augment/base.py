@@ -73,19 +73,19 @@ def operation_keys(keys: Tensor, index: int) -> Tensor:
     return keys + GOLDEN * NUMBERS * index % 2**63
 
 
-def random_bits(keys: Tensor, number: int) -> Tensor:
-    """31 random bits per key, as int64, independent for each `number`."""
-    return _shift_right(_mix64(keys + GOLDEN * (number + 1) % 2**63), 33)
+def random_bits(keys: Tensor, index: int) -> Tensor:
+    """31 random bits per key, as int64, independent for each `index`."""
+    return _shift_right(_mix64(keys + GOLDEN * (index + 1) % 2**63), 33)
 
 
-def random_signed(keys: Tensor, number: int) -> Tensor:
-    """Uniform in -1…1 per key, as float32, independent for each `number`."""
-    return random_bits(keys, number).double().mul_(2**-30).sub_(1).float()
+def random_signed(keys: Tensor, index: int) -> Tensor:
+    """Uniform in -1…1 per key, as float32, independent for each `index`."""
+    return random_bits(keys, index).double().mul_(2**-30).sub_(1).float()
 
 
-def random_uniform(keys: Tensor, number: int, low: float = 0.0, high: float = 1.0) -> Tensor:
-    """Uniform from `low` to below `high` per key, as float64, independent for each `number`."""
-    return random_bits(keys, number).double().mul_((high - low) * 2**-31).add_(low)
+def random_uniform(keys: Tensor, index: int, low: float = 0.0, high: float = 1.0) -> Tensor:
+    """Uniform from `low` to below `high` per key, as float64, independent for each `index`."""
+    return random_bits(keys, index).double().mul_((high - low) * 2**-31).add_(low)
 
 
 def _mix64(numbers: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ class Shift(Moving):
     """Moves each image by a whole number of pixels, uniformly up to `pixels` in each direction."""
 
     def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor, ...]:
-        return tuple(random_bits(keys, number) % (2 * int(self.options.pixels) + 1) for number in (0, 1))
+        return tuple(random_bits(keys, index) % (2 * int(self.options.pixels) + 1) for index in (0, 1))
 
     def forward(self, images: Tensor, down: Tensor, right: Tensor) -> Tensor:
         size, channels, height, width = images.shape
@@ -85,7 +85,7 @@ class Affine(Moving):
         angle = math.radians(self.options.degrees) * random_signed(keys, 0)
         shear = torch.tan(math.radians(self.options.shear_degrees) * random_signed(keys, 1))
         scale = 1 + self.options.scale * random_signed(keys, 2)
-        down, right = (self.options.pixels * random_signed(keys, number) for number in (3, 4))
+        down, right = (self.options.pixels * random_signed(keys, index) for index in (3, 4))
         cos, sin = torch.cos(angle) / scale, torch.sin(angle) / scale
         # Each maps an output pixel to its source: dx = xx * (x - right) + xy * (y - down), …
         xx, xy, yx, yy = cos - sin * shear, sin + cos * shear, -sin, cos
@@ -214,7 +214,7 @@ class ColorJitter(Operation):
         """The factors of those that are not 0, float32 `[B, 1, 1, 1]`, then the turns, `[B, 1, 1]`."""
         options = self.options
         strengths = enumerate((options.brightness, options.contrast, options.saturation))
-        bounds = [(number, max(0.0, 1 - strength), 1 + strength) for number, strength in strengths if strength]
+        bounds = [(index, max(0.0, 1 - strength), 1 + strength) for index, strength in strengths if strength]
         factors = [random_uniform(keys, *bound).float()[:, None, None, None] for bound in bounds]
         return *factors, random_uniform(keys, 3, -options.hue, options.hue).float()[:, None, None]
 
@@ -295,9 +295,9 @@ class BetaMixing(Mixing):
         at = np.interp(np.linspace(0, 1, QUANTILES + 1), cumulated / cumulated[-1], u)
         self.register_buffer("quantiles", torch.from_numpy(at))
 
-    def weights(self, keys: Tensor, number: int) -> Tensor:
+    def weights(self, keys: Tensor, index: int) -> Tensor:
         """The weight of each image, float32 `[B]`, 0.5 to 1."""
-        position = random_uniform(keys, number) * QUANTILES
+        position = random_uniform(keys, index) * QUANTILES
         low = position.long()
         u = torch.lerp(self.quantiles[low], self.quantiles[low + 1], position - low)
         return (1 - u ** (1 / self.alpha)).float()
@@ -326,8 +326,8 @@ class Cutmix(BetaMixing):
         # drawing them from the smaller weights alone would paste less than the paper does.
         half = 0.5 * (1 - larger.where(random_bits(keys, 4) % 2 == 0, 1 - larger)).sqrt()
         edges = []
-        for number, side in ((2, height), (3, width)):
-            centre, reach = random_bits(keys, number) % side, (half * side).long()
+        for index, side in ((2, height), (3, width)):
+            centre, reach = random_bits(keys, index) % side, (half * side).long()
             edges.append(((centre - reach).clamp_(min=0), (centre + reach).clamp_(max=side)))
         (top, bottom), (left, right) = edges
         box = Boxes(top, left, bottom, right).mask(height, width)

@@ -22,7 +22,6 @@ from vitmnist.loaders.make_loader import Data, loadable
 from vitmnist.runtime.ordered_map import in_parts
 from vitmnist.store.rows import is_large
 
-PART = 2**20  # values of small images that a thread works on at a time: its temporaries stay in the cache
 KEY = "data.augment.operations"
 
 
@@ -43,8 +42,6 @@ def build_augment(values: Mapping[str, Any]) -> Compose | None:
     options = validate(AugmentOptions, values, "data.augment")
     if options.name == "none" and options.operations:
         raise ConfigError("data.augment.name=none: is the empty list; for operations, type data/augment=compose")
-    if options.name != "none" and not options.operations:
-        raise ConfigError(f"{KEY}=[]: must have an operation; without augmentation, type data/augment=none")
     return Compose(options.operations) if options.operations else None
 
 
@@ -219,20 +216,15 @@ class Preprocess(nn.Module):
         if images.is_floating_point():
             images = images * self.std + self.mean
             images = images.mul_(self.white).round_().to(torch.uint8) if self._are_bytes else images
-        is_one_by_one = is_large(size)
-        part_size = 1 if is_one_by_one else max(1, PART // images[0].numel())
-        on_cpu = images.device.type == "cpu" and not torch.compiler.is_compiling()
-        if not (on_cpu and (is_one_by_one or len(images) > part_size)):
-            floats = self._augmented(self._unit_range(images), drawn)
-            return floats.sub_(self.mean).div_(self.std)
+        if images.device.type != "cpu" or torch.compiler.is_compiling() or not is_large(size):
+            return self._augmented(self._unit_range(images), drawn).sub_(self.mean).div_(self.std)
         finished = torch.empty((*images.shape[:2], *size), dtype=torch.float32, device=images.device)
 
-        def finish(rows: slice) -> None:
-            part = images[rows] if is_one_by_one else self._unit_range(images[rows])
-            part = self._augmented(part, [[values[rows] for values in numbers] for numbers in drawn])
-            torch.sub(self._unit_range(part), self.mean, out=finished[rows]).div_(self.std)
+        def finish(row: slice) -> None:
+            image = self._augmented(images[row], [[values[row] for values in numbers] for numbers in drawn])
+            torch.sub(self._unit_range(image), self.mean, out=finished[row]).div_(self.std)
 
-        in_parts(finish, len(images), part_size)
+        in_parts(finish, len(images), size=1)
         return finished
 
     def _centre(self, images: Tensor) -> Tensor:

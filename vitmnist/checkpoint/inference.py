@@ -17,9 +17,8 @@ from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.storage import WEIGHTS, read_weights, weights_file
 from vitmnist.config.schema import Config, may_change
 from vitmnist.data.datasets.base import DATASETS, FileReader, Split, file_reader
-from vitmnist.errors import ConfigError, DataError, UserError, listed
+from vitmnist.errors import ConfigError, DataError, UserError, classify, listed
 from vitmnist.models import MODELS
-from vitmnist.runtime.failures import classify
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.inference import model_info
 from vitmnist.config.schema import Config, keys_where, may_change
 from vitmnist.config.values import complete_record, flatten, is_under, to_plain_dict
+from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.randomness import RandomState
 from vitmnist.errors import ConfigError, DataError, TrainingError
-from vitmnist.optim.schedules import build_schedule
 from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.signals import StopSignal, interruption
 from vitmnist.runtime.timer import EpochTimer
@@ -25,7 +25,7 @@ from vitmnist.runtime.world import World
 from vitmnist.tracking.epoch_table import Monitor
 from vitmnist.tracking.result import Result
 from vitmnist.training.loop import EpochProgress
-from vitmnist.training.setup import TrainSetup
+from vitmnist.training.step import TrainStep
 from vitmnist.training.step_options import StepConfig
 
 log = logging.getLogger(__name__)
@@ -77,21 +77,21 @@ class CheckpointManager:
         self,
         folder: Path,
         config: Config,
-        setup: TrainSetup,
+        dataset: Dataset,
+        step: TrainStep,
         result: Result,
         stop: StopSignal,
         world: World,
         monitor: Monitor,
     ) -> None:
-        self._folder, self._setup, self._result, self._stop, self._world = folder, setup, result, stop, world
-        self._config = config
-        self._model_info = model_info(config, setup.dataset.train)
-        self._monitor = monitor
+        self._folder, self._config, self._dataset, self._step = folder, config, dataset, step
+        self._result, self._stop, self._world, self._monitor = result, stop, world, monitor
+        self._model_info = model_info(config, dataset.train)
         self._saved_at, self._steps_since_save = time.monotonic(), 0
 
     def save(self, progress: EpochProgress | None, best: bool = False) -> None:
         """Write a checkpoint; `progress` belongs to an epoch under way."""
-        step = self._setup.step
+        step = self._step
         if not all(bool(parameter.isfinite().all()) for parameter in step.model.parameters()):
             raise TrainingError("the weights are no longer finite; try a smaller optimizer.lr")
         checkpoint = Checkpoint(
@@ -99,7 +99,7 @@ class CheckpointManager:
             model_info=self._model_info,
             dataset_sha256=(self._result.dataset or {})["sha256"],
             step=step.state_dict(),
-            step_config=self._setup.step.config.to_dict(),
+            step_config=step.config.to_dict(),
             device=step.device.type,
             epochs=self._result.epochs,
             rng=self._world.all_gather_object(RandomState(device=step.device).to_dict()),
@@ -109,47 +109,26 @@ class CheckpointManager:
             storage.save(self._folder, vars(checkpoint), best)
         self._saved_at, self._steps_since_save = time.monotonic(), 0
 
-    def restore(self, checkpoint: Checkpoint) -> EpochProgress | None:
-        """Restore the run to a checkpoint; returns the progress of an epoch under way.
+    def restore(self, checkpoint: Checkpoint, progress: EpochProgress) -> None:
+        """Restore the run to a checkpoint, and the progress of an epoch under way.
 
         Raises:
             DataError: the dataset is another one, or the checkpoint is damaged.
         """
         with storage.reporting_damage(self._folder / storage.FOLDER):
-            checksums, known = (self._result.dataset or {})["sha256"], checkpoint.dataset_sha256
-            if differing := [name for name, value in checksums.items() if known.get(name) != value]:
+            checksums, saved = (self._result.dataset or {})["sha256"], checkpoint.dataset_sha256
+            if differing := [name for name, value in checksums.items() if saved.get(name) != value]:
                 raise DataError(f"the dataset has changed since the run began: {', '.join(differing)} differ")
             # Options of the model and the dataset belong to the configuration, which has been compared.
             same = {key: value for key, value in self._model_info.items() if key not in ("model", "dataset")}
             if any(checkpoint.model_info[key] != value for key, value in same.items()):
                 raise ValueError("its model_info is not the run's")
-            step, progress = self._setup.step, None
-            step.load_state_dict(checkpoint.step)
+            self._step.load_state_dict(checkpoint.step)
             if checkpoint.progress:
-                progress = self.new_progress(len(checkpoint.epochs))
                 progress.load_state_dict(checkpoint.progress)
             if self._world.rank < len(checkpoint.rng):  # a new rank keeps its own seed
-                RandomState(device=step.device).load_dict(checkpoint.rng[self._world.rank])
-        self._compare_schedules(int(checkpoint.config["epochs"]))
-        batches = progress.metrics.steps if progress else 0
-        log.info("resumed after %d epochs and %d batches", len(checkpoint.epochs), batches)
-        return progress
-
-    def _compare_schedules(self, epochs: int) -> None:
-        """Warn if the steps so far, of a run of `epochs`, had other learning rates than today's schedule gives them."""
-        step, config = self._setup.step, self._config
-        before = build_schedule(config.schedule, epochs, len(self._setup.train_loader.sampler))
-        if any(before(index) != step.schedule(index) for index in range(step.steps)):
-            log.warning(
-                "epochs=%d (it was %s): schedule=%s continues at this step of the new curve, so the run differs from "
-                "one that was started with epochs=%d",
-                *(config.epochs, epochs, config.schedule["name"], config.epochs),
-            )
-
-    def new_progress(self, epoch: int) -> EpochProgress:
-        """The progress of an epoch that begins."""
-        sampler, every = self._setup.train_loader.sampler, self._config.log.every_steps
-        return EpochProgress(epoch, sampler, self._setup.step.device, every, self._world)
+                RandomState(device=self._step.device).load_dict(checkpoint.rng[self._world.rank])
+        log.info("resumed after %d epochs and %d batches", len(checkpoint.epochs), progress.metrics.steps)
 
     def after_step(self, progress: EpochProgress, timer: EpochTimer) -> None:
         """Save in the middle of an epoch if it is time to, or if the run is to stop.
@@ -180,7 +159,7 @@ class CheckpointManager:
         Raises:
             RunInterrupted: the run is to stop, and is saved.
         """
-        epochs, has_validation = self._result.epochs, self._setup.dataset.validation is not None
+        epochs, has_validation = self._result.epochs, self._dataset.validation is not None
         # Selecting by the test split would bias its accuracy.
         best = has_validation and self._monitor.best_epoch(epochs) == len(epochs) - 1
         interval = self._config.checkpoint.min_interval_s
@@ -209,7 +188,7 @@ class CheckpointManager:
             if state is None:
                 return "final"
             with storage.reporting_damage(best):
-                self._setup.step.eval_model.load_state_dict((state["ema"] or state)["model"])
+                self._step.eval_model.load_state_dict((state["ema"] or state)["model"])
         except storage.DamagedError as error:
             advice = "remove it, and repeat the command to evaluate the final weights on the test split"
             raise storage.DamagedError(f"{error}; {advice}") from error
@@ -219,7 +198,7 @@ class CheckpointManager:
         """Write `final.safetensors` with its `model_info`; raises `DataError` if it cannot be written."""
         if not self._world.is_main:
             return
-        weights = {name: value.contiguous().cpu() for name, value in self._setup.step.eval_model.state_dict().items()}
+        weights = {name: value.contiguous().cpu() for name, value in self._step.eval_model.state_dict().items()}
         path = self._folder / storage.FOLDER / "final.safetensors"
         try:
             write_atomic(path, to_safetensors(weights, {"vitmnist": json.dumps(self._model_info)}))

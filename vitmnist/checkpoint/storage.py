@@ -27,8 +27,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
-from vitmnist.errors import ConfigError, DataError, listed, printable
-from vitmnist.runtime.failures import is_device_error, is_out_of_memory
+from vitmnist.errors import ConfigError, DataError, classify, listed, printable
 from vitmnist.runtime.files import display_path, home_expanded, write_atomic
 
 log = logging.getLogger(__name__)
@@ -134,7 +133,7 @@ def reporting_damage(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, DataError) or is_out_of_memory(error) or is_device_error(error):
+        if isinstance(error, DataError) or classify(error).cause in ("memory", "device"):
             raise
         message = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         reason = " ".join(message.split()) or type(error).__name__  # torch's list of missing weights has many lines

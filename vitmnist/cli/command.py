@@ -11,8 +11,7 @@ from inspect import cleandoc
 from pathlib import Path
 from typing import NoReturn
 
-from vitmnist.errors import ExitCode, printable
-from vitmnist.runtime.failures import Failure
+from vitmnist.errors import ExitCode, Failure, printable
 from vitmnist.runtime.files import display_path
 
 Main = Callable[[], None]

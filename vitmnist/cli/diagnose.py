@@ -23,12 +23,10 @@ from pathlib import Path
 from types import ModuleType
 
 from vitmnist.cli.command import EndedBySignal, command
-from vitmnist.diagnosis.observer import Limits, Observer
+from vitmnist.diagnosis.observer import Observer
 from vitmnist.diagnosis.report import describe_script, format_report, why_failed
 from vitmnist.errors import DataError, ExitCode
 from vitmnist.runtime.files import write_output
-
-OPTIONS = ("--steps", "--warm-up", "--stop", "--json", "--fail-above")
 
 
 def _parse(parser: ArgumentParser) -> Namespace:
@@ -62,9 +60,8 @@ def main(options: Namespace) -> None:
     json_file: Path | None = options.json and options.json.absolute()  # the script may change the working directory
     if options.json:
         options.json.parent.stat()  # raises if there is none, before the script runs
-    limits = Limits(options.steps, options.warm_up, options.stop)
     sys.argv = options.module or options.script
-    observer = Observer(limits)
+    observer = Observer(options.steps, options.warm_up, options.stop)
     ended = _run(bool(options.module))
     observer.end()
     report = describe_script(observer, _exit_code(ended))
@@ -72,9 +69,6 @@ def main(options: Namespace) -> None:
     failure = None if options.fail_above is None else why_failed(report, options.fail_above)
     if failure:
         _print(failure)
-    script, *arguments = options.module or options.script
-    if misplaced := [one for one in arguments if one.partition("=")[0] in OPTIONS]:
-        _print(f"hint: {misplaced[0]} after {script} is an argument of the script; options of diagnose come before it")
     if json_file:
         json_file = json_file if report.rank is None else json_file.with_stem(f"{json_file.stem}-rank{report.rank}")
         write_output(json_file, (json.dumps(asdict(report), indent=2) + "\n").encode())
@@ -90,19 +84,15 @@ def _print(text: str) -> None:
         print(text, file=sys.__stderr__)
 
 
-class MissingScriptError(DataError):
-    """The file or module of the command line cannot be found or read."""
-
-
 def _run(is_module: bool) -> BaseException | None:
     """Run the script of the command line as `__main__`, and return the exception that ended it."""
     name = sys.argv[0]
     if is_module:
         _set_import_folder(os.getcwd())
         if not _is_module(name):
-            raise MissingScriptError(f"-m {name}: there is no such module, or package with a __main__.py")
+            raise DataError(f"-m {name}: there is no such module, or package with a __main__.py")
     elif not os.path.isfile(name):
-        raise MissingScriptError(f"{name}: there is no such file; type the path of a Python file")
+        raise DataError(f"{name}: there is no such file; type the path of a Python file")
     else:
         _set_import_folder(os.path.dirname(os.path.realpath(name)))
     try:

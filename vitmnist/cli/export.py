@@ -186,8 +186,8 @@ def export_model(kind: Format, trained: InferenceModel, dataset: Dataset, batch_
     reloaded = kind.load(content)  # compare what the file holds, not the program in memory
     with torch.inference_mode():
         pairs = [(original(images), reloaded(images)) for images in split.images.split(batch_size)]
-    expected, found = (torch.cat(logits) for logits in zip(*pairs, strict=True))
-    predicted, checked_on = found.argmax(dim=1), f"{dataset.name}, {dataset.evaluated_on()}"
+    expected, actual = (torch.cat(logits) for logits in zip(*pairs, strict=True))
+    predicted, checked_on = actual.argmax(dim=1), f"{dataset.name}, {dataset.evaluated_on()}"
     if differing := int((predicted != expected.argmax(dim=1)).sum()):
         raise ExportError(
             f"the exported model predicts another class than {trained.path} for {differing:,} images of {checked_on}; "
@@ -199,7 +199,7 @@ def export_model(kind: Format, trained: InferenceModel, dataset: Dataset, batch_
         content,
         trained,
         f"{checked_on}: accuracy {accuracy:.2f}%; same predictions as {trained.path.name}, largest difference of the "
-        f"logits {(found - expected).abs().max().item():.2g}",
+        f"logits {(actual - expected).abs().max().item():.2g}",
     )
 
 

@@ -7,17 +7,15 @@ from collections.abc import Iterable, Sequence
 
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import OmegaConf
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
 from vitmnist.cli.arguments import key_of
 from vitmnist.config import CONF
 from vitmnist.config.compose import compose
-from vitmnist.config.schema import Config
-from vitmnist.config.validation import refused_value, wrong_type
+from vitmnist.config.validation import refused_value
 from vitmnist.config.values import flatten
-from vitmnist.errors import MissingExtraError, UnknownKeyError, allowed_names, first_line
-from vitmnist.runtime.failures import Failure, classify
+from vitmnist.errors import Failure, MissingExtraError, UnknownKeyError, allowed_names, classify
 
 # Hydra's launchers that come with a plugin, which an extra installs.
 PLUGINS = ("joblib", "submitit_local", "submitit_slurm")
@@ -32,8 +30,6 @@ def describe(error: BaseException, typed: Sequence[str] = ()) -> Failure:
     text, cause = " ".join(str(error).split()), error.__cause__ or error.__context__
     if isinstance(error, UnknownKeyError):
         return Failure(_unknown_key(error, typed))
-    if type(error) is ValueError and text.startswith("Config group override"):  # such as model=null
-        return Failure(f"{first_line(error)}; type GROUP=NAME, as data/augment=none")
     if text.startswith("Could not override 'data'"):  # such as data=cifar10: there are only groups in `data`
         return Failure(_unknown_key(UnknownKeyError("data", []), typed))
     if isinstance(error, MissingConfigException):
@@ -59,14 +55,12 @@ def _unknown_member(wanted: str, members: Iterable[str]) -> str | None:
 def _refused_override(cause: OmegaConfBaseException, typed: Sequence[str]) -> str:
     """`batch_size=many` or `lr=0.01`: a wrong type or an unknown key."""
     key = re.sub(r"\[(\d+)\]", r".\1", str(cause.full_key))  # an index of a list, as it is typed
-    if isinstance(cause, ValidationError):
-        return wrong_type(Config, cause)
     if "/" in key:
         groups = {file.parent.relative_to(CONF).as_posix() for file in CONF.glob("*/**/*.yaml")}
         return f"{key}: there is no such config group; {allowed_names(key, groups)}"
     if isinstance(cause, ConfigKeyError | ConfigAttributeError) and cause.parent_node is not None:
         return _unknown_key(UnknownKeyError(key, [str(name) for name in cause.parent_node if name != "hydra"]), typed)
-    return f"{key}: {first_line(cause)}"
+    return refused_value(cause)
 
 
 def _unknown_key(unknown: UnknownKeyError, typed: Sequence[str]) -> str:

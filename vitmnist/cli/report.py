@@ -5,51 +5,48 @@ from __future__ import annotations
 import json
 import time
 from argparse import ArgumentParser, Namespace
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from tabulate import tabulate
 
 from vitmnist.cli.command import command
-from vitmnist.errors import printable
 from vitmnist.runtime.files import display_path
 from vitmnist.tracking.result import Run, find_runs, read_run
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
 
-def progress(run: Run) -> dict[str, Any]:
-    """Folder, state, epochs done and in all, and when the run ended or last wrote a file, in seconds since 1970."""
-    last = max(path.stat().st_mtime for path in (run.folder, *run.folder.glob("*")) if path.exists())
-    epochs = run.config.get("epochs")
-    return {
-        "folder": display_path(run.folder),
-        "state": run.status,
-        "epochs_done": len(run.epochs) or _rows(run.folder / "epochs.csv"),
-        "epochs": epochs if isinstance(epochs, int) else None,  # a record of unknown origin may have anything there
-        "written_at": run.result.ended_at or last,
-    }
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has got.
 
+    Args:
+        epochs: those planned; None if unknown.
+        written_at: when the run ended or last wrote a file, in seconds since 1970.
+    """
 
-def row(run: Run, now: float) -> dict[str, str]:
-    """The `progress` of a run as a row of the table."""
-    values = progress(run)
-    cells = {
-        "run": values["folder"],
-        "state": values["state"],
-        "epochs": f"{values['epochs_done']}/{'?' if values['epochs'] is None else values['epochs']}",
-        "written": f"{duration(now - values['written_at'])} ago",
-    }
-    return {title: printable(cell) for title, cell in cells.items()}
+    folder: str
+    state: str
+    epochs_done: int
+    epochs: int | None
+    written_at: float
 
+    @classmethod
+    def of(cls, run: Run) -> Progress:
+        """Read what a run has written until now."""
+        last = max(path.stat().st_mtime for path in (run.folder, *run.folder.glob("*")) if path.exists())
+        table, epochs = run.folder / "epochs.csv", run.config.get("epochs")
+        done = len(run.epochs) or (max(table.read_bytes().count(b"\n") - 1, 0) if table.is_file() else 0)
+        planned = epochs if isinstance(epochs, int) else None  # a record of unknown origin may have anything there
+        return cls(display_path(run.folder), run.status, done, planned, run.result.ended_at or last)
 
-def _rows(table: Path) -> int:
-    """The lines of a file below its header, as far as they are in its first 64 MiB."""
-    if not table.is_file():
-        return 0
-    with table.open("rb") as file:
-        return max(file.read(1 << 26).count(b"\n") - 1, 0)
+    def row(self, now: float) -> dict[str, str]:
+        """A row of the table, by title."""
+        epochs = f"{self.epochs_done}/{'?' if self.epochs is None else self.epochs}"
+        written = f"{duration(now - self.written_at)} ago"
+        return {"run": self.folder, "state": self.state, "epochs": epochs, "written": written}
 
 
 def duration(seconds: float) -> str:
@@ -98,7 +95,7 @@ def status(options: Namespace) -> None:
     """
     runs = [read_run(folder) for folder in find_runs(options.folders)]
     if options.json:
-        print(json.dumps([progress(run) for run in runs]))
+        print(json.dumps([asdict(Progress.of(run)) for run in runs]))
     else:
-        rows = [row(run, time.time()) for run in runs]
+        rows = [Progress.of(run).row(time.time()) for run in runs]
         print(tabulate(rows, headers="keys", tablefmt="plain", disable_numparse=True))

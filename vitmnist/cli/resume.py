@@ -5,20 +5,18 @@ A record is data: it is checked against the schema, and nothing of it is given t
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, ConfigTypeError
 
+from vitmnist.cli.arguments import key_of
 from vitmnist.cli.command import program
-from vitmnist.cli.messages import describe
 from vitmnist.config import is_group
 from vitmnist.config.compose import compose
 from vitmnist.config.schema import Config
@@ -28,7 +26,7 @@ from vitmnist.errors import ConfigError, DataError, UnknownKeyError, printable
 from vitmnist.runtime.files import UnreadableError, display_path, read_yaml
 from vitmnist.runtime.run_folder import has_checkpoint
 from vitmnist.tracking.epoch_table import may_train_longer
-from vitmnist.tracking.result import CONFIG, OVERRIDES, TEST_ACC, read_run
+from vitmnist.tracking.result import CONFIG, OVERRIDES, read_run
 
 SEVERAL = ("experiment", "hparams_search")  # groups that set keys of other groups
 
@@ -42,61 +40,43 @@ def recorded_config(folder: Path, typed: list[str]) -> Config:
         typed: overrides as for `train.py`; those of `hydra` only serve to find the members of groups.
 
     Raises:
-        ConfigError: the folder holds no run, its record is damaged, or an override cannot be used.
+        ConfigError: the folder holds no run, its record is damaged, or an override cannot be used; also the exceptions
+            of Hydra and OmegaConf.
     """
-    values = _recorded_values(folder)
-    config = OmegaConf.create(escaped(values))
+    config = OmegaConf.create(escaped(_recorded_values(folder)))
     OmegaConf.set_struct(config, True)
     OmegaConf.set_struct(config.lr_scale, False)  # so that a new pattern is refused as a change
+    searchpath = [text for text in typed if key_of(text).startswith("hydra")]
+    overrides = OverridesParser.create().parse_overrides([text for text in typed if text not in searchpath])
+    # Members of groups first, those within another member after it, then keys.
+    for override in sorted(overrides, key=lambda item: (not is_group(item.key_or_group), item.package is not None)):
+        _apply(config, override, searchpath)
+    return validate(Config, config)
+
+
+def _apply(config: DictConfig, override: Override, searchpath: list[str]) -> None:
+    key, value = override.key_or_group, override.value()
+    if override.is_sweep_override():
+        raise ConfigError(f"{override.input_line}: a list of values is a sweep, and resume= resumes one run")
+    if override.is_delete() or key in SEVERAL:
+        raise ConfigError(
+            f"{override.input_line}: cannot be typed with resume=; keys such as epochs=10 can, and data/loader=NAME"
+        )
+    if is_group(key):
+        section = key.replace("/", ".")
+        key = override.package or section
+        if OmegaConf.select(config, f"{key}.name") == value:
+            return
+        value = OmegaConf.select(compose([*searchpath, f"{override.key_or_group}={value}"]), section)
     try:
-        _apply(config, typed)
-        return validate(Config, config)
-    except Exception as error:
-        failure = describe(error, typed)
-        if not failure.is_user_error:
-            raise
-        raise ConfigError(failure.message) from error
-
-
-def _apply(config: DictConfig, typed: list[str]) -> None:
-    overrides = OverridesParser.create().parse_overrides(typed)
-    overrides.sort(key=lambda override: (not is_group(override.key_or_group), override.package is not None))
-    for override in overrides:  # members of groups first, those within another member after it, then keys
-        key = override.key_or_group
-        if re.split("[./]", key)[0] == "hydra":
-            continue
-        if override.is_sweep_override():
-            raise ConfigError(f"{override.input_line}: a list of values is a sweep, and resume= resumes one run")
-        if override.is_delete() or key in SEVERAL:
-            raise ConfigError(
-                f"{override.input_line}: cannot be typed with resume=; keys such as epochs=10 can, and data/loader=NAME"
-            )
-        if is_group(key):
-            if member := _new_member(config, override, typed):
-                _set_value(config, override.package or key.replace("/", "."), member, merge=False)
-        else:
-            _set_value(config, key, override.value())
-
-
-def _new_member(recorded: DictConfig, override: Override, typed: list[str]) -> Any:
-    """The keys of the member that an override chooses; None if it is the recorded one."""
-    section = override.key_or_group.replace("/", ".")
-    if OmegaConf.select(recorded, f"{override.package or section}.name") == override.value():
-        return None
-    searchpath = [text for text in typed if text.startswith("hydra.")]
-    return OmegaConf.select(compose([*searchpath, f"{override.key_or_group}={override.value()}"]), section)
-
-
-def _set_value(config: DictConfig, key: str, value: Any, merge: bool = True) -> None:
-    try:
-        OmegaConf.update(config, key, value, merge=merge)
+        OmegaConf.update(config, key, value, merge=not is_group(override.key_or_group))
     except (ConfigKeyError, ConfigAttributeError, ConfigTypeError) as error:
         parent = OmegaConf.select(config, key.rpartition(".")[0]) if "." in key else config
         siblings = [str(name) for name in parent] if isinstance(parent, DictConfig) else []
         raise UnknownKeyError(key, siblings) from error
 
 
-def _recorded_values(folder: Path) -> dict[str, Any]:
+def _recorded_values(folder: Path) -> dict[str, object]:
     """The recorded values; those of the checkpoint if the record is lost or damaged.
 
     Raises:
@@ -106,25 +86,22 @@ def _recorded_values(folder: Path) -> dict[str, Any]:
     source = folder / CONFIG
     try:
         return _plain_values(read_yaml(source))
-    except FileNotFoundError as error:
+    except (FileNotFoundError, UnreadableError, ConfigError) as error:
         if not has_checkpoint(folder):
-            advice = "name a folder such as outputs/runs/DATE/TIME-…"
-            raise ConfigError(f"{display_path(folder)}: holds no run; {advice}") from error
-        problem = "is missing"
-    except (UnreadableError, ConfigError) as error:
-        problem = printable(str(error))
-        if not has_checkpoint(folder):
-            raise ConfigError(f"{display_path(source)}: {problem}; start a new run") from error
+            if isinstance(error, FileNotFoundError):
+                advice = "name a folder such as outputs/runs/DATE/TIME-…"
+                raise ConfigError(f"{display_path(folder)}: holds no run; {advice}") from error
+            raise ConfigError(f"{display_path(source)}: {error}; start a new run") from error
+        print(printable(f"{display_path(source)}: {error}; its checkpoint has the configuration"), file=sys.stderr)
     from vitmnist.checkpoint import storage  # imports torch
 
-    print(f"{display_path(source)}: {problem}; its checkpoint has the configuration", file=sys.stderr)
     try:
         return _plain_values((storage.load(folder) or {}).get("config"))
     except ConfigError as error:
         raise DataError(f"{folder / storage.FOLDER}: {error}") from error
 
 
-def _plain_values(recorded: Any) -> dict[str, Any]:
+def _plain_values(recorded: object) -> dict[str, object]:
     """The values of a record without those of Hydra; raises `ConfigError` if they are not those of a run."""
     if not isinstance(recorded, dict):
         raise ConfigError("is damaged: the configuration is not a mapping")
@@ -160,17 +137,16 @@ def is_resumable(folder: Path) -> bool:
         return False
 
 
-def continued(folder: Path, config: Config) -> Config | None:
+def config_to_resume(folder: Path, config: Config) -> Config | None:
     """The configuration that resumes the run in a folder; None if it is completed, and its result is printed.
 
     Raises:
         ConfigError: it is completed with other epochs and has no checkpoint, or what may not change differs.
     """
     run, config, is_extendable = read_run(folder), replace(config, resume=str(folder)), has_checkpoint(folder)
-    shown, accuracy = display_path(folder), run.result.summary()["eval_acc_last"]
     if run.status != "completed":
         return config
-    before, now = to_plain_dict(recorded_config(folder, [])), to_plain_dict(config)
+    shown, before, now = display_path(folder), to_plain_dict(recorded_config(folder, [])), to_plain_dict(config)
     has_stopped = run.result.stopped_early and not may_train_longer(before, now)
     if len(run.epochs) != config.epochs and not has_stopped:
         if is_extendable:
@@ -182,9 +158,10 @@ def continued(folder: Path, config: Config) -> Config | None:
     from vitmnist.checkpoint.manager import check_resumable  # imports torch
 
     check_resumable(before, now)
+    accuracy = run.result.summary()["eval_acc_last"]
     result = "" if accuracy is None else f", accuracy {accuracy:.2f}%"
-    if (test_acc := run.quality(TEST_ACC)) is not None and run.result.test:
-        result = f", test accuracy {test_acc:.2f}% ({run.result.test.get('weights')} weights)"
+    if run.result.test:
+        result = f", test accuracy {run.result.test['test_acc']:.2f}% ({run.result.test.get('weights')} weights)"
     key, stopped = ("patience", ", stopped early") if has_stopped else ("epochs", "")
     further = f"; train further with\n    {program()} {shlex.quote(f'resume={shown}')} {key}=N"
     print(f"{shown}: completed{stopped}, epoch {len(run.epochs)}/{config.epochs}{result}{further * is_extendable}")

@@ -14,23 +14,24 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vitmnist.cli.arguments import AUTO_FORM, check_name, key_of, value_of, without_keys
+from vitmnist.cli.arguments import AUTO_FORM, key_of, value_of, without_keys
 from vitmnist.cli.command import end
 from vitmnist.cli.messages import describe
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.config.values import to_plain_dict
-from vitmnist.errors import ConfigError, described
-from vitmnist.runtime.failures import Failure
+from vitmnist.errors import ConfigError
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.run_folder import locked
 from vitmnist.runtime.signals import StopSignal, end_interrupted, handled_by, ignore_stopping
 from vitmnist.runtime.world import SINGLE_PROCESS, World, launched
-from vitmnist.tracking.result import Result
+
+if TYPE_CHECKING:
+    from vitmnist.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -43,18 +44,18 @@ class Start:
 
     Args:
         typed: the command line.
-        held: the lock of the folder and the like, released at the end.
+        resources: the lock of the folder and the like, released at the end.
         hint: the end of a message about an interruption: where the results are, and the command that resumes.
     """
 
     typed: list[str]
     world: World = SINGLE_PROCESS
     stop: StopSignal = field(default_factory=StopSignal)
-    held: ExitStack = field(default_factory=ExitStack)
+    resources: ExitStack = field(default_factory=ExitStack)
     hint: Callable[[], str] = str
     is_training: bool = False
 
-    def hold(self, folder: Path, key: str, refused: tuple[str, ...] = ()) -> None:
+    def lock_folder(self, folder: Path, key: str, refused: tuple[str, ...] = ()) -> None:
         """Create the folder of a run or sweep, and lock it until the end.
 
         Args:
@@ -64,12 +65,11 @@ class Start:
         Raises:
             ConfigError: it cannot be created, is in use, or holds records.
         """
-        shown, advice = display_path(folder), f"name another folder with {key}=FOLDER"
-        check_name(folder.absolute(), advice)
+        shown = display_path(folder)
         try:
-            self.held.enter_context(locked(folder))
+            self.resources.enter_context(locked(folder))
         except OSError as error:
-            raise ConfigError(f"{shown}: {error.strerror}{'' if folder.is_dir() else f'; {advice}'}") from error
+            raise ConfigError(f"{shown}: {error.strerror}; name another folder with {key}=FOLDER") from error
         if any(any(folder.glob(pattern)) for pattern in refused):
             raise ConfigError(
                 f"{key}={shown}: holds records already, which would be overwritten; name another folder, or resume "
@@ -78,12 +78,12 @@ class Start:
 
 
 @contextmanager
-def ending(start: Start) -> Iterator[None]:
+def exit_with_message(start: Start) -> Iterator[None]:
     """Turn an exception in the block into one message and an exit code, on the first rank that fails."""
     logging.raiseExceptions = False  # a closed pipe (`| head`) must not print tracebacks of the logging module
     failed: BaseException | None = None
     try:
-        with handled_by(lambda *_: end_interrupted(start.hint()), signal.SIGINT), start.held:
+        with handled_by(lambda *_: end_interrupted(start.hint()), signal.SIGINT), start.resources:
             yield
         sys.stdout.flush()
     except SystemExit as ended:
@@ -98,7 +98,8 @@ def ending(start: Start) -> Iterator[None]:
         error = start.world.root_cause(failed)
         failure = describe(error, start.typed)
         if not failure.is_user_error and not start.is_training:  # by Hydra's grammar, or a sweeper
-            failure = Failure(f"{described(error)} (HYDRA_FULL_ERROR=1 shows the traceback)")
+            message = f"{failure.message} (HYDRA_FULL_ERROR=1 shows the traceback)"
+            failure = replace(failure, message=message, is_user_error=True)
         if failure.status == "interrupted":
             # Before Hydra has configured logging, this goes to stderr.
             log.warning("%s%s", failure.message, start.hint())
@@ -111,18 +112,18 @@ def ending(start: Start) -> Iterator[None]:
     start.world.disconnect()
 
 
-def import_run() -> Callable[..., Result]:
-    """Import `run`, and with it torch; not before, because `--help` needs neither."""
+def import_trainer() -> type[Trainer]:
+    """Import `Trainer`, and with it torch; not before, because `--help` needs neither."""
     gc.disable()  # it would scan the objects of an import again and again
     import torch
 
-    from vitmnist.run import run
+    from vitmnist.trainer import Trainer
 
     torch.optim.SGD([torch.zeros(1)])  # the first optimizer imports torch's compiler
     if not gc.get_freeze_count():  # a job of a sweep would examine millions of imported objects, which takes 0.3 s
         gc.freeze()
     gc.enable()
-    return run
+    return Trainer
 
 
 def connect_ranks() -> World:
@@ -135,16 +136,8 @@ def connect_ranks() -> World:
 
 
 def check_restarts(typed: list[str]) -> None:
-    """Raise `ConfigError` if torchrun would restart what cannot be resumed: it repeats the same arguments.
-
-    It counts restarts per machine, so the restarted processes of several could not tell which belong together.
-    """
-    machines, restarts = (int(os.environ.get(name, "0")) for name in ("GROUP_WORLD_SIZE", "TORCHELASTIC_MAX_RESTARTS"))
-    if machines > 1 and restarts:
-        raise ConfigError(
-            f"--max-restarts={restarts}: works on one machine, and there are {machines}; type --max-restarts=0 and "
-            f"{AUTO_FORM}, and start it again yourself"
-        )
+    """Raise `ConfigError` if torchrun would restart what cannot be resumed: it repeats the same arguments."""
+    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
     if restarts and "resume" not in map(key_of, typed):
         raise ConfigError(f"--max-restarts={restarts}: a restart would begin a new run; type {AUTO_FORM} as well")
 

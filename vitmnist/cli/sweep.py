@@ -10,9 +10,9 @@ import logging
 import multiprocessing
 import os
 import shlex
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,31 +21,41 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from vitmnist.cli.arguments import Arguments, quoted, without_keys
+from vitmnist.cli.arguments import quoted, value_of, without_keys
 from vitmnist.cli.command import program
 from vitmnist.cli.messages import describe
-from vitmnist.cli.start import RECORDS, Start, import_run
+from vitmnist.cli.start import RECORDS, Start, import_trainer
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.config.values import flatten, to_plain_dict
-from vitmnist.errors import ConfigError, DataError, ExitCode, MissingExtraError, TrainingError
+from vitmnist.errors import (
+    ConfigError,
+    DataError,
+    ExitCode,
+    MissingExtraError,
+    RunInterrupted,
+    TimeLimitReached,
+    TrainingError,
+)
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.run_folder import InUseError, has_checkpoint, locked
-from vitmnist.runtime.signals import RunInterrupted, StopSignal, TimeLimitReached, interruption
+from vitmnist.runtime.signals import StopSignal, interruption
 from vitmnist.runtime.world import launched
 from vitmnist.tracking.epoch_table import search_objective
-from vitmnist.tracking.result import Result, Run, choices_of, find_runs, read_run
+from vitmnist.tracking.result import Result, Run, choices_of, read_run
 
 log = logging.getLogger(__name__)
 
 ROUNDS = "hydra.sweeper._target_=hydra_plugins.vitmnist_sweepers.RoundsSweeper"
 
 
-def prepare_sweep(start: Start, composed: DictConfig, arguments: Arguments, multirun: Callable[..., object]) -> Sweep:
-    """Check a sweep and lock its folder; report on it when `start` ends.
+def run_sweep(start: Start, composed: DictConfig, typed: list[str], multirun: Callable[..., object]) -> None:
+    """Check a sweep, lock its folder, run its jobs, and report on them, also when it is stopped.
 
     Raises:
         ConfigError: the command line or the folder cannot be used.
+        TrainingError: names the jobs that failed.
+        RunInterrupted: the sweep was asked to stop, or a job has reached its max_minutes, or is in use.
     """
     if launched():
         raise ConfigError(
@@ -53,39 +63,48 @@ def prepare_sweep(start: Start, composed: DictConfig, arguments: Arguments, mult
             "torchrun would run them all. Start the sweep with python, or each of its jobs with torchrun"
         )
     search_objective(composed)  # raises an error for another name
-    folder, repeats = Path(composed.hydra.sweep.dir), _repeats(composed)
-    overrides = [*arguments.overrides, f"hydra.sweep.dir={quoted(str(folder))}", "hydra.mode=MULTIRUN"]
+    folder, repeats = Path(composed.hydra.sweep.dir), composed.repeats
+    overrides = [*typed, f"hydra.sweep.dir={quoted(str(folder))}", "hydra.mode=MULTIRUN"]
     if composed.hydra.runtime.choices["hydra/sweeper"] == "optuna" and find_spec("optuna") is None:
         raise MissingExtraError("hydra/sweeper=optuna", "search")
+    if repeats < 1 or value_of("repeats", typed) not in (None, str(repeats)):
+        raise ConfigError(f"repeats={value_of('repeats', typed)}: must be one whole number, at least 1")
     if repeats > 1:
         if _is_search(composed.hydra):
             raise ConfigError("repeats: is for sweeps over listed values, not for a search")
         overrides = [f"repeat={','.join(map(str, range(1, repeats + 1)))}", *overrides, ROUNDS]
     refused = () if composed.resume == "auto" else tuple(f"**/{pattern}" for pattern in RECORDS)
-    start.hold(folder, "hydra.sweep.dir", refused)
-    start.hint = partial(_hint, folder, arguments.typed)
+    start.lock_folder(folder, "hydra.sweep.dir", refused)
+    start.hint = partial(_hint, folder, start.typed)
     if _is_parallel(composed.hydra):
         start.stop.lead()
     job = Job(start.stop)
-    start.held.enter_context(_reported(folder, job, start.stop))
-    return Sweep(multirun, job, overrides)
+    try:
+        multirun(job, overrides)
+    except (Exception, RunInterrupted):  # a signal ends a process of joblib that has no job yet
+        if not start.stop.request:
+            raise
+    _write_report(folder)
+    if start.stop.request:
+        raise interruption(start.stop.request)
+    _check_jobs(folder, job)
 
 
-def _repeats(composed: DictConfig) -> int:
-    """How many rounds were typed; raises `ConfigError` if that is not one positive number."""
-    typed = [text.partition("=")[2] for text in composed.hydra.overrides.task if text.startswith("repeats=")]
-    value = typed[-1] if typed else str(composed.repeats)
-    if composed.repeats < 1 or value != str(composed.repeats):
-        raise ConfigError(f"repeats={value}: must be one whole number, at least 1")
-    return int(composed.repeats)
+def _check_jobs(folder: Path, job: Job) -> None:
+    """Raise `TrainingError` if jobs of a sweep failed, and `RunInterrupted` if some are unfinished."""
+    runs = [read_run(lock.parent) for lock in sorted(folder.glob("*/**/.lock"))]
+    failed = {run.folder.name for run in runs if run.status not in ("completed", "interrupted", "running")}
+    if failed := failed | job.failed:
+        raise TrainingError(f"{len(failed)} of {len(runs)} jobs failed: {', '.join(sorted(failed))}")
+    if unfinished := [run.folder.name for run in runs if run.status != "completed"]:
+        raise RunInterrupted(f"{len(unfinished)} of {len(runs)} jobs are unfinished: {', '.join(unfinished)}")
 
 
 def _hint(folder: Path, typed: list[str]) -> str:
     """The end of a message about an interruption: how the same command continues."""
     shown = display_path(folder)
-    kept = without_keys(typed, ["resume", "hydra.sweep.dir"])
-    same = shlex.join([*kept, f"hydra.sweep.dir={shown}", "resume=auto"])
-    return f"; results: {shown}, resume with\n    {program()} {same}"
+    same = [*without_keys(typed, ["resume", "hydra.sweep.dir"]), f"hydra.sweep.dir={quoted(shown)}", "resume=auto"]
+    return f"; results: {shown}, resume with\n    {program()} {shlex.join(same)}"
 
 
 def _is_search(hydra: Any) -> bool:
@@ -107,7 +126,7 @@ class Job:
 
     def __init__(self, stop: StopSignal | None = None) -> None:
         self.stop = stop
-        self.unrecorded: list[str] = []  # failed without a record, because their folder holds a completed job
+        self.failed: set[str] = set()  # folders of jobs in this process, also of those that left no record
 
     def __reduce__(self) -> tuple[type[Job], tuple[()]]:
         return Job, ()
@@ -120,7 +139,7 @@ class Job:
         """
         job, stop = HydraConfig.get(), self.stop or _stop_signal_of_launcher()
         folder = Path(job.runtime.output_dir)
-        run, before = import_run(), read_run(folder)
+        trainer, before = import_trainer(), read_run(folder)
         differing = _differing_keys(before, composed)
         if before.status == "completed" and not differing:
             log.info("completed before")
@@ -142,7 +161,7 @@ class Job:
                     (folder / "result.json").unlink(missing_ok=True)
                 resume = str(folder) if has_checkpoint(folder) else None
                 config = replace(validate(Config, composed), resume=resume)
-                run(config, folder, overrides, stop)
+                trainer(config, folder, overrides, stop).fit()
             return read_run(folder).quality(search_objective(config).name)
         except RunInterrupted as error:
             if not isinstance(error, TimeLimitReached) and not _is_parallel(job):  # joblib would kill the other jobs
@@ -161,23 +180,13 @@ class Job:
         log.error("job %s failed: %s", number, failure.message, exc_info=not failure.is_user_error)
         if isinstance(error, InUseError):
             return
-        if read_run(folder).status == "completed":
-            self.unrecorded.append(folder.name)
-        elif not (folder / "result.json").exists():
+        self.failed.add(folder.name)
+        if not (folder / "result.json").exists():
             config: Any = OmegaConf.to_container(composed, enum_to_str=True)
             refused = Result(overrides=overrides, choices=choices_of(config), config=config)
             refused.error, refused.exit_code = failure.message, failure.exit_code
             with suppress(OSError):
                 refused.write(folder)
-
-
-@dataclass
-class Sweep:
-    """A sweep in a locked folder: `multirun` of Hydra, and its arguments."""
-
-    multirun: Callable[..., object]
-    job: Job
-    overrides: list[str]
 
 
 @cache
@@ -187,39 +196,6 @@ def _stop_signal_of_launcher() -> StopSignal:
     if parent := multiprocessing.parent_process():  # joblib's processes outlive it
         stop.follow(parent.pid)  # type: ignore[arg-type]
     return stop
-
-
-@contextmanager
-def _reported(folder: Path, job: Job, stop: StopSignal) -> Iterator[None]:
-    """Report on a sweep at the end of the block, and when it is stopped.
-
-    Raises:
-        TrainingError: names the jobs that failed, with the exit code that they have in common, or 1.
-        RunInterrupted: the sweep was asked to stop, or a job has reached its max_minutes, or is in use.
-    """
-    try:
-        yield
-    except (Exception, RunInterrupted) as error:
-        if not stop.request:
-            raise
-        _write_report(folder)
-        raise interruption(stop.request) from error  # the signal ends a process of joblib that has no job yet
-    _write_report(folder)
-    if stop.request:
-        raise interruption(stop.request)
-    begun = {path.parent.resolve(): path.parent for path in sorted(folder.glob("*/**/.lock"))}
-    runs = [read_run(path) for path in (begun | {path.resolve(): path for path in find_runs([folder])}).values()]
-    failed: dict[str, int] = {
-        run.folder.name: run.result.exit_code or ExitCode.FAILED
-        for run in runs
-        if run.status not in ("completed", "interrupted", "running")
-    } | dict.fromkeys(job.unrecorded, ExitCode.FAILED)
-    if failed:
-        failure = TrainingError(f"{len(failed)} of {len(runs)} jobs failed: {', '.join(failed)}")
-        failure.exit_code = min(failed.values()) if len(set(failed.values())) == 1 else ExitCode.FAILED
-        raise failure
-    if unfinished := [run.folder.name for run in runs if run.status in ("interrupted", "running")]:
-        raise RunInterrupted(f"{len(unfinished)} of {len(runs)} jobs are unfinished: {', '.join(unfinished)}")
 
 
 def _differing_keys(before: Run, composed: DictConfig) -> list[str]:

@@ -22,18 +22,18 @@ from omegaconf import OmegaConf, read_write
 import vitmnist
 from vitmnist.cli.arguments import Arguments, key_of, parse, without_keys
 from vitmnist.cli.command import program
-from vitmnist.cli.resume import SEVERAL, continued, is_resumable, recorded_config, recorded_overrides
+from vitmnist.cli.resume import SEVERAL, config_to_resume, is_resumable, recorded_config, recorded_overrides
 from vitmnist.cli.start import (
     RECORDS,
     Start,
     check_restarts,
     connect_ranks,
-    ending,
+    exit_with_message,
     follow_rank_0,
-    import_run,
+    import_trainer,
     start_other_ranks,
 )
-from vitmnist.cli.sweep import Sweep, prepare_sweep
+from vitmnist.cli.sweep import run_sweep
 from vitmnist.config import CONF
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
@@ -48,30 +48,29 @@ log = logging.getLogger(__name__)
 def main() -> None:
     """Train what the command line says; an exception becomes one message and an exit code."""
     start = Start(sys.argv[1:])
-    with ending(start):
-        prepared = prepare(start)
-        if isinstance(prepared, Sweep):
-            prepared.multirun(prepared.job, prepared.overrides)
-        elif prepared:
-            config, folder, overrides = prepared
-            run, shown = import_run(), display_path(folder)
+    with exit_with_message(start):
+        if configured := configure(start):
+            config, folder, overrides = configured
+            start.is_training, trainer, shown = True, import_trainer(), display_path(folder)
             try:
-                run(config, folder.absolute(), overrides, start.stop, start.world)
+                trainer(config, folder.absolute(), overrides, start.stop, start.world).fit()
             except Exception as error:
                 if (folder / "result.json").exists() and not isinstance(error, ConfigError):  # which is not recorded
                     log.info("failed; results: %s", shown)
                 raise
             if start.world.is_main:
-                start.held.enter_context(handled_by(signal.SIG_IGN, signal.SIGINT))  # a completed run ends by itself
+                start.resources.enter_context(
+                    handled_by(signal.SIG_IGN, signal.SIGINT)
+                )  # a completed run ends by itself
                 view = f"\nView them with\n    tensorboard --logdir {shlex.quote(shown)}"
                 log.info("Results: %s%s", shown, view * ("tensorboard" in config.logger))
 
 
-def prepare(start: Start) -> tuple[Config, Path, list[str]] | Sweep | None:
-    """Check what was typed, and lock the folder.
+def configure(start: Start) -> tuple[Config, Path, list[str]] | None:
+    """Check what was typed, and lock the folder. A sweep is run to its end here.
 
     Returns:
-        The configuration of a run, its folder, and its overrides; or a sweep; None if nothing is left to do.
+        The configuration of a run, its folder, and its overrides; None if nothing is left to do.
 
     Raises:
         ConfigError: the arguments, the configuration or the folder cannot be used; nothing was written.
@@ -79,7 +78,6 @@ def prepare(start: Start) -> tuple[Config, Path, list[str]] | Sweep | None:
     start.world = connect_ranks()
     if not start.world.is_main:
         followed = follow_rank_0(start.world, start.typed)
-        start.is_training = followed is not None
         return followed and (*followed, [])
     if "--version" in start.typed:
         print(f"vitmnist {vitmnist.__version__}")  # Hydra would print its own version
@@ -87,45 +85,45 @@ def prepare(start: Start) -> tuple[Config, Path, list[str]] | Sweep | None:
     arguments = parse(start.typed)
     check_restarts(start.typed)
     if arguments.is_question:
-        sys.argv[1:] = arguments.typed
         with env_override({"HYDRA_FULL_ERROR": "1"}):  # Hydra then raises its errors instead of printing them
             hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(lambda composed: None)()
         return None
-    prepared = _resumed(start, arguments) if arguments.run else _composed(start, arguments)
-    if isinstance(prepared, tuple):
-        config, folder, _ = prepared
+    configured = _recorded(start, arguments) if arguments.run else _composed(start, arguments)
+    if configured:
+        config, folder, _ = configured
         start_other_ranks(start.world, start.typed, folder.absolute(), config)
-        start.hint, start.is_training = partial(_hint, folder, start.world.size), True
-    return prepared
+        start.hint = partial(_hint, folder, start.world.size)
+    return configured
 
 
-def _resumed(start: Start, arguments: Arguments) -> tuple[Config, Path, list[str]] | None:
+def _recorded(start: Start, arguments: Arguments) -> tuple[Config, Path, list[str]] | None:
     """Resume a run with its recorded values and what was typed, without Hydra."""
     folder, typed = arguments.run, arguments.overrides
     assert folder
     config = recorded_config(folder, typed)
-    start.hold(folder, "hydra.run.dir")
-    if not (resumed := continued(folder, config)):
+    start.lock_folder(folder, "resume")
+    if not (resumed := config_to_resume(folder, config)):
         return None
     line = "%(asctime)s  %(message)s"  # as in conf/config.yaml, which formats the log of a new run
     file = logging.FileHandler(folder / "vitmnist.log")
     file.setFormatter(logging.Formatter(line))  # with the date, which the terminal leaves out
     handlers = (logging.StreamHandler(sys.stdout), file)
     logging.basicConfig(format=line, datefmt="%H:%M:%S", level=logging.INFO, handlers=handlers, force=True)
-    return resumed, folder, [*without_keys(recorded_overrides(folder), [*map(key_of, typed)]), *typed]
+    return resumed, folder, [*without_keys(recorded_overrides(folder), map(key_of, typed)), *typed]
 
 
-def _composed(start: Start, arguments: Arguments) -> tuple[Config, Path, list[str]] | Sweep | None:
-    """Compose the configuration of a run that begins, or that `resume=auto` continues, or of a sweep."""
+def _composed(start: Start, arguments: Arguments) -> tuple[Config, Path, list[str]] | None:
+    """Compose the configuration of a run that begins, or that `resume=auto` continues, or of a sweep, which is run."""
     options, overrides = arguments.options, arguments.overrides
     config_path = str(Path(options.config_path or CONF).resolve())
-    start.held.enter_context(initialize_config_dir(config_path, job_name="train", version_base="1.3"))
+    start.resources.enter_context(initialize_config_dir(config_path, job_name="train", version_base="1.3"))
     composer, name = GlobalHydra.instance().hydra, options.config_name or "config"
     assert composer
     composed = composer.compose_config(name, overrides, RunMode.MULTIRUN, validate_sweep_overrides=False)
     HydraConfig.instance().set_config(composed)  # for ${hydra:runtime.cwd}; Hydra does so only later
     if options.multirun or composed.hydra.mode == RunMode.MULTIRUN:
-        return prepare_sweep(start, composed, arguments, partial(composer.multirun, name))
+        run_sweep(start, composed, overrides, partial(composer.multirun, name))
+        return None
     if any(override.is_sweep_override() for override in OverridesParser.create().parse_overrides(overrides)):
         composer.compose_config(name, overrides, RunMode.RUN)  # raises an error that explains -m
     if composed.repeats > 1:
@@ -133,10 +131,10 @@ def _composed(start: Start, arguments: Arguments) -> tuple[Config, Path, list[st
     folder, is_auto = Path(composed.hydra.run.dir), composed.resume == "auto"
     values = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
     config = replace(validate(Config, values), resume=None)
-    start.hold(folder, "hydra.run.dir", () if is_auto else RECORDS)
+    start.lock_folder(folder, "hydra.run.dir", () if is_auto else RECORDS)
     if is_auto and is_resumable(folder):  # asked under the lock: another process may have trained here meanwhile
         # The same command line is typed again and again: the values of `experiment=` and the like are recorded.
-        resumed = continued(folder, recorded_config(folder, without_keys(overrides, [*SEVERAL])))
+        resumed = config_to_resume(folder, recorded_config(folder, without_keys(overrides, SEVERAL)))
         if not resumed:
             return None
         print(f"resume=auto: resuming {display_path(folder)}")
@@ -146,8 +144,8 @@ def _composed(start: Start, arguments: Arguments) -> tuple[Config, Path, list[st
     with read_write(composed.hydra.runtime):
         composed.hydra.runtime.output_dir = str(folder.absolute())
     configure_log(composed.hydra.job_logging, composed.hydra.verbose)
-    start.held.enter_context(env_override(composed.hydra.job.env_set))
-    return config, folder, without_keys(list(composed.hydra.overrides.task), ["resume"])
+    start.resources.enter_context(env_override(composed.hydra.job.env_set))
+    return config, folder, without_keys(composed.hydra.overrides.task, ["resume"])
 
 
 def _hint(folder: Path, ranks: int) -> str:

@@ -10,4 +10,4 @@ CONF = next(folder for folder in (_PACKAGE / "conf", _PACKAGE.parent / "conf") i
 
 def is_group(key: str) -> bool:
     """Whether an override of this key chooses a member of a config group."""
-    return "/" in key or (CONF / key).is_dir()
+    return any((CONF / key).glob("*.yaml"))

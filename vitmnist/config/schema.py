@@ -21,7 +21,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from vitmnist.config.validation import bounded, described, group, join, or_auto, section
+from vitmnist.config.validation import bounded, config_field, group, join, or_auto, section
 
 
 class Shuffle(str, Enum):
@@ -36,7 +36,7 @@ class Shuffle(str, Enum):
 class DataConfig:
     """`data`: dataset, order, loader and augmentation."""
 
-    root: str = described(affects="nothing")
+    root: str = config_field(affects="nothing")
     shuffle: Shuffle = MISSING
     holdout: int | float | None = bounded(above=0)
     holdout_seed: int = bounded(at_least=0, at_most=2**63 - 1, in_hparams=False)
@@ -61,7 +61,7 @@ class TrainerConfig:
 
     micro_batch: int | str | None = or_auto(at_least=1, affects="timing")
     compile: bool | str = or_auto(affects="timing")
-    precision: Precision = described(affects="timing")
+    precision: Precision = config_field(affects="timing")
     fused: bool | str = or_auto(affects="timing")
     clip_norm: float | None = bounded(above=0)
 
@@ -93,7 +93,7 @@ class DistributedConfig:
 class SweepConfig:
     """`sweep`: what a hyperparameter search optimises."""
 
-    objective: str | None = described()
+    objective: str | None = config_field()
 
 
 @dataclass
@@ -103,7 +103,7 @@ class Config:
     batch_size: int = bounded(at_least=1)
     epochs: int = bounded(at_least=1, may_change=True)
     seed: int = bounded(at_least=0, at_most=2**63 - 1, in_hparams=False)
-    device: str = described(affects="timing")
+    device: str = config_field(affects="timing")
     model: dict[str, Any] = group("vitmnist.models:MODELS")
     init: str | None = MISSING
     init_skip: list[str] = MISSING
@@ -113,19 +113,19 @@ class Config:
     optimizer: dict[str, Any] = group("vitmnist.optim.optimizers:OPTIMIZERS")
     schedule: dict[str, Any] = group("vitmnist.optim.schedules:SCHEDULES")
     trainer: TrainerConfig = section(TrainerConfig)
-    monitor: str = described(may_change=True)
+    monitor: str = config_field(may_change=True)
     patience: int | None = bounded(at_least=1, may_change=True)
     ema_decay: float | None = bounded(above=0, below=1)
     checkpoint: CheckpointConfig = section(CheckpointConfig, affects="nothing")
     distributed: DistributedConfig = section(DistributedConfig, affects="nothing")
     max_minutes: float | None = bounded(at_least=0, affects="nothing")
-    resume: str | None = described(affects="nothing")
+    resume: str | None = config_field(affects="nothing")
     repeats: int = bounded(at_least=1, affects="nothing")
     repeat: int = bounded(at_least=1, affects="nothing")
     sweep: SweepConfig = section(SweepConfig, affects="nothing")
-    logger: Any = described(affects="nothing")  # a list; a name alone becomes a list of one
+    logger: Any = config_field(affects="nothing")  # a list; a name alone becomes a list of one
     log: LogConfig = section(LogConfig, affects="nothing")
-    profile: bool = described(affects="timing", in_hparams=False)
+    profile: bool = config_field(affects="timing", in_hparams=False)
 
     def __post_init__(self) -> None:
         self.logger = self.logger if isinstance(self.logger, list) else [self.logger]

@@ -8,15 +8,18 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import MISSING, ListConfig, OmegaConf
 
 from vitmnist.config import CONF, is_group
 from vitmnist.config.schema import registries
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
-def to_plain_dict(config: Any) -> dict[str, Any]:
+
+def to_plain_dict(config: DataclassInstance) -> dict[str, Any]:
     """A configuration dataclass as JSON values."""
     as_json: dict[str, Any] = json.loads(json.dumps(asdict(config)))
     return as_json
@@ -73,7 +76,7 @@ def run_label(overrides: Sequence[str] | ListConfig) -> str:
     return re.sub(r"[^\w.+-]+", "_", "-".join(parts))[:80] or "defaults"
 
 
-def value_text(value: Any) -> str:
+def value_text(value: object) -> str:
     """A value of the configuration; a number of more than eight characters has three significant digits."""
     text = str(value)
     is_long = len(text) > 8 and re.fullmatch(r"-?\d*\.?\d+(e[+-]?\d+)?", text) and not text.lstrip("-").isdigit()

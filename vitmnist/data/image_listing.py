@@ -276,9 +276,9 @@ def read_labels(
                 path = _locate(f"{name}{suffix}", folder)
                 is_below = path.is_relative_to(folder) and ".." not in path.relative_to(folder).parts
                 split = next((split for split, spellings in FOLDERS.items() if typed.lower() in spellings), None)
-                number = len(columns) + len(row.get(None, ()))  # a comma in a label, without quotes
+                fields = len(columns) + len(row.get(None, ()))  # a comma in a label, without quotes
                 problems = {
-                    f"has {number} fields, the header has {len(columns)}; quote values with commas": None in row,
+                    f"has {fields} fields, the header has {len(columns)}; quote values with commas": None in row,
                     f"the column {names.file} is empty": not name,
                     f"the column {names.label} is empty": not label,
                     f"{names.split}={typed}: must be train, val or test": split is None,

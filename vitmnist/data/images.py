@@ -8,7 +8,7 @@ from __future__ import annotations
 import stat
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from functools import cache, partial
 from io import BytesIO
@@ -23,8 +23,6 @@ from torch import Tensor
 
 from vitmnist.errors import DataError, printable
 from vitmnist.store.rows import is_large
-
-COLOUR_THRESHOLD = 32  # difference between the channels of a pixel from which it counts as coloured
 
 Pixels = NDArray[np.uint8]
 
@@ -97,12 +95,6 @@ def _jpeg_decoder() -> Callable[[Pixels], Pixels] | None:
     except (ImportError, RuntimeError, DeprecationWarning):
         return None
     return decode if is_equal else None
-
-
-def is_colour(path: Path, reader: ImageReader) -> bool:
-    """Whether an image shows colour; many grey ones are stored with three channels."""
-    pixels = replace(reader, size=(64, 64), mode=Mode.rgb, resize=Resize.stretch, draft=True)(path)
-    return bool(np.ptp(pixels, axis=2).max() > COLOUR_THRESHOLD)
 
 
 def to_tensor(image: Image.Image | Pixels) -> Tensor:

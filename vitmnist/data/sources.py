@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Subset
 
 from vitmnist.data.channel_statistics import channel_statistics
 from vitmnist.data.images import to_tensor
@@ -34,6 +33,7 @@ from vitmnist.store.rows import Rows, load_rows
 from vitmnist.store.tree import tree_map
 
 Tensors = TypeVar("Tensors", bound="TensorSet")
+Sample = TypeVar("Sample")
 CHUNK = 1024  # samples of a set of tensors that are written at a time
 
 
@@ -43,16 +43,11 @@ class SampleSource(ABC):
     is_decoded = False
     """Whether the samples are tensors; otherwise each is read, and may be random."""
 
-    @property
-    def fingerprint(self) -> str | None:
-        """Identifies the content of the samples; None if it is unknown."""
-        return None
-
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def read(self, indices: slice | Tensor, epoch: int = 0) -> Any:
+    def read(self, indices: slice | Tensor, epoch: int = 0) -> object:
         """The samples at these indices (int64 `[B]`) as one batch: images and labels, or whatever the samples are."""
 
     @abstractmethod
@@ -73,18 +68,12 @@ class SampleSource(ABC):
         """What having all samples in the memory of a device would allocate."""
 
     @abstractmethod
-    def part(self, span: slice) -> SampleSource:
-        """The samples of a span."""
-
     def in_file(self, folder: Path, fingerprint: str | None = None) -> TensorSet:
         """All samples in a memory-mapped file of `folder`; raises as `chunks` and `decode_once`.
 
         Args:
-            fingerprint: identifies samples whose content is unknown. Without one, their file is for this call only.
+            fingerprint: identifies the samples of a dataset. Without one, their file is for this call only.
         """
-        contents = self.fingerprint or (fingerprint and f"{fingerprint}, {len(self)} samples")
-        entry = decode_once(folder, contents or None, len(self), self.chunks)
-        return TensorSet(*entry.tensors, is_mapped=True)
 
     def stored(self) -> SampleSource:
         """The samples as they are stored, for a loader that reads each when it is needed."""
@@ -143,14 +132,15 @@ class TensorSet(SampleSource):
         return TensorSet(*self.rows.in_memory().tensors) if self.is_mapped else self
 
     def bytes_to_load(self, device: torch.device) -> int:
-        return self.nbytes if self.is_mapped or self.images.device.type != device.type else 0
+        return self.rows.nbytes if self.is_mapped or self.images.device.type != device.type else 0
 
     def in_file(self, folder: Path, fingerprint: str | None = None) -> TensorSet:
         self.check_on_host()
         if self.is_mapped or not len(self):
             return self
-        # Its own labels, because sets of the same images and other labels share a file.
-        return replace(super().in_file(folder), labels=self.labels)
+        contents = f"{self.images.dtype} {list(self.images.shape)} {digest(self.images)}"
+        (images, _), _ = decode_once(folder, contents, len(self), self.chunks)
+        return TensorSet(images, self.labels, is_mapped=True)  # sets of other labels share the file
 
     def stored(self) -> SampleSource:
         self.check_on_host()
@@ -160,20 +150,11 @@ class TensorSet(SampleSource):
         """The samples of a span, as views."""
         return replace(self, images=self.images[span], labels=self.labels[span])
 
-    @property
-    def fingerprint(self) -> str:
-        return f"{self.images.dtype} {list(self.images.shape)} {digest(self.images)}"
-
     def check_on_host(self) -> None:
         """Raise `DataError` if the tensors are not in host memory."""
         for tensor in (self.images, self.labels):
             if tensor.device.type != "cpu":
                 raise DataError(f"the set is on {tensor.device}, not in host memory; gpu_slice leaves it there")
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of images and labels."""
-        return self.images.nbytes + self.labels.nbytes
 
 
 def digest(tensor: Tensor) -> str:
@@ -198,7 +179,7 @@ class DatasetSource(SampleSource):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def read(self, indices: slice | Tensor, epoch: int = 0) -> Any:
+    def read(self, indices: slice | Tensor, epoch: int = 0) -> object:
         """The samples collated; raises `DataError` if they make no batch."""
         rows = as_tensor(indices).tolist()
         if self.seed is None:
@@ -251,20 +232,21 @@ class DatasetSource(SampleSource):
         """Estimated from the first sample."""
         return sum(part.nbytes for part in self._pairs(self.read, range(1))) * len(self) if len(self) else 0
 
-    def part(self, span: slice) -> SampleSource:
-        return DatasetSource(Subset(self.dataset, range(len(self))[span]), self.seed)
+    def in_file(self, folder: Path, fingerprint: str | None = None) -> TensorSet:
+        contents = f"{fingerprint}, {len(self)} samples" if fingerprint else None
+        tensors, _ = decode_once(folder, contents, len(self), self.chunks)
+        return TensorSet(*tensors, is_mapped=True)
 
     def _pairs(self, read: Callable[[slice], object], rows: range) -> tuple[Tensor, Tensor]:
-        """The images and labels at some rows; raises `DataError` with the kind of the first sample if it has others."""
+        """The images and labels at some rows; raises `DataError` if it has others."""
         batch = read(slice(rows.start, rows.stop))
         if isinstance(batch, tuple | list) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch):
             return batch[0], batch[1]
-        (sample,) = read_samples(self.dataset, rows[:1], self.seed or 0, epoch=0)
-        kind = f"a {type(sample).__name__}"
-        if isinstance(sample, tuple | list):
-            kind += f" of {', '.join(type(value).__name__ for value in sample)}"
+        kind = f"a {type(batch).__name__}"
+        if isinstance(batch, tuple | list):
+            kind += f" of {', '.join(type(part).__name__ for part in batch)}"
         raise DataError(
-            f"sample {rows.start} is no pair of an image and a label, but {kind}; "
+            f"samples from {rows.start} on are no pairs of an image and a label: their batch is {kind}; "
             "such samples are delivered by disk, and by prefetch of disk"
         )
 
@@ -279,7 +261,7 @@ def _collated(samples: Sequence[object], rows: Sequence[int]) -> object:
         ) from error
 
 
-def collate_samples(samples: Sequence[Any]) -> Any:
+def collate_samples(samples: Sequence[object]) -> object:
     """A batch of samples as torch's `default_collate` makes it; PIL images become uint8 `[B, C, H, W]`, None stays.
 
     Like torch, it turns nested tuples into lists; a sample that is a tuple itself makes a tuple.
@@ -305,10 +287,10 @@ def _collate_none(values: Sequence[Any], *, collate_fn_map: object = None) -> No
         raise TypeError("some samples have None where others have a value; give them all one or none of them")
 
 
-def copied(samples: Any) -> Any:
+def copied(samples: Sample) -> Sample:
     """Copies for a function that may change them: new dicts, lists and tuples with copies of what they contain."""
 
-    def copy_of(value: Any) -> Any:
+    def copy_of(value: object) -> object:
         if isinstance(value, Tensor):
             # Not deepcopy, which copies the whole storage of a view.
             return value if value.requires_grad else value.clone()
@@ -317,7 +299,8 @@ def copied(samples: Any) -> Any:
         except Exception:  # any method of an object may fail
             return value
 
-    return tree_map(copy_of, samples)
+    copies: Sample = tree_map(copy_of, samples)
+    return copies
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:

@@ -29,7 +29,7 @@ from vitmnist.timing.table import Row
 
 AS_IT_IS = "as it is"
 ASKED, ASKED_S = 16, 0.5  # Samples that are read to see where their time goes, and about how long that may take
-DECODE_S = 2.0  # Decoding is timed on as many samples as one process reads in this time
+DECODE_S = 3.0  # Decoding is timed on as many samples as one process reads in this time
 TRY_BATCHES, TRY_S = 50, 6.0  # For timing the candidates after a script
 LATE_S = 30.0  # Without a batch for so long, workers are said to fail
 GAIN = 0.2  # A change must save this share of the time to be named
@@ -131,24 +131,18 @@ def decode_part(loader: DataLoader[object], form: Form, sample_s: float) -> tupl
     size = len(loader.dataset)  # type: ignore[arg-type]
     batch_size = loader.batch_size or ceil(size / len(loader))
     count = min(size, max(8 * batch_size, int(DECODE_S / max(sample_s, 1e-6))))
-
-    def decode(count: int) -> tuple[DataLoader[object], float]:
-        part = loader
-        if count < size:
-            # A sampler of the script's own, and a generator, keep the workers.
-            is_plain = loader.batch_size and type(loader.sampler) in (SequentialSampler, RandomSampler)
-            generator = None if is_plain and loader.generator is None else torch.Generator()
-            order = {"batch_size": batch_size, "sampler": None, "shuffle": True, "generator": generator}
-            part = rebuilt(loader, dataset=Part(loader.dataset, range(count)), **order)
-        began = time.perf_counter()
-        return from_dataloader(part, "ram", transforms=form), time.perf_counter() - began
-
-    few_s = decode(count // 4)[1] if count < size else 0.0
-    replaced, seconds = decode(count)
+    part = loader
+    if count < size:
+        # A sampler of the script's own, and a generator, keep the workers.
+        is_plain = loader.batch_size and type(loader.sampler) in (SequentialSampler, RandomSampler)
+        generator = None if is_plain and loader.generator is None else torch.Generator()
+        order = {"batch_size": batch_size, "sampler": None, "shuffle": True, "generator": generator}
+        part = rebuilt(loader, dataset=Part(loader.dataset, range(count)), **order)
+    began = time.perf_counter()
+    replaced = from_dataloader(part, "ram", transforms=form)
+    set_up_s = (time.perf_counter() - began) * size / count
     check_fits("ram", Memory(getattr(replaced.dataset, "sample_nbytes", 0) * size), torch.device("cpu"))
-    # Checks read some samples again, so the time of a part is no multiple; the bounds are for noise.
-    each_s = min(max((seconds - few_s) / (count - count // 4), seconds / count / 2), seconds / count)
-    return replaced, seconds + (size - count) * each_s
+    return replaced, set_up_s
 
 
 def try_loaders(loop: Loop) -> tuple[list[Row], dict[str, float]]:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -104,7 +104,7 @@ def diagnose(
         optimizer: its state is restored too.
 
     Raises:
-        DataError: the loader has no batches, or fewer than the measurements need and cannot begin again.
+        DataError: the loader has no batches, or is a generator, which cannot begin again.
     """
     if batches < BLOCKS:
         raise ConfigError(f"batches={batches}: must be at least {BLOCKS}")
@@ -126,11 +126,15 @@ def diagnose(
 def _measure(
     loader: Iterable[object] | Loader, step: Step, batches: int, seconds: float, device: torch.device, stack: ExitStack
 ) -> Diagnosis:
-    is_plain = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
-    source: Any = rebuilt(loader) if is_plain else loader  # type: ignore[arg-type]  # its workers belong to the loop
+    plain = None
+    if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
+        plain = rebuilt(loader)  # because persistent workers belong to the loop
+    source = loader if plain is None else plain
     step = as_one_argument_step(step)
     loading = Candidate("", source, device, is_required=True)
     both = Candidate(AS_IT_IS, source, device, step, is_required=True)
+    if isinstance(loader, Iterator):
+        raise DataError("the loader is an iterator, which cannot begin again; give a DataLoader or a list")
     first = next(iter(loading.batches(0)), None)
     if first is None:
         raise DataError("the loader has no batches")
@@ -138,17 +142,11 @@ def _measure(
     alone = Candidate("", resident, device, step, is_required=True)
     benchmark = Benchmark(stack)
     benchmark.candidates += [loading, alone, both]
-    if all(one.time_block() for one in benchmark.candidates) and is_plain:
-        add_alternatives(benchmark, source, both)
-    rounds = benchmark.run(batches, seconds)
-    if not loading.blocks or not both.blocks:
-        raise DataError(
-            f"the loader ended after {loading.taken + both.taken + 1} batches and cannot begin again, which is too few "
-            "to time it; give a DataLoader or a list, or a generator of more batches"
-        )
-    notes = []
-    if len(both.blocks) < rounds:
-        notes.append("the loader ended and cannot begin again, so few of its batches were timed")
+    for candidate in benchmark.candidates:
+        candidate.time_block()
+    if plain is not None:
+        add_alternatives(benchmark, plain, both)
+    rounds, notes = benchmark.run(batches, seconds), []
     if rounds < BLOCKS:
         notes.append(f"seconds={seconds:g} were over after {rounds} of {BLOCKS} rounds; the ranges are of these")
     loading_s, step_s, batch_s = (Figure.of(block.batch_s for block in one.blocks) for one in (loading, alone, both))

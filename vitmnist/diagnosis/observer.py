@@ -10,18 +10,19 @@ import os
 import sys
 import sysconfig
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import wraps
+from itertools import compress
 from math import inf
 from pathlib import Path
 from statistics import median_low
 from threading import get_ident, main_thread
 from time import perf_counter, process_time
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from traceback import walk_stack
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from vitmnist.runtime.cpu import CpuClock
 from vitmnist.runtime.files import display_path
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 LIBRARIES = (sysconfig.get_paths()["stdlib"], str(Path(__file__).parent.parent))
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
 PACKAGES = {"site-packages", "dist-packages"}  # Also those of another environment
 COLLECTING_S = 0.0002  # Below this time of a step, a loop that keeps its batches works on them later
 
@@ -39,19 +42,6 @@ class Unmeasured(str, Enum):
 
     COLLECTS = "collects its batches, and works on them later"
     OTHER_THREAD = "is iterated in another thread than the main one"
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How many batches to observe after the warm-up, of the loader that gives most; `stop` ends the script then.
-
-    Args:
-        steps: None observes up to the end of the script.
-    """
-
-    steps: int | None
-    warm_up: int
-    stop: bool
 
 
 @dataclass(frozen=True)
@@ -65,7 +55,7 @@ class LoaderInfo:
     where: str
 
     @classmethod
-    def of(cls, loader: DataLoader[Any]) -> LoaderInfo:
+    def of(cls, loader: DataLoader[object]) -> LoaderInfo:
         """The settings of a loader over which a pass begins."""
         samples = None
         with suppress(Exception):  # the script may never call `len()`; ignore errors
@@ -111,10 +101,9 @@ class Loop:
     """
 
     info: LoaderInfo
-    copy: DataLoader[Any] | None
+    copy: DataLoader[object] | None
     kind: type
-    loaders: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
-    num_loaders: int = 0
+    loaders: weakref.WeakSet[DataLoader[object]] = field(default_factory=weakref.WeakSet)
     passes: list[Pass] = field(default_factory=list)
     batches: int = 0
     waiting_s: float = 0.0
@@ -160,18 +149,11 @@ class Loop:
 
 def _calling_line() -> str:
     """File and line of the user's code that iterates, not of a library such as tqdm that does so for it."""
-    callers = []
-    frame: FrameType | None = inspect.currentframe()
-    while frame:
-        if not frame.f_code.co_filename.startswith((str(Path(__file__).parent), "<frozen")):
-            callers.append(frame)
-        frame = frame.f_back
-    user = next((frame for frame in callers if not _is_of_library(frame.f_code.co_filename)), callers[0])
-    return f"{display_path(user.f_code.co_filename)}:{user.f_lineno}"
-
-
-def _is_of_library(file: str) -> bool:
-    return file.startswith(LIBRARIES) or not PACKAGES.isdisjoint(Path(file).parts)
+    frames = [(frame.f_code.co_filename, line) for frame, line in walk_stack(inspect.currentframe())]
+    callers = [caller for caller in frames if not caller[0].startswith((str(Path(__file__).parent), "<frozen"))]
+    is_user = [not file.startswith(LIBRARIES) and PACKAGES.isdisjoint(Path(file).parts) for file, _ in callers]
+    file, line = next(compress(callers, is_user), callers[0])
+    return f"{display_path(file)}:{line}"
 
 
 class ObservedIterator:
@@ -180,19 +162,19 @@ class ObservedIterator:
     def __init__(self, observer: Observer, loop: Loop, began: float) -> None:
         self._observer, self._loop, self._pass = observer, loop, Pass(began, began, weakref.ref(self))
         loop.passes.append(self._pass)
-        self._iterator: Any = None
+        self._iterator: Iterator[object] = iter(())
         self._returned: tuple[float, float] | None = None  # Clock and processor time at the last batch
 
     def __iter__(self) -> ObservedIterator:
         return self
 
     def __len__(self) -> int:
-        return len(self._iterator)
+        return len(self._iterator)  # type: ignore[arg-type]
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._iterator, name)
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         observer, loop, this = self._observer, self._loop, self._pass
         if observer.is_inside:
             return next(self._iterator)
@@ -217,16 +199,22 @@ class ObservedIterator:
 
 
 class Observer:
-    """Times the passes over the `DataLoader`s of this process, from the import of torch on."""
+    """Times the passes over the `DataLoader`s of this process, from the import of torch on.
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+    Args:
+        steps: how many batches to observe after the warm-up, of the loader that gives most; None: all of the script.
+        warm_up: batches before that.
+        stop: end the script then.
+    """
+
+    def __init__(self, steps: int | None, warm_up: int, stop: bool) -> None:
+        self.steps, self.warm_up, self.stop = steps, warm_up, stop
         self.loops: list[Loop] = []
         self.started = perf_counter()
         self.first_iter: float | None = None
         self.ended: float | None = None
         self.is_stopped = False
-        self.is_warm = not limits.warm_up
+        self.is_warm = not warm_up
         self._inside: set[int] = set()  # The threads that are within a call of a loader
         self._process = os.getpid()
         self._observed: set[type] = set()
@@ -241,13 +229,13 @@ class Observer:
         """Whether this thread is within a call of a loader; a loader that it iterates there does not count."""
         return get_ident() in self._inside
 
-    def wait(self, loop: Loop, this: Pass, call: Callable[..., Any], *arguments: Any) -> Any:
+    def wait(self, loop: Loop, this: Pass, call: Callable[[Argument], Result], argument: Argument) -> Result:
         """Call a function of a loader, and add its duration to the waiting of the loop."""
         thread = get_ident()
         self._inside.add(thread)
         began = perf_counter()
         try:
-            return call(*arguments)
+            return call(argument)
         finally:
             self._inside.discard(thread)
             if not self.ended:
@@ -261,13 +249,13 @@ class Observer:
         if self.ended:
             return
         most = max((loop.batches for loop in self.loops), default=0)
-        if not self.is_warm and most >= self.limits.warm_up:
+        if not self.is_warm and most >= self.warm_up:
             self.is_warm, self._cpu_clock = True, CpuClock()
             for loop in self.loops:
                 loop.forget(perf_counter())
-        elif self.is_warm and self.limits.steps is not None and most >= self.limits.steps:
+        elif self.is_warm and self.steps is not None and most >= self.steps:
             self.end()
-            if self.limits.stop and get_ident() == main_thread().ident:
+            if self.stop and get_ident() == main_thread().ident:
                 self.is_stopped = True
                 sys.exit(0)
 
@@ -290,7 +278,7 @@ class Observer:
         make = kind.__init__
 
         @wraps(make)
-        def make_and_observe(loader: Any, *arguments: Any, **named: Any) -> None:
+        def make_and_observe(loader: DataLoader[object], *arguments: object, **named: object) -> None:
             import vitmnist.replacement.original  # noqa: F401  # Here, so that it is not part of the first `iter()`
 
             make(loader, *arguments, **named)
@@ -306,7 +294,7 @@ class Observer:
         if iterate := vars(kind).get("__iter__"):
 
             @wraps(iterate)
-            def begin(loader: Any) -> Any:
+            def begin(loader: DataLoader[object]) -> object:
                 # A worker or rank that was forked has no report.
                 if self.ended or self.is_inside or os.getpid() != self._process or hasattr(loader, "is_internal"):
                     return iterate(loader)
@@ -314,7 +302,9 @@ class Observer:
 
             kind.__iter__ = begin
 
-    def _begin(self, loader: Any, iterate: Callable[[Any], Any]) -> Any:
+    def _begin(
+        self, loader: DataLoader[object], iterate: Callable[[DataLoader[object]], Iterator[object]]
+    ) -> Iterator[object]:
         self.check_limits()
         loop = self._loop_of(loader)
         now = perf_counter()
@@ -326,7 +316,7 @@ class Observer:
         observed._iterator = self.wait(loop, observed._pass, iterate, loader)
         return observed
 
-    def _loop_of(self, loader: Any) -> Loop:
+    def _loop_of(self, loader: DataLoader[object]) -> Loop:
         """The loop of a loader, or of one like it in turn: some scripts build one per epoch."""
         from vitmnist.replacement.original import rebuilt  # Not at the top: it imports torch
 
@@ -341,18 +331,15 @@ class Observer:
         else:
             loop = Loop(info, copy, type(loader))
             self.loops.append(loop)
-        loop.num_loaders += loader not in loop.loaders
         loop.loaders.add(loader)
         loop.info, loop.copy = info, copy
         return loop
 
 
-def _reference(batch: Any) -> Callable[[], object]:
-    """A weak reference to a batch, or to the first part of it that can have one."""
-    while True:
-        try:
-            return weakref.ref(batch)
-        except TypeError:
-            if not isinstance(batch, list | tuple | dict) or not batch:
-                return object  # Not known, so it counts as kept
-            batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
+def _reference(batch: object) -> Callable[[], object]:
+    """A weak reference to a batch, or to the first part of it that can have one; others count as kept."""
+    while isinstance(batch, list | tuple | dict) and batch:
+        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
+    with suppress(TypeError):
+        return weakref.ref(batch)
+    return object

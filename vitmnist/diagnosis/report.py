@@ -36,23 +36,20 @@ class LoopReport:
     """A loop over a loader; times in seconds.
 
     Args:
-        num_loaders: how many in turn the script has built.
         seconds: of all passes; `waiting_s` of them are spent inside `iter()` and `next()`.
         waiting_pct: None if `unmeasured` says why.
-        step_s: the median time between two requests for batches, with `step_cores` in use by this process.
+        step_s: the median time between two requests for batches.
         parts: seconds of a sample: reading, each transform, collating.
         rows: the loader as it is and others, timed after the script with an imitated step.
     """
 
     loader: LoaderInfo
-    num_loaders: int
     passes: int
     batches: int
     seconds: float
     waiting_s: float
     waiting_pct: float | None
     step_s: float
-    step_cores: float
     unmeasured: Unmeasured | None = None
     parts: dict[str, float] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
@@ -110,7 +107,7 @@ def describe_script(observer: Observer, exit_code: int) -> Report:
         exit_code=exit_code,
         stopped=observer.is_stopped,
         rank=int(os.environ["RANK"]) if is_rank else None,
-        warm_up=observer.limits.warm_up,
+        warm_up=observer.warm_up,
         steps=steps,
         incomplete=incomplete,
         not_observed=[] if observer.loops else _other_loaders(),
@@ -140,8 +137,8 @@ def _merge(loops: list[Loop], ended: float) -> list[tuple[float, float]]:
 def _describe_loop(loop: Loop, ended: float) -> LoopReport:
     seconds = sum(end - begin for begin, end in loop.intervals(ended))
     waiting_pct = None if loop.unmeasured else 100 * loop.waiting_s / seconds
-    figures = (len(loop.passes), loop.batches, seconds, loop.waiting_s, waiting_pct, loop.step_s, loop.cores)
-    return LoopReport(loop.info, loop.num_loaders, *figures, loop.unmeasured)
+    figures = (len(loop.passes), loop.batches, seconds, loop.waiting_s, waiting_pct, loop.step_s, loop.unmeasured)
+    return LoopReport(loop.info, *figures)
 
 
 def _tried(loop: Loop, report: LoopReport, epochs: float) -> LoopReport:
@@ -162,7 +159,7 @@ def _why_incomplete(observer: Observer, loops: list[Loop], steps: int) -> Incomp
         return Incomplete.OTHER_THREAD
     if not steps:
         return Incomplete.TOO_FEW_BATCHES
-    return Incomplete.ENDED_EARLY if steps < (observer.limits.steps or 0) else None
+    return Incomplete.ENDED_EARLY if steps < (observer.steps or 0) else None
 
 
 def _other_loaders() -> list[str]:
@@ -213,10 +210,9 @@ def _format_loop(number: int, loop: LoopReport) -> list[str]:
     if loop.unmeasured:
         waiting = f"{loop.unmeasured.value}; {format_s(loop.waiting_s)} for them"
     passes = "1 pass" if loop.passes == 1 else f"{loop.passes} passes"
-    alike = "" if loop.num_loaders == 1 else f" over {loop.num_loaders} loaders alike in turn"
     lines = [
         f"loader {number}: {loader.dataset},{samples} {size} ({loader.where})",
-        f"  {loop.batches} batches in {passes}{alike}: {waiting}",
+        f"  {loop.batches} batches in {passes}: {waiting}",
     ]
     if total_s := sum(loop.parts.values()):
         shares = sorted(((seconds / total_s, name) for name, seconds in loop.parts.items()), reverse=True)

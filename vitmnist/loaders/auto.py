@@ -22,7 +22,7 @@ from vitmnist.data.randomness import preserved_random_state
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource, map_tensors
 from vitmnist.errors import ConfigError, allowed_names
-from vitmnist.loaders.base import LOADERS, Batches, Loader, Place, WrapperOptions, needs_of, place_of
+from vitmnist.loaders.base import LOADERS, Batch, Batches, Loader, Place, WrapperOptions, needs_of, place_of
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.memory import Memory, check_fits, peak_memory
@@ -73,7 +73,7 @@ class ResidentBatch(Loader):
     def __init__(self, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
         batch = data.read(slice(0, min(sampler.batch_size, sampler.size)))
-        self._batch: Any = map_tensors(backend_of(device).to_device, batch)
+        self._batch: Batch = map_tensors(backend_of(device).to_device, batch)
 
     def batches(self, number: int, start: int) -> Batches:
         yield from repeat(self._batch, len(self) - start)
@@ -139,6 +139,8 @@ def select_loader(
         ConfigError: an unknown candidate, or none that can be used.
     """
     names = _candidates(options, key)
+    if not len(sampler):
+        return LoaderSelection(names[0], {"name": names[0]}, "an epoch has no batches", [], None), data
     with ExitStack() as stack:
         loaders = LoaderBenchmark(stack, data, sampler, device, timed, also, are_named=bool(options.candidates))
         for name in tqdm(names, desc="building loaders", leave=False, disable=None):

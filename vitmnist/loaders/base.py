@@ -33,6 +33,9 @@ that are not pairs (dict, list, tuple, None, str)."""
 Batches = Generator[Batch, None, None]
 
 
+INDEX_NBYTES = 8  # int64, for each image of an epoch that a device has the order of
+
+
 class Place(Enum):
     """Where a loader keeps all samples, decoded; `NOWHERE` if it takes each from what it is given, in each epoch."""
 
@@ -73,10 +76,6 @@ class Loader(ABC):
     settings: Mapping[str, Any] = {}
     """What the options that were `auto` became; a run logs and records it."""
 
-    epochs: int | None = None
-    """How many epochs will be asked for, one after the other from 0 on; None if unknown. It changes no batch: a loader
-    may use it to begin the next epoch early. Any other epoch may still be asked for."""
-
     selection: object = None
     """The `LoaderSelection` of `auto` that led to this loader; None if it was named."""
 
@@ -111,7 +110,7 @@ class Loader(ABC):
         if cls.keeps is Place.HOST:
             return Memory(host=data.bytes_to_load(torch.device("cpu")))
         if cls.keeps is Place.DEVICE:
-            return Memory(device=data.bytes_to_load(device))
+            return Memory(device=data.bytes_to_load(device) + INDEX_NBYTES * len(data))
         return None if cls.keeps is None else Memory()
 
     @abstractmethod

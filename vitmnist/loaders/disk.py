@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import data
 
@@ -23,11 +24,10 @@ from vitmnist.data.datasets.base import Split
 from vitmnist.data.images import empty_images
 from vitmnist.data.sampler import EpochSampler, as_tensor
 from vitmnist.data.sources import SampleSource, map_tensors
-from vitmnist.errors import ConfigError, LoadingError, UserError
+from vitmnist.errors import ConfigError, LoadingError, UserError, classify
 from vitmnist.loaders.base import LOADERS, Batches, Loader, Place
 from vitmnist.runtime.cpu import cores_per_rank, one_core_each
 from vitmnist.runtime.device import backend_of
-from vitmnist.runtime.failures import worker_error
 from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.runtime.signals import ignore_stopping
 from vitmnist.store.read_once import unchanged
@@ -36,6 +36,8 @@ from vitmnist.store.rows import is_large
 log = logging.getLogger(__name__)
 
 WORKERS = 2  # where the number of workers is `auto`
+BatchKey = tuple[int, NDArray[np.int64]]
+"""Epoch and indices of a batch; the epoch, because persistent workers keep the dataset that they were started with."""
 
 
 @dataclass
@@ -65,9 +67,9 @@ class DiskLoader(Loader):
         super().__init__(sampler)
         self.options, self.backend = options, backend_of(device)
         self.pin_memory = options.pin_memory and device.type == "cuda"
-        self._idle: list[tuple[data.DataLoader[Any], BatchKeys]] = []
-        has_files = isinstance(source, Split) and source.files is not None
-        self.files: Any = source if has_files and options.num_workers == AUTO else None
+        self._idle: list[tuple[data.DataLoader[Any], list[BatchKey]]] = []
+        has_files = isinstance(source, Split) and source.files is not None and options.num_workers == AUTO
+        self.files = source if has_files and isinstance(source, Split) else None
         if self.files is not None:
             threads = cores_per_rank() if options.threads == AUTO else options.threads
             self.settings, self.buffered = {"threads": threads}, options.prefetch_factor
@@ -104,7 +106,7 @@ class DiskLoader(Loader):
                 dataloader, keys = self._idle.pop()
             except IndexError:
                 dataloader, keys = self._build(workers)
-            keys.number, keys.start = number, start
+            keys[:] = [(number, as_tensor(rows).numpy()) for rows in self.sampler.batches(number, start)]
             iterator = iter(dataloader)
         try:
             for batch in iterator:
@@ -128,8 +130,8 @@ class DiskLoader(Loader):
         super().close()
         self._idle.clear()  # nothing else refers to these DataLoaders, so their workers end
 
-    def _build(self, workers: int) -> tuple[data.DataLoader[Any], BatchKeys]:
-        keys = BatchKeys(self.sampler)
+    def _build(self, workers: int) -> tuple[data.DataLoader[Any], list[BatchKey]]:
+        keys: list[BatchKey] = []  # of the batches of an epoch, before each pass
         dataloader: data.DataLoader[Any] = data.DataLoader(
             self.reader,
             sampler=keys,
@@ -156,24 +158,9 @@ class BatchReader(data.Dataset[Any]):
     def __init__(self, source: SampleSource) -> None:
         self.source, self.is_seeded = source.stored(), not source.is_decoded
 
-    def __getitem__(self, key: tuple[int, list[int]]) -> Any:
+    def __getitem__(self, key: BatchKey) -> object:
         epoch, indices = key
-        return self.source.read(torch.tensor(indices), epoch)
-
-
-class BatchKeys(data.Sampler[tuple[int, list[int]]]):
-    """The keys of the batches of an epoch; `number` and `start` are set before each pass.
-
-    The epoch is part of the key because persistent workers keep the dataset that they were started with.
-    """
-
-    def __init__(self, sampler: EpochSampler) -> None:
-        self.sampler = sampler
-        self.number = self.start = 0
-
-    def __iter__(self) -> Iterator[tuple[int, list[int]]]:
-        for indices in self.sampler.batches(self.number, self.start):
-            yield self.number, as_tensor(indices).tolist()
+        return self.source.read(torch.from_numpy(indices), epoch)
 
 
 def _explained(error: Exception) -> Exception:
@@ -187,7 +174,8 @@ def _explained(error: Exception) -> Exception:
     if isinstance(error, (ConnectionError, EOFError)):  # the pipe from the worker broke
         reason = f"disk: a worker was killed or exited unexpectedly ({error!r})"
         return LoadingError(f"{reason}; try fewer with data.loader.num_workers=N")
-    return worker_error(error) or error
+    failure = classify(error)
+    return LoadingError(failure.message) if failure.cause == "worker" else error
 
 
 @contextmanager

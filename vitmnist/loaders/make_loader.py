@@ -33,7 +33,6 @@ def make_loader(
     seed: int,
     shuffle: str = "sample",
     drop_last: bool = False,
-    epochs: int | None = None,
     step: Step | None = None,
     rank: int | None = None,
     world_size: int | None = None,
@@ -52,8 +51,6 @@ def make_loader(
         seed: of the order, at least 0; every loader delivers the same batches for the same seed.
         shuffle: sample, batch or none; see `EpochSampler`.
         drop_last: leave out a last batch shorter than `batch_size`.
-        epochs: how many epochs you will ask for, one after the other from 0 on; None if unknown. With the number,
-            prefetch begins the next epoch before it is asked for, and none after the last.
         step: for `auto`, a function `step(images, labels)` that trains on a batch (`step(batch)` if samples are not
             pairs), with which the candidates are timed. It really trains, on a few dozen batches per candidate and more
             with many workers: give it a copy of the model, or load the model's weights afterwards. Random generators
@@ -74,16 +71,13 @@ def make_loader(
     rank, world_size = _ranks(rank, world_size)
     if world_size > 1:
         sampler = RankSampler.of(sampler, rank, world_size)
-    epochs = None if epochs is None else whole_number("epochs", epochs, least=1)
     if step and name != "auto":
         raise ConfigError(f"step: is timed by auto; {name} has no use for it")
     target = choose_device(str(device))
     if target.type == "cpu":
         keep_freed_memory()
     parts = (loaded, sampler, target, *([step] if step else []))
-    loader = LOADERS.build(_complete({"name": name, **options}), *parts, key="")
-    loader.epochs = epochs
-    return loader
+    return LOADERS.build(_complete({"name": name, **options}), *parts, key="")
 
 
 def loadable(data: Data, seed: int = 0) -> SampleSource:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,11 +19,8 @@ from vitmnist.runtime.device import Backend, Event, backend_of
 from vitmnist.runtime.memory import Memory
 from vitmnist.runtime.ordered_map import ordered_map
 
-EPOCH_END = object()
-"""Follows the batches of each epoch of a run."""
-
-Run = ordered_map[Event, tuple[Any, Event]]
-"""The batches of some epochs, each with its event."""
+END = object()
+"""Follows the batches of an epoch."""
 
 
 @dataclass
@@ -38,11 +35,8 @@ class PrefetchOptions(WrapperOptions):
 class PrefetchLoader(Loader):
     """Wraps any other loader: the time of a step falls from loading + computing to the larger of the two.
 
-    If `epochs` is known, a run makes the batches of all of them, so that its queue does not drain at the end of an
-    epoch. Between epochs the run is kept: the next epoch continues it, and a call for any other one closes it.
-
-    Each run has its own thread and queue, so no batch of an abandoned epoch can appear in another one. With CUDA the
-    copies of the base loader go to a stream of this loader.
+    Each epoch has its own thread and queue, so no batch of an abandoned one can appear in another. With CUDA the copies
+    of the base loader go to a stream of this loader.
     """
 
     keeps = Place.NOWHERE  # itself
@@ -64,8 +58,6 @@ class PrefetchLoader(Loader):
         self.buffered = options.queue_size + 1 + self.base.buffered  # the thread holds one for which there is no room
         self.backend = backend_of(device)
         self.stream = self.backend.new_stream()
-        self._ahead: tuple[int, Run] | None = None
-        """The number of an epoch, and the run that has arrived at its beginning."""
 
     @classmethod
     def needs(
@@ -75,60 +67,34 @@ class PrefetchLoader(Loader):
         return needs_of(_base_values(options, data), [(data, sampler)], device)
 
     def batches(self, number: int, start: int) -> Batches:
-        run = self._take_ahead(number, start) or self._begin(range(number, max(number + 1, self.epochs or 0)), start)
-        is_kept = False
-        try:
-            for batch, event in run:
-                if batch is EPOCH_END:
-                    is_kept = number + 1 < (self.epochs or 0)
-                    if is_kept:
-                        self._take_ahead(None)
-                        with self._lock:
-                            self._ahead = number + 1, run
+        # The thread must not refer to this loader, which refers to it: in a reference cycle, an abandoned loader would
+        # keep its thread until the next garbage collection.
+        make = partial(_make_batch, self.backend, self.base.epoch(number, start))
+        events = iter(self.backend.record_event, END)  # without end, on the stream of the consumer
+        # The thread itself may hold a batch for which there is no room in the queue.
+        made: ordered_map[Event, tuple[Any, Event]] = ordered_map(
+            make, events, threads=1, ahead=self.options.queue_size + 1, context=self.stream
+        )
+        with self._lock:
+            self._live.add(made)  # closed with the loader, from any thread
+        with closing(made):
+            for batch, event in made:
+                if batch is END:
                     return
                 self.backend.wait_event(event)
                 # The memory belongs to the thread's stream, which must not reuse it while another stream reads it.
                 yield map_tensors(self._record_stream, batch)
-        finally:
-            if not is_kept:
-                run.close()
 
     def close(self) -> None:
-        self._take_ahead(None)
         super().close()
         self.base.close()
-
-    def _begin(self, numbers: range, start: int) -> Run:
-        """A run of the epochs `numbers`, the first of them from batch `start` on.
-
-        It must not refer to this loader, which refers to it: in a reference cycle, an abandoned loader would keep its
-        thread until the next garbage collection.
-        """
-        backend = self.backend
-        make = partial(_make_batch, backend, _epochs_of(self.base, numbers, start))
-        events = iter(backend.record_event, EPOCH_END)  # without end, on the stream of the consumer
-        # The thread itself may hold a batch for which there is no room in the queue.
-        run: Run = ordered_map(make, events, threads=1, ahead=self.options.queue_size + 1, context=self.stream)
-        with self._lock:
-            self._live.add(run)  # closed with the loader, from any thread
-        return run
-
-    def _take_ahead(self, number: int | None, start: int = 0) -> Run | None:
-        """The run that was kept for this epoch; one for another epoch is closed."""
-        with self._lock:
-            ahead, self._ahead = self._ahead, None
-        if ahead and (number, start) == (ahead[0], 0):
-            return ahead[1]
-        if ahead:
-            ahead[1].close()
-        return None
 
     def _record_stream(self, tensor: Tensor) -> Tensor:
         self.backend.record_stream(tensor)
         return tensor
 
 
-def _make_batch(backend: Backend, epochs: Iterator[Any], event: Event) -> tuple[Any, Event]:
+def _make_batch(backend: Backend, batches: Batches, event: Event) -> tuple[Any, Event]:
     """The next batch, with the event on the thread's stream after which it may be read.
 
     Args:
@@ -136,14 +102,7 @@ def _make_batch(backend: Backend, epochs: Iterator[Any], event: Event) -> tuple[
             device, because a host that runs ahead of it would fill its memory. So the device also has the set itself.
     """
     event.synchronize()
-    return next(epochs, EPOCH_END), backend.record_event()
-
-
-def _epochs_of(base: Loader, numbers: range, start: int) -> Generator[Any, None, None]:
-    for number in numbers:
-        yield from base.epoch(number, start)
-        yield EPOCH_END
-        start = 0
+    return next(batches, END), backend.record_event()
 
 
 def _base_values(options: PrefetchOptions, data: SampleSource) -> dict[str, Any]:

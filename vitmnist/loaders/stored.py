@@ -20,8 +20,6 @@ from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.store.cache_file import DEFAULT_FOLDER
 from vitmnist.store.rows import Rows
 
-INDEX_NBYTES = 8  # int64, for each image of an epoch
-
 
 class HostLoader(Loader):
     """Takes batches from rows in host memory or in a file. On the CPU contiguous batches are views of them."""
@@ -157,21 +155,17 @@ class GpuSliceLoader(Loader):
 
     keeps = Place.DEVICE
 
-    def __init__(self, options: NoOptions, data: TensorSet, sampler: EpochSampler, device: torch.device) -> None:
+    def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
-        check_fits("gpu_slice", self.needs(options, data, sampler, device), device, others=("ram", "cache", "disk"))
-        rows = data.in_memory().rows if device.type == "cpu" else data.rows
-        self.rows = Rows(tuple(map(backend_of(device).to_device, rows.tensors)))
-
-    @classmethod
-    def needs(cls, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> Memory:
-        """The set, unless it is on the device already, and the indices of an epoch."""
-        if not data.is_decoded:
+        if not isinstance(data, TensorSet):
             raise ConfigError(
                 "gpu_slice: keeps a set of tensors on the device, and this one is read sample by sample; "
                 "give it as (images, labels), or choose ram, cache, disk or prefetch"
             )
-        return Memory(device=INDEX_NBYTES * len(data) + data.bytes_to_load(device))
+        needs = self.needs(options, data, sampler, device) or Memory()
+        check_fits("gpu_slice", needs, device, others=("ram", "cache", "disk"))
+        rows = data.in_memory().rows if device.type == "cpu" else data.rows
+        self.rows = Rows(tuple(map(backend_of(device).to_device, rows.tensors)))
 
     def batches(self, number: int, start: int) -> Batches:
         return gather(self.rows, self.sampler, number, start)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from vitmnist.registry import Registry
+from vitmnist.registry import Members
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +46,7 @@ class ConfusionMetric(BatchMetric):
     """
 
 
-METRICS: Registry[Tensor] = Registry("metrics", __package__)
+METRICS: Members[BatchMetric, Tensor] = Members("metrics", __package__)
 
 
 def batch_metrics() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:

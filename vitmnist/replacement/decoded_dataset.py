@@ -235,8 +235,8 @@ def keep_rows(dataloader: DataLoader[Any], first: BatchRows, location: Location,
     if location.loader == "cache":
         contents = fingerprint and f"{fingerprint}, {size} samples, {first.signature}"
         files = [str(index) for index in range(len(first.rows.tensors))]
-        entry = decode_once(location.folder, contents, size, chunks, names=files)
-        return BatchRows(Rows(entry.tensors, is_mapped=True), first.structure)
+        tensors, _ = decode_once(location.folder, contents, size, chunks, names=files)
+        return BatchRows(Rows(tensors, is_mapped=True), first.structure)
     needed = first.sample_nbytes * size
     on_device = location.loader == "gpu_slice"
     is_cuda = on_device and location.device.type == "cuda"

@@ -128,10 +128,10 @@ def find_random(dataloader: DataLoader[Any], probes: Sequence[int]) -> tuple[lis
 def check_rows(collate: Callable[[list[Any]], Any], samples: list[Any]) -> BatchRows:
     """The batch of some samples; raises `NoRowsError` unless its rows are those of batches of one sample."""
     rows = BatchRows.of(collate(copied(samples)), len(samples))
-    for number, sample in enumerate(samples):
+    for position, sample in enumerate(samples):
         row = BatchRows.of(collate(copied([sample])), 1)
         rows.check_same(row)
-        if difference := find_difference(rows.gather([number]), row.gather([0])):
+        if difference := find_difference(rows.gather([position]), row.gather([0])):
             raise NoRowsError(f"{difference} depends on the other samples of the batch")
     return rows
 

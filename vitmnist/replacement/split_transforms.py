@@ -56,14 +56,16 @@ class SplitDataset(Dataset[Any]):
         self.deterministic: list[list[Transform]] = [[] for _ in self._attributes]
         self._calls: list[tuple[int, Inputs]] = []
         self.probed = read_probes(self.__getitem__, probes, dataset)
-        for number, (owner, name) in enumerate(self._attributes):
+        for position, (owner, name) in enumerate(self._attributes):
             # Which call of which sample this transform gets, and with what.
-            calls = [(calls, at) for numbers, _, calls in self.probed for at, of in enumerate(numbers) if of == number]
+            calls = [
+                (calls, at) for positions, _, calls in self.probed for at, of in enumerate(positions) if of == position
+            ]
             if not calls:
                 continue
             if isinstance(calls[0][0][calls[0][1]], dict):  # such a Compose converts arguments and results
-                self.random[number] = [vars(owner)[name]]
-            random, deterministic = self.random[number], self.deterministic[number]
+                self.random[position] = [vars(owner)[name]]
+            random, deterministic = self.random[position], self.deterministic[position]
             with naming(f"one of the samples {', '.join(map(str, probes))}"):
                 while random and not any(is_random(random[0], inputs[at]) for inputs, at in calls):
                     deterministic.append(random.pop(0))
@@ -85,13 +87,13 @@ class SplitDataset(Dataset[Any]):
                 raise DataError(
                     f"its dataset uses its transform, or what that returns ({described(error)}); {ADVICE}"
                 ) from error
-        return [number for number, _ in self._calls], sample, [inputs for _, inputs in self._calls]
+        return [position for position, _ in self._calls], sample, [inputs for _, inputs in self._calls]
 
     def transform(self, decoded: Any, random: Sequence[Sequence[Transform]] | None = None) -> Any:
         """The sample that the original dataset would have made; `random` are other random transforms."""
-        numbers, sample, calls = decoded
+        positions, sample, calls = decoded
         random = self.random if random is None else random
-        results = [apply(random[number], inputs) for number, inputs in zip(numbers, calls, strict=True)]
+        results = [apply(random[position], inputs) for position, inputs in zip(positions, calls, strict=True)]
         return with_results(sample, results)
 
     @contextmanager
@@ -99,14 +101,14 @@ class SplitDataset(Dataset[Any]):
         """Replace the dataset's transforms by `_record` for a while."""
         before = [vars(owner)[name] for owner, name in self._attributes]
         try:
-            for number, (owner, name) in enumerate(self._attributes):
-                vars(owner)[name] = partial(self._record, number)
+            for position, (owner, name) in enumerate(self._attributes):
+                vars(owner)[name] = partial(self._record, position)
             yield
         finally:
             for (owner, name), transform in zip(self._attributes, before, strict=True):
                 vars(owner)[name] = transform
 
-    def _record(self, number: int, *inputs: Any, **named: Any) -> Any:
+    def _record(self, position: int, *inputs: Any, **named: Any) -> Any:
         if inputs and named:
             raise TypeError("its transform gets arguments with and without names")
         call = len(self._calls)
@@ -114,7 +116,7 @@ class SplitDataset(Dataset[Any]):
         for value in decoded.values() if isinstance(decoded, dict) else decoded:
             if isinstance(value, Image.Image):
                 value.load()  # while its file is open
-        self._calls.append((number, decoded))
+        self._calls.append((position, decoded))
         if named:
             return {name: TransformPlaceholder(call, name) for name in named}
         outputs = tuple(TransformPlaceholder(call, result) for result in range(len(inputs)))

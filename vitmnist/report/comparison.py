@@ -177,7 +177,7 @@ class Comparison:
     @cached_property
     def ordered(self) -> list[Configuration]:
         """The rows as table and chart show them: by quality, batch size, whether they are ranked, and time."""
-        rank = {shared: number for number, shared in enumerate(self.by_quality)} if self.differs else {}
+        rank = {shared: place for place, shared in enumerate(self.by_quality)} if self.differs else {}
 
         def key(row: Configuration) -> tuple[float, ...]:
             size, time = row.values.get("batch_size"), row.epoch_s

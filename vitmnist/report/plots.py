@@ -60,7 +60,7 @@ def chart(comparisons: Sequence[Comparison]) -> Figure:
         figure.text(0.02, 0.5, "no epoch has been measured yet", va="center")
         return figure
     loaders = dict.fromkeys(_loader(row) for comparison, *_ in shown for row in comparison.rows)
-    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(loaders)}
+    colours = {name: COLOURS[position % len(COLOURS)] for position, name in enumerate(loaders)}
     axes = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False).flat
     for axis, (comparison, rows, plot) in zip(axes, shown, strict=True):
         plot(axis, comparison, rows, colours)

@@ -116,8 +116,8 @@ class Differences(Generic[T]):
         return Difference(mean, count, mean - margin, mean + margin)
 
     def _deltas(self, first: T, second: T) -> list[float]:
-        one, other = self._values.get(first, {}), self._values.get(second, {})
-        return [one[block] - other[block] for block in one if block in other]
+        values, others = self._values.get(first, {}), self._values.get(second, {})
+        return [values[block] - others[block] for block in values if block in others]
 
 
 def ratio(logs: Difference | None) -> Ratio | None:

@@ -103,10 +103,10 @@ def losses(comparison: Comparison) -> str:
             runs.sort(key=lambda pair: -len(pair[1]))
             for row, epochs in runs[1:]:
                 longest, reference = runs[0]
-                if number := _first_difference(reference, epochs):
+                if epoch := _first_difference(reference, epochs):
                     names = " and ".join(dict.fromkeys([longest.loader or "repeats", row.loader or "repeats"]))
                     where = f"{seeds} {shared}".rstrip()
-                    return f"The losses of {names} differ from epoch {number} on, with {where}."
+                    return f"The losses of {names} differ from epoch {epoch} on, with {where}."
                 loaders |= {longest.loader, row.loader} if row is not longest else set()
     names = ", ".join(sorted(loaders))
     equal = "Equal training and evaluation losses, epoch for epoch and to the last bit, with the same seed"
@@ -115,8 +115,8 @@ def losses(comparison: Comparison) -> str:
 
 def _first_difference(epochs: Sequence[EpochRecord], others: Sequence[EpochRecord]) -> int:
     """The first epoch, counted from 1, whose losses differ; 0 if there is none."""
-    for number, pair in enumerate(zip(epochs, others, strict=False), 1):
-        first, second = ([epoch.get(name) for name in ("train_loss", "eval_loss")] for epoch in pair)
+    for epoch, pair in enumerate(zip(epochs, others, strict=False), 1):
+        first, second = ([record.get(name) for name in ("train_loss", "eval_loss")] for record in pair)
         if first != second:
-            return number
+            return epoch
     return 0

@@ -13,7 +13,7 @@ from tabulate import tabulate
 
 from vitmnist.config.values import value_text
 from vitmnist.errors import printable
-from vitmnist.report.comparison import CHECKSUMS, NOTHING, Comparison, Configuration, compare
+from vitmnist.report.comparison import NOTHING, Comparison, Configuration, compare
 from vitmnist.report.plots import draw
 from vitmnist.report.statistics import Spread, seconds
 from vitmnist.report.summary import quality_text, summary
@@ -82,14 +82,9 @@ def as_text(comparisons: Sequence[Comparison]) -> str:
 
 def _blocks(comparisons: Sequence[Comparison]) -> Iterator[tuple[Comparison, list[str], Table]]:
     """Each comparison, the heading and sentences about it, and its table."""
-    is_single = len(comparisons) == 1
-    facts = [comparison.facts for comparison in comparisons]
-    titles = {"machines": ("host", "cpu", "cpu count"), "datasets": ("data", CHECKSUMS)}
-    counts = {noun: len({tuple(map(fact.get, keys)) for fact in facts}) for noun, keys in titles.items()}
-    differing = " and ".join(f"{count} {noun}" for noun, count in counts.items() if count > 1)
+    several = ["Runs from different machines or datasets are not compared with each other."] * (len(comparisons) > 1)
     for number, comparison in enumerate(comparisons, 1):
-        first = [f"These runs are from {differing}, which are not compared with each other."] if number == 1 else []
-        heading = [] if is_single else [*first, f"## {number}. {comparison.machine_and_data}"]
+        heading = [*several[: number == 1], f"## {number}. {comparison.machine_and_data}"] if several else []
         yield comparison, [*heading, *summary(comparison)], table(comparison)
 
 

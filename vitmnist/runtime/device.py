@@ -56,6 +56,29 @@ def choose_device(name: str, world: World = SINGLE_PROCESS) -> torch.device:
     return device
 
 
+def agree_on_device(name: str, world: World) -> torch.device:
+    """This rank's device; all ranks have one of the same type.
+
+    Raises:
+        ConfigError: a rank has no device, or one of another type; the same error on each rank.
+    """
+    if world.size == 1:
+        return choose_device(name)
+    try:
+        device, reason = choose_device(name, world), None
+    except ConfigError as error:
+        device, reason = torch.device("cpu"), str(error)
+    ranks = world.all_gather_object((reason, device.type))
+    for number, (reason, kind) in enumerate(ranks):
+        if reason:
+            raise ConfigError(reason)
+        if kind != ranks[0][1]:
+            raise ConfigError(f"device={name}: is {ranks[0][1]} on rank 0 and {kind} on rank {number}; name one")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
 def _why_unavailable() -> str:
     """Why torch cannot use CUDA: no driver, one that is too old, a variable that hides the GPUs."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -150,3 +173,15 @@ BACKENDS: dict[str, type[Backend]] = {"cpu": Backend, "cuda": CudaBackend}
 def backend_of(device: torch.device) -> Backend:
     """The backend of a device."""
     return BACKENDS[device.type](device)
+
+
+def use_deterministic_kernels() -> None:
+    """Let a GPU add up in the same order each time, so that a resumed run repeats every bit.
+
+    Otherwise the gradients of some convolutions do not, nor do those of attention once its keys take several blocks.
+    Every operation of the models, losses, augmentations and optimizers has a deterministic implementation; another one
+    raises `RuntimeError`. A warning instead (`warn_only`) would leave attention as it is.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first matrix product
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # saves kernels

@@ -122,7 +122,7 @@ def check_fits(
         DoesNotFitError: with both numbers, and the loaders that would work.
     """
     free = free_memory(device)
-    needed, reserved = (one if device.type == "cuda" else Memory(one.host + one.device) for one in (needs, reserve))
+    needed, reserved = (part if device.type == "cuda" else Memory(part.host + part.device) for part in (needs, reserve))
     for location, need, reserve_bytes, available in (
         (f"on {device}", needed.device, reserved.device, free.device),
         ("on the host", needed.host, reserved.host, free.host),

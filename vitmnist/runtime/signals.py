@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
 
-from vitmnist.errors import ExitCode
+from vitmnist.errors import ExitCode, RunInterrupted, TimeLimitReached
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """The signals that stop a run; SIGUSR1 is for batch systems, as Slurm's `--signal=USR1@60`."""
@@ -44,17 +44,6 @@ def handled_by(handler: Callable[[int, FrameType | None], object] | signal.Handl
     finally:
         for signum, before in previous.items():
             signal.signal(signum, before)
-
-
-class RunInterrupted(BaseException):
-    """The run was asked to stop, and has saved a checkpoint.
-
-    Like `KeyboardInterrupt` not an `Exception`, so that `except Exception` in a library does not swallow it.
-    """
-
-
-class TimeLimitReached(RunInterrupted):
-    """The run has reached its `max_minutes`; the other jobs of a sweep go ahead."""
 
 
 class StopSignal:

@@ -18,8 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from vitmnist.errors import ConfigError, PeerError, first_line
-from vitmnist.runtime.failures import classify
+from vitmnist.errors import ConfigError, PeerError, classify, first_line
 from vitmnist.runtime.world import Value, World
 
 POLL_S = 0.002  # A waiting rank handles signals this often.

@@ -17,10 +17,10 @@ import logging
 import mmap
 import os
 import shutil
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, cast
@@ -48,12 +48,8 @@ Chunks = Iterable[tuple[Tensor, ...]]
 """The tensors of consecutive samples, such as images `[B, …]` and labels `[B, …]`; the last has a row per sample."""
 
 
-@dataclass(frozen=True)
-class CacheEntry:
-    """The contents of a cache: the mapped tensors, and the caller's notes."""
-
-    tensors: tuple[Tensor, ...]
-    notes: dict[str, Any]
+CacheEntry = tuple[tuple[Tensor, ...], dict[str, Any]]
+"""The mapped tensors of a cache, and the caller's notes."""
 
 
 def decode_once(
@@ -87,7 +83,7 @@ def decode_once(
                 folder.mkdir(parents=True, exist_ok=True)
                 files = [stack.enter_context(TemporaryFile(dir=folder)) for _ in names]
             _write(folder, files, size, decode())
-            return CacheEntry(tuple(map(_map, files)), notes())
+            return tuple(map(_map, files)), notes()
     key = hashlib.sha256(fingerprint.encode()).hexdigest()[:24]
     entry = folder / key
     with suppress(*UNUSABLE):  # perhaps another process is replacing it: checked again under the lock
@@ -120,7 +116,7 @@ def decode_once(
                 unfinished.rename(entry)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-        return CacheEntry(_map_files(entry, names), record["notes"])
+        return _map_files(entry, names), record["notes"]
 
 
 @contextmanager
@@ -182,16 +178,15 @@ def _write_headers(files: Sequence[IO[bytes]], arrays: Sequence[np.ndarray[Any, 
 
 
 def _map(file: IO[bytes]) -> Tensor:
-    """The mapped tensor; raises `TypeError` or `ValueError` if the file is not what was written."""
+    """The mapped tensor of a `.npy` file."""
     file.seek(0)
     np.lib.format.read_magic(file)
     shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-    # Private: writing into a view copies the page and never changes the file. No swap is reserved, because
-    # the kernel would otherwise refuse to map more than memory; numpy.load has no flags for either.
-    flags = {"flags": mmap.MAP_PRIVATE | MAP_NORESERVE, "prot": mmap.PROT_READ | mmap.PROT_WRITE}
-    if dtype.hasobject:
-        raise ValueError("it holds Python objects")
-    pages = mmap.mmap(file.fileno(), 0, **flags)
+    # Writing into a view copies the page and never changes the file.
+    if sys.platform == "linux":  # which would refuse to map more than memory, if swap had to be reserved
+        pages = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE | MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE)
+    else:
+        pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     return torch.from_numpy(np.ndarray(shape, dtype, pages, offset=file.tell()))
 
 
@@ -202,7 +197,7 @@ def _open(entry: Path, names: Sequence[str], stamp: str) -> CacheEntry:
         raise ValueError("the files that it was decoded from have been replaced")
     if record.pop("crc32") != _checksum(record, entry, names):
         raise ValueError("it is damaged")
-    return CacheEntry(_map_files(entry, names), record["notes"])
+    return _map_files(entry, names), record["notes"]
 
 
 def _map_files(entry: Path, names: Sequence[str]) -> tuple[Tensor, ...]:
@@ -211,13 +206,13 @@ def _map_files(entry: Path, names: Sequence[str]) -> tuple[Tensor, ...]:
 
 
 def _checksum(record: dict[str, Any], entry: Path, names: Sequence[str]) -> int:
-    """The CRC-32 of a record without its own, and of the files; takes a second for 1 to 2 GB."""
+    """The CRC-32 of a record without its own, and of the files; takes a second for 1 to 2 GB.
+
+    The files are not mapped for it, so that their pages do not count as memory of this process.
+    """
     checksum = zlib.crc32(json.dumps(record, sort_keys=True).encode())
     for name in names:
-        path = entry / f"{name}.npy"
-        if path.exists() and not path.is_file():  # opening a FIFO would wait for a writer
-            raise ValueError(f"{path.name} is not a regular file")
-        with path.open("rb") as file:  # not mapped, so that its pages do not count as memory of this process
+        with (entry / f"{name}.npy").open("rb") as file:
             while part := file.read(PART):
                 checksum = zlib.crc32(part, checksum)
     return checksum

@@ -150,16 +150,15 @@ def samples_in_file(
     """
     modes = set[str]()
 
-    def tensors() -> Iterator[tuple[Tensor, Tensor]]:
+    def chunks_of_tensors() -> Iterator[tuple[Tensor, Tensor]]:
         filled = 0
         for chunk in chunks():
             modes.update(chunk.image_modes)
             yield chunk.blocks[0], chunk.spans + torch.tensor([0, filled, filled])
             filled += len(chunk.blocks[0])
 
-    entry = decode_once(folder, fingerprint, size, tensors, lambda: {"image_modes": sorted(modes)}, FILES)
-    content, spans = entry.tensors
-    return Samples([content], spans, frozenset(entry.notes["image_modes"]), structure, is_pickled=False)
+    tensors, notes = decode_once(folder, fingerprint, size, chunks_of_tensors, lambda: {"modes": sorted(modes)}, FILES)
+    return Samples([tensors[0]], tensors[1], frozenset(notes["modes"]), structure, is_pickled=False)
 
 
 def _common(structures: Sequence[Structure | None]) -> Structure | None:

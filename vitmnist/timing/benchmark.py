@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from vitmnist.errors import UserError, first_line
+from vitmnist.errors import described
 from vitmnist.runtime.cpu import NOTICEABLE
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.timing.table import Figure, Row
@@ -115,7 +115,7 @@ class Candidate:
                 raise
             # torch's wrapper of a worker's error refers to its own frame, so that the frames would keep the workers.
             clear_frames(error.__traceback__)
-            self.error = reason(error)
+            self.error = described(error)
             return None
         if block and self.warm_up:
             self.blocks.append(block)
@@ -171,7 +171,7 @@ class Benchmark:
                 candidate = build(built)
                 candidate.name = name
             except Exception as error:  # a sample that the loop never reads may be broken
-                candidate = Candidate(name, error=reason(error))
+                candidate = Candidate(name, error=described(error))
             candidate.time_block()
             if not candidate.error:
                 self.stack.push(built.pop_all())
@@ -247,8 +247,3 @@ def as_one_argument_step(step: Step) -> Callable[[Any], object]:
     if len(required) < 2 and not takes_any:
         return step
     return lambda batch: step(*batch) if isinstance(batch, (tuple, list)) else step(batch)
-
-
-def reason(error: Exception) -> str:
-    """Why a candidate cannot be used, in one line."""
-    return first_line(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"

@@ -15,6 +15,9 @@ from functools import cache
 from statistics import median
 from typing import Any, Literal
 
+from omegaconf import DictConfig
+
+from vitmnist.config.schema import Config
 from vitmnist.errors import ConfigError, TrainingError, allowed_names
 from vitmnist.metrics import METRICS, ConfusionMetric
 
@@ -190,7 +193,7 @@ def find_metric(name: str, key: str) -> Metric:
     raise ConfigError(f"{key}={name}: not a metric of an epoch; {allowed_names(name, by_name)}")
 
 
-def search_objective(config: Any) -> Metric:
+def search_objective(config: Config | DictConfig) -> Metric:
     """The metric that a search optimises: `sweep.objective`, or else `monitor`; raises like `find_metric`."""
     name = config.sweep.objective
     return find_metric(config.monitor, "monitor") if name is None else find_metric(name, "sweep.objective")

@@ -13,11 +13,10 @@ from PIL import Image, ImageDraw, ImageOps
 from torch import Tensor
 
 from vitmnist.augment.preprocess import Preprocess
-from vitmnist.data.datasets.base import Split
+from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.errors import printable
 from vitmnist.loaders.base import Loader
 from vitmnist.training.loop import Predictions
-from vitmnist.training.setup import TrainSetup
 
 GRID_IMAGES = 64
 GRID_COLUMNS = 8
@@ -27,11 +26,13 @@ TILE_WIDTH, CAPTION_HEIGHT, GAP = 180, 50, 10  # All are in pixels.
 CAPTION_LETTERS = 24  # So many letters fit the width of a tile.
 
 
-def epoch_images(setup: TrainSetup, predictions: Predictions, epoch: int) -> dict[str, Image.Image]:
+def epoch_images(
+    dataset: Dataset, loader: Loader, preprocess: Preprocess, predictions: Predictions, epoch: int
+) -> dict[str, Image.Image]:
     """The model's input in an epoch and its worst mistakes after it, by name, for loggers."""
     drawn = {
-        "training_batch": training_batch(setup.dataset.train, setup.train_loader, setup.step.preprocess, epoch),
-        "worst_mistakes": worst_mistakes(setup.dataset.evaluated, predictions),
+        "training_batch": training_batch(dataset.train, loader, preprocess, epoch),
+        "worst_mistakes": worst_mistakes(dataset.evaluated, predictions),
     }
     return {name: picture for name, picture in drawn.items() if picture is not None}
 

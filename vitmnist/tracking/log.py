@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import logging
 
-import torch
-
 from vitmnist.config.schema import Config
+from vitmnist.data.datasets.base import Dataset
+from vitmnist.loaders.base import Loader
 from vitmnist.runtime.world import World
 from vitmnist.timing.table import Bottleneck
 from vitmnist.tracking.epoch_table import EpochRecord, Monitor
 from vitmnist.tracking.result import Result
-from vitmnist.training.setup import TrainSetup
+from vitmnist.training.step import TrainStep
 
 log = logging.getLogger(__name__)
 
 
-def log_setup(config: Config, setup: TrainSetup, result: Result, device: torch.device, world: World) -> None:
+def log_setup(config: Config, result: Result, dataset: Dataset, step: TrainStep, loader: Loader, world: World) -> None:
     """Log model, dataset, loader and device."""
-    parameters = list(setup.step.model.parameters())
+    parameters = list(step.model.parameters())
     total = sum(parameter.numel() for parameter in parameters)
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     log.info(
@@ -26,16 +26,16 @@ def log_setup(config: Config, setup: TrainSetup, result: Result, device: torch.d
         result.choices["model"],
         f"{total:,}",
         "" if trained == total else f", of which {trained:,} train",
-        setup.dataset.name,
+        dataset.name,
         result.choices["loader"],
-        "".join(f" with {key}={value}" for key, value in setup.train_loader.settings.items()),
-        f"{len(setup.train_loader):,}",
+        "".join(f" with {key}={value}" for key, value in loader.settings.items()),
+        f"{len(loader):,}",
         config.batch_size,
         f", divided among {world.size} processes" if world.size > 1 else "",
         config.device,
-        device,
+        step.device,
     )
-    log.info("each epoch is evaluated on the %s", setup.dataset.evaluated_on())
+    log.info("each epoch is evaluated on the %s", dataset.evaluated_on())
 
 
 def log_epoch(record: EpochRecord, epochs: int) -> None:

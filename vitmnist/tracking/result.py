@@ -17,9 +17,8 @@ import yaml
 
 from vitmnist.config.schema import Config
 from vitmnist.config.values import flatten
-from vitmnist.errors import ConfigError, DataError, PeerError
+from vitmnist.errors import ConfigError, DataError, PeerError, classify
 from vitmnist.runtime.cpu import Cores
-from vitmnist.runtime.failures import classify, os_error, worker_error
 from vitmnist.runtime.files import UnreadableError, append, csv_text, read_json, read_yaml, write_atomic
 from vitmnist.runtime.run_folder import is_in_use
 from vitmnist.runtime.signals import StopSignal, interruption
@@ -176,7 +175,7 @@ def recording_outcome(result: Result, config: Config, folder: Path, stop: StopSi
         yield
     except BaseException as raised:
         error = world.root_cause(raised)
-        if stop.request and worker_error(error):
+        if stop.request and classify(error).cause == "worker":
             error = interruption(stop.request)  # the signal that stops the run stops its workers too
         record_failure(error, result, config, folder, world)
         if error is raised:
@@ -201,7 +200,7 @@ def record_failure(error: BaseException, result: Result, config: Config, folder:
         if world.is_main:
             result.write(folder)
     except OSError as unwritten:  # must not hide the error that ended the run
-        log.warning("cannot write the records: %s", os_error(unwritten))
+        log.warning("cannot write the records: %s", classify(unwritten).message)
 
 
 ENDED = ("completed", "failed", "interrupted")  # `status` in result.json has one of these values.

@@ -63,9 +63,9 @@ def epoch_batches(loader: Loader, preprocess: Preprocess, epoch: int, start: int
         # A rank without images in the last batch has a padding image, see `RankSampler`.
         Batch(
             images,
-            labels if sampler.num_valid(number) else torch.full_like(labels, IGNORED),
+            labels if sampler.num_valid(step) else torch.full_like(labels, IGNORED),
             keys,
-            sampler.global_sampler.num_valid(number),
+            sampler.global_sampler.num_valid(step),
         )
-        for number, ((images, labels), keys) in enumerate(batches, start)
+        for step, ((images, labels), keys) in enumerate(batches, start)
     )

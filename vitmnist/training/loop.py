@@ -76,11 +76,11 @@ class EpochProgress:
 
     def log_step(self, step: TrainStep) -> None:
         """Store the learning rate and, if the step is logged, the gradient norm; does not wait for the device."""
-        number = self.metrics.steps
+        index = self.metrics.steps
         self._lrs.append(step.lr)
-        if self._log_every and (self.epoch * self._steps_per_epoch + number) % self._log_every == 0:
+        if self._log_every and (self.epoch * self._steps_per_epoch + index) % self._log_every == 0:
             gradients = [parameter.grad for parameter in step.model.parameters() if parameter.grad is not None]
-            self._gradient_norms[number] = nn.utils.get_total_norm(gradients)
+            self._gradient_norms[index] = nn.utils.get_total_norm(gradients)
 
     def logged_steps(self) -> list[dict[str, Any]]:
         """Step (counted over the run), loss, lr and grad_norm of the logged steps; None for a norm that is not finite.
@@ -90,21 +90,21 @@ class EpochProgress:
         losses = self.metrics.per_batch("loss")
         return [
             {
-                "step": self.epoch * self._steps_per_epoch + number,
-                "loss": losses[number],
-                "lr": self._lrs[number],
+                "step": self.epoch * self._steps_per_epoch + step,
+                "loss": losses[step],
+                "lr": self._lrs[step],
                 "grad_norm": norm if math.isfinite(norm) else None,
             }
-            for number, norm in self._read_norms().items()
+            for step, norm in self._read_norms().items()
         ]
 
     def check_finite(self) -> None:
         """Raise `TrainingError` for the first batch whose loss is not finite; waits for the device."""
-        for number, loss in enumerate(self.metrics.per_batch("loss")):
+        for step, loss in enumerate(self.metrics.per_batch("loss")):
             if not math.isfinite(loss):
                 raise TrainingError(
-                    f"the loss is {loss} in epoch {self.epoch + 1}, step {number + 1}, at learning rate "
-                    f"{self._lrs[number]:g}; try a smaller optimizer.lr"
+                    f"the loss is {loss} in epoch {self.epoch + 1}, step {step + 1}, at learning rate "
+                    f"{self._lrs[step]:g}; try a smaller optimizer.lr"
                 )
 
     def compute(self) -> dict[str, float]:
@@ -140,9 +140,7 @@ class EpochProgress:
         """Continue from `state_dict()`."""
         self.metrics.load_state_dict(state["metrics"])
         self._lrs = list(state["lrs"])
-        self._gradient_norms = {
-            number: torch.tensor(norm, device=self._device) for number, norm in state["norms"].items()
-        }
+        self._gradient_norms = {step: torch.tensor(norm, device=self._device) for step, norm in state["norms"].items()}
         self._seconds_before = state["seconds"]
 
     def _seconds(self) -> dict[str, float]:

@@ -89,7 +89,7 @@ class TrainStep:
         self.mixed = preprocess.mixed
         """Eager or compiled, if the augmentation mixes images."""
         self._base_lrs = [float(group["lr"]) for group in optimizer.param_groups]
-        self._batch_size, self._clip_norm, self._frozen_norms = batch_size, clip_norm, frozen_norms
+        self.batch_size, self._clip_norm, self._frozen_norms = batch_size, clip_norm, frozen_norms
         self._world_size = 1
         self.train_mode()  # the mode in which the step is compiled
         self._begin_step(0)
@@ -141,7 +141,7 @@ class TrainStep:
         self.model.zero_grad()
         count = math.ceil(len(batch) / self.microbatch_size)  # padding may add further microbatches, without an image
         if self.pad:
-            length = self._batch_size if self.preprocess.mixes and batch.keys is not None else len(batch)
+            length = self.batch_size if self.preprocess.mixes and batch.keys is not None else len(batch)
             batch = batch.padded(math.ceil(length / self.microbatch_size) * self.microbatch_size)
         if self.preprocess.mixes and batch.keys is not None:
             # The whole batch, because what is mixed into an image must not depend on the size of a microbatch.

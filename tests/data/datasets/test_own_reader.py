@@ -16,7 +16,7 @@ from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.cli.evaluate import main as evaluate_main
 from vitmnist.cli.export import main as export_main
 from vitmnist.cli.predict import main as predict_main
-from vitmnist.config.validation import described
+from vitmnist.config.validation import config_field
 from vitmnist.data.datasets.base import DATASETS, Dataset, FileReader, SizeOptions, dataset_in_memory, file_reader
 from vitmnist.data.images import ImageReader, Mode, to_tensor
 from vitmnist.errors import ConfigError, DataError
@@ -26,7 +26,7 @@ from vitmnist.errors import ConfigError, DataError
 class ScansOptions(SizeOptions):
     """Files of NumPy, of twice the side."""
 
-    path: str = described(may_change=True)
+    path: str = config_field(may_change=True)
     side: int = 14
 
     @property

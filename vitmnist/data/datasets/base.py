@@ -22,9 +22,8 @@ from vitmnist.config.validation import bounded
 from vitmnist.data.channel_statistics import channel_statistics, configured_statistics
 from vitmnist.data.images import ImageReader, Mode, Pixels
 from vitmnist.data.sources import DatasetSource, SampleSource, TensorSet, digest
-from vitmnist.errors import ConfigError, DataError
+from vitmnist.errors import ConfigError, DataError, classify
 from vitmnist.registry import Registry
-from vitmnist.runtime.failures import os_error
 from vitmnist.runtime.files import home_expanded
 from vitmnist.runtime.memory import Memory, check_fits
 
@@ -216,7 +215,7 @@ def held_out(dataset: Dataset, size: int | float, seed: int) -> Dataset:
             raise ConfigError(f"{key}: the set has {len(whole)} training images; leave some of them")
         train, validation = whole.part(slice(left)), whole.part(slice(left, None))
     elif size < 1:
-        check_fits(key, Memory(host=whole.nbytes), torch.device("cpu"))
+        check_fits(key, Memory(host=whole.rows.nbytes), torch.device("cpu"))
         drawn = _stratified(whole.labels, size, seed)
         dataset = replace(dataset, folds_of={"holdout": size, **dataset.sha256})
         if not drawn.any():
@@ -341,6 +340,4 @@ def build_dataset(values: Mapping[str, Any], root: str, key: str | None = None, 
     try:
         return builder(options, home_expanded(root))
     except OSError as error:
-        is_below = error.filename and Path(error.filename).is_relative_to(home_expanded(root))
-        blamed = f"data.root={root}" if is_below else f"data/dataset={values['name']}"
-        raise DataError(f"{blamed}: {os_error(error)}") from error
+        raise DataError(f"data/dataset={values['name']}: {classify(error).message}") from error

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,11 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from vitmnist.config.validation import bounded, described, section
+from vitmnist.config.validation import bounded, config_field, section
 from vitmnist.data.channel_statistics import channel_statistics, channel_sums, mean_and_std
 from vitmnist.data.datasets.base import DATASETS, Dataset, ImageFiles, SizeOptions, Split
 from vitmnist.data.image_listing import SHOWN_NAMES, Samples, TableColumns, find_samples, no_pictures, shorten
-from vitmnist.data.images import ImageReader, Mode, Resize, empty_images, is_colour
+from vitmnist.data.images import ImageReader, Mode, Resize, empty_images
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.runtime.cpu import available_cores, one_core_each
 from vitmnist.runtime.files import home_expanded
@@ -34,10 +33,11 @@ from vitmnist.store.rows import rows_in_memory
 log = logging.getLogger(__name__)
 
 CACHE = "vitmnist-cache"  # below data.root
-VERSION = 6  # of the decoded pixels and the notes about them; another one makes caches decode again
+VERSION = 7  # of the decoded pixels and the notes about them; another one makes caches decode again
 CHUNK = 8  # pictures that a thread decodes at a time: few, so that all threads end together
-COLOUR_SAMPLES = 100  # pictures checked for colour
 FAINT = 8  # standard deviation of pixels, at most that of 12 bits in a file of 16
+DecodedChunk = tuple[Tensor, Tensor, list[tuple[str, bytes]], list[tuple[int, str]], NDArray[np.uint64]]
+"""Images and labels of what can be read, with names and digests; indices and errors of the rest; sums by channel."""
 SKIP = "repair or remove them, or type data.dataset.skip_unreadable=true to leave them out"
 
 
@@ -45,10 +45,10 @@ SKIP = "repair or remove them, or type data.dataset.skip_unreadable=true to leav
 class ImageFolderOptions(SizeOptions):
     """See `conf/data/dataset/image_folder.yaml`."""
 
-    path: str = described(may_change=True)  # the checksums of images and labels tell whether they are the same
-    labels: str | None = described(None, may_change=True)
+    path: str = config_field(may_change=True)  # the checksums of images and labels tell whether they are the same
+    labels: str | None = config_field(None, may_change=True)
     columns: TableColumns = section(TableColumns, may_change=True)
-    suffix: str = described("", may_change=True)
+    suffix: str = config_field("", may_change=True)
     size: int = bounded(28, at_least=1)
     mode: Mode = Mode.grey
     resize: Resize = Resize.stretch
@@ -94,32 +94,43 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     # Sizes that are too large are refused before anything is decoded.
     options.spans(len(parts["train"]), len(parts.get("test", ())))
     decoder = FolderDecoder(folder, [*parts.values()], options)
-    entry = decode_once(
+    (images, labels), notes = decode_once(
         *(root / CACHE, decoder.fingerprint(), len(decoder.samples), decoder.decode, decoder.notes),
-        stamp=decoder.stamp(),
         may_write=options.download,
     )
-    (images, labels), notes = entry.tensors, entry.notes
     if images.shape[1] != options.shape[0]:  # large ones are stored with channels last
         images = images.permute(0, 3, 1, 2)
     unreadable = dict(notes["unreadable"])
-    _warn(folder, notes, list(unreadable.values()), len(decoder.samples), options)
+    if unreadable and not options.skip_unreadable:
+        raise _unreadable_error([*unreadable.values()], len(decoder.samples), SKIP)
+    for problem, names in {
+        "pictures cannot be read and are left out": [*unreadable.values()],
+        "pictures have the same pixels as one of another split": notes["copies"],
+    }.items():
+        if names:
+            log.warning("%s: %d %s: %s", folder, len(names), problem, shorten(names))
+    if (deviation := 255 * max(notes["std"])) < FAINT:
+        log.warning(
+            "%s: the pixels hardly differ, their standard deviation is %.1f of 255; set data.dataset.max_16_bit=4095 "
+            "for 16-bit files of 12-bit cameras, or data.dataset.range_32_bit=[BLACK,WHITE] for int32 and float pixels",
+            *(folder, deviation),
+        )
     readable = [index for index in range(len(decoder.samples)) if index not in unreadable]
     starts = [sum(index < first for index in readable) for first in decoder.starts]
     rows = {split: slice(*ends) for split, ends in zip(parts, pairwise(starts), strict=True)}
-    classes, labels = _readable_classes(folder, classes, labels, rows)
-    names = [str(decoder.samples[index][0].relative_to(folder)) for index in readable]
-    if copies := [names[index] for index in notes["copies"]]:
-        message = "%s: %d pictures have the same pixels as one of another split: %s"
-        log.warning(message, folder, len(copies), shorten(copies))
     sizes = {split: span.stop - span.start for split, span in rows.items()}
     shown = " and ".join(f"{size} {split}" for split, size in sizes.items())
-    log.info("%s: %s pictures of %d classes: %s", folder, shown, len(classes), shorten(classes))
+    kept = "mode=grey; rgb keeps colours" if options.mode == Mode.grey else "mode=rgb"
+    message = "%s: %s pictures of %d classes: %s (data.dataset.%s)"
+    log.info(message, folder, shown, len(classes), shorten(classes), kept)
+    if empty := sorted({*range(len(classes))}.difference(labels[rows["train"]].tolist())):
+        message = no_pictures(folder, [classes[label] for label in empty], len(classes))
+        raise DataError(f"{message} that can be read for training; add some, or remove these classes")
     train_span, test_span = options.spans(sizes["train"], sizes.get("test", 0))
     mean, std = notes["mean"], notes["std"]
     if options.train_size:
         mean, std = channel_statistics(images[train_span])
-    files = ImageFiles(folder, names, options.reader)
+    files = ImageFiles(folder, [decoder.names[index] for index in readable], options.reader)
     whole = Split(images, labels, tuple(mean), tuple(std), tuple(classes), is_mapped=True, files=files)
     spans = {"train": train_span, "validation": slice(None), "test": test_span}
     splits: dict[str, Any] = {
@@ -129,46 +140,6 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     return Dataset(folder.resolve().name, **splits, skipped=len(unreadable))
 
 
-def _readable_classes(
-    folder: Path, classes: list[str], labels: Tensor, rows: dict[str, slice]
-) -> tuple[list[str], Tensor]:
-    """The classes with readable training pictures, and the labels among these.
-
-    Raises:
-        DataError: fewer than two classes are left, or another split has pictures of a class that is not.
-    """
-    counts = torch.stack([labels[span].bincount(minlength=len(classes)) for span in rows.values()])
-    is_left = counts[0] > 0
-    if empty := [name for name, left in zip(classes, is_left, strict=True) if not left]:
-        message = no_pictures(folder, empty, len(classes))
-        if is_left.sum() < 2 or counts[:, ~is_left].any():
-            raise DataError(f"{message} that can be read for training; add some, or remove these classes")
-        log.warning("%s; left out", message)
-        classes = [name for name in classes if name not in empty]
-        labels = (is_left.cumsum(0) - 1)[labels]
-    return classes, labels
-
-
-def _warn(folder: Path, notes: dict[str, Any], unreadable: list[str], size: int, options: ImageFolderOptions) -> None:
-    """Warn of what the pictures lose; raise `DataError` if there are unreadable ones that must not be left out."""
-    if (deviation := 255 * max(notes["std"])) < FAINT:
-        log.warning(
-            "%s: the pixels hardly differ, their standard deviation is %.1f of 255; set data.dataset.max_16_bit=4095 "
-            "for 16-bit files of 12-bit cameras, or data.dataset.range_32_bit=[BLACK,WHITE] for int32 and float pixels",
-            *(folder, deviation),
-        )
-    if coloured := notes["coloured"]:
-        log.warning(
-            "%s: %d of the first %d pictures are in colour, which data.dataset.mode=grey drops; "
-            "data.dataset.mode=rgb keeps it",
-            *(folder, coloured, min(COLOUR_SAMPLES, size)),
-        )
-    if unreadable and not options.skip_unreadable:
-        raise _unreadable_error(unreadable, size, SKIP)
-    if unreadable:
-        log.warning("%s: %d pictures cannot be read and are left out: %s", folder, len(unreadable), shorten(unreadable))
-
-
 def _unreadable_error(unreadable: list[str], size: int, advice: str) -> DataError:
     shown = unreadable[:SHOWN_NAMES]
     if more := len(unreadable) - len(shown):
@@ -176,22 +147,16 @@ def _unreadable_error(unreadable: list[str], size: int, advice: str) -> DataErro
     return DataError("\n".join([f"{len(unreadable)} of {size} pictures cannot be read:", *shown, advice]))
 
 
-def _stat(path: Path) -> os.stat_result | None:
-    """The stat of a file; None for a missing one, which is reported when it is decoded."""
+def _identity(path: Path) -> tuple[int, ...] | None:
+    """Changes with the content of a file, which is not read; None for a missing one, which is reported later.
+
+    `mv` and archives keep size and modification time, but not the ctime; for a folder or the target of a link, not the
+    inode.
+    """
     with suppress(OSError):
-        return path.stat()
+        stat = path.stat()
+        return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
     return None
-
-
-class DecodedChunk(NamedTuple):
-    """Some consecutive samples of a split, but for the unreadable ones, of which there are indices and messages."""
-
-    images: Tensor
-    labels: Tensor
-    digests: list[bytes]
-    unreadable: list[tuple[int, str]]
-    coloured: int
-    sums: NDArray[np.uint64]
 
 
 class FolderDecoder:
@@ -202,95 +167,69 @@ class FolderDecoder:
     """
 
     def __init__(self, folder: Path, parts: list[Samples], options: ImageFolderOptions) -> None:
-        self.folder, self.parts, self.options = folder, parts, options
+        self.folder, self.options, self.reader = folder, options, options.reader
         self.samples = [sample for part in parts for sample in part]
-        self.stats = [_stat(path) for path, _ in self.samples]
+        self.names = [str(path.relative_to(folder)) for path, _ in self.samples]
         self.starts = [0, *accumulate(map(len, parts))]  # and the end of the last
         self.unreadable: list[tuple[int, str]] = []
-        self.coloured = 0
+        self.copies: list[str] = []
         self.sums = [np.zeros((3, options.shape[0]), np.uint64) for _ in parts]
         self.checksums = [hashlib.sha256() for _ in parts]
-        self.digests: list[list[bytes]] = [[] for _ in parts]  # of each readable picture
 
     def fingerprint(self) -> str:
-        """Changes with everything that changes the pixels; by sizes and times, since reading files takes too long."""
-        files = [
-            (str(path.relative_to(self.folder)), label, stat and stat.st_size, stat and stat.st_mtime_ns)
-            for (path, label), stat in zip(self.samples, self.stats, strict=True)
-        ]
-        options = [VERSION, *self.starts[1:-1], vars(self.options.reader)]
+        """Changes with everything that changes the pixels."""
+        files = [(name, label, _identity(path)) for name, (path, label) in zip(self.names, self.samples, strict=True)]
+        options = [VERSION, *self.starts[1:-1], vars(self.reader)]
         described = json.dumps([str(self.folder.resolve()), *options, files])
         return hashlib.sha256(described.encode()).hexdigest()
-
-    def stamp(self) -> str:
-        """Changes with other content in files of the same names, sizes and times.
-
-        `mv` and archives keep these, but not the ctime; for a folder or the target of a link, not the inode.
-        """
-        identities = [stat and (stat.st_ctime_ns, stat.st_ino) for stat in self.stats]
-        return hashlib.sha256(json.dumps(identities).encode()).hexdigest()
 
     def decode(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Images, large ones as `[B, H, W, C]`, and labels, in chunks.
 
         Raises:
-            DataError: at the end, if unreadable ones are not to be left out.
+            DataError: at the end, if none of a split can be read.
         """
-        size = len(self.samples)
+        size, threads = len(self.samples), available_cores()
         chunks = [
             (part, range(first, min(first + CHUNK, stop)))
             for part, (start, stop) in enumerate(pairwise(self.starts))
             for first in range(start, stop, CHUNK)
         ]
-        spans, threads = [chunk for _, chunk in chunks], available_cores()
+        spans, first_parts = [chunk for _, chunk in chunks], dict[bytes, int]()
         # Threads, because Pillow releases Python's lock while it decodes and resizes.
         with (
             closing(ordered_map(self._decode_chunk, spans, threads, 2 * threads, one_core_each())) as decoded,
             tqdm(total=size, desc="decoding once", leave=False, disable=None) as bar,
         ):
-            for (part, span), chunk in zip(chunks, decoded, strict=True):
-                self.digests[part] += chunk.digests
-                self.unreadable += chunk.unreadable
-                self.coloured += chunk.coloured
-                self.sums[part] += chunk.sums
-                self.checksums[part].update(chunk.images.contiguous().numpy().data)
-                yield rows_in_memory(chunk.images), chunk.labels
+            for (part, span), (images, labels, digests, unreadable, sums) in zip(chunks, decoded, strict=True):
+                self.copies += [name for name, digest in digests if first_parts.setdefault(digest, part) != part]
+                self.unreadable += unreadable
+                self.sums[part] += sums
+                self.checksums[part].update(images.contiguous().numpy().data)
+                yield rows_in_memory(images), labels
                 bar.update(len(span))
-        if self.unreadable and not (self.options.skip_unreadable and all(sums.any() for sums in self.sums)):
-            advice = "none is left" if self.options.skip_unreadable else SKIP
-            raise _unreadable_error([message for _, message in self.unreadable], size, advice)  # and keep nothing
+        if self.unreadable and not all(sums.any() for sums in self.sums):
+            raise _unreadable_error([message for _, message in self.unreadable], size, "none is left")  # keep nothing
 
     def notes(self) -> dict[str, Any]:
         """Plain values to keep with the decoded pictures."""
         mean, std = mean_and_std(self.sums[0])
         checksums = [checksum.hexdigest() for checksum in self.checksums]
-        problems = {"unreadable": self.unreadable, "coloured": self.coloured, "copies": self._copies()}
-        return {**problems, "mean": mean, "std": std, "sha256": checksums}
-
-    def _copies(self) -> list[int]:
-        """The readable pictures with the same pixels as one of an earlier split."""
-        earlier, copies, index = set[bytes](), list[int](), 0
-        for digests in self.digests:
-            copies += [place for place, digest in enumerate(digests, index) if digest in earlier]
-            earlier.update(digests)
-            index += len(digests)
-        return copies
+        return {"unreadable": self.unreadable, "copies": self.copies, "mean": mean, "std": std, "sha256": checksums}
 
     def _decode_chunk(self, indices: range) -> DecodedChunk:
-        images, reader = empty_images(len(indices), *self.options.shape), self.options.reader
-        labels: list[int] = []
+        images, labels = empty_images(len(indices), *self.options.shape), list[int]()
+        digests: list[tuple[str, bytes]] = []
         unreadable: list[tuple[int, str]] = []
-        coloured = 0
         for index in indices:
             path, label = self.samples[index]
             try:
-                images[len(labels)] = torch.from_numpy(reader(path)).permute(2, 0, 1)
-                if self.options.mode == Mode.grey and index < COLOUR_SAMPLES:
-                    coloured += is_colour(path, reader)
-                labels.append(label)
+                pixels = self.reader(path)
             except DataError as error:
                 unreadable.append((index, str(error)))
+                continue
+            digests.append((self.names[index], hashlib.blake2b(pixels.data, digest_size=16).digest()))
+            images[len(labels)] = torch.from_numpy(pixels).permute(2, 0, 1)
+            labels.append(label)
         images = images[: len(labels)]
-        digests = [hashlib.blake2b(row.numpy().data, digest_size=16).digest() for row in rows_in_memory(images)]
-        sums = channel_sums(images)
-        return DecodedChunk(images, torch.tensor(labels, dtype=torch.int64), digests, unreadable, coloured, sums)
+        return images, torch.tensor(labels, dtype=torch.int64), digests, unreadable, channel_sums(images)

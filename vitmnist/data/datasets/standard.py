@@ -133,5 +133,5 @@ def _download(source: str, root: Path, files: list[str], folder: Path, download:
 for name, source, classes in (("fashion_mnist", "FashionMNIST", GARMENTS), ("kmnist", "KMNIST", HIRAGANA)):
     DATASETS.register(name, SizeOptions)(partial(_idx_dataset, name, source, classes))
 # CIFAR-10 and CIFAR-100, the latter with its 100 fine labels (Krizhevsky, 2009)
-for number in (10, 100):
-    DATASETS.register(f"cifar{number}", CifarOptions)(partial(_read_cifar, number))
+for count in (10, 100):
+    DATASETS.register(f"cifar{count}", CifarOptions)(partial(_read_cifar, count))

@@ -9,9 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from vitmnist.errors import ConfigError
-from vitmnist.runtime.failures import classify
-from vitmnist.runtime.signals import RunInterrupted
+from vitmnist.errors import ConfigError, RunInterrupted, classify
 
 SHM = "--shm-size=2g"
 FILES = "ulimit -n 4096, or type fewer workers with data.loader.num_workers=N"

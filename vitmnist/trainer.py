@@ -1,0 +1,456 @@
+"""One run, from its configuration to its records: `Trainer` is the only class that knows all parts."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from vitmnist.augment.preprocess import Preprocess, build_augment, input_size
+from vitmnist.checkpoint import storage
+from vitmnist.checkpoint.manager import Checkpoint, CheckpointManager, load_checkpoint
+from vitmnist.checkpoint.storage import read_initial_weights
+from vitmnist.config.schema import Config
+from vitmnist.config.values import to_plain_dict
+from vitmnist.data.datasets.base import Dataset, Split
+from vitmnist.data.sampler import EpochSampler
+from vitmnist.errors import DataError, TrainingError, classify
+from vitmnist.loaders.auto import AutoOptions, LoaderSelection, ResidentBatch, candidate_of, select_loader
+from vitmnist.loaders.base import LOADERS, Loader, needs_of
+from vitmnist.losses import LOSSES
+from vitmnist.models import MODELS
+from vitmnist.optim.ema import EMA
+from vitmnist.optim.optimizers import OPTIMIZERS
+from vitmnist.optim.schedules import build_schedule
+from vitmnist.runtime.device import agree_on_device, use_deterministic_kernels
+from vitmnist.runtime.memory import Memory, check_fits, keep_freed_memory
+from vitmnist.runtime.signals import StopSignal
+from vitmnist.runtime.timer import EpochTimer, profiled
+from vitmnist.runtime.world import SINGLE_PROCESS, World
+from vitmnist.timing.benchmark import Candidate
+from vitmnist.tracking.environment import HardwareFigures, describe_environment
+from vitmnist.tracking.epoch_table import (
+    EpochRecord,
+    Monitor,
+    check_numbers,
+    epoch_record,
+    find_metric,
+    may_train_longer,
+)
+from vitmnist.tracking.images import epoch_images
+from vitmnist.tracking.log import log_early_stop, log_epoch, log_setup, log_test, log_verdict
+from vitmnist.tracking.loggers import LOGGERS, Logger, parse_loggers
+from vitmnist.tracking.result import Result, choices_of, recording_outcome
+from vitmnist.training.checks import check_config, check_outputs, warn_of_microbatches
+from vitmnist.training.data import eval_sampler, read_dataset, train_sampler
+from vitmnist.training.fine_tuning import load_initial_weights, scale_learning_rates
+from vitmnist.training.loop import EpochProgress, Predictions, evaluate, train_epoch
+from vitmnist.training.step import TrainStep
+from vitmnist.training.step_options import StepConfig, resolve_step_config
+
+log = logging.getLogger(__name__)
+
+
+class Trainer:
+    """Trains and evaluates as configured, or resumes the run in `folder`; writes its records there.
+
+    `fit` calls the other methods in the order in which they stand here. With several processes, all of them call it;
+    rank 0 writes the records.
+
+    Args:
+        config: with `resume`, the newest checkpoint in the folder is continued if there is one.
+        folder: an existing folder, locked by the caller; gets `result.json`, `epochs.csv`, a TensorBoard event file and
+            checkpoints.
+        overrides: command-line overrides, only stored.
+        stop: asks the run to stop before its end; listens once training has begun.
+
+    Raises:
+        ConfigError: there is no such device, logger or metric.
+    """
+
+    checkpoint: Checkpoint | None = None
+    """From which the run is resumed."""
+    weights: Mapping[str, Tensor] | None = None
+    """What `init` names."""
+    dataset: Dataset
+    sampler: EpochSampler
+    step: TrainStep
+    train_loader: Loader
+    eval_loader: Loader
+    loader_values: Mapping[str, Any]
+    """The configuration of both loaders, with what `auto` chose."""
+    selection: LoaderSelection | None = None
+    """The measurement behind `data/loader=auto`."""
+    checkpoints: CheckpointManager
+    resumed_progress: EpochProgress | None = None
+    """Of the epoch within which the checkpoint was saved."""
+    hardware: HardwareFigures
+
+    def __init__(
+        self, config: Config, folder: Path, overrides: list[str], stop: StopSignal, world: World = SINGLE_PROCESS
+    ) -> None:
+        self.config, self.folder, self.stop, self.world = config, folder, stop, world
+        self.monitor = Monitor(find_metric(config.monitor, "monitor"), config.patience)
+        self.logger_values = parse_loggers(config.logger)
+        self.loggers: list[Logger] = []
+        self.device = agree_on_device(config.device, world)
+        self.is_first_epoch = True  # since the start or resume of this process
+        self.stack = ExitStack()
+        """Closes loaders and loggers."""
+        values = to_plain_dict(config)
+        self.result = Result(
+            overrides=overrides,
+            choices=choices_of(values),
+            config=values,
+            batch_size=config.batch_size,
+            seed=config.seed,
+            device=str(self.device),
+            distributed={"ranks": world.size} if world.size > 1 else None,
+        )
+
+    def fit(self) -> Result:
+        """Train and evaluate, and record it.
+
+        Raises:
+            ConfigError, DataError: the configuration or the data cannot be used; nothing is recorded.
+            PeerError: another process failed before the run began; nothing is recorded.
+            TrainingError: training cannot continue; recorded.
+            RunInterrupted: the run was asked to stop; recorded and saved.
+        """
+        config, result, world = self.config, self.result, self.world
+        deadline = math.inf if config.max_minutes is None else time.monotonic() + 60 * config.max_minutes
+        with ExitStack() as until_recorded, recording_outcome(result, config, self.folder, self.stop, world):
+            with self.stack:
+                self.read_start()
+                self.build_data()
+                self.build_step()
+                self.build_loaders()
+                self.distribute()
+                self.record_setup()
+                self.restore()
+                self.open_records()
+                # `finish_epoch` adds the wait for the first batch.
+                result.setup_s = time.time() - result.began_at - (result.compile_s or 0.0)
+                # From here on a signal stops the run after a step, when it can be saved. Before, nothing can be lost.
+                until_recorded.enter_context(self.stop.listening(deadline))
+                step = self.step
+                while not self.is_done():
+                    progress = self.start_epoch()
+                    with self.instrument(progress, is_training=True) as after_step:
+                        train = train_epoch(step, self.train_loader, progress, after_step)
+                    with self.instrument(progress, is_training=False) as after_step:
+                        evaluation, predictions = evaluate(
+                            step.eval_model, self.eval_loader, step.preprocess, after_step, world
+                        )
+                    self.finish_epoch(progress, train, evaluation, predictions)
+                result.stopped_early = len(result.epochs) < config.epochs
+                log_early_stop(result, self.monitor)
+                self.checkpoints.save_final_weights()
+                self.evaluate_on_test()
+            log_verdict(result)
+        return result
+
+    def read_start(self) -> None:
+        """Read what the run starts from: its checkpoint if it is resumed, or the weights that `init` names.
+
+        Raises:
+            ConfigError: a key differs that may not change on resuming, or `init` names no weights.
+            DataError: the checkpoint or the weights cannot be read.
+        """
+        if self.config.resume:
+            self.checkpoint = load_checkpoint(self.config, self.folder, self.world)
+        if self.checkpoint:
+            self.result.epochs, self.result.resumed = self.checkpoint.epochs, True
+        elif self.config.init:
+            self.weights = self.world.broadcast_object(partial(read_initial_weights, self.config.init))
+
+    def build_data(self) -> None:
+        """Read the dataset, and divide its batches among the ranks.
+
+        Raises:
+            ConfigError: something is unknown or does not fit together.
+            DataError: the data cannot be read.
+        """
+        check_config(self.config, self.device)
+        self.dataset = read_dataset(self.config, self.world)
+        self.sampler = train_sampler(self.config, self.dataset, self.world)
+
+    def build_step(self) -> None:
+        """Build model, optimizer, schedule and loss, and the step that uses them."""
+        config, device, train, sampler = self.config, self.device, self.dataset.train, self.sampler
+        if device.type == "cpu":
+            keep_freed_memory()
+        else:
+            use_deterministic_kernels()
+        options, preprocess = self.step_config(), Preprocess(train, build_augment(config.data.augment)).to(device)
+        model = build_model(config, train, device, self.weights)
+        optimizer = OPTIMIZERS.build(config.optimizer, model, options.fused)
+        frozen_norms = scale_learning_rates(optimizer, model, config.lr_scale)
+        schedule = build_schedule(config.schedule, config.epochs, len(sampler))
+        loss = LOSSES.build(config.loss, train.labels, train.classes, device)
+        ema = EMA(model, config.ema_decay) if config.ema_decay else None
+        batch_size = min(sampler.batch_size, sampler.size)
+        clip_norm = config.trainer.clip_norm
+        parts = model, preprocess, optimizer, schedule, loss, batch_size, options, clip_norm, ema, frozen_norms
+        self.step = TrainStep(*parts)
+        warn_of_microbatches(self.step)
+
+    def step_config(self) -> StepConfig:
+        """The options of the step: those of the checkpoint if they still apply, else resolved by rank 0 for all."""
+        config, device, world, sampler = self.config, self.device, self.world, self.sampler
+        options = self.checkpoint and self.checkpoint.reusable_step_config(config, device.type, world.size)
+        if not options:
+            sizes = min(sampler.batch_size, sampler.size), config.epochs * sampler.size
+            values = world.broadcast_object(lambda: resolve_step_config(config.trainer, device, *sizes).to_dict())
+            options = StepConfig.from_dict(values)
+        if options.reasons:
+            log.info("trainer options chosen for %s:\n%s", device, options.describe())
+        return options
+
+    def build_loaders(self) -> None:
+        """Build the loaders of training and evaluation, and compile the step for what they deliver."""
+        step, world, evaluated = self.step, self.world, self.dataset.evaluated
+        # Evaluation keeps no activations, so what fits in training fits here. All ranks take the size of rank 0: their
+        # own may differ by one image.
+        eval_batch = world.broadcast_object(lambda: step.microbatch_size) * world.size
+        sets = [(self.dataset.train, self.sampler), (evaluated, eval_sampler(evaluated, eval_batch, world))]
+        values = self.config.data.loader
+        if isinstance(LOADERS.member(values)[1], AutoOptions):
+            self.selection = self.time_loaders(sets) if world.is_main else None
+            values = world.broadcast_object(lambda: self.selection.values if self.selection else values)
+        # All together, because the first loader may leave no room for the second.
+        needs = needs_of(values, sets, self.device) or Memory()
+        check_fits(values["name"], needs, self.device, others=("ram", "cache", "disk"))
+        loaders = [self.stack.enter_context(LOADERS.build(values, *data, self.device)) for data in sets]
+        self.loader_values, (self.train_loader, self.eval_loader) = values, loaders
+        step.compile(self.train_loader)
+        if step.compile_s:
+            log.info("compilation took %.1f s, which no epoch includes", step.compile_s)
+
+    def time_loaders(self, sets: Sequence[tuple[Split, EpochSampler]]) -> LoaderSelection:
+        """Time the loaders with the run's own training step, then restore its state."""
+        step, (train, *others) = self.step, sets
+        _, options = LOADERS.member(self.config.data.loader)
+        assert isinstance(options, AutoOptions)
+        initial = copy.deepcopy(step.state_dict())
+
+        # Before the timing, so that the memory of compiling does not count as memory that a loader must leave free.
+        step.compile(ResidentBatch(*train, step.device))
+
+        def timed(loader: Loader) -> Candidate:
+            step.compile(loader)  # once more if the loader delivers floats
+            return candidate_of(loader, step.device, step, lambda epoch: step.batches(loader, epoch))
+
+        log.info("timing %s for a few batches each", ", ".join(options.candidates or ()) or "all loaders")
+        try:
+            selection, _ = select_loader(options, *train, step.device, timed=timed, also=others)
+        finally:
+            step.load_state_dict(initial)
+            step.model.zero_grad()
+        log.info("expected time per loader\n%s", selection.table())
+        return selection
+
+    def distribute(self) -> None:
+        """Connect the ranks for training, and seed their generators."""
+        self.world.connect(self.device, self.config.distributed.timeout_s)
+        self.step.distribute(self.world)
+        seed = self.config.seed + self.world.rank  # random layers such as dropout must differ, as the images do
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+
+    def record_setup(self) -> None:
+        """Record dataset, loader choice, options of the step and environment."""
+        result, dataset = self.result, self.dataset
+        if self.selection:
+            result.choices["loader"] = self.selection.values["name"]
+            result.auto = self.selection.record()
+        result.loader, result.eval_split = {**self.train_loader.settings}, dataset.eval_split
+        result.trainer, result.compile_s = self.step.config.to_dict(), self.step.compile_s or None
+        result.dataset = {
+            "name": dataset.name,
+            **{f"{name}_size": len(split) for name, split in dataset.splits.items()},
+            "skipped": dataset.skipped,
+            "sha256": self.world.broadcast_object(lambda: dataset.sha256),
+            **({"folds_of": dataset.folds_of} if dataset.folds_of else {}),
+        }
+        result.environment = describe_environment(self.device) if self.world.is_main else None
+
+    def restore(self) -> None:
+        """Restore the checkpoint, if there is one; raises `DataError` if it is damaged, or of another dataset."""
+        self.checkpoints = CheckpointManager(
+            self.folder, self.config, self.dataset, self.step, self.result, self.stop, self.world, self.monitor
+        )
+        if not self.checkpoint:
+            return
+        progress = self.new_progress()
+        self.checkpoints.restore(self.checkpoint, progress)
+        self.resumed_progress = progress if self.checkpoint.progress else None
+        epochs, config, step = int(self.checkpoint.config["epochs"]), self.config, self.step
+        before = build_schedule(config.schedule, epochs, len(self.sampler))
+        if any(before(index) != step.schedule(index) for index in range(step.steps)):
+            log.warning(
+                "epochs=%d (it was %s): schedule=%s continues at this step of the new curve, so the run differs from "
+                "one that was started with epochs=%d",
+                *(config.epochs, epochs, config.schedule["name"], config.epochs),
+            )
+
+    def open_records(self) -> None:
+        """Log the run, open its loggers, and remove what was recorded after the checkpoint."""
+        result, folder = self.result, self.folder
+        self.hardware = HardwareFigures(self.device)  # after set-up, whose memory and GPU time it must not count
+        log_setup(self.config, result, self.dataset, self.step, self.train_loader, self.world)
+        if self.world.is_main:
+            self.loggers = [
+                self.stack.enter_context(LOGGERS.build(values, folder, result)) for values in self.logger_values
+            ]
+            result.write_config(folder)
+            result.write_epochs(folder)  # drops what was recorded after the checkpoint, and a row that was cut off
+            for earlier in ("result.json", f"{storage.FOLDER}/final.safetensors"):
+                (folder / earlier).unlink(missing_ok=True)
+
+    def is_done(self) -> bool:
+        """Whether all epochs are done, or none has been better for as long as `patience` allows."""
+        epochs, before = self.result.epochs, self.checkpoint
+        # A run that had stopped early trains on if it may train longer than before.
+        must_train = (
+            self.is_first_epoch
+            and before
+            and (before.progress or may_train_longer(before.config, to_plain_dict(self.config)))
+        )
+        return len(epochs) >= self.config.epochs or (self.monitor.is_exhausted(epochs) and not must_train)
+
+    def start_epoch(self) -> EpochProgress:
+        """The progress of the next epoch: that of the checkpoint if it was saved in the middle, else a new one."""
+        progress, self.resumed_progress = self.resumed_progress, None
+        return progress or self.new_progress()
+
+    def new_progress(self) -> EpochProgress:
+        """The progress of the next epoch, at its beginning."""
+        number, every = len(self.result.epochs), self.config.log.every_steps
+        return EpochProgress(number, self.sampler, self.device, every, self.world)
+
+    @contextmanager
+    def instrument(self, progress: EpochProgress, *, is_training: bool) -> Iterator[Callable[[EpochTimer], None]]:
+        """Set up progress bar, profiler and checkpoints around a pass; yields what to call after each step."""
+        profiler: AbstractContextManager[Callable[[], None]] = nullcontext(lambda: None)
+        loader, name, done = self.eval_loader, self.dataset.eval_split, 0
+        if is_training:
+            loader, name, done = self.train_loader, "train", progress.metrics.steps
+            if self.config.profile and self.is_first_epoch and self.world.is_main:
+                profiler = profiled(self.folder, len(loader) - done, self.device)
+        look: dict[str, Any] = {"desc": f"epoch {progress.epoch + 1} {name}", "unit": "batch", "leave": False}
+        look["disable"] = None if self.world.is_main else True  # None: show it only if stderr is a terminal
+        bar = tqdm(total=len(loader), initial=done, mininterval=0.5, **look)
+        with profiler as next_step, bar:
+
+            def after_step(timer: EpochTimer) -> None:
+                bar.update()
+                next_step()
+                self.checkpoints.after_step(progress, timer)
+
+            yield after_step
+
+    def finish_epoch(
+        self, progress: EpochProgress, train: dict[str, float], evaluation: dict[str, float], predictions: Predictions
+    ) -> None:
+        """Record, log and save a completed epoch.
+
+        Raises:
+            TrainingError: the evaluation loss is not finite.
+            DataError: a record or the checkpoint cannot be written; if it is a record, the checkpoint is saved first.
+            RunInterrupted: the run is to stop, and is saved.
+        """
+        epoch, config = progress.epoch, self.config
+        if not math.isfinite(evaluation["eval_loss"]):
+            raise TrainingError(
+                f"the evaluation loss is {evaluation['eval_loss']} after epoch {epoch + 1}, at learning rate "
+                f"{self.step.lr:g}; try a smaller optimizer.lr"
+            )
+        save_s = train["save_s"] + evaluation["save_s"]
+        metrics = {
+            **train,
+            **evaluation,
+            "epoch_s": train["train_s"] + evaluation["eval_s"] + save_s,
+            "save_s": save_s,
+            **self.hardware.metrics(),
+        }
+        record = epoch_record(epoch, metrics, progress.logged_steps(), self.is_first_epoch)
+        if self.is_first_epoch and self.result.setup_s is not None:
+            self.result.setup_s += progress.timer.first_wait()
+        self.result.epochs.append(record)
+        self.is_first_epoch = False
+        is_last = self.is_done()
+        try:  # before the checkpoint: on resuming, events after the last checkpoint are purged
+            self.write_records(record, predictions, is_last)
+        except OSError as error:
+            self.checkpoints.after_epoch(is_last, must_save=True)
+            raise DataError(f"cannot write the records: {classify(error).message}") from error
+        log_epoch(record, config.epochs)
+        self.checkpoints.after_epoch(is_last)
+
+    def evaluate_on_test(self) -> None:
+        """Evaluate the best weights on the test split, if epochs were evaluated on a validation split.
+
+        Raises:
+            TrainingError: a loss or metric that no record may have.
+        """
+        dataset, step = self.dataset, self.step
+        if dataset.validation is None or dataset.test is None:
+            return
+        name = self.checkpoints.load_best_weights()
+        for loader in (self.train_loader, self.eval_loader):
+            loader.close()  # there may be no memory for a third set
+        sampler = eval_sampler(dataset.test, self.eval_loader.sampler.global_sampler.batch_size, self.world)
+        with LOADERS.build(self.loader_values, dataset.test, sampler, self.device) as loader:
+            metrics, _ = evaluate(step.eval_model, loader, step.preprocess, world=self.world)
+        values = {key.replace("eval_", "test_"): value for key, value in metrics.items() if key.startswith("eval_")}
+        try:
+            check_numbers(values)
+        except ValueError as error:
+            raise TrainingError(f"test split: {error}") from error
+        self.result.test = {"weights": name, **values}
+        log_test(self.result, self.monitor)
+
+    def write_records(self, record: EpochRecord, predictions: Predictions, is_last: bool) -> None:
+        """Append to `epochs.csv`, and log the epoch; raises `OSError` if that fails."""
+        if not self.world.is_main:
+            return
+        epoch, every = record["epoch"], self.config.log.images_every_epochs
+        self.result.append_epoch(self.folder)
+        for logger in self.loggers:
+            logger.add_epoch(record)
+        if self.loggers and every and (is_last or (epoch + 1) % every == 0):
+            images = epoch_images(self.dataset, self.train_loader, self.step.preprocess, predictions, epoch)
+            for logger in self.loggers:
+                logger.add_images(images, epoch)
+
+
+def build_model(
+    config: Config, split: Split, device: torch.device, weights: Mapping[str, Tensor] | None
+) -> torch.nn.Module:
+    """Build the model, on its device, with the weights that `init` names; tries it.
+
+    Raises:
+        ConfigError: it does not fit the images, or the weights do not fit it.
+    """
+    _, channels, height, width = split.images.shape
+    shape = channels, *input_size(build_augment(config.data.augment), height, width)
+    torch.manual_seed(config.seed)  # weights are initialised on the CPU, so they are identical on every device
+    model = MODELS.build(config.model, shape, len(split.classes))
+    if weights is not None:
+        load_initial_weights(model, weights, config.init_skip)
+    check_outputs(config.model["name"], model.to(device), torch.zeros(2, *shape, device=device), len(split.classes))
+    return model

@@ -1,0 +1,67 @@
+"""What a configuration and its model are refused for before training begins."""
+
+from __future__ import annotations
+
+import logging
+from operator import attrgetter
+
+import torch
+from torch import Tensor, nn
+
+from vitmnist.augment.preprocess import build_augment, input_size
+from vitmnist.config.schema import Config, registries
+from vitmnist.data.channel_statistics import configured_statistics
+from vitmnist.data.datasets.base import DATASETS
+from vitmnist.errors import ConfigError, classify, described
+from vitmnist.models import MODELS
+from vitmnist.training.fine_tuning import BATCH_NORMS
+from vitmnist.training.step import TrainStep
+
+log = logging.getLogger(__name__)
+
+
+def check_config(config: Config, device: torch.device | str = "cpu") -> None:
+    """Raise `ConfigError` for errors that the configuration alone shows, before data are read; tries the model too."""
+    for key, registry in registries():
+        registry.member(attrgetter(key)(config))
+    augment = build_augment(config.data.augment)
+    _, options = DATASETS.member(config.data.dataset)
+    shape = getattr(options, "shape", None)
+    configured_statistics(config.data.normalize, shape and shape[0])
+    if shape:  # the number of classes is not known yet
+        size = shape[0], *input_size(augment, *shape[1:])
+        model = MODELS.build(config.model, size, 2).to(device)
+        check_outputs(config.model["name"], model, torch.zeros(2, *size, device=device), 2)
+
+
+def check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) -> None:
+    """Raise `ConfigError` unless the model returns a logit per image and class: more of them would train silently."""
+    try:
+        with torch.no_grad():
+            logits = model.eval()(images)  # in this mode, no state changes and no random number is drawn
+    except Exception as error:  # of any type: the model's code
+        if classify(error).is_user_error:
+            raise
+        raise ConfigError(
+            f"model={name}: fails on images {list(images.shape[1:])}: {described(error).rstrip('.')}; set "
+            "data.dataset.size or a crop in data.augment to a size that it takes, or choose another model"
+        ) from error
+    model.train()
+    if not isinstance(logits, Tensor) or logits.shape != (len(images), classes):
+        shown = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ConfigError(
+            f"model={name}: it returned {shown} for {len(images)} images of {classes} classes; it must return logits "
+            f"[{len(images)}, {classes}]"
+        )
+
+
+def warn_of_microbatches(step: TrainStep) -> None:
+    """Warn if batch normalisation sees microbatches."""
+    if step.microbatch_size < step.batch_size and any(
+        isinstance(module, BATCH_NORMS) and module.training for module in step.model.modules()
+    ):
+        log.warning(
+            "trainer.micro_batch=%d: the model has batch normalisation, whose statistics are those of a microbatch; "
+            "trainer.micro_batch=null takes them from the whole batch",
+            step.config.micro_batch,
+        )
