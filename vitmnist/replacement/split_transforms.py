@@ -112,7 +112,7 @@ class SplitDataset(Dataset[Any]):
         if inputs and named:
             raise TypeError("its transform gets arguments with and without names")
         call = len(self._calls)
-        decoded = apply(self.deterministic[number], named or inputs)
+        decoded = apply(self.deterministic[position], named or inputs)
         for value in decoded.values() if isinstance(decoded, dict) else decoded:
             if isinstance(value, Image.Image):
                 value.load()  # while its file is open
