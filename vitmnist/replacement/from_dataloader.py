@@ -23,9 +23,9 @@ from vitmnist.replacement.decoded_dataset import (
     DecodedDataset,
     GatheredDataset,
     Location,
-    NamedCollate,
     NoRowsError,
     TransformedDataset,
+    collated,
     keep_rows,
     keep_samples,
 )
@@ -216,7 +216,7 @@ def _replace_fixed(dataloader: DataLoader[Any], store: Location, probed: list[An
             "gpu_slice: the order of this DataLoader depends on its workers, which cannot deliver from the device; "
             "give it num_workers=0"
         )
-    first = check_rows(NamedCollate(collate, "probes"), probed)
+    first = check_rows(partial(collated, collate, "probes"), probed)
     guard = TransformGuard(dataset, [*transform_parts(dataset), collate])
     fingerprint = store.fingerprint
     if default_collate is collate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -26,7 +27,7 @@ from vitmnist.data.randomness import (
 )
 from vitmnist.data.sources import copied
 from vitmnist.errors import ConfigError, DataError, naming
-from vitmnist.replacement.decoded_dataset import BatchRows, DecodedDataLoader, NamedCollate, NoRowsError, read_batch
+from vitmnist.replacement.decoded_dataset import BatchRows, DecodedDataLoader, NoRowsError, collated, read_batch
 from vitmnist.store.tree import find_difference
 
 COMPARED = 3
@@ -120,7 +121,7 @@ def find_random(dataloader: DataLoader[Any], probes: Sequence[int]) -> tuple[lis
     except RandomSampleError as error:
         return [], str(error)
     size = min(dataloader.batch_size or COMPARED_SIZE, len(samples))
-    collate = NamedCollate(dataloader.collate_fn, f"samples {', '.join(map(str, probes[:3]))}, …")
+    collate = partial(collated, dataloader.collate_fn, f"samples {', '.join(map(str, probes[:3]))}, …")
     _, reason = call_watched(lambda: collate(copied(samples[:size])), (dataset, collate), again=True)
     return samples, reason and f"the collate function is random ({reason})"
 

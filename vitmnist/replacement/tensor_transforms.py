@@ -89,7 +89,7 @@ def _parameters(kind: type) -> tuple[str, ...]:
 def tensor_form(transforms: Sequence[Transform]) -> tuple[list[Transform], int]:
     """The form of some transforms for tensors, and how many of these stand before the conversion to a tensor."""
     names = list(map(_name, transforms))
-    position = next((number for number, name in enumerate(names) if name in CONVERTING), len(names))
+    position = next((place for place, name in enumerate(names) if name in CONVERTING), len(names))
     steps = list(map(_of_tensor, transforms))
     steps[position : position + 1] = [ToFloat()] if names[position : position + 1] == ["ToTensor"] else []
     return steps, position
@@ -130,10 +130,10 @@ def picture_difference(
     """
     tensors, means, largest = samples.with_tensors(), [], 0.0
     for index in probes:
-        (numbers, _, calls), (_, _, tensor_calls) = samples[index], tensors[index]
-        for number, inputs, tensor_inputs in zip(numbers, calls, tensor_calls, strict=True):
-            steps, end = forms[number]
-            (expected, *_) = _seeded(transforms[number][:end], inputs, index)
+        (positions, _, calls), (_, _, tensor_calls) = samples[index], tensors[index]
+        for position, inputs, tensor_inputs in zip(positions, calls, tensor_calls, strict=True):
+            steps, end = forms[position]
+            (expected, *_) = _seeded(transforms[position][:end], inputs, index)
             expected = to_tensor(expected) if isinstance(expected, Image.Image) else expected
             if len(inputs) > 1 or not isinstance(expected, Tensor):
                 raise ConfigError("transforms='tensor': is for transforms of one picture; use transforms='exact'")
@@ -276,10 +276,10 @@ class DrawnDataset(TransformedDataset):
         drawn: list[DrawnSample] = []
         for index in indices:
             with naming(f"sample {index}"):
-                numbers, sample, calls = self._samples.view(index)
+                positions, sample, calls = self._samples.view(index)
                 pictures = [
-                    DrawnPicture(image, *draw(transforms[number], tuple(image.shape)))
-                    for number, (image,) in zip(numbers, calls, strict=True)
+                    DrawnPicture(image, *draw(transforms[position], tuple(image.shape)))
+                    for position, (image,) in zip(positions, calls, strict=True)
                 ]
                 drawn.append(DrawnSample(f"sample {index}", sample, pictures))
         threads = 1 if get_worker_info() else max(torch.get_num_threads(), self._threads)
