@@ -24,7 +24,7 @@ HELD_OUT = ("data.holdout=5", "checkpoint.min_interval_s=0")
 )
 def test_the_best_epoch_is_the_first_of_the_best_numbers(name: str, values: list, best: int | None) -> None:
     metric = find_metric(name, "monitor")
-    epochs = [{metric.name: value} for value in values]
+    epochs = [{} if value is None else {metric.name: value} for value in values]
     assert Monitor(metric).best_epoch(epochs) == best
     since_best = len(values) - 1 - (-1 if best is None else best)
     assert not Monitor(metric).is_exhausted(epochs)

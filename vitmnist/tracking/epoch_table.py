@@ -168,9 +168,9 @@ class Monitor:
 
     def best_epoch(self, epochs: Sequence[EpochRecord]) -> int | None:
         """The index of the best epoch, the first among equals; None if no epoch has a value."""
-        values = {index: epoch[self.metric.name] for index, epoch in enumerate(epochs)}
-        measured = [index for index, value in values.items() if value is not None]
-        return max(measured, key=lambda index: self.metric.sign * values[index], default=None)
+        name, sign = self.metric.name, self.metric.sign
+        values = {index: sign * epoch[name] for index, epoch in enumerate(epochs) if epoch.get(name) is not None}
+        return max(values, key=values.__getitem__, default=None)
 
     def is_exhausted(self, epochs: Sequence[EpochRecord]) -> bool:
         """Whether training stops after these epochs."""
