@@ -16,6 +16,7 @@ from inspect import signature
 from itertools import islice, zip_longest
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal, NamedTuple, SupportsIndex
+from unittest import SkipTest
 
 import numpy as np
 import torch
@@ -56,10 +57,6 @@ class Audit:
         return "\n".join(f"{status:<11}  {name}: {detail}" for name, status, detail in self.properties)
 
 
-class Unchecked(Exception):  # noqa: N818
-    """A promise cannot be checked; the message is the reason."""
-
-
 class ProbeDataset(Dataset[tuple[int, Any]]):
     """Sample i is i and float64 `[3]`: a number from each of the global generators, or i itself if it is not random."""
 
@@ -70,10 +67,10 @@ class ProbeDataset(Dataset[tuple[int, Any]]):
         return self.size
 
     def __getitem__(self, index: SupportsIndex) -> tuple[int, Any]:
-        number = range(self.size)[index]  # raises IndexError
+        sample = range(self.size)[index]  # raises IndexError
         if not self.is_random:
-            return number, np.full(len(GENERATORS), float(number))
-        return number, np.array([torch.rand((), dtype=torch.float64).item(), np.random.rand(), random.random()])
+            return sample, np.full(len(GENERATORS), float(sample))
+        return sample, np.array([torch.rand((), dtype=torch.float64).item(), np.random.rand(), random.random()])
 
 
 def audit(loader_factory: Callable[..., Any], *, samples: int = 1009, strict: bool = False) -> Audit:
@@ -93,16 +90,16 @@ def audit(loader_factory: Callable[..., Any], *, samples: int = 1009, strict: bo
         for promise in (*promises, subject.streams_are_independent, subject.nothing_left_behind):
             name = str(promise.__doc__)
             try:
-                found = Property(name, "ok", promise())
-            except Unchecked as reason:
-                found = Property(name, "not checked", str(reason))
+                result = Property(name, "ok", promise())
+            except SkipTest as reason:
+                result = Property(name, "not checked", str(reason))
             except Exception as error:  # a loader may fail in any way
                 detail = f"{type(error).__name__}: ".removeprefix("AssertionError: ") + first_line(error)
                 if strict:
                     raise AssertionError(f"{name}: {detail}") from error
-                found = Property(name, "FAILED", detail)
-            print(Audit((found,)), flush=True)  # some loaders take seconds to start
-            properties.append(found)
+                result = Property(name, "FAILED", detail)
+            print(Audit((result,)), flush=True)  # some loaders take seconds to start
+            properties.append(result)
             if "epochs" not in vars(subject):  # without batches, nothing else can be checked
                 break
     return Audit(tuple(properties))
@@ -124,17 +121,16 @@ class _Subject:
         try:
             yield loader
         finally:
-            if callable(close := getattr(loader, "close", None)):
-                close()
+            getattr(loader, "close", lambda: None)()
 
     def read(self, **changed: int) -> list[list[ProbeBatch]]:
         """Epochs 0 and 1 of a new loader; raises `DataError` if one is empty or endless."""
         epochs = []
         with self.open(**changed) as loader:
-            for number in range(2):
-                epochs.append([_copy(batch) for batch in islice(_start(loader, number), self.data.size + 1)])
+            for epoch in range(2):
+                epochs.append([_copy(batch) for batch in islice(_start(loader, epoch), self.data.size + 1)])
                 if not 0 < (count := len(epochs[-1])) <= self.data.size:
-                    raise DataError(f"epoch {number} has {count or 'no'} batches of {self.data.size} samples, or more")
+                    raise DataError(f"epoch {epoch} has {count or 'no'} batches of {self.data.size} samples, or more")
         return epochs
 
     @cached_property
@@ -152,12 +148,12 @@ class _Subject:
         # Each worker may drop a last batch shorter than the others; its samples differ if the order does.
         sizes = {len(indices) for indices, _ in self.epochs[0]}
         dropped = sizes.pop() * max(self.settings.get("num_workers", 1), 1) if len(sizes) == 1 else 1
-        for number, order in enumerate(orders):
+        for epoch, order in enumerate(orders):
             if repeated := [index for index, count in Counter(order).items() if count > 1]:
-                raise AssertionError(f"epoch {number}: index {repeated[0]} came twice; such indices: {len(repeated)}")
+                raise AssertionError(f"epoch {epoch}: index {repeated[0]} came twice; such indices: {len(repeated)}")
             missing.append(sorted({*range(self.data.size)} - {*order}))
             if len(missing[-1]) >= dropped:
-                raise AssertionError(f"epoch {number}: {len(missing[-1])} indices never came, such as {missing[-1][0]}")
+                raise AssertionError(f"epoch {epoch}: {len(missing[-1])} indices never came, such as {missing[-1][0]}")
         if missing[0] and missing[0] == missing[1] and orders[0] != orders[1]:
             raise AssertionError(f"index {missing[0][0]} never came in epochs 0 and 1, whose orders differ")
         return f"{self.data.size} samples, {len(self.epochs[0])} batches, {len(missing[0])} samples dropped"
@@ -172,9 +168,9 @@ class _Subject:
     def same_batches(self) -> str:
         """batches depend on the seed and the epoch alone"""
         if "num_workers" not in self.settings:
-            raise Unchecked("the factory takes no num_workers")
-        for number, epoch in enumerate(self.read(num_workers=0)):
-            _compare(self.epochs[number], epoch, f"0 and 2 workers: epoch {number}")
+            raise SkipTest("the factory takes no num_workers")
+        for index, epoch in enumerate(self.read(num_workers=0)):
+            _compare(self.epochs[index], epoch, f"0 and 2 workers: epoch {index}")
         return "0 and 2 workers, 2 epochs"
 
     def resumes_exactly(self) -> str:
@@ -182,7 +178,7 @@ class _Subject:
         middle = len(self.epochs[1]) // 2
         with self.open() as loader:
             if not hasattr(loader, "epoch"):
-                raise Unchecked("the loader has no epoch(number, start)")
+                raise SkipTest("the loader has no epoch(number, start)")
             rest = [_copy(batch) for batch in loader.epoch(1, middle)]
             _compare(self.epochs[1][middle:], rest, f"epoch(1, {middle})", middle)
         return f"epoch(1, {middle}) of {len(self.epochs[1])} batches"
@@ -191,7 +187,7 @@ class _Subject:
         """samples do not share random numbers"""
         numbers = [batch[1] for epoch in self.epochs for batch in epoch if batch[1] is not None]
         if not (numbers and self.data.is_random):
-            raise Unchecked("the loader does not take random samples, or leaves out their numbers")
+            raise SkipTest("the loader does not take random samples, or leaves out their numbers")
         for name, drawn in zip(GENERATORS, np.concatenate(numbers).T, strict=True):
             if equal := len(drawn) - len(np.unique(drawn)):
                 raise AssertionError(f"{name}: {equal} of {len(drawn)} samples have the number of another one")
@@ -212,13 +208,13 @@ def _order(batches: list[ProbeBatch]) -> list[int]:
     return [index for batch in batches for index in batch[0].tolist()]
 
 
-def _start(loader: Iterable[object], number: int) -> Iterator[object]:
-    """The batches of the next epoch of a loader, which is epoch `number`."""
+def _start(loader: Iterable[object], epoch: int) -> Iterator[object]:
+    """The batches of the next epoch of a loader, which is epoch `epoch`."""
     if hasattr(loader, "epoch"):
-        return iter(loader.epoch(number))
+        return iter(loader.epoch(epoch))
     for part in (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
         if set_epoch := getattr(part, "set_epoch", None):
-            set_epoch(number)
+            set_epoch(epoch)
     return iter(loader)
 
 
@@ -231,13 +227,13 @@ def _copy(batch: object) -> ProbeBatch:
     return leaves[0], leaves[1] if len(leaves) > 1 else None
 
 
-def _compare(expected: list[ProbeBatch], found: list[ProbeBatch], context: str, start: int = 0) -> None:
+def _compare(expected: list[ProbeBatch], actual: list[ProbeBatch], context: str, start: int = 0) -> None:
     """Raise `AssertionError` at the first batch that differs."""
-    for number, (ours, theirs) in enumerate(zip_longest(expected, found, fillvalue=(np.array([]),) * 2), start):
+    for index, (ours, theirs) in enumerate(zip_longest(expected, actual, fillvalue=(np.array([]),) * 2), start):
         if (wanted := ours[0].tolist()) != (got := theirs[0].tolist()):
-            raise AssertionError(f"{context}, batch {number}: expected samples {wanted[:3]}…, found {got[:3]}…")
+            raise AssertionError(f"{context}, batch {index}: expected samples {wanted[:3]}…, found {got[:3]}…")
         if ours[1] is not None and not np.array_equal(ours[1], theirs[1]):
-            raise AssertionError(f"{context}, batch {number}: the samples {wanted[:3]}… have other values")
+            raise AssertionError(f"{context}, batch {index}: the samples {wanted[:3]}… have other values")
 
 
 def running() -> set[threading.Thread | BaseProcess]:

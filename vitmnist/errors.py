@@ -108,7 +108,7 @@ def nearest(wrong: str, allowed: Iterable[str]) -> str:
 
 def printable(text: str | Path) -> str:
     """Escape what is not printable, such as ESC, in a file name or text of unknown origin, for a terminal."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in str(text))
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(text))
 
 
 def first_line(error: BaseException) -> str:
@@ -204,8 +204,7 @@ FAILURES: tuple[tuple[type[BaseException], str, Failure], ...] = (
         RuntimeError,
         r"\S+ does not have a deterministic implementation",
         Failure(
-            "{text}, so a resumed run would not repeat every bit; use another one, or call "
-            "torch.use_deterministic_algorithms(False) in the model's __init__"
+            "{text}, so a resumed run would not repeat every bit; use another one, or set trainer.deterministic=false"
         ),
     ),
     (

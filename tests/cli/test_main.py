@@ -20,7 +20,7 @@ from vitmnist.config.validation import validate
 from vitmnist.errors import ExitCode
 from vitmnist.runtime.run_folder import locked
 from vitmnist.tracking.result import find_runs
-from vitmnist.training.checks import check_config
+from vitmnist.training.model import check_config
 
 
 def test_a_run_leaves_its_records(succeed: Printed, quick: list[str], tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ MISTAKES_OF_RUNS = {  # also in the command line, and found when a run is set up
     "init=cut.safetensors": "cut.safetensors: is damaged",
     "init=nan.safetensors": "some weights are not finite",
     "init=code.pt": "its content is not only plain values and tensors",
-    "model=cnn lr_scale={heads.*:0.1}": "lr_scale: 'heads.*' fits no parameter; those of the model are features.0.wei",
+    "model=cnn lr_scale={heads.*:0.1}": "lr_scale: 'heads.*' fits no parameter; the model has features.0.wei",
     "lr_scale={*:0}": "freezes all parameters",
     "lr_scale=0.1": "lr_scale=0.1: ",
     # Sweeps.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vitmnist.config.schema import Shuffle
-from vitmnist.data.sampler import EpochSampler, RankSampler
+from vitmnist.data.sampler import EpochSampler
 
 shapes = st.tuples(st.integers(0, 60), st.integers(1, 30))
 
@@ -93,7 +94,7 @@ def test_what_is_done_to_the_indices_of_an_epoch_reaches_nobody_else() -> None:
 
 def index_batches(sampler: EpochSampler, epoch: int, start: int = 0) -> list[Tensor]:
     """The indices of each batch; a sampler may also yield slices."""
-    indices = torch.arange(sampler.global_sampler.size + 1)
+    indices = torch.arange(sampler.size + 1)
     return [indices[batch] for batch in sampler.batches(epoch, start)]
 
 
@@ -110,11 +111,11 @@ def test_the_parts_of_all_ranks_make_up_the_global_batch(
 ) -> None:
     sampler = EpochSampler(size, max(batch_size, ranks), 3, shuffle, drop_last)
     start = min(start, len(sampler))
-    samplers = [RankSampler.of(sampler, rank, ranks) for rank in range(ranks)]
+    samplers = [replace(sampler, rank=rank, ranks=ranks) for rank in range(ranks)]
     parts = [index_batches(own, 1, start) for own in samplers]
     for own, batches in zip(samplers, parts, strict=True):
         assert [len(batch) for batch in batches] == [max(own.num_valid(k), 1) for k in range(start, len(sampler))]
-        assert max(map(len, batches), default=0) <= own.batch_size
+        assert max(map(len, batches), default=0) <= own.rank_batch_size
         assert torch.equal(own.indices(1, start), torch.cat([torch.arange(0), *batches]))
     for number, batch in enumerate(index_batches(sampler, 1, start)):
         valid = [batches[number][: own.num_valid(start + number)] for own, batches in zip(samplers, parts, strict=True)]

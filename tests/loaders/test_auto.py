@@ -90,15 +90,6 @@ def test_the_fastest_is_chosen_and_the_table_says_why() -> None:
         chosen("broken")
 
 
-@pytest.mark.usefixtures("registered")
-def test_a_loader_that_does_not_say_its_memory_is_tried_only_if_it_is_named() -> None:
-    with make_loader("auto", TENSORS, batch_size=5, device="cpu", seed=0, batches=1, worker_counts=[]) as loader:
-        refused = {row.name: row.error for row in loader.selection.rows if row.error}
-    reason = "does not say how much memory it needs, so it is tried only if candidates= names it"
-    assert refused == dict.fromkeys(("broken", "slow"), reason)
-    assert chosen("slow").name == "slow"
-
-
 @pytest.mark.usefixtures("own_loaders")
 @pytest.mark.parametrize(
     ("place", "built_from"),
@@ -130,17 +121,10 @@ def test_what_a_loader_keeps_decides_what_auto_builds_it_from(
     assert found[:1] == built_from
 
 
-def test_mistaken_candidates_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"data\.loader\.candidates=auto: not known; .*allowed: .*\bram\b"):
-        chosen("auto")
-    with pytest.raises(ConfigError, match=r"^worker_counts=4: must be a list of whole numbers, as in '\[2,4\]' or nul"):
-        make_loader("auto", TENSORS, worker_counts=4, batch_size=1, device="cpu", seed=0)
-
-
 @pytest.mark.usefixtures("registered")
 def test_auto_leaves_the_model_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """`ram` would fit by itself, but not next to the model's step, which is measured."""
-    size = MAPPED.nbytes
+    size = MAPPED.rows.nbytes
     monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=size + 2**27))
     sizes = chain([2**28], repeat(1))  # 256 MiB at first: the process's memory varies by a few MiB by itself
 

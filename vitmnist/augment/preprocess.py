@@ -51,13 +51,13 @@ def input_size(augment: Compose | None, height: int, width: int) -> tuple[int, i
     Raises:
         ConfigError: images of this size cannot be augmented, or would grow, which no evaluation repeats.
     """
-    found = augment.output_size(height, width) if augment else (height, width)
-    if found[0] > height or found[1] > width:
+    size = augment.output_size(height, width) if augment else (height, width)
+    if size[0] > height or size[1] > width:
         raise ConfigError(
-            f"data.augment: makes images of {found[0]}×{found[1]} from those of the dataset, {height}×{width}; set the "
+            f"data.augment: makes images of {size[0]}×{size[1]} from those of the dataset, {height}×{width}; set the "
             "size of its random_resized_crop to null or less, or read larger images (data.dataset.size of a folder)"
         )
-    return found
+    return size
 
 
 class Compose(nn.Module):
@@ -79,8 +79,8 @@ class Compose(nn.Module):
             if isinstance(operation, Mixing):
                 name = operations[index]["name"]
                 raise ConfigError(f"{KEY}.{index}.name={name}: mixes finished images; move it to the end of the list")
-        self.mixing = next((one for one in built if isinstance(one, Mixing)), None)
-        self.operations = nn.ModuleList(one for one in built if not isinstance(one, Mixing))  # type: ignore[assignment]
+        self.mixing = next((operation for operation in built if isinstance(operation, Mixing)), None)
+        self.operations = nn.ModuleList(operation for operation in built if not isinstance(operation, Mixing))  # type: ignore[assignment]
         self.mixes = self.mixing is not None
 
     def draw(self, keys: Tensor, height: int, width: int) -> list[tuple[Tensor, ...]]:
@@ -270,4 +270,4 @@ class Preprocess(nn.Module):
         """The random key of each image, per batch of an epoch from `start` on; None without augmentation."""
         if self.augment is None:
             return repeat(None)
-        return iter(augment_keys(sampler, epoch, self.mean.device, start).split(sampler.batch_size))
+        return iter(augment_keys(sampler, epoch, self.mean.device, start).split(sampler.rank_batch_size))

@@ -176,8 +176,8 @@ class Job:
     def _record(self, error: Exception, composed: DictConfig, folder: Path, overrides: list[str]) -> None:
         """Record why a job failed. The records of an earlier start stay, and so do those of another process."""
         failure = describe(error)
-        number = HydraConfig.get().job.num
-        log.error("job %s failed: %s", number, failure.message, exc_info=not failure.is_user_error)
+        job = HydraConfig.get().job
+        log.error("job %s failed: %s", job.num, failure.message, exc_info=not failure.is_user_error)
         if isinstance(error, InUseError):
             return
         self.failed.add(folder.name)

@@ -213,8 +213,8 @@ def to_8_bit(image: Image.Image, max_16_bit: int, range_32_bit: tuple[float, flo
     # Pillow gives the 16-bit pixels of PNG and PGM files as int32.
     is_32_bit = image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM"))
     if not (limits := range_32_bit if is_32_bit else (0, max_16_bit)):
-        found = f"its 32-bit pixels are {pixels.min():g} to {pixels.max():g}"
-        raise ValueError(f"{found}; training on such pictures needs data.dataset.range_32_bit=[BLACK,WHITE]")
+        problem = f"its 32-bit pixels are {pixels.min():g} to {pixels.max():g}"
+        raise ValueError(f"{problem}; training on such pictures needs data.dataset.range_32_bit=[BLACK,WHITE]")
     # Pillow inverts TIFF files of up to 8 bits in which 0 is white (PhotometricInterpretation), and no others.
     low, high = limits[::-1] if tiff_tag(image, 262) == 0 else limits
     scaled = ((pixels - low) * (255 / ((high - low) or 1))).round().clip(0, 255)

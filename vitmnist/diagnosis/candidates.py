@@ -84,14 +84,14 @@ def add_alternatives(benchmark: Benchmark, loader: DataLoader[object], now: Cand
     """
     parts, is_random = time_parts(loader)
 
-    def with_workers(number: int, _: ExitStack) -> Candidate:
+    def with_workers(workers: int, _: ExitStack) -> Candidate:
         context = loader.multiprocessing_context or torch.multiprocessing
-        if number and isinstance(loader.dataset, IterableDataset):
+        if workers and isinstance(loader.dataset, IterableDataset):
             raise ConfigError("not tried: each worker may deliver all samples of an IterableDataset")
-        if number and not loader.num_workers and context.get_start_method() != "fork":
+        if workers and not loader.num_workers and context.get_start_method() != "fork":
             raise ConfigError("not tried: workers are not forked, and would import the script again")
-        changed = limit_waiting(rebuilt(loader, num_workers=number))
-        return Candidate("", changed, now.device, now.step, change=f"DataLoader(…, num_workers={number})")
+        changed = limit_waiting(rebuilt(loader, num_workers=workers))
+        return Candidate("", changed, now.device, now.step, change=f"DataLoader(…, num_workers={workers})")
 
     def decoded(form: Form, _: ExitStack) -> Candidate:
         replaced, set_up_s = decode_part(loader, form, sum(parts.values()))
@@ -102,8 +102,8 @@ def add_alternatives(benchmark: Benchmark, loader: DataLoader[object], now: Cand
         # As many workers as make a batch per step, and none.
         work_s = max(now.warm_up.batch_s - now.warm_up.waiting_s, 1e-6)
         enough = ceil(max(loader.num_workers, 1) * now.warm_up.batch_s / work_s)
-        for number in sorted({0, max(2, min(enough, available_cores()))} - {loader.num_workers}):
-            benchmark.add(f"num_workers={number}", partial(with_workers, number))
+        for workers in sorted({0, max(2, min(enough, available_cores()))} - {loader.num_workers}):
+            benchmark.add(f"num_workers={workers}", partial(with_workers, workers))
     if not isinstance(loader.dataset, DecodedDataset):
         exact = benchmark.add("from_dataloader", partial(decoded, "exact"))
         if is_random and not exact.error:

@@ -59,7 +59,7 @@ class Diagnosis:
     def _best(self) -> Figure:
         """The least time of a batch: of the step alone, or of an alternative that is faster still."""
         times = [self.step_s, self.batch_s, *(row.batch_s for row in self.rows if row.batch_s)]
-        return Figure(min(one.median for one in times), min(one.low for one in times), min(one.high for one in times))
+        return Figure(min(t.median for t in times), min(t.low for t in times), min(t.high for t in times))
 
     def __str__(self) -> str:
         times = {
@@ -149,7 +149,9 @@ def _measure(
     rounds, notes = benchmark.run(batches, seconds), []
     if rounds < BLOCKS:
         notes.append(f"seconds={seconds:g} were over after {rounds} of {BLOCKS} rounds; the ranges are of these")
-    loading_s, step_s, batch_s = (Figure.of(block.batch_s for block in one.blocks) for one in (loading, alone, both))
+    loading_s, step_s, batch_s = (
+        Figure.of(block.batch_s for block in candidate.blocks) for candidate in (loading, alone, both)
+    )
     waiting_pct = Figure.of(100 * block.waiting_s / block.batch_s for block in both.blocks)
     rows = rows_of(benchmark.candidates[2:], both.length)
     return Diagnosis(loading_s, step_s, batch_s, waiting_pct, both.taken, rows, notes)
@@ -158,10 +160,10 @@ def _measure(
 @contextmanager
 def _restored(model: nn.Module | None, optimizer: Optimizer | None) -> Iterator[None]:
     """Restore the state of model and optimizer on exit."""
-    states = [(one, deepcopy(one.state_dict())) for one in (model, optimizer) if one is not None]
+    states = [(part, deepcopy(part.state_dict())) for part in (model, optimizer) if part is not None]
     modules, parameters = (list(model.modules()), list(model.parameters())) if model is not None else ([], [])
     modes = [(module, module.training) for module in modules]
-    gradients = [(one, None if one.grad is None else one.grad.clone()) for one in parameters]
+    gradients = [(parameter, None if parameter.grad is None else parameter.grad.clone()) for parameter in parameters]
     try:
         yield
     finally:

@@ -119,7 +119,7 @@ class Loop:
     @property
     def step_s(self) -> float:
         """The median step; of passes with a single batch, the time up to the next pass."""
-        single = [one.next_iter - one.last for one in self.passes if one.batches == 1 and one.next_iter]
+        single = [pass_.next_iter - pass_.last for pass_ in self.passes if pass_.batches == 1 and pass_.next_iter]
         steps_s = self.steps_s or single
         return median_low(steps_s) if steps_s else 0.0
 
@@ -131,8 +131,11 @@ class Loop:
     def intervals(self, ended: float) -> list[tuple[float, float]]:
         """Begin and end of each pass, up to the end of the observation; after a `break`, a step is added."""
         step_s = self.step_s
-        ends = (one.last if one.is_exhausted else min(one.last + step_s, one.next_iter or inf) for one in self.passes)
-        return [(one.began, min(end, ended)) for one, end in zip(self.passes, ends, strict=True)]
+        ends = (
+            pass_.last if pass_.is_exhausted else min(pass_.last + step_s, pass_.next_iter or inf)
+            for pass_ in self.passes
+        )
+        return [(pass_.began, min(end, ended)) for pass_, end in zip(self.passes, ends, strict=True)]
 
     def note_collecting(self, this: Pass) -> None:
         """Note whether the loop keeps the batches of a pass, and hardly works between requests for them."""
@@ -141,9 +144,9 @@ class Loop:
 
     def forget(self, now: float) -> None:
         """Drop what was measured of the warm-up; a pass that goes on begins now."""
-        self.passes = [one for one in self.passes if one.is_open]
-        for one in self.passes:
-            one.began, one.last, one.batches, one.next_iter = now, now, 0, None
+        self.passes = [pass_ for pass_ in self.passes if pass_.is_open]
+        for pass_ in self.passes:
+            pass_.began, pass_.last, pass_.batches, pass_.next_iter = now, now, 0, None
         self.batches, self.waiting_s, self.steps_s, self.steps_cpu_s = 0, 0.0, [], 0.0
 
 
@@ -325,7 +328,7 @@ class Observer:
         with suppress(Exception):  # A subclass may lack any attribute
             copy = rebuilt(loader)
         for loop in self.loops:
-            is_free = not any(one.is_open for one in loop.passes[-1:])
+            is_free = not any(pass_.is_open for pass_ in loop.passes[-1:])
             if loader in loop.loaders or (loop.info == info and is_free):
                 break
         else:

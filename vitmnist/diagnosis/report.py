@@ -99,9 +99,9 @@ def describe_script(observer: Observer, exit_code: int) -> Report:
     reports = [_describe_loop(loop, observer.ended or inf) for loop in loops]
     if bottleneck in (Bottleneck.INPUT, Bottleneck.BALANCED) and exit_code == 0:
         longest_s = max(loop.waiting_s for loop in measured)
-        for number, (loop, one) in enumerate(zip(loops, reports, strict=True)):
-            if one.waiting_s >= longest_s / 2 and (one.waiting_pct or 0.0) >= COMPUTE_BOUND_PCT:
-                reports[number] = _tried(loop, one, inf if observer.is_stopped else one.passes)
+        for index, (loop, report) in enumerate(zip(loops, reports, strict=True)):
+            if report.waiting_s >= longest_s / 2 and (report.waiting_pct or 0.0) >= COMPUTE_BOUND_PCT:
+                reports[index] = _tried(loop, report, inf if observer.is_stopped else report.passes)
     is_rank = "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"  # As torchrun and others set them
     return Report(
         exit_code=exit_code,
@@ -197,12 +197,12 @@ def format_report(report: Report) -> str:
     if report.bottleneck and report.waiting_pct is not None:
         text = format_bottleneck(report.bottleneck, report.waiting_pct, report.steps, report.cores)
         lines.append(f"verdict: {text}")
-    for number, loop in enumerate(report.loops, 1):
-        lines += ["", *_format_loop(number, loop)]
+    for index, loop in enumerate(report.loops, 1):
+        lines += ["", *_format_loop(index, loop)]
     return "\n".join(lines)
 
 
-def _format_loop(number: int, loop: LoopReport) -> list[str]:
+def _format_loop(index: int, loop: LoopReport) -> list[str]:
     loader = loop.loader
     size = f"batch size {loader.batch_size or 'unknown'}, num_workers={loader.num_workers}"
     samples = "" if loader.samples is None else f" {loader.samples:,} samples,"
@@ -211,7 +211,7 @@ def _format_loop(number: int, loop: LoopReport) -> list[str]:
         waiting = f"{loop.unmeasured.value}; {format_s(loop.waiting_s)} for them"
     passes = "1 pass" if loop.passes == 1 else f"{loop.passes} passes"
     lines = [
-        f"loader {number}: {loader.dataset},{samples} {size} ({loader.where})",
+        f"loader {index}: {loader.dataset},{samples} {size} ({loader.where})",
         f"  {loop.batches} batches in {passes}: {waiting}",
     ]
     if total_s := sum(loop.parts.values()):

@@ -72,7 +72,7 @@ class ResidentBatch(Loader):
 
     def __init__(self, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
-        batch = data.read(slice(0, min(sampler.batch_size, sampler.size)))
+        batch = data.read(slice(0, min(sampler.rank_batch_size, sampler.size)))
         self._batch: Batch = map_tensors(backend_of(device).to_device, batch)
 
     def batches(self, number: int, start: int) -> Batches:
@@ -90,7 +90,7 @@ def candidate_of(
     Args:
         epoch: yields the step's arguments for epoch n; by default `loader.epoch`.
     """
-    sampler = loader.sampler.global_sampler
+    sampler = loader.sampler
     return Candidate("", loader, device, step, epoch or loader.epoch, sampler.size // sampler.batch_size or 1)
 
 
@@ -142,7 +142,7 @@ def select_loader(
     if not len(sampler):
         return LoaderSelection(names[0], {"name": names[0]}, "an epoch has no batches", [], None), data
     with ExitStack() as stack:
-        loaders = LoaderBenchmark(stack, data, sampler, device, timed, also, are_named=bool(options.candidates))
+        loaders = LoaderBenchmark(stack, data, sampler, device, timed, also)
         for name in tqdm(names, desc="building loaders", leave=False, disable=None):
             # A file would only hold what is in memory already.
             if options.candidates or place_of(name) is not Place.FILE or loaders.decoded is None:
@@ -163,29 +163,24 @@ def _candidates(options: AutoOptions, key: str) -> list[str]:
     """The names of the loaders to try: those asked for, or all that are registered."""
     if negative := [workers for workers in options.worker_counts or () if workers < 0]:
         raise ConfigError(f"{join(key, 'worker_counts')}: {negative[0]} must be at least 0")
-    known = [name for name in LOADERS.names() if LOADERS.options_of(name) is not AutoOptions]
+    names = [name for name in LOADERS.names() if LOADERS.options_of(name) is not AutoOptions]
     for name in options.candidates or ():
-        if name not in known:
-            raise ConfigError(f"{join(key, 'candidates')}={name}: not known; {allowed_names(name, known)}")
+        if name not in names:
+            raise ConfigError(f"{join(key, 'candidates')}={name}: not known; {allowed_names(name, names)}")
     # What decodes into memory first, because others reuse it; files last, because they may not be needed then.
-    places = {name: place_of(name) for name in options.candidates or known}
+    places = {name: place_of(name) for name in options.candidates or names}
     return sorted(places, key=lambda name: (places[name] is Place.FILE, places[name] is not Place.HOST))
 
 
 @dataclass
 class LoaderBenchmark(Benchmark):
-    """The loaders of `auto`; see `select_loader` for the arguments. With `timed`, the model alone comes first.
-
-    Args:
-        are_named: by the user; only then a loader is tried whose memory is unknown.
-    """
+    """The loaders of `auto`; see `select_loader` for the arguments. With `timed`, the model alone comes first."""
 
     data: SampleSource
     sampler: EpochSampler
     device: torch.device
     timed: Callable[[Loader], Candidate] | None
     also: Sequence[tuple[SampleSource, EpochSampler]]
-    are_named: bool
 
     def __post_init__(self) -> None:
         self.decoded: SampleSource | None = None  # In host memory, once a loader has decoded the set
@@ -203,7 +198,11 @@ class LoaderBenchmark(Benchmark):
 
     def add_workers(self, counts: list[int] | None) -> None:
         """Try other numbers of worker processes, unless the fastest loader already leaves nothing to wait for."""
-        timed = {one: one.warm_up for one in self.candidates if one.name in self.values and one.warm_up}
+        timed = {
+            candidate: candidate.warm_up
+            for candidate in self.candidates
+            if candidate.name in self.values and candidate.warm_up
+        }
         fastest = min(timed.values(), key=lambda block: block.batch_s, default=None)
         for candidate, first in timed.items() if fastest and fastest.waits else ():
             values = self.values[candidate.name]
@@ -212,13 +211,13 @@ class LoaderBenchmark(Benchmark):
             if workers is None or (workers == AUTO and not counts):
                 continue
             last: Block | None = first
-            for number in WORKER_COUNTS if counts is None else counts:
-                if counts is None and (not last or not last.waits or number > max(available_cores(), 2)):
+            for count in WORKER_COUNTS if counts is None else counts:
+                if counts is None and (not last or not last.waits or count > max(available_cores(), 2)):
                     break
                 last = first
-                if number != workers:
-                    name = f"{candidate.name}, {number} workers"
-                    last = self.add_loader(name, {**values, "num_workers": number}).warm_up
+                if count != workers:
+                    name = f"{candidate.name}, {count} workers"
+                    last = self.add_loader(name, {**values, "num_workers": count}).warm_up
 
     def data_for(self, values: Mapping[str, Any]) -> SampleSource:
         """The set for a loader: as another one has decoded it, if the loader keeps all of it in memory."""
@@ -230,10 +229,7 @@ class LoaderBenchmark(Benchmark):
         values = LOADERS.complete(values)
         data = self.data_for(values)
         needs = needs_of(values, [(data, self.sampler), *self.also], self.device)
-        if needs is not None:
-            check_fits(values["name"], needs, self.device, self.model_memory)
-        elif not self.are_named:
-            raise ConfigError("does not say how much memory it needs, so it is tried only if candidates= names it")
+        check_fits(values["name"], needs, self.device, self.model_memory)
         started = time.perf_counter()
         loader = stack.enter_context(LOADERS.build(values, data, self.sampler, self.device))
         set_up_s = time.perf_counter() - started
@@ -249,6 +245,6 @@ def _reason(chosen: str, epochs_s: Mapping[str, Figure]) -> str:
     text = f"{best.median:.3g} s an epoch expected, "
     if len(epochs_s) == 1:
         return f"{text}the only loader that fits"
-    others = {name: one for name, one in epochs_s.items() if name != chosen}
-    equal = [name for name, one in others.items() if one.low <= best.high and best.low <= one.high]
+    others = {name: figure for name, figure in epochs_s.items() if name != chosen}
+    equal = [name for name, figure in others.items() if figure.low <= best.high and best.low <= figure.high]
     return f"{text}the least" + (f"; within noise of it: {', '.join(equal)}" if equal else "")

@@ -56,13 +56,12 @@ class Loader(ABC):
     its generator, which releases it in a `finally`; what all epochs share belongs to the loader, which releases it in
     `close`. An exception is raised unchanged, in place of the batch where it happened.
 
-    By `keeps` and `needs` a subclass declares its memory. One that declares none is tried by `data/loader=auto` only if
-    `candidates` names it.
+    By `keeps` and `needs` a subclass declares its memory, so that `data/loader=auto` tries it only where it fits.
     """
 
-    keeps: Place | None = None
-    """Where the loader keeps all samples; None if it does not say. `auto` builds loaders that keep them in memory from
-    what another one has decoded, and tries loaders that keep them in a file only if no memory can hold them."""
+    keeps: Place = Place.NOWHERE
+    """Where the loader keeps all samples. `auto` builds loaders that keep them in memory from what another one has
+    decoded, and tries loaders that keep them in a file only if no memory can hold them."""
 
     decoded: TensorSet | None = None
     """All samples in host memory, if the loader has decoded them and others may use them."""
@@ -105,13 +104,13 @@ class Loader(ABC):
         yield from self.batches(number, start)
 
     @classmethod
-    def needs(cls, options: Any, data: SampleSource, sampler: EpochSampler, device: torch.device) -> Memory | None:
-        """The memory that the loader would allocate, apart from a few batches; None if that is unknown."""
+    def needs(cls, options: Any, data: SampleSource, sampler: EpochSampler, device: torch.device) -> Memory:
+        """The memory that the loader would allocate, apart from a few batches."""
         if cls.keeps is Place.HOST:
             return Memory(host=data.bytes_to_load(torch.device("cpu")))
         if cls.keeps is Place.DEVICE:
             return Memory(device=data.bytes_to_load(device) + INDEX_NBYTES * len(data))
-        return None if cls.keeps is None else Memory()
+        return Memory()
 
     @abstractmethod
     def batches(self, number: int, start: int) -> Batches:
@@ -140,23 +139,18 @@ LOADERS: Registry[Loader] = Registry("data/loader", __package__)
 register = LOADERS.register
 
 
-def place_of(name: str) -> Place | None:
-    """Where a loader of this name keeps all samples; None if it does not say, as a function that builds one."""
-    return getattr(LOADERS.member(LOADERS.complete({"name": name}))[0], "keeps", None)
+def place_of(name: str) -> Place:
+    """Where a loader of this name keeps all samples."""
+    return getattr(LOADERS.member(LOADERS.complete({"name": name}))[0], "keeps", Loader.keeps)
 
 
 def needs_of(
     values: Mapping[str, Any], sets: Sequence[tuple[SampleSource, EpochSampler]], device: torch.device
-) -> Memory | None:
-    """The memory that a loader named by `values["name"]` for each of these sets would allocate, all together.
-
-    None if that is unknown.
-    """
+) -> Memory:
+    """The memory that a loader named by `values["name"]` for each of these sets would allocate, all together."""
     builder, options = LOADERS.member(values)
     needs = getattr(builder, "needs", Loader.needs)  # a function that builds a loader has no `needs`
-    found = Memory()
+    total = Memory()
     for data, sampler in sets:
-        if (needed := needs(options, data, sampler, device)) is None:
-            return None
-        found += needed
-    return found
+        total += needs(options, data, sampler, device)
+    return total

@@ -233,7 +233,7 @@ def read_batches(
             pixels[row] = np.asarray(files[int(rows[row])]).reshape(pixels.shape[1:])
         return job
 
-    jobs_ahead = ahead * -(-min(sampler.batch_size, sampler.size) // size)
+    jobs_ahead = ahead * -(-min(sampler.rank_batch_size, sampler.size) // size)
     with closing(ordered_map(read, jobs(), threads, jobs_ahead, one_core_each())) as done:
         for images, rows, span in done:
             if span.stop == len(rows):

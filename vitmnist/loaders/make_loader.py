@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from vitmnist.data.sampler import EpochSampler, RankSampler, whole_number
+from vitmnist.data.sampler import EpochSampler, whole_number
 from vitmnist.data.sources import DatasetSource, SampleSource, TensorSet
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders.base import LOADERS, Loader
@@ -67,10 +67,7 @@ def make_loader(
         DataError: data that cannot be used: images and labels of different length, no map-style dataset, …
     """
     loaded = loadable(data, seed)
-    sampler = EpochSampler(len(loaded), batch_size, seed, shuffle, drop_last)
-    rank, world_size = _ranks(rank, world_size)
-    if world_size > 1:
-        sampler = RankSampler.of(sampler, rank, world_size)
+    sampler = EpochSampler(len(loaded), batch_size, seed, shuffle, drop_last, *_ranks(rank, world_size))
     if step and name != "auto":
         raise ConfigError(f"step: is timed by auto; {name} has no use for it")
     target = choose_device(str(device))

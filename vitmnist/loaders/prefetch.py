@@ -60,9 +60,7 @@ class PrefetchLoader(Loader):
         self.stream = self.backend.new_stream()
 
     @classmethod
-    def needs(
-        cls, options: PrefetchOptions, data: SampleSource, sampler: EpochSampler, device: torch.device
-    ) -> Memory | None:
+    def needs(cls, options: PrefetchOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> Memory:
         """What the base needs; the queue holds a few batches."""
         return needs_of(_base_values(options, data), [(data, sampler)], device)
 

@@ -28,7 +28,7 @@ class HostLoader(Loader):
         super().__init__(sampler)
         tensors.check_on_host()
         self.rows, self.backend = tensors.rows, backend_of(device)
-        self.buffers = PinnedBuffers(self.backend, self.rows, min(sampler.batch_size, sampler.size))
+        self.buffers = PinnedBuffers(self.backend, self.rows, min(sampler.rank_batch_size, sampler.size))
 
     def batches(self, number: int, start: int) -> Batches:
         if self.backend.is_async:
@@ -48,8 +48,8 @@ def gather(rows: Rows, sampler: EpochSampler, number: int, start: int) -> Batche
     if sampler.shuffle == "sample" and labels.dim() == 1:
         indices, image_rows = sampler.indices(number, start, images.device), Rows((images,))
         ordered = labels.index_select(0, indices)
-        for first in range(0, len(indices), sampler.batch_size):
-            span = slice(first, first + sampler.batch_size)
+        for first in range(0, len(indices), sampler.rank_batch_size):
+            span = slice(first, first + sampler.rank_batch_size)
             yield image_rows.gather(indices[span])[0], ordered[span]
     else:
         for of_batch in sampler.batches(number, start, images.device):
@@ -162,7 +162,7 @@ class GpuSliceLoader(Loader):
                 "gpu_slice: keeps a set of tensors on the device, and this one is read sample by sample; "
                 "give it as (images, labels), or choose ram, cache, disk or prefetch"
             )
-        needs = self.needs(options, data, sampler, device) or Memory()
+        needs = self.needs(options, data, sampler, device)
         check_fits("gpu_slice", needs, device, others=("ram", "cache", "disk"))
         rows = data.in_memory().rows if device.type == "cpu" else data.rows
         self.rows = Rows(tuple(map(backend_of(device).to_device, rows.tensors)))

@@ -47,7 +47,7 @@ def write_report(folders: Iterable[Path], output: Path) -> list[Comparison]:
     text, (png, svg) = as_markdown(comparisons), draw(comparisons)
     write_atomic(output / "report.png", png)  # no lock: each file is replaced as a whole
     for suffix, content in {"csv": as_csv(comparisons), "md": text, "html": as_html(text, svg)}.items():
-        write_atomic(output / f"report.{suffix}", content.encode())
+        write_atomic(output / f"report.{suffix}", content.encode(errors="backslashreplace"))
     return comparisons
 
 
@@ -83,8 +83,8 @@ def as_text(comparisons: Sequence[Comparison]) -> str:
 def _blocks(comparisons: Sequence[Comparison]) -> Iterator[tuple[Comparison, list[str], Table]]:
     """Each comparison, the heading and sentences about it, and its table."""
     several = ["Runs from different machines or datasets are not compared with each other."] * (len(comparisons) > 1)
-    for number, comparison in enumerate(comparisons, 1):
-        heading = [*several[: number == 1], f"## {number}. {comparison.machine_and_data}"] if several else []
+    for index, comparison in enumerate(comparisons, 1):
+        heading = [*several[: index == 1], f"## {index}. {comparison.machine_and_data}"] if several else []
         yield comparison, [*heading, *summary(comparison)], table(comparison)
 
 
@@ -134,9 +134,9 @@ def as_csv(comparisons: Sequence[Comparison]) -> str:
     """All rows of all comparisons, not rounded. An empty cell was not measured."""
     columns = dict.fromkeys(column for comparison in comparisons for column in comparison.columns)
     rows = []
-    for number, comparison in enumerate(comparisons, 1):
+    for index, comparison in enumerate(comparisons, 1):
         for row in comparison.rows:
-            cells: dict[str, object] = {"comparison": number, "machine": comparison.machine_and_data}
+            cells: dict[str, object] = {"comparison": index, "machine": comparison.machine_and_data}
             cells |= {**columns, **row.values, "runs": len(row.runs), "runs_ranked": sum(map(len, row.rounds.values()))}
             ratio = comparison.ratio(row)
             for column, part in (("ratio_to_fastest", "mean"), ("ratio_low", "low"), ("ratio_high", "high")):

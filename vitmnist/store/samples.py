@@ -28,7 +28,7 @@ LoadImage = Callable[[str, tuple[int, int], Buffer], Image.Image | Tensor]
 """Makes an image of its mode, its size (width, height) and its bytes."""
 IMAGE_MODES = ("1", "L", "LA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "I", "F", "I;16")
 """The modes of PIL images that their bytes describe completely, unlike P, which has a palette."""
-BYTE_MODES = frozenset(("L", "LA", "RGB", "RGBA"))  # The modes of PIL images with 8 bits for each channel.
+BYTE_MODES = ("L", "LA", "RGB", "RGBA")  # The modes of PIL images with 8 bits for each channel.
 TV_TENSORS = ("Image", "Mask", "Video")  # torchvision's tv_tensors that carry nothing besides their values
 PLAIN = "pictures, tensors, arrays, numbers and text in dicts, lists and tuples"
 FOR_FILE = f"a file keeps only {PLAIN}, of one structure; convert it, or use ram"
@@ -44,7 +44,6 @@ class Samples:
     Args:
         blocks: the bytes of the samples, uint8; one or more blocks of memory.
         spans: for each sample the block, and where it begins and ends there; int64 `[N, 3]`.
-        image_modes: of the PIL images in the samples.
         structure: of each sample; None if they differ.
         is_pickled: otherwise they are as `encode_plain` makes them.
         as_tensors: load images as uint8 tensors `[C, H, W]`, not as PIL images.
@@ -52,8 +51,7 @@ class Samples:
 
     blocks: Sequence[Tensor]
     spans: Tensor
-    image_modes: frozenset[str]
-    structure: Structure | None = None
+    structure: Structure | None
     is_pickled: bool = True
     as_tensors: bool = False
 
@@ -77,13 +75,9 @@ class Samples:
         return decode_plain(content, self.structure, load_image, as_views)
 
     def with_tensors(self) -> Samples:
-        """The same samples with images as uint8 tensors; raises `DataError` if some are not of 8-bit channels."""
+        """The same samples with images as uint8 tensors; `DataError` for one without 8-bit channels."""
         if self.structure is None:
             raise DataError("transforms='tensor': is for samples of one structure")
-        if others := self.image_modes - BYTE_MODES:
-            raise DataError(
-                f"pictures of mode {', '.join(sorted(others))} are no tensors of bytes; convert them to L or RGB"
-            )
         return replace(self, as_tensors=True)
 
     @property
@@ -98,17 +92,16 @@ def encode_samples(samples: Iterable[object], for_file: Structure | None = None)
     Args:
         for_file: the structure of samples for a file; None pickles them.
     """
-    content, spans, modes, structures = bytearray(), [], set[str](), []
+    content, spans, structures = bytearray(), [], []
     for sample in samples:
-        parts, image_modes = encode_plain(sample, for_file) if for_file else pickle_sample(sample)
+        parts = encode_plain(sample, for_file) if for_file else pickle_sample(sample)
         structures.append(for_file or flatten(sample)[1])
         start = len(content)
         for part in parts:
             content += part
         spans.append((0, start, len(content)))
-        modes |= image_modes
     block = torch.frombuffer(content, dtype=torch.uint8)
-    return Samples([block], torch.tensor(spans), frozenset(modes), _common(structures), is_pickled=for_file is None)
+    return Samples([block], torch.tensor(spans), _common(structures), is_pickled=for_file is None)
 
 
 def samples_in_memory(chunks: Iterable[Samples], expected_nbytes: int) -> Samples:
@@ -123,16 +116,15 @@ def samples_in_memory(chunks: Iterable[Samples], expected_nbytes: int) -> Sample
     blocks: list[Tensor] = []
     spans: list[Tensor] = []
     structures: list[Structure | None] = []
-    modes, needed = set[str](), expected_nbytes
+    needed = expected_nbytes
     for chunk in chunks:
         check_fits("ram", Memory(needed), torch.device("cpu"), others=("cache",))
         spans.append(chunk.spans + torch.tensor([len(blocks), 0, 0]))
         # A copy, because that of a worker is in shared memory, which is scarce, with a file descriptor.
         blocks.append(chunk.blocks[0].clone())
         structures.append(chunk.structure)
-        modes |= chunk.image_modes
         needed = max(needed - blocks[-1].nbytes, blocks[-1].nbytes)
-    return Samples(blocks, torch.cat(spans), frozenset(modes), _common(structures))
+    return Samples(blocks, torch.cat(spans), _common(structures))
 
 
 def samples_in_file(
@@ -148,17 +140,15 @@ def samples_in_file(
         size: how many samples there are.
         fingerprint: identifies them for other processes; None keeps them for this process alone.
     """
-    modes = set[str]()
 
     def chunks_of_tensors() -> Iterator[tuple[Tensor, Tensor]]:
         filled = 0
         for chunk in chunks():
-            modes.update(chunk.image_modes)
             yield chunk.blocks[0], chunk.spans + torch.tensor([0, filled, filled])
             filled += len(chunk.blocks[0])
 
-    tensors, notes = decode_once(folder, fingerprint, size, chunks_of_tensors, lambda: {"modes": sorted(modes)}, FILES)
-    return Samples([tensors[0]], tensors[1], frozenset(notes["modes"]), structure, is_pickled=False)
+    (content, spans), _ = decode_once(folder, fingerprint, size, chunks_of_tensors, names=FILES)
+    return Samples([content], spans, structure, is_pickled=False)
 
 
 def _common(structures: Sequence[Structure | None]) -> Structure | None:
@@ -166,8 +156,8 @@ def _common(structures: Sequence[Structure | None]) -> Structure | None:
     return structures[0] if all(structure == structures[0] for structure in structures) else None
 
 
-def pickle_sample(sample: object) -> tuple[list[Buffer], set[str]]:
-    """The bytes of a sample, as consecutive parts, and the modes of its PIL images.
+def pickle_sample(sample: object) -> list[Buffer]:
+    """The bytes of a sample, as consecutive parts.
 
     Tensors keep their strides, and those that share a storage still share it.
 
@@ -186,7 +176,7 @@ def pickle_sample(sample: object) -> tuple[list[Buffer], set[str]]:
             f"a sample has {name}, which cannot be pickled ({described(error)}); define classes and functions at the "
             "top level of a module, and leave open files and locks out of samples"
         ) from error
-    return _pack(pickler.head.getvalue(), pickler.buffers), pickler.image_modes
+    return _pack(pickler.head.getvalue(), pickler.buffers)
 
 
 def unpickle_sample(content: memoryview, load_image: LoadImage, as_views: bool = False) -> object:
@@ -212,7 +202,6 @@ class _SamplePickler(pickle.Pickler):
         extents_grew: `extents` were too small for a tensor, so this pickle cannot be used.
         buffers: the bytes of tensors, arrays and PIL images.
         last: the object that was pickled last, to name it if it cannot be.
-        image_modes: of the images.
     """
 
     def __init__(self, extents: dict[int, tuple[int, int]]) -> None:
@@ -221,13 +210,11 @@ class _SamplePickler(pickle.Pickler):
         super().__init__(self.head, protocol=5, buffer_callback=lambda buffer: self.buffers.append(buffer.raw()))
         self.extents, self.extents_grew = extents, False
         self.last: object = None
-        self.image_modes: set[str] = set()
         self._storages: dict[int, _Storage] = {}
 
     def persistent_id(self, value: object) -> tuple[str, tuple[int, int]] | None:
         if not isinstance(value, Image.Image) or value.mode not in IMAGE_MODES:
             return None
-        self.image_modes.add(value.mode)
         self.buffers.append(value.tobytes())
         return value.mode, value.size
 
@@ -249,9 +236,9 @@ class _SamplePickler(pickle.Pickler):
         itemsize, address = tensor.itemsize, tensor.untyped_storage().data_ptr()
         first = int(tensor.storage_offset()) * itemsize
         start, stop = first - first % ALIGNMENT, first + span * itemsize
-        known_start, known_stop = self.extents.setdefault(address, (start, stop))
-        if start < known_start or stop > known_stop:
-            self.extents[address] = min(start, known_start), max(stop, known_stop)
+        low, high = self.extents.setdefault(address, (start, stop))
+        if start < low or stop > high:
+            self.extents[address] = min(start, low), max(stop, high)
             self.extents_grew = True
         if address not in self._storages:
             self._storages[address] = _Storage(tensor, *self.extents[address])
@@ -281,7 +268,7 @@ def _load_tensor(
     return torch.empty(0, dtype=dtype).set_(storage.untyped_storage(), offset, shape, stride)
 
 
-def encode_plain(sample: object, structure: Structure) -> tuple[list[Buffer], set[str]]:
+def encode_plain(sample: object, structure: Structure) -> list[Buffer]:
     """As `pickle_sample`, without pickle: a JSON text describes the leaves of a sample, before images and arrays.
 
     Raises:
@@ -292,12 +279,10 @@ def encode_plain(sample: object, structure: Structure) -> tuple[list[Buffer], se
         raise DataError(f"the samples differ in their structure; {FOR_FILE}")
     descriptions: list[object] = []
     buffers: list[Buffer] = []
-    modes = set[str]()
     for leaf in leaves:
         if type(leaf) in (int, float, bool, str):
             descriptions.append(leaf)
         elif isinstance(leaf, Image.Image) and leaf.mode in IMAGE_MODES:
-            modes.add(leaf.mode)
             buffers.append(leaf.tobytes())
             descriptions.append({"mode": leaf.mode, "size": leaf.size})
         else:
@@ -307,7 +292,7 @@ def encode_plain(sample: object, structure: Structure) -> tuple[list[Buffer], se
             first = int(stored.storage_offset()) * stored.itemsize
             buffers.append(_bytes_of(stored.untyped_storage(), first, first + stored.nbytes))
             descriptions.append({"kind": kind, "dtype": str(tensor.dtype), "shape": [*stored.shape], "order": order})
-    return _pack(json.dumps(descriptions).encode(), buffers), modes
+    return _pack(json.dumps(descriptions).encode(), buffers)
 
 
 def decode_plain(content: memoryview, structure: Structure, load_image: LoadImage, as_views: bool = False) -> object:
@@ -353,6 +338,8 @@ def _load_array(content: Buffer, kind: str, dtype: str, shape: list[int], order:
 
 def _load_image_tensor(mode: str, size: tuple[int, int], content: Buffer, as_view: bool) -> Tensor:
     """Uint8 `[C, H, W]` with its channels last in memory, for which torch resizes bytes fastest."""
+    if mode not in BYTE_MODES:
+        raise DataError(f"pictures of mode {mode} are no tensors of bytes; convert them to L or RGB")
     return _from_buffer(content if as_view else bytearray(content)).view(size[1], size[0], -1).permute(2, 0, 1)
 
 

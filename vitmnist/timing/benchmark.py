@@ -98,10 +98,10 @@ class Candidate:
             with suppress(TypeError):  # a DataLoader has `__len__`, but its sampler may not
                 self.length = len(self.source)
 
-    def batches(self, number: int) -> Iterable[object]:
-        """The batches of epoch `number`."""
+    def batches(self, epoch: int) -> Iterable[object]:
+        """The batches of epoch `epoch`."""
         if self.epoch or not isinstance(self.source, Iterable):
-            return (self.epoch or self.source.epoch)(number)  # type: ignore[attr-defined]
+            return (self.epoch or self.source.epoch)(epoch)  # type: ignore[attr-defined]
         return self.source
 
     def time_block(self, size: int = WARM_UP) -> Block | None:
@@ -185,9 +185,9 @@ class Benchmark:
             batches: how many of each in all; fewer if `seconds` would not be enough.
         """
         deadline = time.perf_counter() + seconds
-        live = [one for one in self.candidates if not one.error]
-        firsts_s = sum(one.warm_up.first_s for one in live if one.warm_up)
-        batches_s = sum(one.warm_up.batch_s for one in live if one.warm_up)
+        live = [candidate for candidate in self.candidates if not candidate.error]
+        firsts_s = sum(candidate.warm_up.first_s for candidate in live if candidate.warm_up)
+        batches_s = sum(candidate.warm_up.batch_s for candidate in live if candidate.warm_up)
         affordable = int((seconds / BLOCKS - firsts_s) / batches_s) if batches_s else batches
         size = min(max(affordable, 1), -(-batches // BLOCKS))
         rounds = 0
@@ -202,8 +202,8 @@ class Benchmark:
 
 def in_turns(candidates: Sequence[Item], rounds: int) -> Iterator[list[Item]]:
     """The candidates for each round; every round starts with another one, so that none is always first."""
-    for number in range(rounds):
-        start = number % max(len(candidates), 1)
+    for turn in range(rounds):
+        start = turn % max(len(candidates), 1)
         yield [*candidates[start:], *candidates[:start]]
 
 
@@ -214,23 +214,23 @@ def rows_of(candidates: Sequence[Candidate], length: float | None, is_compared: 
         is_compared: the first candidate is what is used now, and `pays_from` compares the others with it.
     """
     rows: list[Row] = []
-    for one in candidates:
-        if one.error or not one.blocks:
-            rows.append(Row(one.name, error=one.error or "it gave no batch"))
+    for candidate in candidates:
+        if candidate.error or not candidate.blocks:
+            rows.append(Row(candidate.name, error=candidate.error or "it gave no batch"))
             continue
-        epoch_s = None if length is None else Figure.of(block.epoch_s(length) for block in one.blocks)
-        waiting_pct = median(block.waiting_pct(2 if length is None else length) for block in one.blocks)
+        epoch_s = None if length is None else Figure.of(block.epoch_s(length) for block in candidate.blocks)
+        waiting_pct = median(block.waiting_pct(2 if length is None else length) for block in candidate.blocks)
         now = rows[0].epoch_s if rows and is_compared else None
         saved_s = now.median - epoch_s.median if now and epoch_s else 0.0
         rows.append(
             Row(
-                one.name,
-                Figure.of(block.batch_s for block in one.blocks),
+                candidate.name,
+                Figure.of(block.batch_s for block in candidate.blocks),
                 epoch_s,
-                waiting_pct if one.step else None,
-                one.set_up_s,
-                max(1, ceil((one.set_up_s or 0.0) / saved_s)) if saved_s > 0 else None,
-                one.change,
+                waiting_pct if candidate.step else None,
+                candidate.set_up_s,
+                max(1, ceil((candidate.set_up_s or 0.0) / saved_s)) if saved_s > 0 else None,
+                candidate.change,
             )
         )
     return rows
@@ -242,8 +242,8 @@ def as_one_argument_step(step: Step) -> Callable[[Any], object]:
         parameters = inspect.signature(step).parameters.values()
     except (TypeError, ValueError):  # a builtin
         return step
-    required = [one for one in parameters if one.kind in POSITIONAL and one.default is one.empty]
-    takes_any = any(one.kind is one.VAR_POSITIONAL for one in parameters)
+    required = [p for p in parameters if p.kind in POSITIONAL and p.default is p.empty]
+    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     if len(required) < 2 and not takes_any:
         return step
     return lambda batch: step(*batch) if isinstance(batch, (tuple, list)) else step(batch)

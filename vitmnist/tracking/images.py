@@ -42,7 +42,7 @@ def training_batch(train: Split, loader: Loader, preprocess: Preprocess, epoch: 
 
     They are read by their indices; the loader's own iteration is not disturbed.
     """
-    size = loader.sampler.batch_size if preprocess.mixes else min(GRID_IMAGES, loader.sampler.batch_size)
+    size = loader.sampler.rank_batch_size if preprocess.mixes else min(GRID_IMAGES, loader.sampler.rank_batch_size)
     indices = loader.sampler.indices(epoch)[:size]
     keys, images = next(preprocess.keys(loader.sampler, epoch)), train.images[indices].to(preprocess.mean.device)
     with torch.inference_mode():
@@ -70,8 +70,8 @@ def grid(tiles: Sequence[Image.Image], columns: int, gap: int, background: str =
     """Images of one size in rows, `gap` pixels apart."""
     width, height = (side + gap for side in tiles[0].size)
     canvas = Image.new("RGB", (columns * width, math.ceil(len(tiles) / columns) * height), background)
-    for number, tile in enumerate(tiles):
-        row, column = divmod(number, columns)
+    for position, tile in enumerate(tiles):
+        row, column = divmod(position, columns)
         canvas.paste(tile, (column * width + gap // 2, row * height + gap // 2))
     return canvas
 

@@ -21,7 +21,7 @@ class Batch:
 
     Args:
         images: uint8 or normalised float32 `[B, C, H, W]`.
-        labels: int64 `[B]`; that of padding is `IGNORED`.
+        labels: int64 `[B]`; padding has the label `IGNORED`.
         keys: int64 `[B]`, the random keys of the augmentation; None without augmentation, or after it.
         size: images in the global batch.
         targets: class probabilities of mixed images, float32 `[B, classes]`.
@@ -60,12 +60,12 @@ def epoch_batches(loader: Loader, preprocess: Preprocess, epoch: int, start: int
     # All keys of the epoch are drawn here, before the first batch is asked for, so no loader is charged for it.
     batches = zip(loader.epoch(epoch, start), preprocess.keys(sampler, epoch, start), strict=False)
     return (
-        # A rank without images in the last batch has a padding image, see `RankSampler`.
+        # A rank without images in the last batch has a padding image, see `EpochSampler`.
         Batch(
             images,
             labels if sampler.num_valid(step) else torch.full_like(labels, IGNORED),
             keys,
-            sampler.global_sampler.num_valid(step),
+            sampler.num_images(step),
         )
         for step, ((images, labels), keys) in enumerate(batches, start)
     )

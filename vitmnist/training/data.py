@@ -7,7 +7,7 @@ from typing import Any
 
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import Dataset, Split, build_dataset, prepare
-from vitmnist.data.sampler import EpochSampler, RankSampler
+from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, DataError, PeerError
 from vitmnist.runtime.world import World
 
@@ -47,15 +47,16 @@ def read_dataset(config: Config, world: World) -> Dataset:
 def train_sampler(config: Config, dataset: Dataset, world: World) -> EpochSampler:
     """The sampler of this rank's part of the training batches; raises `ConfigError` if there is no batch."""
     data = config.data
-    sampler = EpochSampler(len(dataset.train), config.batch_size, config.seed, data.shuffle, data.drop_last)
+    options = config.batch_size, config.seed, data.shuffle, data.drop_last
+    sampler = EpochSampler(len(dataset.train), *options, world.rank, world.size)
     if not len(sampler):
         raise ConfigError(
             f"batch_size={config.batch_size} exceeds the {sampler.size} training images, so data.drop_last=true leaves "
             f"no batch; type batch_size={sampler.size} or less, or data.drop_last=false"
         )
-    return RankSampler.of(sampler, world.rank, world.size)
+    return sampler
 
 
 def eval_sampler(split: Split, batch_size: int, world: World) -> EpochSampler:
     """The sampler of an evaluation: this rank's part of all images, in their order."""
-    return RankSampler.of(EpochSampler(len(split), batch_size, 0, "none"), world.rank, world.size)
+    return EpochSampler(len(split), batch_size, 0, "none", rank=world.rank, ranks=world.size)

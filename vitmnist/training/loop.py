@@ -178,7 +178,7 @@ def evaluate(
     with torch.inference_mode():
         for images, labels in timer.waiting(loader.epoch(0)):
             # The last batch may have no image for this rank, which then gets a padding image: `valid` is 0.
-            valid, size = sampler.num_valid(metrics.steps), sampler.global_sampler.num_valid(metrics.steps)
+            valid, size = sampler.num_valid(metrics.steps), sampler.num_images(metrics.steps)
             logits, targets = model(preprocess(images))[:valid], labels[:valid]
             loss = F.cross_entropy(logits, targets, reduction="sum") / size
             metrics.update({"loss": loss} | {name: compute(logits, targets) for name, compute in functions.items()})
@@ -203,10 +203,9 @@ def _of_all_ranks(of_rank: Predictions, sampler: EpochSampler, world: World) -> 
         return of_rank
     # Without the rank's padding image, which is the last one if there is any.
     indices = sampler.indices(0, device=of_rank.labels.device)[: len(of_rank.labels)]
-    size = sampler.global_sampler.size
     return Predictions(
         *(
-            world.all_reduce_sum(part.new_zeros(size).index_copy_(0, indices, part))
+            world.all_reduce_sum(part.new_zeros(sampler.size).index_copy_(0, indices, part))
             for part in (of_rank.labels, of_rank.confidence, of_rank.targets)
         )
     )
@@ -224,7 +223,7 @@ class MetricAccumulator:
     def __init__(self, sampler: EpochSampler, device: torch.device, world: World = SINGLE_PROCESS) -> None:
         self.steps = 0
         """Batches so far."""
-        self._sampler, self._world = sampler.global_sampler, world
+        self._sampler, self._world = sampler, world
         # float64 holds counts and the float32 losses exactly.
         self._sums = {
             name: torch.zeros(len(sampler), dtype=torch.float64, device=device) for name in ("loss", *batch_metrics())
@@ -243,7 +242,7 @@ class MetricAccumulator:
     @property
     def sizes(self) -> list[int]:
         """Images of each batch so far, of all ranks."""
-        return [self._sampler.num_valid(batch) for batch in range(self.steps)]
+        return [self._sampler.num_images(batch) for batch in range(self.steps)]
 
     def per_batch(self, name: str) -> list[float]:
         """The sum of each batch so far, of all ranks; waits for the device."""
