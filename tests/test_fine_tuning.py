@@ -98,7 +98,7 @@ def test_differing_weights_are_listed_unless_they_are_named() -> None:
     assert torch.equal(after["features.3.weight"], given["features.3.weight"])
     of_lightning = {f"model.{key}": value for key, value in given.items()} | {"criterion.weight": torch.ones(3)}
     load_initial_weights(model, of_lightning, ["head.*", "extra", "features.0.bias", "criterion.*"])
-    with pytest.raises(ConfigError, match=r"init_skip: 'hed\.\*' fits no weight; those of the model are features"):
+    with pytest.raises(ConfigError, match=r"init_skip: 'hed\.\*' fits no weight; the model has features"):
         load_initial_weights(model, given, ["hed.*"])
     with pytest.raises(ConfigError, match=r"init_skip=\['\*'\]: leaves nothing of init"):
         load_initial_weights(model, {"other": torch.ones(2)}, ["*"])

@@ -16,6 +16,7 @@ from inspect import signature
 from itertools import islice, zip_longest
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal, NamedTuple, SupportsIndex
+from unittest import SkipTest
 
 import numpy as np
 import torch
@@ -56,10 +57,6 @@ class Audit:
         return "\n".join(f"{status:<11}  {name}: {detail}" for name, status, detail in self.properties)
 
 
-class Unchecked(Exception):  # noqa: N818
-    """A promise cannot be checked; the message is the reason."""
-
-
 class ProbeDataset(Dataset[tuple[int, Any]]):
     """Sample i is i and float64 `[3]`: a number from each of the global generators, or i itself if it is not random."""
 
@@ -94,7 +91,7 @@ def audit(loader_factory: Callable[..., Any], *, samples: int = 1009, strict: bo
             name = str(promise.__doc__)
             try:
                 result = Property(name, "ok", promise())
-            except Unchecked as reason:
+            except SkipTest as reason:
                 result = Property(name, "not checked", str(reason))
             except Exception as error:  # a loader may fail in any way
                 detail = f"{type(error).__name__}: ".removeprefix("AssertionError: ") + first_line(error)
@@ -124,8 +121,7 @@ class _Subject:
         try:
             yield loader
         finally:
-            if callable(close := getattr(loader, "close", None)):
-                close()
+            getattr(loader, "close", lambda: None)()
 
     def read(self, **changed: int) -> list[list[ProbeBatch]]:
         """Epochs 0 and 1 of a new loader; raises `DataError` if one is empty or endless."""
@@ -172,7 +168,7 @@ class _Subject:
     def same_batches(self) -> str:
         """batches depend on the seed and the epoch alone"""
         if "num_workers" not in self.settings:
-            raise Unchecked("the factory takes no num_workers")
+            raise SkipTest("the factory takes no num_workers")
         for index, epoch in enumerate(self.read(num_workers=0)):
             _compare(self.epochs[index], epoch, f"0 and 2 workers: epoch {index}")
         return "0 and 2 workers, 2 epochs"
@@ -182,7 +178,7 @@ class _Subject:
         middle = len(self.epochs[1]) // 2
         with self.open() as loader:
             if not hasattr(loader, "epoch"):
-                raise Unchecked("the loader has no epoch(number, start)")
+                raise SkipTest("the loader has no epoch(number, start)")
             rest = [_copy(batch) for batch in loader.epoch(1, middle)]
             _compare(self.epochs[1][middle:], rest, f"epoch(1, {middle})", middle)
         return f"epoch(1, {middle}) of {len(self.epochs[1])} batches"
@@ -191,7 +187,7 @@ class _Subject:
         """samples do not share random numbers"""
         numbers = [batch[1] for epoch in self.epochs for batch in epoch if batch[1] is not None]
         if not (numbers and self.data.is_random):
-            raise Unchecked("the loader does not take random samples, or leaves out their numbers")
+            raise SkipTest("the loader does not take random samples, or leaves out their numbers")
         for name, drawn in zip(GENERATORS, np.concatenate(numbers).T, strict=True):
             if equal := len(drawn) - len(np.unique(drawn)):
                 raise AssertionError(f"{name}: {equal} of {len(drawn)} samples have the number of another one")

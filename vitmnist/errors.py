@@ -204,8 +204,7 @@ FAILURES: tuple[tuple[type[BaseException], str, Failure], ...] = (
         RuntimeError,
         r"\S+ does not have a deterministic implementation",
         Failure(
-            "{text}, so a resumed run would not repeat every bit; use another one, or call "
-            "torch.use_deterministic_algorithms(False) in the model's __init__"
+            "{text}, so a resumed run would not repeat every bit; use another one, or set trainer.deterministic=false"
         ),
     ),
     (

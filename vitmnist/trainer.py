@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from vitmnist.augment.preprocess import Preprocess, build_augment, input_size
+from vitmnist.augment.preprocess import Preprocess, build_augment
 from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.manager import Checkpoint, CheckpointManager, load_checkpoint
 from vitmnist.checkpoint.storage import read_initial_weights
@@ -30,9 +30,7 @@ from vitmnist.errors import DataError, TrainingError, classify
 from vitmnist.loaders.auto import AutoOptions, LoaderSelection, ResidentBatch, candidate_of, select_loader
 from vitmnist.loaders.base import LOADERS, Loader, needs_of
 from vitmnist.losses import LOSSES
-from vitmnist.models import MODELS
-from vitmnist.optim.ema import EMA
-from vitmnist.optim.optimizers import OPTIMIZERS
+from vitmnist.optim.optimizers import EMA, OPTIMIZERS
 from vitmnist.optim.schedules import build_schedule
 from vitmnist.runtime.device import agree_on_device, use_deterministic_kernels
 from vitmnist.runtime.memory import check_fits, keep_freed_memory
@@ -53,10 +51,10 @@ from vitmnist.tracking.images import epoch_images
 from vitmnist.tracking.log import log_early_stop, log_epoch, log_setup, log_test, log_verdict
 from vitmnist.tracking.loggers import LOGGERS, Logger, parse_loggers
 from vitmnist.tracking.result import Result, choices_of, recording_outcome
-from vitmnist.training.checks import check_config, check_outputs, warn_of_microbatches
 from vitmnist.training.data import eval_sampler, read_dataset, train_sampler
-from vitmnist.training.fine_tuning import load_initial_weights, scale_learning_rates
+from vitmnist.training.fine_tuning import scale_learning_rates
 from vitmnist.training.loop import EpochProgress, Predictions, evaluate, train_epoch
+from vitmnist.training.model import build_model, check_config, warn_of_microbatches
 from vitmnist.training.step import TrainStep
 from vitmnist.training.step_options import StepConfig, resolve_step_config
 
@@ -81,9 +79,9 @@ class Trainer:
     """
 
     checkpoint: Checkpoint | None = None
-    """From which the run is resumed."""
+    """From which the run is resumed; None once it is restored."""
     weights: Mapping[str, Tensor] | None = None
-    """What `init` names."""
+    """What `init` names; None once the model has them."""
     dataset: Dataset
     sampler: EpochSampler
     step: TrainStep
@@ -96,6 +94,8 @@ class Trainer:
     checkpoints: CheckpointManager
     resumed_progress: EpochProgress | None = None
     """Of the epoch within which the checkpoint was saved."""
+    must_train = False
+    """A run that had stopped early trains on, because it may train longer than before."""
     hardware: HardwareFigures
 
     def __init__(
@@ -192,23 +192,23 @@ class Trainer:
         config, device, train, sampler = self.config, self.device, self.dataset.train, self.sampler
         if device.type == "cpu":
             keep_freed_memory()
-        else:
-            use_deterministic_kernels()
+        use_deterministic_kernels(config.trainer.deterministic, device)
         options, preprocess = self.step_config(), Preprocess(train, build_augment(config.data.augment)).to(device)
         model = build_model(config, train, device, self.weights)
+        self.weights = None
         optimizer = OPTIMIZERS.build(config.optimizer, model, options.fused)
         frozen_norms = scale_learning_rates(optimizer, model, config.lr_scale)
         schedule = build_schedule(config.schedule, config.epochs, len(sampler))
         loss = LOSSES.build(config.loss, train.labels, train.classes, device)
         ema = EMA(model, config.ema_decay) if config.ema_decay else None
-        batch_size = min(sampler.rank_batch_size, sampler.size)
-        clip_norm = config.trainer.clip_norm
-        parts = model, preprocess, optimizer, schedule, loss, batch_size, options, clip_norm, ema, frozen_norms
-        self.step = TrainStep(*parts)
+        batch_size, clip_norm = min(sampler.rank_batch_size, sampler.size), config.trainer.clip_norm
+        self.step = TrainStep(
+            model, preprocess, optimizer, schedule, loss, batch_size, options, clip_norm, ema, frozen_norms
+        )
         warn_of_microbatches(self.step)
 
     def step_config(self) -> StepConfig:
-        """The options of the step: those of the checkpoint if they still apply, else resolved by rank 0 for all."""
+        """The options of the step, from the checkpoint if they still apply, else resolved by rank 0 for all."""
         config, device, world, sampler = self.config, self.device, self.world, self.sampler
         options = self.checkpoint and self.checkpoint.reusable_step_config(config, device.type, world.size)
         if not options:
@@ -293,12 +293,14 @@ class Trainer:
         self.checkpoints = CheckpointManager(
             self.folder, self.config, self.dataset, self.step, self.result, self.stop, self.world, self.monitor
         )
-        if not self.checkpoint:
+        checkpoint, self.checkpoint = self.checkpoint, None
+        if not checkpoint:
             return
         progress = self.new_progress()
-        self.checkpoints.restore(self.checkpoint, progress)
-        self.resumed_progress = progress if self.checkpoint.progress else None
-        epochs, config, step = int(self.checkpoint.config["epochs"]), self.config, self.step
+        self.checkpoints.restore(checkpoint, progress)
+        self.resumed_progress = progress if checkpoint.progress else None
+        epochs, config, step = int(checkpoint.config["epochs"]), self.config, self.step
+        self.must_train = bool(checkpoint.progress) or may_train_longer(checkpoint.config, to_plain_dict(config))
         before = build_schedule(config.schedule, epochs, len(self.sampler))
         if any(before(index) != step.schedule(index) for index in range(step.steps)):
             log.warning(
@@ -323,24 +325,18 @@ class Trainer:
 
     def is_done(self) -> bool:
         """Whether all epochs are done, or none has been better for as long as `patience` allows."""
-        epochs, before = self.result.epochs, self.checkpoint
-        # A run that had stopped early trains on if it may train longer than before.
-        must_train = (
-            self.is_first_epoch
-            and before
-            and (before.progress or may_train_longer(before.config, to_plain_dict(self.config)))
-        )
+        epochs, must_train = self.result.epochs, self.must_train and self.is_first_epoch
         return len(epochs) >= self.config.epochs or (self.monitor.is_exhausted(epochs) and not must_train)
 
     def start_epoch(self) -> EpochProgress:
-        """The progress of the next epoch: that of the checkpoint if it was saved in the middle, else a new one."""
+        """The progress of the next epoch, from the checkpoint if it was saved in the middle of an epoch."""
         progress, self.resumed_progress = self.resumed_progress, None
         return progress or self.new_progress()
 
     def new_progress(self) -> EpochProgress:
         """The progress of the next epoch, at its beginning."""
-        number, every = len(self.result.epochs), self.config.log.every_steps
-        return EpochProgress(number, self.sampler, self.device, every, self.world)
+        epoch, log_every = len(self.result.epochs), self.config.log.every_steps
+        return EpochProgress(epoch, self.sampler, self.device, log_every, self.world)
 
     @contextmanager
     def instrument(self, progress: EpochProgress, *, is_training: bool) -> Iterator[Callable[[EpochTimer], None]]:
@@ -351,9 +347,9 @@ class Trainer:
             loader, name, done = self.train_loader, "train", progress.metrics.steps
             if self.config.profile and self.is_first_epoch and self.world.is_main:
                 profiler = profiled(self.folder, len(loader) - done, self.device)
-        look: dict[str, Any] = {"desc": f"epoch {progress.epoch + 1} {name}", "unit": "batch", "leave": False}
-        look["disable"] = None if self.world.is_main else True  # None: show it only if stderr is a terminal
-        bar = tqdm(total=len(loader), initial=done, mininterval=0.5, **look)
+        options: dict[str, Any] = {"desc": f"epoch {progress.epoch + 1} {name}", "unit": "batch", "leave": False}
+        options["disable"] = None if self.world.is_main else True  # None: show it only if stderr is a terminal
+        bar = tqdm(total=len(loader), initial=done, mininterval=0.5, **options)
         with profiler as next_step, bar:
 
             def after_step(timer: EpochTimer) -> None:
@@ -428,29 +424,11 @@ class Trainer:
         """Append to `epochs.csv`, and log the epoch; raises `OSError` if that fails."""
         if not self.world.is_main:
             return
-        epoch, every = record["epoch"], self.config.log.images_every_epochs
+        epoch, interval = record["epoch"], self.config.log.images_every_epochs
         self.result.append_epoch(self.folder)
         for logger in self.loggers:
             logger.add_epoch(record)
-        if self.loggers and every and (is_last or (epoch + 1) % every == 0):
+        if self.loggers and interval and (is_last or (epoch + 1) % interval == 0):
             images = epoch_images(self.dataset, self.train_loader, self.step.preprocess, predictions, epoch)
             for logger in self.loggers:
                 logger.add_images(images, epoch)
-
-
-def build_model(
-    config: Config, split: Split, device: torch.device, weights: Mapping[str, Tensor] | None
-) -> torch.nn.Module:
-    """Build the model, on its device, with the weights that `init` names; tries it.
-
-    Raises:
-        ConfigError: it does not fit the images, or the weights do not fit it.
-    """
-    _, channels, height, width = split.images.shape
-    shape = channels, *input_size(build_augment(config.data.augment), height, width)
-    torch.manual_seed(config.seed)  # weights are initialised on the CPU, so they are identical on every device
-    model = MODELS.build(config.model, shape, len(split.classes))
-    if weights is not None:
-        load_initial_weights(model, weights, config.init_skip)
-    check_outputs(config.model["name"], model.to(device), torch.zeros(2, *shape, device=device), len(split.classes))
-    return model

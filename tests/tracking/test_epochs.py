@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import csv
+import math
 from pathlib import Path
 
 import pandas
+import pytest
 
 from tests.conftest import Printed, Start, Train, result_of
-from vitmnist.errors import ExitCode
-from vitmnist.tracking.epoch_table import epoch_metrics
+from vitmnist.errors import ExitCode, TrainingError
+from vitmnist.metrics import METRICS, BatchMetric
+from vitmnist.tracking.epoch_table import epoch_metrics, epoch_record
 from vitmnist.tracking.result import Result, epoch_columns
 
 
@@ -57,3 +60,18 @@ def test_a_killed_run_keeps_its_rows_and_repeats_none(
         succeed("resume=run", f"epochs={epochs}", "max_minutes=null")
         assert [row["epoch"] for row in rows(run)] == [*map(str, range(epochs))]
         assert_same_epochs(run)
+
+
+@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
+def test_a_value_that_no_record_may_have_ends_the_run(value: float) -> None:
+    """Or the run could be neither resumed nor reported."""
+    metrics = {metric.name: 1.0 for metric in epoch_metrics().values()} | {"eval_acc": value}
+    with pytest.raises(TrainingError, match=f"epoch 1: eval_acc is {value}; it must be finite and not negative"):
+        epoch_record(0, metrics, [], first_of_start=True)
+
+
+@pytest.mark.parametrize("name", ["loss", "s"])
+def test_a_metric_does_not_take_the_name_of_another(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METRICS._registered, name, (BatchMetric("%", tag="other"), max))
+    with pytest.raises(ValueError, match=f"two metrics are called eval_{name}, train_{name}; choose another name"):
+        epoch_metrics.__wrapped__()

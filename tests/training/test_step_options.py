@@ -45,7 +45,7 @@ def test_fast_follows_static_rules(
     monkeypatch.setattr(step_options, "last_level_cache", lambda: 32 * 2**20)
     resolved = resolve_step_config(FAST, device, 500, images)
     assert replace(resolved, reasons={}) == expected
-    assert resolved.reasons.keys() == vars(FAST).keys() - {"clip_norm"}
+    assert resolved.reasons.keys() == vars(FAST).keys() - {"clip_norm", "deterministic"}
     assert StepConfig.from_dict(resolved.to_dict()) == resolved
     assert resolve_step_config(PLAIN_TRAINER, device, 500, images) == StepConfig()
 
@@ -56,15 +56,22 @@ def test_a_microbatch_fits_the_batch_and_the_cache(monkeypatch: pytest.MonkeyPat
         assert resolve_step_config(FAST, CPU, batch, 1).micro_batch == expected
 
 
-def test_a_gpu_adds_up_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not with `warn_only`, with which torch leaves attention as it is."""
+def test_a_gpu_adds_up_in_one_order(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Unless it may use any kernel. Not with `warn_only`, with which torch leaves attention as it is."""
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     try:
-        use_deterministic_kernels()
+        use_deterministic_kernels("auto", CUDA)
         assert torch.are_deterministic_algorithms_enabled()
         assert not torch.is_deterministic_algorithms_warn_only_enabled()
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        with caplog.at_level("INFO"):
+            use_deterministic_kernels(False, CUDA)
+        assert not torch.are_deterministic_algorithms_enabled()
+        assert "trainer.deterministic=false: if this run is resumed, it may differ by rounding" in caplog.text
+        for value, is_on in (("auto", False), (True, True)):
+            use_deterministic_kernels(value, CPU)
+            assert torch.are_deterministic_algorithms_enabled() == is_on
     finally:
         torch.use_deterministic_algorithms(False)
 

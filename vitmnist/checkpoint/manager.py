@@ -119,10 +119,6 @@ class CheckpointManager:
             checksums, saved = (self._result.dataset or {})["sha256"], checkpoint.dataset_sha256
             if differing := [name for name, value in checksums.items() if saved.get(name) != value]:
                 raise DataError(f"the dataset has changed since the run began: {', '.join(differing)} differ")
-            # Options of the model and the dataset belong to the configuration, which has been compared.
-            same = {key: value for key, value in self._model_info.items() if key not in ("model", "dataset")}
-            if any(checkpoint.model_info[key] != value for key, value in same.items()):
-                raise ValueError("its model_info is not the run's")
             self._step.load_state_dict(checkpoint.step)
             if checkpoint.progress:
                 progress.load_state_dict(checkpoint.progress)
@@ -183,15 +179,11 @@ class CheckpointManager:
             DamagedError: they are damaged.
         """
         best = self._folder / storage.FOLDER / "best.pt"
-        try:
-            state = self._world.broadcast_object(lambda: storage.read(best)["step"] if best.is_file() else None)
-            if state is None:
-                return "final"
-            with storage.reporting_damage(best):
-                self._step.eval_model.load_state_dict((state["ema"] or state)["model"])
-        except storage.DamagedError as error:
-            advice = "remove it, and repeat the command to evaluate the final weights on the test split"
-            raise storage.DamagedError(f"{error}; {advice}") from error
+        state = self._world.broadcast_object(lambda: storage.read(best)["step"] if best.is_file() else None)
+        if state is None:
+            return "final"
+        with storage.reporting_damage(best):
+            self._step.eval_model.load_state_dict((state["ema"] or state)["model"])
         return "best"
 
     def save_final_weights(self) -> None:

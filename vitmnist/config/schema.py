@@ -63,6 +63,7 @@ class TrainerConfig:
     compile: bool | str = or_auto(affects="timing")
     precision: Precision = config_field(affects="timing")
     fused: bool | str = or_auto(affects="timing")
+    deterministic: bool | str = or_auto(affects="timing")
     clip_norm: float | None = bounded(above=0)
 
 

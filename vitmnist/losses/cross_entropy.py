@@ -44,7 +44,7 @@ def _cross_entropy(logits: Tensor, targets: Tensor, weight: Tensor | None, label
     return losses.where(targets.any(dim=1), 0).sum()  # smoothing would give a row of zeros a loss
 
 
-def class_weights(weights: Any, labels: Tensor, classes: tuple[str, ...]) -> Tensor | None:
+def class_weights(weights: object, labels: Tensor, classes: tuple[str, ...]) -> Tensor | None:
     """The weight of each class, float32 `[classes]`; None for equal weights.
 
     `balanced` is the inverse of a class' frequency, scaled so that the mean over the training images is 1.
@@ -59,10 +59,10 @@ def class_weights(weights: Any, labels: Tensor, classes: tuple[str, ...]) -> Ten
                 f"{len(classes)} weights, or null"
             )
         return len(labels) / (len(classes) * counts.float())
-    is_numbers = isinstance(weights, list) and all(type(item) in (int, float) and 0 <= item < 1e6 for item in weights)
-    if not is_numbers or len(weights) != len(classes) or not any(weights):
+    numbers = weights if isinstance(weights, list) and len(weights) == len(classes) else []
+    if not any(numbers) or not all(type(item) in (int, float) and 0 <= item < 1e6 for item in numbers):
         raise ConfigError(
             f"loss.class_weights={weights}: must be null, balanced, or a list of {len(classes)} numbers, at least 0, "
             f"in the order of the classes {listed(classes)}"
         )
-    return torch.tensor(weights, dtype=torch.float32)
+    return torch.tensor(numbers, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Accuracy, and metrics in which every class counts the same, however many images it has."""
+"""Accuracy, and metrics in which each class has the same weight, however many images it has."""
 
 from __future__ import annotations
 

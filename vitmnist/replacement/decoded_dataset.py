@@ -271,25 +271,20 @@ def keep_samples(
 
 def read_batch(dataset: Dataset[Any], collate: Callable[[list[Any]], object], indices: Sequence[int]) -> object:
     """The batch that a `DataLoader` makes of these samples; raises `DataError` for one that cannot be read."""
-    named = NamedCollate(collate, f"samples {', '.join(map(str, indices[:3]))}, …")
     if hasattr(dataset, "__getitems__"):
-        return named(dataset.__getitems__(list(indices)))
-    return named([*_named_samples(dataset, indices)])
+        samples = dataset.__getitems__(list(indices))
+    else:
+        samples = [*_named_samples(dataset, indices)]
+    return collated(collate, f"samples {', '.join(map(str, indices[:3]))}, …", samples)
 
 
-@dataclass(frozen=True)
-class NamedCollate:
-    """A collate function whose errors say that it has failed, and for which samples."""
-
-    collate: Callable[[list[Any]], object]
-    samples: str
-
-    def __call__(self, samples: list[Any]) -> object:
-        try:
-            with naming(f"the collate function, for {self.samples}"):
-                return self.collate(samples)
-        except DataError as error:  # a batch of one may fail where no batch of the DataLoader does
-            raise NoRowsError(str(error)) from error
+def collated(collate: Callable[[list[Any]], object], name: str, samples: list[Any]) -> object:
+    """The batch that a collate function makes; raises `NoRowsError` if it fails for these samples, of this name."""
+    try:
+        with naming(f"the collate function, for {name}"):
+            return collate(samples)
+    except DataError as error:  # a batch of one may fail where no batch of the DataLoader does
+        raise NoRowsError(str(error)) from error
 
 
 def _read_once(

@@ -166,8 +166,8 @@ class Comparison:
             by_seed = [row.by_seed(self.metric.name) for row in reversed(rows)]
             if values := {seed: value for values in by_seed for seed, value in values.items()}:
                 groups[shared] = values
-        sign = -1 if self.metric.direction == "max" else 1
-        return dict(sorted(groups.items(), key=lambda group: sign * median(group[1].values())))
+        best_first = sorted(groups.items(), key=lambda group: -self.metric.sign * median(group[1].values()))
+        return dict(best_first)
 
     @property
     def differs(self) -> bool:

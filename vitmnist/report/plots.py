@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from vitmnist.config.values import value_text
+from vitmnist.errors import printable
 from vitmnist.report.comparison import Comparison, Configuration
 from vitmnist.report.statistics import seconds
 from vitmnist.report.summary import quality_text, quality_title
@@ -111,7 +112,7 @@ def _finish(
     position: dict[str, Any] = {"transform": axis.get_yaxis_transform(), "va": "bottom", "fontsize": FONT}
     for y, (row, text) in enumerate(zip(rows, texts, strict=True)):
         values = [value_text(row.values[column]) for column in comparison.columns if column in row.values]
-        name = ", ".join(values) or "all runs"  # without the keys, which the title names
+        name = printable(", ".join(values)) or "all runs"  # without the keys, which the title names
         axis.text(0, y - 0.25, name if len(name) <= LABEL else f"{name[: LABEL - 1]}…", ha="left", **position)
         axis.text(1, y - 0.25, text, ha="right", **position)
     axis.set(yticks=[], ylim=(len(rows) - 0.6, -0.8))
@@ -119,7 +120,7 @@ def _finish(
     axis.tick_params(labelsize=FONT)
     axis.set_xlabel(label, fontsize=FONT, loc="left")
     titles = [f"{title} by {', '.join(comparison.columns)}".removesuffix(" by "), comparison.machine_and_data]
-    lines = [line for title in titles for line in textwrap.wrap(title, LINE, max_lines=3, placeholder=" …")]
+    lines = [line for title in titles for line in textwrap.wrap(printable(title), LINE, max_lines=3, placeholder=" …")]
     axis.set_title("\n".join(lines), fontsize=FONT, loc="left")
 
 

@@ -43,11 +43,12 @@ def best_quality(comparison: Comparison) -> str:
     low, high = (quality_text(metric, bound(values.values())) for bound in (min, max))
     over = f" ({low} to {high} over {len(values)} seeds)" if len(values) > 1 else ""
     best = f"Best {quality_title(metric)}: {label}, {quality_text(metric, median(values.values()))}{over}."
-    sign = 1 if metric.direction == "max" else -1
-    differences = Differences({name: {key: sign * item for key, item in groups[name].items()} for name in groups})
+    gains = {name: {seed: metric.sign * value for seed, value in groups[name].items()} for name in groups}
+    differences = Differences(gains)
     leads = [differences.get(label, other) for other in groups if other != label]
-    # Without any variance over the seeds, as of a few images, which change together, they measure no noise.
-    bounds = [lead.low for lead in leads if lead and lead.low is not None and lead.low != lead.high]
+    # A lead without any variance over the seeds, as of a few images, which change together, says nothing about noise.
+    has_noise = [lead for lead in leads if lead and (lead.low != lead.high or lead.mean == 0)]
+    bounds = [lead.low for lead in has_noise if lead.low is not None]
     if len(bounds) < len(leads):
         seeds = f"{len(values)} seeds" if len(values) > 1 else "One seed"
         return f"{best} {seeds} cannot tell whether that is more than noise; set seed=1,2,3 or more."

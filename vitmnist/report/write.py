@@ -47,7 +47,7 @@ def write_report(folders: Iterable[Path], output: Path) -> list[Comparison]:
     text, (png, svg) = as_markdown(comparisons), draw(comparisons)
     write_atomic(output / "report.png", png)  # no lock: each file is replaced as a whole
     for suffix, content in {"csv": as_csv(comparisons), "md": text, "html": as_html(text, svg)}.items():
-        write_atomic(output / f"report.{suffix}", content.encode())
+        write_atomic(output / f"report.{suffix}", content.encode(errors="backslashreplace"))
     return comparisons
 
 

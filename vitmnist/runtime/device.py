@@ -175,13 +175,19 @@ def backend_of(device: torch.device) -> Backend:
     return BACKENDS[device.type](device)
 
 
-def use_deterministic_kernels() -> None:
+def use_deterministic_kernels(deterministic: bool | str, device: torch.device) -> None:
     """Let a GPU add up in the same order each time, so that a resumed run repeats every bit.
 
     Otherwise the gradients of some convolutions do not, nor do those of attention once its keys take several blocks.
     Every operation of the models, losses, augmentations and optimizers has a deterministic implementation; another one
     raises `RuntimeError`. A warning instead (`warn_only`) would leave attention as it is.
+
+    Args:
+        deterministic: `trainer.deterministic`; `auto` is true on a GPU. On the CPU, kernels repeat every bit anyway.
     """
+    is_gpu = device.type == "cuda"
+    torch.use_deterministic_algorithms(is_gpu if deterministic == "auto" else bool(deterministic))
+    if is_gpu and not deterministic:
+        log.info("trainer.deterministic=false: if this run is resumed, it may differ by rounding")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first matrix product
-    torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # saves kernels

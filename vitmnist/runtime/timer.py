@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
 import torch
-from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule
+from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from vitmnist.runtime.files import write_atomic
 
@@ -96,24 +96,24 @@ class EpochTimer:
 def profiled(folder: Path, steps: int, device: torch.device) -> Iterator[Callable[[], None]]:
     """Profile some steps of an epoch into `profile/trace.json` and `profile/operations.txt`.
 
-    Yields a function to call after each step. The first steps are skipped if there are enough; one of them warms the
-    profiler up. Profiled steps take longer.
+    Yields a function to call after each step. The first steps are skipped if there are enough. Profiled steps take
+    longer.
 
     Args:
         folder: of the run.
         steps: number of steps in the epoch.
     """
     steps = max(steps, 1)  # 0 if the run was resumed from the end of an epoch
-    warmup = min(1, steps - 1)
-    recorded = min(RECORDED, steps - warmup)
-    skipped = min(SKIPPED, steps - warmup - recorded)
+    recorded = min(RECORDED, steps)
+    last = min(SKIPPED + RECORDED, steps) - 1
+
+    def action(step: int) -> ProfilerAction:
+        if step == last:
+            return ProfilerAction.RECORD_AND_SAVE
+        return ProfilerAction.RECORD if last - recorded < step < last else ProfilerAction.NONE
+
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-    plan: Callable[[int], ProfilerAction] = (
-        schedule(wait=skipped, warmup=warmup, active=recorded, repeat=1)
-        if warmup
-        else lambda step: ProfilerAction.NONE if step else ProfilerAction.RECORD_AND_SAVE  # schedule() would warn
-    )
-    with profile(activities=activities, schedule=plan, profile_memory=True) as profiler:
+    with profile(activities=activities, schedule=action, profile_memory=True) as profiler:
         yield profiler.step
     output = folder / "profile"
     output.mkdir(exist_ok=True)

@@ -48,6 +48,11 @@ class Metric:
     over_epochs: Literal["median", "max", "last"] = "median"
     direction: Literal["max", "min"] = "min"
 
+    @property
+    def sign(self) -> int:
+        """A value times this is the larger the better."""
+        return 1 if self.direction == "max" else -1
+
 
 @cache
 def epoch_metrics() -> dict[str, Metric]:
@@ -162,13 +167,10 @@ class Monitor:
     patience: int | None = None
 
     def best_epoch(self, epochs: Sequence[EpochRecord]) -> int | None:
-        """The index of the best epoch, the first among equals; None if no epoch has a number."""
-        best, sign = None, 1 if self.metric.direction == "max" else -1
-        for index, epoch in enumerate(epochs):
-            value = epoch.get(self.metric.name)
-            if value is not None and not math.isnan(value) and (best is None or sign * value > best[1]):
-                best = index, sign * value
-        return best[0] if best else None
+        """The index of the best epoch, the first among equals; None if no epoch has a value."""
+        name, sign = self.metric.name, self.metric.sign
+        values = {index: sign * epoch[name] for index, epoch in enumerate(epochs) if epoch.get(name) is not None}
+        return max(values, key=values.__getitem__, default=None)
 
     def is_exhausted(self, epochs: Sequence[EpochRecord]) -> bool:
         """Whether training stops after these epochs."""

@@ -64,12 +64,8 @@ def log_early_stop(result: Result, monitor: Monitor) -> None:
 def log_test(result: Result, monitor: Monitor) -> None:
     """Log the evaluation on the test split."""
     best, test = monitor.best_epoch(result.epochs), result.test or {}
-    monitored = monitor.metric.name.replace("eval_", "test_")
-    more = (
-        f" {monitored[5:]} {test[monitored]:.4g}" if monitored in test and monitored[5:] not in ("loss", "acc") else ""
-    )
     which = f"best weights, of epoch {best + 1}" if test["weights"] == "best" and best is not None else "final weights"
-    log.info("test split  loss %.4f acc %.2f%%%s  (%s)", test["test_loss"], test["test_acc"], more, which)
+    log.info("test split  loss %.4f acc %.2f%%  (%s)", test["test_loss"], test["test_acc"], which)
 
 
 def log_verdict(result: Result) -> None:

@@ -21,7 +21,7 @@ class Batch:
 
     Args:
         images: uint8 or normalised float32 `[B, C, H, W]`.
-        labels: int64 `[B]`; that of padding is `IGNORED`.
+        labels: int64 `[B]`; padding has the label `IGNORED`.
         keys: int64 `[B]`, the random keys of the augmentation; None without augmentation, or after it.
         size: images in the global batch.
         targets: class probabilities of mixed images, float32 `[B, classes]`.

@@ -21,8 +21,8 @@ PREFIXES = {"module.", "_orig_mod.", "model.", "backbone."}
 def load_initial_weights(model: nn.Module, weights: Mapping[str, Tensor], skip: Sequence[str]) -> None:
     """Load weights and statistics by their names in `state_dict()`.
 
-    If the model has none of the names, a prefix is left out that all have but those to skip. If it still has none, they
-    are those of the first of its parts that has some: a `backbone`.
+    If the model has none of the names, a prefix is left out that all names have but the skipped ones. If it still has
+    none, the names are looked up in its first part that has some of them, such as a `backbone`.
 
     Args:
         skip: patterns of names that may differ; what they name is left as the model has it.
@@ -46,28 +46,28 @@ def load_initial_weights(model: nn.Module, weights: Mapping[str, Tensor], skip: 
         parts = [f"{name}." for name, _ in model.named_children()]
         part = next((part for part in parts if any(part + name in state for name in weights)), "")
         weights = {part + name: value for name, value in weights.items()}
-    every = state.keys() | weights.keys()
+    all_names = state.keys() | weights.keys()
     for pattern in skip:
-        if not any(fnmatchcase(name, pattern) for name in every):
-            raise ConfigError(f"init_skip: {pattern!r} fits no weight; those of the model are {listed(state)}")
-    same = {name: value for name, value in weights.items() if name in state and value.shape == state[name].shape}
+        if not any(fnmatchcase(name, pattern) for name in all_names):
+            raise ConfigError(f"init_skip: {pattern!r} fits no weight; the model has {listed(state)}")
+    fitting = {name: value for name, value in weights.items() if name in state and value.shape == state[name].shape}
     differing = [
         f"{name} ({_shape(weights, name)} in init, {_shape(state, name)} in the model)"
-        for name in sorted(every - same.keys())
+        for name in sorted(all_names - fitting.keys())
         if not is_skipped(name)
     ]
     if differing:
         raise ConfigError(
-            f"init: the weights are not those of this model: {listed(differing)}; type what may differ as "
+            f"init: the weights do not fit this model: {listed(differing)}; type what may differ as "
             "init_skip='[NAME,PATTERN.*]', or name other weights"
         )
-    if not same:
+    if not fitting:
         raise ConfigError(
             f"init_skip={[*skip]}: leaves nothing of init, none of whose weights has a name and shape of the model; "
             "set init=null, or name other weights"
         )
-    model.load_state_dict(same, strict=False)
-    log.info("started from %d of %d weights of init; the model has %d", len(same), len(weights), len(state))
+    model.load_state_dict(fitting, strict=False)
+    log.info("started from %d of %d weights of init; the model has %d", len(fitting), len(weights), len(state))
 
 
 def _shape(weights: Mapping[str, Tensor], name: str) -> str:
@@ -93,9 +93,7 @@ def scale_learning_rates(optimizer: Optimizer, model: nn.Module, factors: Mappin
     names = {parameter: name for name, parameter in model.named_parameters()}
     for pattern in factors:
         if not any(fnmatchcase(name, pattern) for name in names.values()):
-            raise ConfigError(
-                f"lr_scale: {pattern!r} fits no parameter; those of the model are {listed(names.values())}"
-            )
+            raise ConfigError(f"lr_scale: {pattern!r} fits no parameter; the model has {listed(names.values())}")
 
     def factor_of(name: str) -> float:
         return next((factor for pattern, factor in reversed([*factors.items()]) if fnmatchcase(name, pattern)), 1.0)

@@ -23,7 +23,7 @@ from vitmnist.errors import ConfigError, first_line
 from vitmnist.loaders.base import Loader
 from vitmnist.losses import Loss
 from vitmnist.metrics import batch_metrics
-from vitmnist.optim.ema import EMA
+from vitmnist.optim.optimizers import EMA
 from vitmnist.runtime.world import World
 from vitmnist.training.batch import Batch, epoch_batches
 from vitmnist.training.step_options import StepConfig
@@ -38,10 +38,10 @@ as a plain sum. A step divides `loss` by the size of the global batch, so that i
 class TrainStep:
     """Trains a model on one batch at a time.
 
-    Whatever the options, the gradient is that of the mean loss of the whole batch in float32, up to rounding (summation
-    order, lower-precision products). For the articles' transformer the difference is below 1e-5 of the gradient's norm
-    with microbatches and compiled code, and below 2% with bf16 (`tests/training/test_step.py`). This does not hold for
-    models whose output for an image depends on its batch (batch normalisation) or is random.
+    Whatever the options, the gradient is the one of the mean loss over the whole batch in float32, up to rounding
+    (summation order, lower-precision products). For the articles' transformer the difference is below 1e-5 of the
+    gradient's norm with microbatches and compiled code, and below 2% with bf16 (`tests/training/test_step.py`). This
+    does not hold for models whose output for an image depends on its batch (batch normalisation) or is random.
 
     Args:
         model: returns logits `[B, classes]`.
@@ -49,7 +49,7 @@ class TrainStep:
         schedule: the factor of the learning rate in a step, which counts from 0 over the run.
         batch_size: images per batch of this rank; the last batch may be smaller.
         config: micro_batch is the most images that go through the model at once (None: the whole batch). precision is
-            that of the matrix products; weights, gradients and loss are float32. bf16 runs the model under
+            the precision of matrix products; weights, gradients and loss are float32. bf16 runs the model under
             `torch.autocast`.
         clip_norm: gradients of all parameters together whose norm is larger are scaled to it (Pascanu et al.,
             arXiv:1211.5063); None scales none.
@@ -96,7 +96,7 @@ class TrainStep:
 
     @property
     def eval_model(self) -> nn.Module:
-        """The model to evaluate, and to save at the end: that of the EMA, if there is one."""
+        """The model to evaluate, and to save at the end: the averaged one, if there is an EMA."""
         return self.ema.model if self.ema else self.model
 
     @property
@@ -203,7 +203,7 @@ class TrainStep:
         self.compile_s += time.perf_counter() - started
 
     def distribute(self, world: World) -> None:
-        """Let each step use the gradient of the global batch, of which each rank has a part."""
+        """Let each step use the gradient of the global batch; each rank computes a part of it."""
         self.forward, self._world_size = world.wrap_ddp(self.forward), world.size
         if self.ema:  # DDP has copied the weights of rank 0 into the model
             self.ema.model.load_state_dict(self.model.state_dict())
@@ -218,16 +218,16 @@ class TrainStep:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`; raises an error of any type for that of another model or optimizer."""
-        for parameter in self.model.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-        self.optimizer.step()  # creates the optimizer's state, to check the saved one against
-        self.model.zero_grad()
-        current, saved = self.optimizer.state_dict(), state["optimizer"]
-        _check_optimizer_state(saved["state"], current["state"])
+        """Continue from `state_dict()`; raises an error of any type if it is from another model or optimizer."""
         self.model.load_state_dict(state["model"])
+        groups, saved = self.optimizer.param_groups, state["optimizer"]["state"]
+        for index, parameter in enumerate(parameter for group in groups for parameter in group["params"]):
+            for name, value in saved.get(index, {}).items():  # a parameter that never had a gradient has no state
+                # Fused AdamW would end with SIGSEGV.
+                if isinstance(value, Tensor) and value.dim() and value.shape != parameter.shape:
+                    raise ValueError(f"optimizer state {index}, {name}: {[*value.shape]} for {[*parameter.shape]}")
         # The options of the groups follow from the configuration, and their learning rates from the step.
-        self.optimizer.load_state_dict({"state": saved["state"], "param_groups": current["param_groups"]})
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": saved})
         self._begin_step(int(state["schedule"]["last_epoch"]))
         if self.ema:
             self.ema.load_state_dict(state["ema"])
@@ -267,14 +267,3 @@ def preserved_buffers(model: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for buffer, value in zip(model.buffers(), before, strict=True):
                 buffer.copy_(value)
-
-
-def _check_optimizer_state(saved: dict[int, dict[str, Any]], current: dict[int, dict[str, Any]]) -> None:
-    """Raise `ValueError` for a tensor of another shape or dtype: torch loads it, and fused AdamW ends with SIGSEGV.
-
-    What was saved lacks parameters that never had a gradient.
-    """
-    for key, state in saved.items():
-        for name, value in current[key].items():
-            if isinstance(value, Tensor) and (state[name].shape, state[name].dtype) != (value.shape, value.dtype):
-                raise ValueError(f"optimizer state {key}, {name}: {list(state[name].shape)} of {state[name].dtype}")

@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vitmnist.registry import Registry
-from vitmnist.tracking.epoch_table import EpochRecord
+from vitmnist.tracking.epoch_table import EpochRecord, epoch_metrics
 
 if TYPE_CHECKING:
     from PIL import Image
+
+
+STEP = ("loss", "lr", "grad_norm")  # values of a logged step
 
 
 class Logger:
@@ -34,6 +37,16 @@ class Logger:
 
     def add_images(self, images: Mapping[str, Image.Image], epoch: int) -> None:
         """Log images of an epoch, by name."""
+
+
+def epoch_scalars(record: EpochRecord) -> dict[str, float]:
+    """The measured metrics of an epoch, by their tags."""
+    return {metric.tag: record[name] for name, metric in epoch_metrics().items() if record.get(name) is not None}
+
+
+def step_scalars(step: Mapping[str, float | None]) -> dict[str, float]:
+    """The measured values of a logged step, by their tags."""
+    return {f"step/{name}": value for name in STEP if (value := step.get(name)) is not None}
 
 
 LOGGERS: Registry[Logger] = Registry("logger", __package__)

@@ -22,8 +22,8 @@ from vitmnist.config.schema import is_in_hparams, keys_where
 from vitmnist.config.values import flatten, is_under, trainer_label, value_text
 from vitmnist.registry import NoOptions
 from vitmnist.runtime.files import append
-from vitmnist.tracking.epoch_table import EpochRecord, epoch_metrics
-from vitmnist.tracking.loggers import LOGGERS, Logger
+from vitmnist.tracking.epoch_table import EpochRecord
+from vitmnist.tracking.loggers import LOGGERS, Logger, epoch_scalars, step_scalars
 from vitmnist.tracking.result import Result
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,6 @@ log = logging.getLogger(__name__)
 # TensorBoard reads the event files of a folder in the order of their names; the time of the start follows EVENTS.
 CONFIG, EVENTS = "config.tfevents", "events.out.tfevents"
 
-STEP_TAGS = {"step/loss": "loss", "step/lr": "lr", "step/grad_norm": "grad_norm"}
 HPARAMS = ("data/loader", "batch_size", "model", "optimizer.lr", "trainer", "epochs")
 """Every run has these columns in HParams, next to its overridden keys."""
 
@@ -65,10 +64,9 @@ class TensorBoard(Logger):
         _append(self._path, version, start_of_session, *again)
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        summary = self._result.summary()
-        tags = {f"summary/{key}": key for key in summary}
+        summary = {f"summary/{key}": value for key, value in self._result.summary().items() if value is not None}
         try:
-            _append(self._path, *_scalars(tags, summary, len(self._result.epochs), time.time()))
+            _append(self._path, *_scalars(summary, len(self._result.epochs), time.time()))
             if kind is None:
                 _append(self._config, _event(self._success))
         except OSError as error:
@@ -77,7 +75,7 @@ class TensorBoard(Logger):
             log.warning("%s: cannot be written: %s", error.filename, error.strerror)  # the run failed before
 
     def add_epoch(self, record: EpochRecord) -> None:
-        _append(self._path, *_scalars(epoch_tags(), record, record["epoch"] + 1, record["ended_at"]), *_steps(record))
+        _append(self._path, *_scalars(epoch_scalars(record), record["epoch"] + 1, record["ended_at"]), *_steps(record))
 
     def add_images(self, images: Mapping[str, Image.Image], epoch: int) -> None:
         for name, drawn in images.items():
@@ -103,24 +101,18 @@ def hyperparameters(result: Result) -> dict[str, Any]:
     return row
 
 
-def epoch_tags() -> dict[str, str]:
-    """The metric of an epoch that each tag shows."""
-    return {metric.tag: name for name, metric in epoch_metrics().items()}
-
-
 def _steps(record: EpochRecord, first: int = 1) -> Iterator[Event]:
     """The logged steps of an epoch from step `first` on."""
     for values in record["steps"]:
         if values["step"] + 1 >= first:
-            yield from _scalars(STEP_TAGS, values, values["step"] + 1, record["ended_at"])
+            yield from _scalars(step_scalars(values), values["step"] + 1, record["ended_at"])
 
 
-def _scalars(names: Mapping[str, str], values: Mapping[str, Any], step: int, wall_time: float) -> Iterator[Event]:
-    """The values that were measured, by the tags of their names; an event each, so that a torn file loses few."""
-    for tag, name in names.items():
-        if values.get(name) is not None:
-            summary = Summary(value=[Summary.Value(tag=tag, simple_value=values[name])])
-            yield Event(wall_time=wall_time, step=step, summary=summary)
+def _scalars(values: Mapping[str, float], step: int, wall_time: float) -> Iterator[Event]:
+    """An event for each value, so that a torn file loses few."""
+    for tag, value in values.items():
+        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+        yield Event(wall_time=wall_time, step=step, summary=summary)
 
 
 def _event(summary: Summary, step: int = 0) -> Event:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vitmnist.errors import ConfigError, MissingExtraError, first_line
 from vitmnist.tracking.epoch_table import EpochRecord
-from vitmnist.tracking.loggers import LOGGERS, Logger
-from vitmnist.tracking.loggers.tensorboard import STEP_TAGS, epoch_tags
+from vitmnist.tracking.loggers import LOGGERS, Logger, epoch_scalars, step_scalars
 from vitmnist.tracking.result import Result
 
 if TYPE_CHECKING:
@@ -70,13 +69,9 @@ class Wandb(Logger):
 
     def add_epoch(self, record: EpochRecord) -> None:
         for values in record["steps"]:
-            self._log({"step/number": values["step"] + 1}, STEP_TAGS, values)
-        self._log({"epoch": record["epoch"] + 1}, epoch_tags(), record)
+            self._run.log({"step/number": values["step"] + 1, **step_scalars(values)})
+        self._run.log({"epoch": record["epoch"] + 1, **epoch_scalars(record)})
 
     def add_images(self, images: Mapping[str, Image.Image], epoch: int) -> None:
         drawn = {f"images/{name}": self._wandb.Image(image) for name, image in images.items()}
         self._run.log({"epoch": epoch + 1, **drawn})
-
-    def _log(self, axis: dict[str, int], names: Mapping[str, str], values: Mapping[str, Any]) -> None:
-        measured = {tag: values[name] for tag, name in names.items() if values.get(name) is not None}
-        self._run.log({**axis, **measured})

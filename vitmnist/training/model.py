@@ -1,8 +1,9 @@
-"""What a configuration and its model are refused for before training begins."""
+"""Builds the model of a configuration, and refuses before training what does not fit."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from operator import attrgetter
 
 import torch
@@ -11,10 +12,10 @@ from torch import Tensor, nn
 from vitmnist.augment.preprocess import build_augment, input_size
 from vitmnist.config.schema import Config, registries
 from vitmnist.data.channel_statistics import configured_statistics
-from vitmnist.data.datasets.base import DATASETS
+from vitmnist.data.datasets.base import DATASETS, Split
 from vitmnist.errors import ConfigError, classify, described
 from vitmnist.models import MODELS
-from vitmnist.training.fine_tuning import BATCH_NORMS
+from vitmnist.training.fine_tuning import BATCH_NORMS, load_initial_weights
 from vitmnist.training.step import TrainStep
 
 log = logging.getLogger(__name__)
@@ -31,10 +32,26 @@ def check_config(config: Config, device: torch.device | str = "cpu") -> None:
     if shape:  # the number of classes is not known yet
         size = shape[0], *input_size(augment, *shape[1:])
         model = MODELS.build(config.model, size, 2).to(device)
-        check_outputs(config.model["name"], model, torch.zeros(2, *size, device=device), 2)
+        _check_outputs(config.model["name"], model, torch.zeros(2, *size, device=device), 2)
 
 
-def check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) -> None:
+def build_model(config: Config, split: Split, device: torch.device, weights: Mapping[str, Tensor] | None) -> nn.Module:
+    """Build the model, on its device, with the weights that `init` names; tries it.
+
+    Raises:
+        ConfigError: it does not fit the images, or the weights do not fit it.
+    """
+    _, channels, height, width = split.images.shape
+    shape = channels, *input_size(build_augment(config.data.augment), height, width)
+    torch.manual_seed(config.seed)  # weights are initialised on the CPU, so they are identical on every device
+    model = MODELS.build(config.model, shape, len(split.classes))
+    if weights is not None:
+        load_initial_weights(model, weights, config.init_skip)
+    _check_outputs(config.model["name"], model.to(device), torch.zeros(2, *shape, device=device), len(split.classes))
+    return model
+
+
+def _check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) -> None:
     """Raise `ConfigError` unless the model returns a logit per image and class: more of them would train silently."""
     try:
         with torch.no_grad():
@@ -61,7 +78,7 @@ def warn_of_microbatches(step: TrainStep) -> None:
         isinstance(module, BATCH_NORMS) and module.training for module in step.model.modules()
     ):
         log.warning(
-            "trainer.micro_batch=%d: the model has batch normalisation, whose statistics are those of a microbatch; "
+            "trainer.micro_batch=%d: the model has batch normalisation, which takes its statistics from a microbatch; "
             "trainer.micro_batch=null takes them from the whole batch",
             step.config.micro_batch,
         )
