@@ -88,7 +88,7 @@ def test_a_checkpoint_is_for_any_ranks(quick: list[str], ranks: StartRanks, trai
 def test_a_signal_to_one_rank_stops_all_after_the_same_batch(quick: list[str], ranks: StartRanks) -> None:
     """The ranks save the same step, so that the resumed run equals an uninterrupted one bit for bit."""
     started = ranks(2, *quick, "epochs=100000", "schedule=constant", "hydra.run.dir=cut").until("epoch 2/")
-    os.kill(started.pids[1], signal.SIGTERM)
+    os.kill(started.processes[1].pid, signal.SIGTERM)
     codes, outputs = started.ended()
     assert codes == [ENDS, ENDS], outputs
     assert "Traceback" not in "".join(outputs)
@@ -104,7 +104,7 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_batch(quick: list[str], r
 @pytest.mark.parametrize(("rank", "number"), [(1, signal.SIGSTOP), (0, signal.SIGKILL), (0, signal.SIGSTOP)])
 def test_a_rank_that_does_not_answer_ends_the_run(rank: int, number: int, quick: list[str], ranks: StartRanks) -> None:
     started = ranks(2, *quick, "epochs=100000", "hydra.run.dir=cut", "distributed.timeout_s=3").until("epoch 2/")
-    os.kill(started.pids[rank], number)
+    os.kill(started.processes[rank].pid, number)
     code, output = started.processes[1 - rank].ended()
     assert code == 1
     assert "Traceback" not in output

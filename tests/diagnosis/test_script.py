@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import CallHere
-from tests.support.scripts import SLOW_DATA, diagnose, start
+from tests.support.processes import run_python
+from tests.support.scripts import SLOW_DATA, diagnose
 from vitmnist.__main__ import main
 from vitmnist.diagnosis.report import Incomplete
 
@@ -37,7 +38,7 @@ if __name__ == "__main__":
 """
     arguments = ("--steps", "7", "-m", "x y")
     (tmp_path / "mine.py").write_text(script)
-    expected = start(tmp_path, "mine.py", *arguments)
+    expected = run_python("mine.py", *arguments, folder=tmp_path)
     monkeypatch.setenv("OBSERVED", "1")
     ended, report = diagnose(tmp_path, script, "--warm-up=2", "--steps=200", arguments=arguments, fresh=True)
     assert "x y" in expected.stdout
@@ -60,9 +61,9 @@ finally:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").touch()
     (tmp_path / "package" / "__main__.py").write_text(script)
-    expected = start(tmp_path, "-m", "package", "--stop", "x")
+    expected = run_python("-m", "package", "--stop", "x", folder=tmp_path)
     options = ("--steps=5", "--warm-up=2", "--stop")
-    ended = start(tmp_path, "-m", "vitmnist", "diagnose", *options, "-m", "package", "--train", "x")
+    ended = run_python("-m", "vitmnist", "diagnose", *options, "-m", "package", "--train", "x", folder=tmp_path)
     assert ended.returncode == 0
     assert expected.stdout
     assert ended.stdout == expected.stdout + "finally\n"
@@ -102,7 +103,7 @@ except ZeroDivisionError as error:
 )
 def test_exit_codes_are_the_scripts_own(tmp_path: Path, last_line: str, code: int) -> None:
     ended, report = diagnose(tmp_path, f"import os, signal, sys\n{last_line}\n", "--fail-above=0", fresh=True)
-    expected = start(tmp_path, "mine.py")
+    expected = run_python("mine.py", folder=tmp_path)
     assert ended.returncode == expected.returncode == code
     assert report["exit_code"] == (130 if code == -2 else code)
     assert ended.stderr.startswith(expected.stderr)

@@ -14,7 +14,7 @@ from vitmnist import make_loader
 from vitmnist.augment.base import OPERATIONS
 from vitmnist.augment.preprocess import Compose, Preprocess
 from vitmnist.config.schema import Shuffle
-from vitmnist.data.datasets.base import Dataset, Split
+from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import TensorSet
 from vitmnist.loaders.base import Batches, Loader
@@ -74,21 +74,16 @@ class SlowCopies(Loader):
             yield next(batches)
 
 
-def check_sums(loader: Loader, data: Split) -> None:
-    """The copies lag behind the consumer, and then the consumer behind the copies: the sums must not change."""
-    sampler = loader.sampler
-    for number in range(20):
-        sums = []
-        for images, _ in loader.epoch(number):
-            sums.append(images.sum())
-            torch.cuda._sleep(30_000_000 if number % 2 else 0)
-            sums.append(images.sum())
-            del images
-        wanted = [data.images[indices].sum() for indices in sampler.batches(number)]
-        assert [int(value) for value in sums] == [int(value) for value in wanted for _ in range(2)]
-
-
 def test_a_prefetched_batch_is_read_only_when_it_is_there(tiny: Dataset, cuda: torch.device) -> None:
+    """The copies lag behind the consumer, and then the consumer behind the copies: the sums must not change."""
     with make_loader("prefetch", tiny.train, batch_size=2, device=cuda, seed=3, base="ram") as loader:
         loader.base = SlowCopies(loader.base)
-        check_sums(loader, tiny.train)
+        for number in range(20):
+            sums = []
+            for images, _ in loader.epoch(number):
+                sums.append(images.sum())
+                torch.cuda._sleep(30_000_000 if number % 2 else 0)
+                sums.append(images.sum())
+                del images
+            wanted = [tiny.train.images[indices].sum() for indices in loader.sampler.batches(number)]
+            assert [int(value) for value in sums] == [int(value) for value in wanted for _ in range(2)]

@@ -134,13 +134,6 @@ def test_a_collate_function_that_fails_for_one_sample(collate: Any) -> None:
     assert_same(run(from_dataloader(loader, "ram")), run(loader))
 
 
-def test_a_stacked_batch_still_requires_a_gradient() -> None:  # without workers, which torch refuses for it
-    loader = DataLoader(Made(lambda index: torch.full((2,), float(index), requires_grad=True)), 7)
-    replaced = from_dataloader(loader, "ram")
-    assert next(iter(replaced)).requires_grad
-    assert_same(run(replaced), run(loader))
-
-
 def test_a_sample_that_is_changed_is_new_in_the_next_epoch() -> None:
     loader = from_dataloader(DataLoader(Made(boxes), 4, collate_fn=transposed), "ram")
     expected = run(loader, 1)
@@ -190,14 +183,6 @@ def test_what_cannot_be_pickled_is_named() -> None:
         dataset = DataLoader(Made(make), 4, collate_fn=list)
         with pytest.raises(DataError, match=rf"^ram: a sample has \S+{name}, which cannot be pickled .*top level of"):
             from_dataloader(dataset, "ram")
-
-
-def test_a_file_takes_plain_samples_only(tmp_path: Path) -> None:
-    message = "^cache: .*a sample has a Graph; a file keeps only pictures, .*convert it, or use ram"
-    with pytest.raises(DataError, match=message):
-        from_dataloader(DataLoader(Made(Graph), 4, collate_fn=list), "cache", folder=str(tmp_path))
-    plain = DataLoader(Made(lambda index: torch.arange(1 + index % 7)), 7, True, collate_fn=pad)
-    assert_same(run(from_dataloader(plain, "cache", folder=str(tmp_path))), run(plain))
 
 
 class RandomAtTimes(Pairs):

@@ -57,9 +57,9 @@ class DeviceTensor(Tensor):
 
     def index_select(self, dim: int, index: Tensor) -> DeviceTensor:
         source = self.as_subclass(Tensor)
-        block, found = self.backend.allocate((len(index), *self.shape[1:]), self.dtype)
+        block, selected = self.backend.allocate((len(index), *self.shape[1:]), self.dtype)
         self.backend.enqueue(lambda: block.copy_(source.index_select(dim, index)))
-        return found
+        return selected
 
     def __getitem__(self, rows: slice) -> DeviceTensor:
         view = self.as_subclass(Tensor)[rows].as_subclass(DeviceTensor)

@@ -135,13 +135,9 @@ class TrainRanks:
     folder: Path
     processes: list[TrainProcess]
 
-    @property
-    def pids(self) -> list[int]:
-        return [process.pid for process in self.processes]
-
-    def until(self, pattern: str, rank: int = 0) -> TrainRanks:
-        """Wait until the output of a rank matches a regular expression."""
-        self.processes[rank].until(pattern)
+    def until(self, pattern: str) -> TrainRanks:
+        """Wait until the output of rank 0 matches a regular expression."""
+        self.processes[0].until(pattern)
         return self
 
     def ended(self) -> tuple[list[int], list[str]]:

@@ -36,11 +36,6 @@ def train(loader, epochs=2):
 """
 
 
-def start(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in a folder."""
-    return run_python(*arguments, folder=folder, timeout=220)
-
-
 def run_vitmnist() -> None:
     """What a process that has imported torch calls in place of `train.py`."""
     from vitmnist.__main__ import main
@@ -68,6 +63,8 @@ def diagnose(
     """
     (folder / "mine.py").write_text(script)
     command = ["diagnose", "--json=report.json", *options, "mine.py", *arguments]
-    ended = start(folder, "-m", "vitmnist", *command) if fresh else start_here(folder, *command, **environment)
+    ended = (
+        run_python("-m", "vitmnist", *command, folder=folder) if fresh else start_here(folder, *command, **environment)
+    )
     assert (folder / "report.json").exists(), ended.stderr
     return ended, json.loads((folder / "report.json").read_text() or "{}")

@@ -61,19 +61,6 @@ def append(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def write_output(path: Path, content: bytes) -> None:
-    """Write a file that a user has named, which may be a device or a pipe: a rename would replace it by a file.
-
-    Raises:
-        OSError: with `path` as its filename.
-    """
-    if not path.exists() or path.is_file():
-        write_atomic(path, content)
-    else:
-        with naming_file(path):
-            path.write_bytes(content)
-
-
 def home_expanded(folder: str) -> Path:
     """A folder whose name may begin with `~` or `~USER`; raises `ConfigError` if there is no such user."""
     try:

@@ -55,12 +55,6 @@ def unflatten(leaves: Iterable[object], structure: Structure) -> Any:
     return tree_map(lambda _: next(remaining), structure.tree)
 
 
-def named_leaves(tree: object) -> list[tuple[str, Any]]:
-    """The leaves of a tree with their paths."""
-    leaves, structure = flatten(tree)
-    return list(zip(structure.paths(), leaves, strict=True))
-
-
 def _paths(tree: Any) -> Iterator[str]:
     if tree is None:
         yield ""
@@ -88,9 +82,10 @@ def stride_order(tensor: Tensor) -> list[int]:
 
 
 def _find_difference(actual: object, expected: object, compared: Compared) -> str | None:
-    if flatten(actual)[1] != flatten(expected)[1]:
+    (values, structure), (others, other_structure) = flatten(actual), flatten(expected)
+    if structure != other_structure:
         return "the structure"
-    for (path, value), (_, other) in zip(named_leaves(actual), named_leaves(expected), strict=True):
+    for path, value, other in zip(structure.paths(), values, others, strict=True):
         are_pictures = isinstance(value, Image.Image) and isinstance(other, Image.Image)  # of any file format
         if not (are_pictures or _name(type(value)) == _name(type(other))) or not _is_same(value, other, compared):
             return f"batch{path}"
