@@ -28,18 +28,14 @@ COMMANDS = {
 
 
 def open_closed_streams() -> None:
-    """Open standard streams that are closed, as of daemons (`2>&-`), on os.devnull, here and for child processes.
+    """Open standard streams that are closed, as of daemons (`2>&-`), on os.devnull.
 
     The next file that is opened would get the descriptor, and with it what is printed.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:  # the lowest that is free
-        os.set_inheritable(descriptor, True)
+        pass
     os.close(descriptor)
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            stream = open(os.devnull, "w")  # noqa: SIM115  # for the life of the process
-            setattr(sys, name, stream)
-            setattr(sys, f"__{name}__", stream)
+    sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
 
 
 def load(command: str) -> Callable[[], None]:
@@ -52,7 +48,6 @@ def load(command: str) -> Callable[[], None]:
 
 def main() -> None:
     """Run the command of the command line; arguments such as KEY=VALUE and options alone train."""
-    open_closed_streams()
     first = sys.argv[1] if len(sys.argv) > 1 else ""
     if first in ("-h", "--help"):
         print(_help())
@@ -68,17 +63,16 @@ def main() -> None:
 
 
 def _help() -> str:
-    lines = [f"  {name:<10}{meaning}" for name, (_, meaning) in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: vitmnist COMMAND …     run a command; COMMAND --help explains it",
-            "       vitmnist [KEY=VALUE …]  train, the same as vitmnist train and python train.py",
-            *("", "commands:", *lines, ""),
-            "Training is for single-label classification of images of one size, held in memory, in a mapped file,",
-            "or read for each batch.",
-            "vitmnist train --help lists all groups and keys; --version prints the version.",
-        ]
-    )
+    commands = "\n".join(f"  {name:<10}{meaning}" for name, (_, meaning) in COMMANDS.items())
+    return f"""usage: vitmnist COMMAND …     run a command; COMMAND --help explains it
+       vitmnist [KEY=VALUE …]  train, the same as vitmnist train and python train.py
+
+commands:
+{commands}
+
+Training is for single-label classification of images of one size, held in memory, in a mapped file,
+or read for each batch.
+vitmnist train --help lists all groups and keys; --version prints the version."""
 
 
 if __name__ == "__main__":

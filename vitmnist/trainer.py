@@ -30,8 +30,7 @@ from vitmnist.errors import DataError, TrainingError, classify
 from vitmnist.loaders.auto import AutoOptions, LoaderSelection, ResidentBatch, candidate_of, select_loader
 from vitmnist.loaders.base import LOADERS, Loader, needs_of
 from vitmnist.losses import LOSSES
-from vitmnist.optim.ema import EMA
-from vitmnist.optim.optimizers import OPTIMIZERS
+from vitmnist.optim.optimizers import EMA, OPTIMIZERS
 from vitmnist.optim.schedules import build_schedule
 from vitmnist.runtime.device import agree_on_device, use_deterministic_kernels
 from vitmnist.runtime.memory import check_fits, keep_freed_memory

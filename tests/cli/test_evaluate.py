@@ -193,7 +193,7 @@ def test_weights_are_chosen_by_name_and_verified(trained: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"name": "pretrained"}, "'pretrained' is not registered, only cnn, vit; install the package that"),
+        ({"name": "pretrained"}, "cannot be built: model.name=pretrained: not known; "),
         ({"name": "cnn", "width": 0}, "cannot be built: model.width=0: must be at least 1; put back what"),
     ],
 )

@@ -68,27 +68,20 @@ MISTAKES = {  # in the values, found when they are composed and checked
     "batch_size=many": "batch_size=many: must be int",
     "model.depth=???": "model.depth is missing",
     "model.depth=0": "model.depth=0: must be at least 1",
-    "optimizer.lr=fast": "optimizer.lr=fast: must be float",
     "data.drop_last=perhaps": "data.drop_last=perhaps: must be bool",
-    "data.dataset.train_size=few": "data.dataset.train_size=few: must be int | null",
     "data.shuffle=all": "data.shuffle=all: Invalid value 'all', expected one of [sample, batch, none]",
     "data.loader=ram": "data.loader=ram: this is a config group; type data/loader=NAME",
     "batch_size=${nope}": r"batch_size: Interpolation key 'nope' not found; for the text ${ write \${",
     "~logger": "logger is missing; type logger=[]",
     "num_workers=4": "num_workers: set data.loader.num_workers=4, with data/loader=disk",
-    "data.loader.num_workers=4": "data.loader.num_workers: set data.loader.num_workers=4, with data/loader=disk",
     "dataset=cifar10": "dataset: set data/dataset=cifar10",
     "data=cifar10": "data: set data/dataset=cifar10",
     "+augment=crops": "augment: set data/augment=crops",
     "transforms=null": "transforms: set data/augment=none",
     "trainer.max_epochs=9": "trainer.max_epochs: set epochs=9",
     "model.optimizer.lr=1": "model.optimizer: set optimizer=VALUE, and",
-    "seed=99999999999999999999": "must be at least 0 and at most 9223372036854775807",
     "optimizer.lr=inf": "optimizer.lr=inf: must be finite",
-    "model.name=[vit]": "model.name=['vit']: not known; did you mean 'vit'? allowed: ",
-    "optimizer.lr=nan": "optimizer.lr=nan: must be finite",
     "distributed.timeout_s=0": "distributed.timeout_s=0.0: must be above 0",
-    "data.holdout=some": "data.holdout=some: must be int | float | null",
     "trainer.fused=null": "trainer.fused=null: ",
     "trainer.micro_batch=1.5": "trainer.micro_batch=1.5: must be int | auto | null",
     "ema_decay=0": "ema_decay=0.0: must be above 0 and below 1",
@@ -106,19 +99,15 @@ MISTAKES_OF_RUNS = {  # also in the command line, and found when a run is set up
     "model=vitt": "model=vitt: there is no such member; did you mean 'vit'? allowed: ",
     "model=null": "Config group override must be a string or a list",
     "~data.augment.operations.1 data/augment=cifar": "(HYDRA_FULL_ERROR=1 shows the traceback)",
-    "-m seed=range(0,1,0)": "(HYDRA_FULL_ERROR=1 shows the traceback)",
     "epochs=1,2": "To sweep over it, add --multirun to your command line",
     "data/loader@data.loader.base=disk": "Could not override 'data/loader@data.loader.base'. Did you mean",
-    "batch_size=[1": "no viable alternative at input '[1'",
     "batch_size=24 data.drop_last=true": "batch_size=24 exceeds the 23 training images",
     "model.patch_size=5": "model.patch_size=5 does not divide the image of 28×28; allowed: 1, 2, 4, 7, 14, 28",
     "schedule=cosine epochs=2 schedule.warmup_epochs=2": "schedule.warmup_epochs=2: must be below epochs=2",
     "optimizer=sgd optimizer.nesterov=true optimizer.momentum=0": "optimizer.nesterov=true needs optimizer.momentum",
     "data.root=/nowhere logger=board": "logger.0.name=board: not known; ",  # before data are read
     "data.root=/nowhere logger=[tensorboard,{name:wandb,team:us}]": "logger.1.team: there is no such key",
-    "data.root=/nowhere logger=[3]": "logger.0=3: must be one of",
     "patience=2": "patience=2: needs a validation split",
-    "device=tpu": "device=tpu: not known; allowed: auto, cpu, cuda",
     "device=cuda:99": "device=cuda:99: torch sees ",
     "data/loader=prefetch data/loader@data.loader.base=auto": "prefetch cannot wrap auto",
     "data/loader=auto data.loader.worker_counts=[-1]": "data.loader.worker_counts: -1 must be at least 0",
@@ -131,13 +120,11 @@ MISTAKES_OF_RUNS = {  # also in the command line, and found when a run is set up
     "data.root=~/mnist": "LexerNoViableAltException: data.root=~/mnist",
     # Given weights, and learning rates by parameter.
     r"init=no\${where}": "init=no${where}: there is no such file or folder",
-    "init=.": ".: holds no best or final weights in checkpoints/",
     "init=cut.safetensors": "cut.safetensors: is damaged",
     "init=nan.safetensors": "some weights are not finite",
     "init=code.pt": "its content is not only plain values and tensors",
     "model=cnn lr_scale={heads.*:0.1}": "lr_scale: 'heads.*' fits no parameter; the model has features.0.wei",
     "lr_scale={*:0}": "freezes all parameters",
-    "lr_scale={*:-1}": "lr_scale.*=-1.0: must be at least 0",
     "lr_scale=0.1": "lr_scale=0.1: ",
     # Sweeps.
     "repeats=3": "repeats=3: repeats the jobs of a sweep; type -m as well",
@@ -221,12 +208,3 @@ def test_the_traceback_is_there_for_who_asks_with_the_same_exit_code(
             assert ended.returncode == ExitCode.UNFINISHED
             assert "Traceback" in ended.stderr
             assert "InUseError: here: in use by this process" in ended.stderr
-
-
-def test_a_refused_run_takes_nothing_that_was_there_before(refuse: Printed, quick: list[str], tmp_path: Path) -> None:
-    mine = [tmp_path / "mine" / name for name in ("notes.txt", "result.json", "vitmnist.log", ".hydra/mine.yaml")]
-    mine[-1].parent.mkdir(parents=True)
-    for file in mine:
-        file.write_text("keep")
-    refuse(*quick, "batch_size=0", "hydra.run.dir=mine")
-    assert [file.read_text() for file in mine] == ["keep"] * 4

@@ -8,19 +8,18 @@ import threading
 from collections.abc import Callable
 from copy import deepcopy
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, get_worker_info
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from tests.support.pictures import assert_same, smooth
-from tests.support.processes import becomes_true, run_python
+from tests.support.processes import becomes_true
 from vitmnist import from_dataloader
 from vitmnist.data.randomness import preserved_random_state, seed_generators
 from vitmnist.errors import DataError
@@ -58,12 +57,12 @@ class Photos(Dataset[Any]):
         return tuple(self.transform(image) for _ in range(self.views)), {"label": index}
 
 
-def replaced(loader: DataLoader[Any], *, drawn: bool, **options: Any) -> DataLoader[Any]:
+def replaced(loader: DataLoader[Any], *, drawn: bool) -> DataLoader[Any]:
     """The replacement; without `drawn` the one that applies torchvision's transforms to samples, in real workers."""
     with pytest.MonkeyPatch.context() as patch:
         if not drawn:
             patch.setattr(module, "can_be_drawn", lambda _: False)
-        made = from_dataloader(loader, "ram", transforms="tensor", **options)
+        made = from_dataloader(loader, "ram", transforms="tensor")
     assert isinstance(made.dataset, DrawnDataset) == drawn
     return made
 
@@ -199,14 +198,6 @@ def test_torch_draws_the_same_between_iter_and_next_and_after_a_break(options: d
         assert numbers(replaced(build(), drawn=True)) == numbers(build())
 
 
-def test_on_a_device_they_are_finished_there() -> None:
-    def build() -> DataLoader[Any]:
-        return DataLoader(Photos(MIXED), 4, shuffle=True, num_workers=2)
-
-    expected = epochs(replaced(build(), drawn=False, device="cpu"), (None,))
-    assert_same(epochs(replaced(build(), drawn=True, device="cpu"), (None,)), expected)
-
-
 def asks_for_worker(worker: int) -> None:
     assert get_worker_info()
 
@@ -219,16 +210,11 @@ def calls_its_default(worker: int, ask: Any = asks_for_worker) -> None:
     ask(worker)
 
 
-def collate_in_worker(samples: list[Any]) -> Any:
-    return default_collate(samples)
-
-
 KEPT: dict[str, dict[str, Any]] = {
     "in any order": {"in_order": False},
     "worker_init_fn": {"worker_init_fn": asks_for_worker},
     "another seed": {"worker_init_fn": seeds_itself},
     "default argument": {"worker_init_fn": calls_its_default},
-    "collate function": {"collate_fn": collate_in_worker},
 }
 
 
@@ -300,23 +286,6 @@ def test_threads_end_with_the_loop_that_is_left() -> None:
         assert batch_threads()
         break
     assert becomes_true(lambda: not batch_threads())
-
-
-SCRIPT = """
-import warnings; warnings.simplefilter("ignore")
-from torch.utils.data import DataLoader
-from tests.replacement.test_drawn_samples import MIXED, Photos
-from vitmnist import from_dataloader
-if __name__ == "__main__":
-    batches = iter(from_dataloader(DataLoader(Photos(MIXED), 2, num_workers=2), "ram", transforms="tensor"))
-    next(batches)
-"""
-
-
-def test_nothing_is_printed_where_the_interpreter_ends_within_an_epoch(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    ended = run_python(tmp_path / "script.py")
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
 def test_inference_mode_of_one_batch_does_not_reach_the_next() -> None:

@@ -33,10 +33,10 @@ V2 = v2.Compose(
 
 def names_of_splits(loader: DataLoader[Any]) -> list[tuple[list[str], list[str]]]:
     """The names of the transforms that were applied once, and of the others, for each division."""
-    splits = getattr(loader.dataset._transform, "func", loader.dataset._transform).__self__.splits
+    source = loader.dataset._transform.__self__
     return [
-        tuple([type(part).__name__ for part in parts] for parts in (split.deterministic, split.random))
-        for split in splits
+        tuple([type(part).__name__ for part in parts] for parts in split)
+        for split in zip(source.deterministic, source.random, strict=True)
     ]
 
 

@@ -21,8 +21,7 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.losses import LOSSES
 from vitmnist.models.vit import ViT, ViTOptions
-from vitmnist.optim.ema import EMA
-from vitmnist.optim.optimizers import OPTIMIZERS
+from vitmnist.optim.optimizers import EMA, OPTIMIZERS
 from vitmnist.optim.schedules import build_schedule
 from vitmnist.training.batch import IGNORED, Batch
 from vitmnist.training.loop import EpochProgress, train_epoch

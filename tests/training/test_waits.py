@@ -13,8 +13,7 @@ from vitmnist.augment.preprocess import Compose, Preprocess
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.losses import LOSSES
 from vitmnist.models.vit import ViT, ViTOptions
-from vitmnist.optim.ema import EMA
-from vitmnist.optim.optimizers import OPTIMIZERS
+from vitmnist.optim.optimizers import EMA, OPTIMIZERS
 from vitmnist.training.batch import Batch
 from vitmnist.training.loop import EpochProgress
 from vitmnist.training.step import TrainStep

@@ -109,20 +109,12 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
         shape, classes = tuple(map(int, info["shape"])), tuple(map(str, info["classes"]))
         mean, std = (tuple(map(float, info[key])) for key in ("mean", "std"))
         size, dataset = tuple(map(int, info["size"])), dict(info["dataset"])
-        model = _build(path, info["model"], (shape[0], *size), len(classes))
+        try:
+            model = MODELS.build(MODELS.complete(info["model"]), (shape[0], *size), len(classes))
+        except (UserError, OSError) as error:  # its package or module is missing, or a file that its options name
+            reason = classify(error).message
+            raise DataError(
+                f"{path}: its model cannot be built: {reason}; put back what it was trained with"
+            ) from error
         model.load_state_dict(tensors)
         return InferenceModel(model.eval().to(device), path, shape, classes, mean, std, size, dataset)
-
-
-def _build(path: Path, options: dict[str, Any], shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Build the model of an undamaged file; raises `DataError` if something is missing that it was trained with."""
-    if options["name"] not in (names := MODELS.names()):
-        raise DataError(
-            f"{path}: its model {options['name']!r} is not registered, only {', '.join(names)}; install the package "
-            "that registers it, or put its module back into vitmnist/models"
-        )
-    try:
-        return MODELS.build(MODELS.complete(options), shape, classes)
-    except (UserError, OSError) as error:  # a file that its options name has moved
-        reason = classify(error).message
-        raise DataError(f"{path}: its model cannot be built: {reason}; put back what it was trained with") from error

@@ -50,6 +50,8 @@ def parse(typed: list[str]) -> Arguments:
         if "hydra.searchpath" in map(key_of, overrides):
             raise ConfigError("--config-dir, hydra.searchpath: type one of them; hydra.searchpath=[A,B] is for several")
         overrides.append(f"hydra.searchpath=[{quoted(folder.as_uri())}]")
+    if options.multirun:
+        overrides.append("hydra.mode=MULTIRUN")
     resume = value_of("resume", overrides)
     if resume == "auto" and not any(value_of(key, overrides) for key in ("hydra.run.dir", "hydra.sweep.dir")):
         sweep = "hydra.sweep.dir=FOLDER resume=auto"
@@ -63,16 +65,19 @@ def parse(typed: list[str]) -> Arguments:
         )
     if options.cfg:
         raise ConfigError(f"--cfg: the configuration of a run is in {resume}/.hydra/config.yaml; leave out resume=")
-    overrides = without_keys(overrides, ["resume"])
-    for key in map(key_of, overrides):
-        if key.startswith("hydra") and key != "hydra.searchpath":
-            raise ConfigError(f"{key}: has no effect with resume={resume}, a run in its own folder; leave it out")
-    return Arguments(options, overrides, Path(os.path.expanduser(resume)))
+    if "hydra.run.dir" in map(key_of, overrides):
+        raise ConfigError(f"hydra.run.dir: has no effect with resume={resume}, a run in its own folder; leave it out")
+    return Arguments(options, without_keys(overrides, ["resume"]), Path(os.path.expanduser(resume)))
 
 
 def key_of(override: str) -> str:
     """The key or group that an override names."""
     return override.lstrip("+~").partition("=")[0]
+
+
+def is_of_hydra(override: str) -> bool:
+    """Whether an override is of Hydra's own configuration."""
+    return key_of(override).startswith("hydra")
 
 
 def without_keys(overrides: Iterable[str], keys: Iterable[str]) -> list[str]:

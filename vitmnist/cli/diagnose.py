@@ -26,7 +26,6 @@ from vitmnist.cli.command import EndedBySignal, command
 from vitmnist.diagnosis.observer import Observer
 from vitmnist.diagnosis.report import describe_script, format_report, why_failed
 from vitmnist.errors import DataError, ExitCode
-from vitmnist.runtime.files import write_output
 
 
 def _parse(parser: ArgumentParser) -> Namespace:
@@ -71,7 +70,7 @@ def main(options: Namespace) -> None:
         _print(failure)
     if json_file:
         json_file = json_file if report.rank is None else json_file.with_stem(f"{json_file.stem}-rank{report.rank}")
-        write_output(json_file, (json.dumps(asdict(report), indent=2) + "\n").encode())
+        json_file.write_text(json.dumps(asdict(report), indent=2) + "\n")
     if isinstance(ended, KeyboardInterrupt):
         sys.excepthook = lambda *_: None  # it has been printed
         raise EndedBySignal

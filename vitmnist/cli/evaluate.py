@@ -15,7 +15,6 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from vitmnist.errors import ConfigError, printable
 from vitmnist.loaders.make_loader import make_loader
 from vitmnist.metrics import METRICS
 from vitmnist.runtime.device import choose_device
-from vitmnist.runtime.files import csv_text, home_expanded, write_output
+from vitmnist.runtime.files import csv_text, home_expanded
 from vitmnist.tracking.images import worst_mistakes
 from vitmnist.tracking.result import read_run
 from vitmnist.training import loop
@@ -214,11 +213,10 @@ def main(options: Namespace) -> None:
     evaluation = evaluate(options.run, options.overrides, options.weights, options.split)
     split = evaluation.split
     if options.mistakes:
-        write_output(options.mistakes, evaluation.mistakes_csv())
+        options.mistakes.write_bytes(evaluation.mistakes_csv())
     if options.grid:
         if picture := worst_mistakes(split, evaluation.predictions):
-            picture.save(png := BytesIO(), format="png")
-            write_output(options.grid, png.getvalue())
+            picture.save(options.grid, "PNG")
         else:
             print(f"no mistakes: {options.grid} is not written", file=sys.stderr)
     matrix = evaluation.predictions.confusion_matrix(len(split.classes))

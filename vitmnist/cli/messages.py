@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import OmegaConf
@@ -33,7 +33,12 @@ def describe(error: BaseException, typed: Sequence[str] = ()) -> Failure:
     if text.startswith("Could not override 'data'"):  # such as data=cifar10: there are only groups in `data`
         return Failure(_unknown_key(UnknownKeyError("data", []), typed))
     if isinstance(error, MissingConfigException):
-        return Failure(_unknown_member(error.missing_cfg_file or "", error.options or ()) or text)
+        group, _, wrong = (error.missing_cfg_file or "").rpartition("/")
+        if group == "hydra/launcher" and wrong in PLUGINS:  # typed, or what our own hydra/launcher=parallel builds on
+            return Failure(str(MissingExtraError(f"{group}={wrong}", "launchers")))
+        if error.options:
+            text = f"{group}={wrong}: there is no such member; {allowed_names(wrong, error.options)}"
+        return Failure(text)
     if isinstance(error, HydraException) and isinstance(cause, OmegaConfBaseException):
         file = re.match(r"In '(.+?)'", text)  # that has the key; otherwise it was typed
         return Failure((f"{file[1]}.yaml: " if file else "") + _refused_override(cause, typed))
@@ -42,14 +47,6 @@ def describe(error: BaseException, typed: Sequence[str] = ()) -> Failure:
     if isinstance(error, HydraException | YAMLError):
         return Failure(text)
     return classify(error)
-
-
-def _unknown_member(wanted: str, members: Iterable[str]) -> str | None:
-    """`data/loader=ran`: no such member of the group; None if the group has none, as of `experiment=a/b`."""
-    group, _, wrong = wanted.rpartition("/")
-    if group == "hydra/launcher" and wrong in PLUGINS:  # typed, or what our own hydra/launcher=parallel builds on
-        return str(MissingExtraError(f"{group}={wrong}", "launchers"))
-    return f"{group}={wrong}: there is no such member; {allowed_names(wrong, members)}" if members else None
 
 
 def _refused_override(cause: OmegaConfBaseException, typed: Sequence[str]) -> str:

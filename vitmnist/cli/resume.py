@@ -15,7 +15,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, ConfigTypeError
 
-from vitmnist.cli.arguments import key_of
+from vitmnist.cli.arguments import is_of_hydra
 from vitmnist.cli.command import program
 from vitmnist.config import is_group
 from vitmnist.config.compose import compose
@@ -46,8 +46,8 @@ def recorded_config(folder: Path, typed: list[str]) -> Config:
     config = OmegaConf.create(escaped(_recorded_values(folder)))
     OmegaConf.set_struct(config, True)
     OmegaConf.set_struct(config.lr_scale, False)  # so that a new pattern is refused as a change
-    searchpath = [text for text in typed if key_of(text).startswith("hydra")]
-    overrides = OverridesParser.create().parse_overrides([text for text in typed if text not in searchpath])
+    searchpath = [*filter(is_of_hydra, typed)]
+    overrides = OverridesParser.create().parse_overrides([text for text in typed if not is_of_hydra(text)])
     # Members of groups first, those within another member after it, then keys.
     for override in sorted(overrides, key=lambda item: (not is_group(item.key_or_group), item.package is not None)):
         _apply(config, override, searchpath)

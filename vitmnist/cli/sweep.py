@@ -64,7 +64,7 @@ def run_sweep(start: Start, composed: DictConfig, typed: list[str], multirun: Ca
         )
     search_objective(composed)  # raises an error for another name
     folder, repeats = Path(composed.hydra.sweep.dir), composed.repeats
-    overrides = [*typed, f"hydra.sweep.dir={quoted(str(folder))}", "hydra.mode=MULTIRUN"]
+    overrides = [*typed, f"hydra.sweep.dir={quoted(str(folder))}"]
     if composed.hydra.runtime.choices["hydra/sweeper"] == "optuna" and find_spec("optuna") is None:
         raise MissingExtraError("hydra/sweeper=optuna", "search")
     if repeats < 1 or value_of("repeats", typed) not in (None, str(repeats)):

@@ -6,6 +6,7 @@ import logging
 import shlex
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,10 +18,10 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import configure_log, env_override
 from hydra.types import RunMode
-from omegaconf import OmegaConf, read_write
+from omegaconf import DictConfig, OmegaConf, read_write
 
 import vitmnist
-from vitmnist.cli.arguments import Arguments, key_of, parse, without_keys
+from vitmnist.cli.arguments import Arguments, is_of_hydra, key_of, parse, quoted, without_keys
 from vitmnist.cli.command import program
 from vitmnist.cli.resume import SEVERAL, config_to_resume, is_resumable, recorded_config, recorded_overrides
 from vitmnist.cli.start import (
@@ -88,7 +89,11 @@ def configure(start: Start) -> tuple[Config, Path, list[str]] | None:
         with env_override({"HYDRA_FULL_ERROR": "1"}):  # Hydra then raises its errors instead of printing them
             hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(lambda composed: None)()
         return None
-    configured = _recorded(start, arguments) if arguments.run else _composed(start, arguments)
+    composed, multirun = _compose(start, arguments)
+    if composed.hydra.mode == RunMode.MULTIRUN:
+        run_sweep(start, composed, arguments.overrides, multirun)
+        return None
+    configured = _configure_run(start, composed, arguments)
     if configured:
         config, folder, _ = configured
         start_other_ranks(start.world, start.typed, folder.absolute(), config)
@@ -96,56 +101,55 @@ def configure(start: Start) -> tuple[Config, Path, list[str]] | None:
     return configured
 
 
-def _recorded(start: Start, arguments: Arguments) -> tuple[Config, Path, list[str]] | None:
-    """Resume a run with its recorded values and what was typed, without Hydra."""
-    folder, typed = arguments.run, arguments.overrides
-    assert folder
-    config = recorded_config(folder, typed)
-    start.lock_folder(folder, "resume")
-    if not (resumed := config_to_resume(folder, config)):
-        return None
-    line = "%(asctime)s  %(message)s"  # as in conf/config.yaml, which formats the log of a new run
-    file = logging.FileHandler(folder / "vitmnist.log")
-    file.setFormatter(logging.Formatter(line))  # with the date, which the terminal leaves out
-    handlers = (logging.StreamHandler(sys.stdout), file)
-    logging.basicConfig(format=line, datefmt="%H:%M:%S", level=logging.INFO, handlers=handlers, force=True)
-    return resumed, folder, [*without_keys(recorded_overrides(folder), map(key_of, typed)), *typed]
-
-
-def _composed(start: Start, arguments: Arguments) -> tuple[Config, Path, list[str]] | None:
-    """Compose the configuration of a run that begins, or that `resume=auto` continues, or of a sweep, which is run."""
+def _compose(start: Start, arguments: Arguments) -> tuple[DictConfig, Callable[..., object]]:
+    """Compose the configuration, for a run to resume only that of Hydra; also returns what runs the jobs of a sweep."""
     options, overrides = arguments.options, arguments.overrides
-    config_path = str(Path(options.config_path or CONF).resolve())
+    config_path, name = str(Path(options.config_path or CONF).resolve()), options.config_name or "config"
     start.resources.enter_context(initialize_config_dir(config_path, job_name="train", version_base="1.3"))
-    composer, name = GlobalHydra.instance().hydra, options.config_name or "config"
+    composer = GlobalHydra.instance().hydra
     assert composer
+    if arguments.run:  # its values are recorded
+        overrides = [*filter(is_of_hydra, overrides), f"hydra.run.dir={quoted(str(arguments.run))}"]
     composed = composer.compose_config(name, overrides, RunMode.MULTIRUN, validate_sweep_overrides=False)
     HydraConfig.instance().set_config(composed)  # for ${hydra:runtime.cwd}; Hydra does so only later
-    if options.multirun or composed.hydra.mode == RunMode.MULTIRUN:
-        run_sweep(start, composed, overrides, partial(composer.multirun, name))
-        return None
-    if any(override.is_sweep_override() for override in OverridesParser.create().parse_overrides(overrides)):
+    is_sweep = composed.hydra.mode == RunMode.MULTIRUN
+    if not is_sweep and any(text.is_sweep_override() for text in OverridesParser.create().parse_overrides(overrides)):
         composer.compose_config(name, overrides, RunMode.RUN)  # raises an error that explains -m
-    if composed.repeats > 1:
+    if not is_sweep and composed.repeats > 1:
         raise ConfigError(f"repeats={composed.repeats}: repeats the jobs of a sweep; type -m as well")
-    folder, is_auto = Path(composed.hydra.run.dir), composed.resume == "auto"
-    values = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
-    config = replace(validate(Config, values), resume=None)
-    start.lock_folder(folder, "hydra.run.dir", () if is_auto else RECORDS)
-    if is_auto and is_resumable(folder):  # asked under the lock: another process may have trained here meanwhile
+    return composed, partial(composer.multirun, name)
+
+
+def _configure_run(start: Start, composed: DictConfig, arguments: Arguments) -> tuple[Config, Path, list[str]] | None:
+    """Lock the folder of a run, take the recorded values if it is resumed, and configure the log."""
+    typed, run, is_auto = arguments.overrides, arguments.run, composed.resume == "auto"
+    folder = Path(composed.hydra.run.dir)
+    if run:
+        config = recorded_config(folder, typed)
+    else:
+        values = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
+        config = replace(validate(Config, values), resume=None)
+    start.lock_folder(folder, "hydra.run.dir", () if run or is_auto else RECORDS)
+    must_resume = run or (is_auto and is_resumable(folder))  # under the lock: another process may have trained here
+    if is_auto and must_resume:
         # The same command line is typed again and again: the values of `experiment=` and the like are recorded.
-        resumed = config_to_resume(folder, recorded_config(folder, without_keys(overrides, SEVERAL)))
+        config = recorded_config(folder, without_keys(typed, SEVERAL))
+    if must_resume:
+        resumed = config_to_resume(folder, config)
         if not resumed:
             return None
-        print(f"resume=auto: resuming {display_path(folder)}")
         config = resumed
-    elif is_auto:
-        print(f"resume=auto: nothing to resume in {display_path(folder)}; a new run begins")
+    if is_auto:
+        shown = display_path(folder)
+        print(
+            f"resume=auto: {f'resuming {shown}' if must_resume else f'nothing to resume in {shown}; a new run begins'}"
+        )
     with read_write(composed.hydra.runtime):
         composed.hydra.runtime.output_dir = str(folder.absolute())
     configure_log(composed.hydra.job_logging, composed.hydra.verbose)
     start.resources.enter_context(env_override(composed.hydra.job.env_set))
-    return config, folder, without_keys(composed.hydra.overrides.task, ["resume"])
+    overrides = [*without_keys(recorded_overrides(folder) if run else [], map(key_of, typed)), *typed]
+    return config, folder, [text for text in without_keys(overrides, ["resume"]) if not is_of_hydra(text)]
 
 
 def _hint(folder: Path, ranks: int) -> str:

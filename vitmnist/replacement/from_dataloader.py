@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, DistributedSampler, default_collate
+from torch.utils.data import DataLoader, default_collate
 
 from vitmnist.data.randomness import RandomSampleError, preserved_random_state, probe_indices
 from vitmnist.errors import ConfigError, DataError, UserError, allowed_names, described
@@ -42,7 +42,6 @@ from vitmnist.replacement.original import (
 from vitmnist.replacement.split_transforms import (
     NamedSteps,
     SplitDataset,
-    SplitTransforms,
     Transform,
     TransformGuard,
     transform_parts,
@@ -95,15 +94,15 @@ def from_dataloader(
             not for random samples. auto: the first that fits of gpu_slice (if `device` is a CUDA device), ram and
             cache. If the samples cannot be kept, auto warns with the reason, and returns the DataLoader that it was
             given; with transforms="tensor", what makes that impossible is an error.
-        device: where batches are delivered by gpu_slice (by default the current CUDA device), and by
-            transforms="tensor" (by default the host). Otherwise batches are on the host, as those of the original.
+        device: where batches are delivered by gpu_slice (by default the current CUDA device). Otherwise batches are on
+            the host, as those of the original.
         folder: of the files of cache.
         fingerprint: names the decoded contents, so that later processes find them in `folder`; by default that of a
             Hugging Face dataset with torch's own collate function. Without one, the file is for this process only.
         transforms: of random samples. exact: they get what they got before, such as PIL images, and batches are equal
             bit for bit. tensor: they get uint8 tensors `[C, H, W]`; the same random transforms, but resizing and
             colours round differently. If torchvision's common ones are all that is random, they are drawn as before
-            and applied in threads of this process; with others, whole batches are converted and normalised.
+            and applied in threads of this process.
         decode: with `transform`, the two steps of a sample for any other dataset: `decode(index)` returns what is kept
             of it, dicts, lists and tuples of pictures, tensors, arrays, numbers and text.
         transform: makes the sample from what `decode` returned.
@@ -123,16 +122,16 @@ def from_dataloader(
     if target.type == "cpu":
         keep_freed_memory()
     steps = (decode, transform) if decode and transform else None
-    of_tensors, delivers = transforms == "tensor", device is not None
-    with_gpu = delivers and target.type == "cuda" and not steps and not of_tensors
+    of_tensors = transforms == "tensor"
+    with_gpu = device is not None and target.type == "cuda" and not steps
     stores = (STORES if with_gpu else STORES[1:]) if loader == "auto" else (loader,)
     for name in stores:
         try:
             store = Location(name, target, Path(folder).expanduser(), fingerprint)
-            return _replaced(dataloader, store, steps, of_tensors, delivers)
+            return _replaced(dataloader, store, steps, of_tensors)
         except UserError as error:
             reason = error
-            if loader != "auto" or (of_tensors and not isinstance(error, DoesNotFitError)):
+            if loader != "auto" or (of_tensors and name != "gpu_slice" and not isinstance(error, DoesNotFitError)):
                 raise
             if not isinstance(error, DoesNotFitError) and name != "gpu_slice":  # true of the others too
                 break
@@ -145,7 +144,7 @@ def _check_options(loader: str, device: object, transforms: str, decode: object,
         raise ConfigError(f"loader={loader}: {allowed_names(loader, (*STORES, 'auto'))}")
     if transforms not in TRANSFORM_MODES:
         raise ConfigError(f"transforms={transforms}: {allowed_names(transforms, TRANSFORM_MODES)}")
-    if device is not None and loader in ("ram", "cache") and transforms == "exact":
+    if device is not None and loader in ("ram", "cache"):
         raise ConfigError(f"device={device}: {loader} delivers batches on the host; leave device out, or use gpu_slice")
     if (decode is None) != (transform is None):
         raise ConfigError("decode= and transform= are the two steps of a sample; give both")
@@ -153,47 +152,21 @@ def _check_options(loader: str, device: object, transforms: str, decode: object,
         raise ConfigError("transforms='tensor' is for transforms of the dataset; leave decode= and transform= out")
 
 
-def _replaced(
-    dataloader: DataLoader[Any], store: Location, steps: Steps | None, of_tensors: bool, delivers: bool
-) -> DataLoader[Any]:
+def _replaced(dataloader: DataLoader[Any], store: Location, steps: Steps | None, of_tensors: bool) -> DataLoader[Any]:
     """The replacement that keeps its samples in `store`; raises as `from_dataloader`.
+
+    A sample that turns out to be random while all are read is one more on which the replacement is tried.
 
     Args:
         steps: `decode` and `transform` of the user.
         of_tensors: transforms="tensor".
-        delivers: move batches of such samples to the device.
     """
     check_replaceable(dataloader)
-    dataset: Any = dataloader.dataset
-    if hasattr(dataset, "set_epoch"):
-        raise ConfigError("dataloader: its dataset has set_epoch: its samples change; use the DataLoader as it is")
-    with suppress(TypeError):  # a sampler without a length
-        used, size = len(dataloader.sampler), len(dataset)  # type: ignore[arg-type]
-        if used < size / 2 and not isinstance(dataloader.sampler, DistributedSampler):
-            warnings.warn(
-                f"from_dataloader decodes all {size} samples of the dataset, of which the sampler gives {used} in an "
-                "epoch; if these are always the same, use a Subset of them",
-                stacklevel=3,
-            )
-    try:
-        with preserved_random_state(dataset, dataloader.collate_fn):
-            replaced = _decoded(dataloader, store, steps, of_tensors)
-            if of_tensors and delivers and isinstance(replaced.dataset, TransformedDataset):
-                replaced = rebuilt(replaced, TensorDataLoader, pin_memory=store.device.type == "cuda")
-                replaced.device = store.device
-    except ConfigError:
-        raise
-    except Exception as error:  # samples and collate function may fail in any way
-        raise DataError(f"{store.loader}: {described(error)}") from error
-    return replaced  # type: ignore[no-any-return]
-
-
-def _decoded(dataloader: DataLoader[Any], store: Location, steps: Steps | None, of_tensors: bool) -> Any:
-    """The replacement; a sample that turns out to be random while all are read is one more on which it is tried."""
     probes = probe_indices(len(dataloader.dataset))  # type: ignore[arg-type]
     while True:
         try:
-            return _decoded_by(dataloader, store, steps, of_tensors, probes)
+            with preserved_random_state(dataloader.dataset, dataloader.collate_fn):
+                return _decoded(dataloader, store, steps, of_tensors, probes)
         except RandomSampleError as error:
             if error.index in probes:
                 raise ConfigError(
@@ -203,11 +176,15 @@ def _decoded(dataloader: DataLoader[Any], store: Location, steps: Steps | None, 
                     "it is"
                 ) from error
             probes = [*probes, error.index]
+        except ConfigError:
+            raise
+        except Exception as error:  # samples and collate function may fail in any way
+            raise DataError(f"{store.loader}: {described(error)}") from error
 
 
-def _decoded_by(
+def _decoded(
     dataloader: DataLoader[Any], store: Location, steps: Steps | None, of_tensors: bool, probes: list[int]
-) -> Any:
+) -> DataLoader[Any]:
     """The replacement, of the kind that `probes` show to be possible; raises `RandomSampleError` for another sample."""
     dataset: Any = dataloader.dataset
     samples, random = ([], "decode= makes samples random") if steps else find_random(dataloader, probes)
@@ -226,7 +203,7 @@ def _decoded_by(
     return _replace_random(dataloader, store, source, probes)
 
 
-def _replace_fixed(dataloader: DataLoader[Any], store: Location, probed: list[Any]) -> Any:
+def _replace_fixed(dataloader: DataLoader[Any], store: Location, probed: list[Any]) -> DataLoader[Any]:
     """The replacement whose batches are gathered from rows of tensors; raises as `from_dataloader`, and `NoRowsError`.
 
     Args:
@@ -266,7 +243,7 @@ def _replace_random(
     source: SplitDataset | NamedSteps,
     probes: list[int],
     of_tensors: bool = False,
-) -> Any:
+) -> DataLoader[Any]:
     """The replacement that keeps single samples and has the workers of the original; raises as `from_dataloader`.
 
     Args:
@@ -274,10 +251,10 @@ def _replace_random(
         of_tensors: random transforms get tensors.
     """
     dataset: Any = dataloader.dataset
-    deterministic = [part for split in source.splits for part in split.deterministic]
+    deterministic = [part for parts in source.deterministic for part in parts]
     keeps_results = isinstance(source, NamedSteps) and source.transform is unchanged
     guard = TransformGuard(dataset, transform_parts(dataset) if keeps_results else deterministic)
-    once = re.sub(" at 0x[0-9a-f]+", "", str([split.deterministic for split in source.splits]))  # addresses vary
+    once = re.sub(" at 0x[0-9a-f]+", "", str(source.deterministic))  # addresses vary
     store = replace(store, fingerprint=store.fingerprint and f"{store.fingerprint}, {once}")
     samples = keep_samples(source, source.probed, dataloader, store)
     exact = TransformedDataset(dataset, guard, samples, source.transform)
@@ -289,7 +266,7 @@ def _replace_random(
     return _of_tensors(replaced, source, probes) if of_tensors and isinstance(source, SplitDataset) else replaced
 
 
-def _of_tensors(exact: DataLoader[Any], source: SplitDataset, probes: list[int]) -> Any:
+def _of_tensors(exact: DataLoader[Any], source: SplitDataset, probes: list[int]) -> DataLoader[Any]:
     """The replacement whose random transforms get tensors, and are drawn in order if they are known.
 
     Args:
@@ -300,18 +277,17 @@ def _of_tensors(exact: DataLoader[Any], source: SplitDataset, probes: list[int])
     """
     dataset: Any = exact.dataset
     collate = exact.collate_fn
-    forms = [tensor_form(split.random) for split in source.splits]
-    mean, largest = picture_difference(source.splits, forms, dataset._samples, probes)
+    forms = [tensor_form(transforms) for transforms in source.random]
+    mean, largest = picture_difference(source.random, forms, dataset._samples, probes)
     if largest:
         warnings.warn(
             f"transforms='tensor': the same random transforms, with pixels that differ by {mean:.2g} of 255 on "
             f"average, at most by {largest:.3g}",
             stacklevel=7,
         )
-    if len({repr(form.trailing) for form in forms}) > 1:  # a batch may mix samples of several datasets
-        forms = [form._replace(kept=form.kept + form.trailing, trailing=[]) for form in forms]
-    splits = [SplitTransforms(random=form.kept + form.trailing) for form in forms]
-    kept = dataset.original, dataset._guard, dataset._samples.with_tensors(), partial(source.transform, splits=splits)
+    transforms = [steps for steps, _ in forms]
+    make = partial(source.transform, random=transforms)
+    kept = dataset.original, dataset._guard, dataset._samples.with_tensors(), make
     in_workers = TransformedDataset(*kept)
     try:
         pairs = [flatten(seeded_batch(part, collate, probes[:2]))[0] for part in (in_workers, dataset)]
@@ -323,25 +299,23 @@ def _of_tensors(exact: DataLoader[Any], source: SplitDataset, probes: list[int])
                 f"transforms='tensor': the batch has {leaf.dtype} {list(leaf.shape)} where that of PIL images has "
                 f"{expected.dtype} {list(expected.shape)}; use transforms='exact'"
             )
-    if all(can_be_drawn(part) for form in forms for part in form.kept + form.trailing):
+    # A collate function of the user may draw, or ask for its worker.
+    if collate is default_collate and all(can_be_drawn(part) for steps in transforms for part in steps):
         dtypes = [leaf.dtype for leaf in pairs[1] if isinstance(leaf, Tensor) and leaf.dim() == PICTURE_DIMS]
         dtype = dtypes[0] if dtypes else torch.get_default_dtype()
-        drawn = DrawnDataset(*kept, forms=forms, dtype=dtype, collate=collate, threads=exact.num_workers)
-        if _are_same(in_workers, drawn, collate, probes):
+        drawn = DrawnDataset(*kept, transforms=transforms, dtype=dtype, threads=exact.num_workers)
+        if _are_same(in_workers, drawn, probes):
             return rebuilt(exact, TensorDataLoader, dataset=drawn, collate_fn=CollateGathered(collate))
     return rebuilt(exact, TensorDataLoader, dataset=in_workers)
 
 
-def _are_same(in_workers: Any, drawn: Any, collate: Callable[[Any], Any], probes: Sequence[int]) -> bool:
+def _are_same(in_workers: TransformedDataset, drawn: DrawnDataset, probes: Sequence[int]) -> bool:
     """Whether two forms of a dataset draw the same and make the same batches of it, bit for bit."""
 
-    def with_random_state(samples: Any) -> Any:
-        return CollateGathered(collate)(samples), torch.get_rng_state()
+    def collate(samples: Any) -> object:
+        return CollateGathered(default_collate)(samples), torch.get_rng_state()
 
     with suppress(Exception):  # torchvision may not draw for what is no picture
-        for index in probes:
-            pair = [seeded_batch(dataset, with_random_state, [index]) for dataset in (in_workers, drawn)]
-            if find_difference(*pair):
-                return False
-        return True
+        pairs = [[seeded_batch(dataset, collate, [index]) for dataset in (in_workers, drawn)] for index in probes]
+        return not any(find_difference(*pair) for pair in pairs)
     return False

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from copy import deepcopy
 from functools import partial
 from itertools import chain, islice
 from typing import Any
@@ -52,7 +50,9 @@ class EagerDataLoader(DecodedDataLoader):
         return chain([*islice(batches, 1)], batches)
 
 
-def rebuilt(dataloader: DataLoader[Any], kind: Any = DataLoader, **changed: Any) -> Any:
+def rebuilt(
+    dataloader: DataLoader[Any], kind: type[DataLoader[Any]] = DataLoader, /, **changed: object
+) -> DataLoader[Any]:
     """A `DataLoader` with the arguments of another one, some of them changed."""
     names = ["dataset", "num_workers", "collate_fn", "pin_memory", "worker_init_fn", "generator", "in_order"]
     if changed.get("num_workers", dataloader.num_workers):
@@ -66,54 +66,33 @@ def rebuilt(dataloader: DataLoader[Any], kind: Any = DataLoader, **changed: Any)
     return kind(**{name: getattr(dataloader, name) for name in names} | changed)
 
 
-def check_replaceable(dataloader: Any) -> None:
+def check_replaceable(dataloader: object) -> None:
     """Raise `ConfigError` or `DataError` unless this is a `DataLoader` of batches of indexed samples."""
     kind = type(dataloader).__name__
     if not isinstance(dataloader, DataLoader):
-        if isinstance(getattr(dataloader, "loader", None), DataLoader):  # as timm's PrefetchLoader has
-            raise ConfigError(f"dataloader: {kind} wraps a DataLoader; give its .loader")
-        raise ConfigError(f"dataloader: must be a torch.utils.data.DataLoader, found {kind}")
-    check_iteration(type(dataloader))
-    if isinstance(dataloader.dataset, IterableDataset):
+        raise ConfigError(
+            f"dataloader: must be a torch.utils.data.DataLoader, found {kind}; give the DataLoader that it wraps"
+        )
+    if type(dataloader).__iter__ is not DataLoader.__iter__:
+        raise ConfigError(
+            f"dataloader: {kind} iterates in its own way; give a plain DataLoader, such as the one that a "
+            "framework has made it of"
+        )
+    dataset = dataloader.dataset
+    if isinstance(dataset, IterableDataset):
         raise ConfigError(
             "dataloader: its dataset is an IterableDataset, whose samples have no index to find them by again; use the "
             "DataLoader as it is"
         )
+    if hasattr(dataset, "set_epoch"):
+        raise ConfigError("dataloader: its dataset has set_epoch: its samples change; use the DataLoader as it is")
     if dataloader.batch_sampler is None:
         raise ConfigError(
             "dataloader: batch_size=None: the dataset makes whole batches itself, which from_dataloader "
             "cannot divide into samples"
         )
-    if not len(dataloader.dataset):  # type: ignore[arg-type]
+    if not len(dataset):  # type: ignore[arg-type]
         raise DataError("dataloader: its dataset is empty")
-    _check_indices(dataloader)
-
-
-def _check_indices(dataloader: DataLoader[Any]) -> None:
-    """Raise `ConfigError` if the first batch has other indices than 0 to n-1, from a copy of the batch sampler."""
-    if dataloader.batch_size and type(dataloader.sampler) in DRAW_AT_ONCE:
-        return
-    dataset: Any = dataloader.dataset
-    batches: Any = dataloader.batch_sampler
-    first: list[Any] = []
-    with suppress(Exception), preserved_random_state():  # some cannot be copied, such as generators
-        first = list(next(iter(deepcopy(batches, {id(dataset): dataset}))))
-    for index in first:
-        is_number = hasattr(index, "__index__") and not getattr(index, "ndim", 0)
-        if not (is_number and 0 <= index < len(dataset)):
-            raise ConfigError(
-                f"dataloader: the sampler gives other indices than 0 to {len(dataset) - 1} (such as {index!r}); use "
-                "the DataLoader as it is"
-            )
-
-
-def check_iteration(kind: type[DataLoader[Any]]) -> None:
-    """Raise `ConfigError` if a class of DataLoaders has an iteration of its own, which a replacement would not have."""
-    if kind.__iter__ is not DataLoader.__iter__:
-        raise ConfigError(
-            f"dataloader: {kind.__name__} iterates in its own way; give a plain DataLoader, such as the one that a "
-            "framework has made it of"
-        )
 
 
 def workers_needed(dataloader: DataLoader[Any]) -> int:
@@ -135,7 +114,7 @@ def find_random(dataloader: DataLoader[Any], probes: Sequence[int]) -> tuple[lis
     """
     dataset: Any = dataloader.dataset
 
-    def read(index: int) -> Any:
+    def read(index: int) -> object:
         with naming(f"sample {index}"):
             return dataset[index]
 
@@ -160,7 +139,7 @@ def check_rows(collate: Callable[[list[Any]], Any], samples: list[Any]) -> Batch
     return rows
 
 
-def seeded_batch(dataset: Any, collate: Callable[[list[Any]], Any], indices: Sequence[int]) -> Any:
+def seeded_batch(dataset: Any, collate: Callable[[list[Any]], object], indices: Sequence[int]) -> object:
     """The batch of these samples of a dataset, with the same random numbers in each call."""
     with preserved_random_state(dataset, collate):
         seed_generators(0, 0, 0)
@@ -181,13 +160,11 @@ def check_same_batches(original: DataLoader[Any], replaced: DataLoader[Any], *, 
     parts = [part for part in shuffled.split(size)[:COMPARED] if len(part) == size or not original.drop_last]
     if not is_random:  # of one too: where batches are padded to the longest sample, all large ones may be equally long
         parts += shuffled[:COMPARED_SIZE].split(1)
-    read = seeded_batch if is_random else read_batch
-    dataset, collate = original.dataset, original.collate_fn
     for indices in (part.tolist() for part in parts):
-        actual, expected = (read(loader.dataset, loader.collate_fn, indices) for loader in (replaced, original))
-        if not (difference := find_difference(actual, expected)):
+        expected = seeded_batch(original.dataset, original.collate_fn, indices)
+        if not (difference := find_difference(seeded_batch(replaced.dataset, replaced.collate_fn, indices), expected)):
             continue
-        if find_difference(read(dataset, collate, indices), expected):
+        if find_difference(seeded_batch(original.dataset, original.collate_fn, indices), expected):
             reason = (
                 "the DataLoader makes others each time: they are random without a generator that can be seen (such as "
                 "default_rng() in each call), or keep a state from sample to sample; keep no state between samples, "

@@ -6,7 +6,6 @@ import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 from itertools import zip_longest
@@ -28,25 +27,6 @@ Inputs = Any
 ADVICE = "name the two steps with decode= and transform="
 
 
-@dataclass
-class SplitTransforms:
-    """The transforms of a dataset in order: the deterministic ones before the first random one, and the others."""
-
-    deterministic: list[Transform] = field(default_factory=list)
-    random: list[Transform] = field(default_factory=list)
-
-    def split(self, samples: list[Inputs]) -> list[Inputs]:
-        """Move transforms from `random` to `deterministic` up to the first that is random for any of the samples.
-
-        Returns:
-            The samples after the deterministic transforms.
-        """
-        while self.random and not any(is_random(self.random[0], inputs) for inputs in samples):
-            self.deterministic.append(self.random.pop(0))
-            samples = [apply(self.deterministic[-1:], inputs) for inputs in samples]
-        return samples
-
-
 class TransformPlaceholder(NamedTuple):
     """Stands in a sample for a result of its transforms: the number of the call, number or name of the result."""
 
@@ -57,7 +37,8 @@ class TransformPlaceholder(NamedTuple):
 class SplitDataset(Dataset[Any]):
     """A dataset whose samples are made in two steps: its own `[index]` decodes one, and `transform` completes it.
 
-    The transforms are the attributes `transform` and `transforms` of the dataset, or if it has none, of the datasets in
+    The deterministic transforms before the first random one belong to the first step, the others to the second. The
+    transforms are the attributes `transform` and `transforms` of the dataset, or if it has none, of the datasets in
     its attributes, such as those of a `Subset` or `ConcatDataset`. A target's transform belongs to the first step.
 
     Args:
@@ -71,7 +52,8 @@ class SplitDataset(Dataset[Any]):
     def __init__(self, dataset: Any, probes: Sequence[int]) -> None:
         self._dataset, self._size = dataset, len(dataset)
         self._attributes = list(transform_attributes(dataset))
-        self.splits = [SplitTransforms(random=flatten(vars(owner)[name])) for owner, name in self._attributes]
+        self.random = [flatten(vars(owner)[name]) for owner, name in self._attributes]
+        self.deterministic: list[list[Transform]] = [[] for _ in self._attributes]
         self._calls: list[tuple[int, Inputs]] = []
         self.probed = read_probes(self.__getitem__, probes, dataset)
         for position, (owner, name) in enumerate(self._attributes):
@@ -82,17 +64,19 @@ class SplitDataset(Dataset[Any]):
             if not calls:
                 continue
             if isinstance(calls[0][0][calls[0][1]], dict):  # such a Compose converts arguments and results
-                self.splits[position] = SplitTransforms(random=[vars(owner)[name]])
+                self.random[position] = [vars(owner)[name]]
+            random, deterministic = self.random[position], self.deterministic[position]
             with naming(f"one of the samples {', '.join(map(str, probes))}"):
-                results = self.splits[position].split([inputs[at] for inputs, at in calls])
-            for (inputs, at), result in zip(calls, results, strict=True):
-                inputs[at] = result
+                while random and not any(is_random(random[0], inputs[at]) for inputs, at in calls):
+                    deterministic.append(random.pop(0))
+                    for inputs, at in calls:
+                        inputs[at] = apply(deterministic[-1:], inputs[at])
 
     def __len__(self) -> int:
         return self._size
 
-    def __getitem__(self, index: int) -> Any:
-        """A decoded sample: (index into `splits` of each call, the sample with placeholders, inputs of each call)."""
+    def __getitem__(self, index: int) -> tuple[list[int], object, list[Inputs]]:
+        """A decoded sample: (which transform each call was of, the sample with placeholders, inputs of each call)."""
         self._calls.clear()
         try:
             with self._recording():
@@ -105,11 +89,11 @@ class SplitDataset(Dataset[Any]):
                 ) from error
         return [position for position, _ in self._calls], sample, [inputs for _, inputs in self._calls]
 
-    def transform(self, decoded: Any, splits: Sequence[SplitTransforms] | None = None) -> Any:
-        """The sample that the original dataset would have made; with other random transforms if there are `splits`."""
+    def transform(self, decoded: Any, random: Sequence[Sequence[Transform]] | None = None) -> Any:
+        """The sample that the original dataset would have made; `random` are other random transforms."""
         positions, sample, calls = decoded
-        splits = self.splits if splits is None else splits
-        results = [apply(splits[position].random, inputs) for position, inputs in zip(positions, calls, strict=True)]
+        random = self.random if random is None else random
+        results = [apply(random[position], inputs) for position, inputs in zip(positions, calls, strict=True)]
         return with_results(sample, results)
 
     @contextmanager
@@ -124,11 +108,11 @@ class SplitDataset(Dataset[Any]):
             for (owner, name), transform in zip(self._attributes, before, strict=True):
                 vars(owner)[name] = transform
 
-    def _record(self, position: int, *inputs: Any, **named: Any) -> Any:
+    def _record(self, position: int, *inputs: object, **named: object) -> object:
         if inputs and named:
             raise TypeError("its transform gets arguments with and without names")
         call = len(self._calls)
-        decoded = apply(self.splits[position].deterministic, named or inputs)
+        decoded = apply(self.deterministic[position], named or inputs)
         for value in decoded.values() if isinstance(decoded, dict) else decoded:
             if isinstance(value, Image.Image):
                 value.load()  # while its file is open
@@ -146,7 +130,7 @@ class NamedSteps(Dataset[Any]):
         probed: the samples of `probes`, decoded; read here if None.
     """
 
-    splits: Sequence[SplitTransforms] = ()
+    deterministic: Sequence[list[Transform]] = ()
 
     def __init__(
         self,
@@ -162,21 +146,21 @@ class NamedSteps(Dataset[Any]):
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> object:
         with naming(f"sample {index}"):
             return self.decode(index)
 
 
-def with_results(sample: Any, results: Sequence[Any]) -> Any:
+def with_results(sample: object, results: Sequence[Any]) -> object:
     """A sample with the results of its calls in place of the placeholders."""
 
-    def result(value: Any) -> Any:
+    def result(value: object) -> object:
         return results[value.call][value.result] if isinstance(value, TransformPlaceholder) else value
 
     return tree_map(result, sample, leaf_type=TransformPlaceholder)
 
 
-def transform_attributes(dataset: Any) -> Iterator[tuple[Any, str]]:
+def transform_attributes(dataset: object) -> Iterator[tuple[Any, str]]:
     """The objects that hold the transforms of a dataset, and the names of their attributes."""
     attributes = getattr(dataset, "__dict__", {})
     joint = attributes.get("transforms")
@@ -228,7 +212,7 @@ def is_random(transform: Transform, inputs: Inputs) -> bool:
         return call_watched(lambda: apply([trial], copied(inputs)), trial, again=True)[1] is not None
 
 
-def transform_parts(dataset: Any) -> list[Transform]:
+def transform_parts(dataset: object) -> list[Transform]:
     """All transforms of a dataset, those of a `Compose` one by one."""
     return [part for owner, name in transform_attributes(dataset) for part in flatten(vars(owner)[name])]
 
@@ -240,26 +224,23 @@ class TransformGuard:
         deterministic: transforms, and the collate function if batches are kept, that are not applied any more.
     """
 
-    def __init__(self, dataset: Any, deterministic: Sequence[Any]) -> None:
-        self._dataset, self._parts, self._deterministic = dataset, transform_parts(dataset), deterministic
-        self._digests = list(map(_digest, deterministic))
+    def __init__(self, dataset: object, deterministic: Sequence[object]) -> None:
+        self._dataset, self._parts = dataset, transform_parts(dataset)
+        self._digests = [(part, _digest(part)) for part in deterministic]
 
     def __getstate__(self) -> dict[str, Any]:
         # The pickle of a tensor contains its address, which is another one in a copy.
-        return vars(self) | {"_digests": [None] * len(self._digests)}
+        return vars(self) | {"_digests": []}
 
     def ignore_changes(self) -> None:
         """Leave out those that have changed by now, because they keep a counter, or a cache that is filled lazily."""
-        pairs = zip(self._digests, map(_digest, self._deterministic), strict=True)
-        self._digests = [before if before == now else None for before, now in pairs]
+        self._digests = [(part, digest) for part, digest in self._digests if digest == _digest(part)]
 
     def check(self) -> None:
         """Raise `ConfigError` if a transform has changed."""
-        parts = transform_parts(self._dataset)
-        pairs = zip_longest(parts, self._parts)
-        changed = [before if now is None else now for now, before in pairs if now is not before]
-        for part, digest in zip(self._deterministic, self._digests, strict=True):
-            changed += [part] if digest and digest != _digest(part) else []
+        pairs = zip_longest(transform_parts(self._dataset), self._parts)
+        changed: list[object] = [before if now is None else now for now, before in pairs if now is not before]
+        changed += [part for part, digest in self._digests if digest != _digest(part)]
         if changed:
             raise ConfigError(
                 f"{getattr(changed[0], '__name__', type(changed[0]).__name__)} has changed since the samples were "
@@ -267,7 +248,7 @@ class TransformGuard:
             )
 
 
-def _digest(part: Any) -> bytes | None:
+def _digest(part: object) -> bytes | None:
     """A hash of an object's pickle; None if it cannot be pickled."""
     try:
         return blake2b(pickle.dumps(part)).digest()

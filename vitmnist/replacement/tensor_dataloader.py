@@ -1,128 +1,97 @@
-"""The `DataLoader` of transforms="tensor": batches on a device, and made in threads in place of worker processes."""
+"""The `DataLoader` of transforms="tensor", which makes batches in threads in place of worker processes."""
 
 from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from functools import partial
-from itertools import islice
+from itertools import cycle, islice
 from types import FunctionType
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate
 
 from vitmnist.data.sources import map_tensors
 from vitmnist.replacement.decoded_dataset import DecodedDataLoader
-from vitmnist.replacement.split_transforms import Transform, apply
-from vitmnist.replacement.tensor_transforms import DrawnBatch, DrawnDataset
-from vitmnist.runtime.device import backend_of
+from vitmnist.replacement.tensor_transforms import DrawnDataset
 from vitmnist.runtime.ordered_map import ordered_map
-from vitmnist.store.tree import flatten, unflatten
 
 AHEAD = 2  # batches that are made while the script computes; the samplers of the original are as far ahead as ever
 
 
 class TensorDataLoader(DecodedDataLoader):
-    """Moves batches to `device`, which is set after construction, and finishes them there.
+    """Makes batches in threads where torch's generator alone decides what its workers would make.
 
-    Where torch's generator alone decides what its workers would make, threads make the batches in their place. A
-    framework that builds another kind of DataLoader from its arguments gets the same batches from workers; one that
-    builds this kind gets finished batches on the host.
+    A framework that builds another kind of DataLoader from its arguments gets the same batches from workers.
     """
 
-    device: torch.device | None = None
-    draws: BatchDraws | None = None
-    """Those of the last epoch, which persistent workers would continue."""
+    persistent: tuple[list[Tensor], Iterator[object]] | None = None
+    """What persistent workers would continue: the states of their generators, and batches that are not drawn yet."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Draws at once what torch draws in this call."""
-        if not isinstance(self.dataset, DrawnDataset):
-            batches = super().__iter__()
-            return map(partial(map_tensors, backend_of(self.device).to_device), batches) if self.device else batches
-        dataset, original = self.dataset, self.collate_fn
-        self.collate_fn = DrawnBatch.unfinished if self.device else original
-        # A collate function of the user may draw, or ask for its worker.
-        is_torchs = dataset.collate is default_collate and is_documented_seeding(self.worker_init_fn)
-        try:
-            batches = self._from_threads() if is_torchs and self.num_workers and self.in_order else super().__iter__()
-        finally:
-            self.collate_fn = original
-        if self.device is None:
-            return batches
-        to_device = backend_of(self.device).to_device
-        return (finished_on(to_device, dataset.trailing, *unfinished) for unfinished in batches)
+        is_drawn = isinstance(self.dataset, DrawnDataset)
+        if is_drawn and self.num_workers and self.in_order and is_documented_seeding(self.worker_init_fn):
+            self.check_transforms()
+            return self._from_threads()
+        return super().__iter__()
 
     def _from_threads(self) -> Iterator[Any]:
         """Begin an epoch, with the indices of `prefetch_factor` batches for each worker, because samplers draw too."""
-        self.check_transforms()
         sampler: Any = self.batch_sampler or self.sampler
-        if self.draws is None or not self.persistent_workers:
+        if self.persistent:
+            states, draws = self.persistent
+            for _ in draws:  # after a break, persistent workers draw all that they were sent
+                pass
+        else:
             iter(sampler)  # torch makes one that it does not use, before it draws the seed
             seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator))
-            self.draws = BatchDraws(
-                self.dataset, self.collate_fn, [seed + worker for worker in range(self.num_workers)]
-            )
-        for _ in self.draws:  # after a break, persistent workers draw all that they were sent
-            pass
+            states = [torch.Generator().manual_seed(seed + worker).get_state() for worker in range(self.num_workers)]
         indices = iter(sampler)
-        self.draws.begin(islice(indices, self.num_workers * (self.prefetch_factor or 0)))
-        return self._delivered(self.draws, indices)
+        ahead = self.num_workers * (self.prefetch_factor or 0)
+        sent = deque(islice(indices, ahead))
+        draws = self._draw(states, sent)
+        if self.persistent_workers:
+            self.persistent = states, draws
+        return self._delivered(draws, sent, indices, min(AHEAD, ahead - 1))
 
-    def _delivered(self, draws: BatchDraws, indices: Iterator[Any]) -> Generator[Any, None, None]:
-        with closing(ordered_map(lambda make: make(), draws, AHEAD, AHEAD)) as batches:
+    def _draw(self, states: list[Tensor], sent: deque[list[int]]) -> Iterator[Callable[[], object]]:
+        """Draws the samples of batches as workers would, each with a generator of its own.
+
+        Yields what makes each batch, or raises in its place, until nothing more has been sent.
+        """
+        dataset: Any = self.dataset
+        collate = self._pinned_batch if self.pin_memory else self.collate_fn
+        for worker in cycle(range(len(states))):
+            if not sent:
+                return
+            before = torch.get_rng_state()
+            torch.set_rng_state(states[worker])
+            try:
+                with torch.inference_mode(False):  # a batch may be used in another mode than the one before it
+                    make = partial(collate, dataset.__getitems__(sent.popleft()))
+            except Exception as error:
+                make = partial(_raise, error)
+            finally:
+                states[worker] = torch.get_rng_state()
+                torch.set_rng_state(before)
+            yield make
+
+    def _delivered(
+        self, draws: Iterator[Callable[[], object]], sent: deque[list[int]], indices: Iterator[list[int]], ahead: int
+    ) -> Generator[object, None, None]:
+        with closing(ordered_map(lambda make: make(), draws, AHEAD, ahead)) as batches:
             for batch in batches:
-                draws.sent.extend(islice(indices, 1))
-                is_pinned = self.pin_memory and torch.cuda.is_available()
-                yield map_tensors(Tensor.pin_memory, batch) if is_pinned else batch
+                sent.extend(islice(indices, 1))
+                yield batch
 
-
-def finished_on(
-    to_device: Callable[[Tensor], Tensor], trailing: Sequence[Transform], batch: Any, pictures: Sequence[int]
-) -> Any:
-    """A batch on a device, where those of its leaves that are pictures get their trailing transforms."""
-    leaves, structure = flatten(batch)
-    leaves = [map_tensors(to_device, leaf) for leaf in leaves]
-    for position in pictures:
-        (leaves[position],) = apply(trailing, (leaves[position],))
-    return unflatten(leaves, structure)
-
-
-class BatchDraws(Iterator[Callable[[], object]]):
-    """Draws the samples of batches as worker processes would, each with a generator of its own.
-
-    Yields what makes each batch, or raises in its place. Ends where nothing more has been sent, and may continue.
-    """
-
-    def __init__(self, dataset: Any, collate: Callable[[Any], object], seeds: list[int]) -> None:
-        self._dataset, self._collate = dataset, collate
-        self._states = [torch.Generator().manual_seed(seed).get_state() for seed in seeds]
-        self.sent: deque[list[int]] = deque()
-        """The indices of batches that are not drawn yet."""
-
-    def begin(self, indices: Iterator[list[int]]) -> None:
-        """Begin an epoch with the first worker."""
-        self.sent.extend(indices)
-        self._drawn = 0
-
-    def __next__(self) -> Callable[[], object]:
-        if not self.sent:
-            raise StopIteration
-        worker, before = self._drawn % len(self._states), torch.get_rng_state()
-        self._drawn += 1
-        torch.set_rng_state(self._states[worker])
-        try:
-            with torch.inference_mode(False):  # a batch may be used in another mode than the one before it
-                return partial(self._collate, self._dataset.__getitems__(self.sent.popleft()))
-        except Exception as error:
-            return partial(_raise, error)
-        finally:
-            self._states[worker] = torch.get_rng_state()
-            torch.set_rng_state(before)
+    def _pinned_batch(self, samples: list[Any]) -> object:
+        batch = self.collate_fn(samples)
+        return map_tensors(Tensor.pin_memory, batch) if torch.cuda.is_available() else batch
 
 
 def _raise(error: Exception) -> NoReturn:

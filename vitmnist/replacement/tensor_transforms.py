@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -11,24 +11,21 @@ from typing import Any, NamedTuple
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import default_collate, get_worker_info
+from torch.utils.data import get_worker_info
 
 from vitmnist.data.images import to_tensor
 from vitmnist.data.randomness import preserved_random_state, seed_generators
 from vitmnist.errors import ConfigError, DataError, described, naming
 from vitmnist.replacement.decoded_dataset import FetchedBatch, TransformedDataset
-from vitmnist.replacement.split_transforms import Inputs, SplitTransforms, Transform, apply, with_results
+from vitmnist.replacement.split_transforms import Inputs, Transform, apply, with_results
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.ordered_map import in_parts
 from vitmnist.store.samples import Samples
-from vitmnist.store.tree import flatten
 
 TOLERANCE = 8.0
 """Pixels may differ by so much of 255; resizing alone rounds by up to 5."""
 CONVERTING = ("ToTensor", "PILToTensor", "ToImage")
 """Transforms that convert PIL images to tensors."""
-TRAILING = ("ToFloat", "Normalized", "ConvertImageDtype", "ToDtype", "ToPureTensor", "Normalize")
-"""Transforms of single values, which a batch may get as well as a picture."""
 V1, V2 = "torchvision.transforms.transforms", "torchvision.transforms.v2."
 LIKE_V2 = (
     "RandomResizedCrop",
@@ -43,6 +40,8 @@ RANDOM = ("RandomCrop", *LIKE_V2)
 RESIZING = ("Resize", "CenterCrop", "Pad", "Grayscale")
 """Transforms that change shapes, in a way that is not random."""
 
+SAME_SHAPE = ("ToFloat", "Normalize", "ConvertImageDtype", "ToDtype", "ToPureTensor")
+
 Shape = tuple[int, ...]
 
 
@@ -50,25 +49,19 @@ Shape = tuple[int, ...]
 class ToFloat:
     """`ToTensor` of a picture that is a uint8 tensor already."""
 
-    def __call__(self, images: Tensor, out: Tensor | None = None) -> Tensor:
-        return torch.div(images, 255, out=out)
+    def __call__(self, image: Tensor, out: Tensor | None = None) -> Tensor:
+        return torch.div(image, 255, out=out)
 
 
 @dataclass(frozen=True)
-class Normalized:
-    """`Normalize` with constants that stay on the device; torchvision's copies them there and waits in each batch."""
+class Normalize:
+    """`Normalize` whose result may be written into a row of a batch."""
 
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: Tensor
+    std: Tensor
 
-    def __call__(self, images: Tensor, out: Tensor | None = None) -> Tensor:
-        mean, std = _on_device((self.mean, self.std), images.dtype, images.device)
-        return torch.sub(images, mean, out=out).div_(std)
-
-
-@lru_cache(maxsize=16)
-def _on_device(numbers: tuple[tuple[float, ...], ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
-    return tuple(torch.tensor(part, dtype=dtype, device=device).view(-1, 1, 1) for part in numbers)
+    def __call__(self, image: Tensor, out: Tensor | None = None) -> Tensor:
+        return torch.sub(image, self.mean.to(image.dtype), out=out).div_(self.std.to(image.dtype))
 
 
 @dataclass(frozen=True)
@@ -93,30 +86,13 @@ def _parameters(kind: type) -> tuple[str, ...]:
     return tuple(inspect.signature(kind).parameters)
 
 
-class TensorForm(NamedTuple):
-    """The random transforms of a dataset for tensors in place of PIL images.
-
-    Args:
-        pictorial: those of `kept` that stand before the conversion to a tensor.
-        kept: without the trailing ones.
-        trailing: those at the end, which whole batches may get.
-    """
-
-    pictorial: list[Transform]
-    kept: list[Transform]
-    trailing: list[Transform]
-
-
-def tensor_form(transforms: Sequence[Transform]) -> TensorForm:
-    """The form of some transforms for tensors."""
+def tensor_form(transforms: Sequence[Transform]) -> tuple[list[Transform], int]:
+    """The form of some transforms for tensors, and how many of these stand before the conversion to a tensor."""
     names = list(map(_name, transforms))
     position = next((place for place, name in enumerate(names) if name in CONVERTING), len(names))
     steps = list(map(_of_tensor, transforms))
     steps[position : position + 1] = [ToFloat()] if names[position : position + 1] == ["ToTensor"] else []
-    kept = len(steps)
-    while kept and _name(steps[kept - 1]) in TRAILING:
-        kept -= 1
-    return TensorForm(steps[: min(position, kept)], steps[:kept], steps[kept:])
+    return steps, position
 
 
 def _name(transform: Transform) -> str:
@@ -128,18 +104,24 @@ def _name(transform: Transform) -> str:
 def _of_tensor(transform: Any) -> Transform:
     name = _name(transform)
     if name == "Normalize":
-        mean, std = (tuple(torch.as_tensor(part).view(-1).tolist()) for part in (transform.mean, transform.std))
-        return Normalized(mean, std)
+        return Normalize(
+            *(torch.as_tensor(part, dtype=torch.float64).view(-1, 1, 1) for part in (transform.mean, transform.std))
+        )
     is_v1 = type(transform).__module__ == V1
     return AsV2(transform) if is_v1 and name in ("Resize", *LIKE_V2) else transform
 
 
 def picture_difference(
-    splits: Sequence[SplitTransforms], forms: Sequence[TensorForm], samples: Samples, probes: Sequence[int]
+    transforms: Sequence[list[Transform]],
+    forms: Sequence[tuple[list[Transform], int]],
+    samples: Samples,
+    probes: Sequence[int],
 ) -> tuple[float, float]:
     """Mean and largest difference, of 255, of the pictures that the transforms and their form convert to tensors.
 
     Args:
+        transforms: those of each attribute of the dataset.
+        forms: the `tensor_form` of each.
         samples: kept as PIL images.
         probes: indices of those that are compared.
 
@@ -150,13 +132,13 @@ def picture_difference(
     for index in probes:
         (positions, _, calls), (_, _, tensor_calls) = samples[index], tensors[index]
         for position, inputs, tensor_inputs in zip(positions, calls, tensor_calls, strict=True):
-            pictorial = forms[position].pictorial
-            (expected, *_) = _seeded(splits[position].random[: len(pictorial)], inputs, index)
+            steps, end = forms[position]
+            (expected, *_) = _seeded(transforms[position][:end], inputs, index)
             expected = to_tensor(expected) if isinstance(expected, Image.Image) else expected
             if len(inputs) > 1 or not isinstance(expected, Tensor):
                 raise ConfigError("transforms='tensor': is for transforms of one picture; use transforms='exact'")
             try:
-                (result,) = _seeded(pictorial, tensor_inputs, index)
+                (result,) = _seeded(steps[:end], tensor_inputs, index)
             except DataError as error:
                 raise ConfigError(f"transforms='tensor': {error}; use transforms='exact'") from error
             if result.shape != expected.shape:
@@ -184,7 +166,7 @@ def can_be_drawn(transform: Transform) -> bool:
     base = transform.transform if isinstance(transform, AsV2) else transform
     has_other_shape = any(getattr(base, option, False) for option in ("expand", "pad_if_needed"))
     changes_input = getattr(base, "inplace", False)
-    return _name(base) in (*RANDOM, *RESIZING, *TRAILING) and not (has_other_shape or changes_input)
+    return _name(base) in (*RANDOM, *RESIZING, *SAME_SHAPE) and not (has_other_shape or changes_input)
 
 
 def draw(transforms: Sequence[Transform], shape: Shape) -> tuple[list[Transform], Shape]:
@@ -273,128 +255,88 @@ class DrawnDataset(TransformedDataset):
     """A `TransformedDataset` of pictures as tensors, whose random transforms are all known to `draw`.
 
     Args:
-        forms: of each of the dataset's `SplitTransforms`.
-        dtype: of a finished picture.
-        collate: the collate function of the original.
+        transforms: of each attribute of the original.
+        dtype: of a picture after them.
         threads: at least as many as torch uses; in a worker, one.
     """
 
     def __init__(
         self,
         *args: Any,
-        forms: Sequence[TensorForm],
+        transforms: Sequence[Sequence[Transform]],
         dtype: torch.dtype,
-        collate: Callable[[list[object]], object],
         threads: int,
     ) -> None:
         super().__init__(*args)
-        vars(self).update(_forms=forms, _dtype=dtype, collate=collate, _threads=min(threads, available_cores()))
-
-    @property
-    def trailing(self) -> list[Transform]:
-        """Transforms that whole batches may get."""
-        return self._forms[0].trailing if self._forms else []
+        vars(self).update(_transforms=transforms, _dtype=dtype, _threads=min(threads, available_cores()))
 
     def __getitems__(self, indices: Sequence[int]) -> DrawnBatch:
         """Draws the random parameters of a batch, from torch's generator."""
-        kept = [[step.made() if isinstance(step, AsV2) else step for step in form.kept] for form in self._forms]
+        transforms = [[part.made() if isinstance(part, AsV2) else part for part in split] for split in self._transforms]
         drawn: list[DrawnSample] = []
         for index in indices:
             with naming(f"sample {index}"):
                 positions, sample, calls = self._samples.view(index)
                 pictures = [
-                    DrawnPicture(image, *draw(kept[position], tuple(image.shape)))
+                    DrawnPicture(image, *draw(transforms[position], tuple(image.shape)))
                     for position, (image,) in zip(positions, calls, strict=True)
                 ]
                 drawn.append(DrawnSample(f"sample {index}", sample, pictures))
         threads = 1 if get_worker_info() else max(torch.get_num_threads(), self._threads)
-        return DrawnBatch(drawn, self.trailing, self._dtype, self.collate, threads)
+        return DrawnBatch(drawn, self._dtype, threads)
 
 
 @dataclass
 class DrawnBatch(FetchedBatch):
-    """The samples of a batch before their transforms are applied.
-
-    Args:
-        trailing: transforms of each picture, or of a batch of them.
-    """
+    """The samples of a batch before their transforms are applied."""
 
     drawn: list[DrawnSample]
-    trailing: Sequence[Transform]
     dtype: torch.dtype
-    collate: Callable[[list[Any]], Any]
     threads: int
 
     @property
-    def content(self) -> Any:
-        """The finished batch."""
-        if self.collate is default_collate:
-            calls = zip(*(pictures for *_, pictures in self.drawn), strict=True)
-            # In rows that follow one another, in place of tensors that are copied into a batch.
-            batches = [torch.empty((len(call), *call[0].shape), dtype=self.dtype, device="cpu") for call in calls]
-            return self._collated(self.trailing, batches)[0]
-        return self.collate(self._samples(self._results(self.trailing)))
-
-    def unfinished(self) -> tuple[Any, list[int]]:
-        """The batch, and which of its leaves lack the trailing transforms: none, if a function of the user collates."""
-        if self.collate is not default_collate:
-            return self.content, []
-        batch, pictures = self._collated([])
-        leaves = enumerate(flatten(batch)[0])
-        return batch, [position for position, leaf in leaves if any(leaf is picture for picture in pictures)]
-
-    def _collated(self, trailing: Sequence[Transform], batches: Sequence[Tensor] = ()) -> tuple[Any, list[Tensor]]:
-        """The batch that torch's `default_collate` makes of the samples, and those of its tensors that are pictures.
-
-        Args:
-            batches: whose rows the pictures of each call are written into, where these have their shape and dtype.
-        """
+    def content(self) -> object:
+        """The batch, as of torch's `default_collate`."""
         # Private, and used by this function alone: how `default_collate` is extended, as its documentation shows.
         from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
-        rows = list(map(list, batches))
-        results = self._results(trailing, rows)
-        pictures: list[Tensor] = []
+        # In rows that follow one another, in place of tensors that are copied into a batch.
+        batches: list[tuple[Tensor, list[Tensor]]] = []
+        for pictures in zip(*(pictures for *_, pictures in self.drawn), strict=True):
+            batch = torch.empty((len(pictures), *pictures[0].shape), dtype=self.dtype, device="cpu")
+            batches.append((batch, list(batch)))
 
-        def stack(values: list[Tensor], *, collate_fn_map: object = None) -> Tensor:
-            call = next((position for position, result in enumerate(results[0]) if result is values[0]), None)
-            if call is None:
-                return torch.stack(values)
-            is_written = bool(rows) and all(value is row for value, row in zip(values, rows[call], strict=True))
-            pictures.append(batches[call] if is_written else torch.stack(values))
-            return pictures[-1]
+        def stack(tensors: list[Tensor], *, collate_fn_map: object = None) -> Tensor:
+            for batch, rows in batches:
+                if all(row is tensor for row, tensor in zip(rows, tensors, strict=True)):
+                    return batch
+            return torch.stack(tensors)
 
-        batch = collate(self._samples(results), collate_fn_map={**default_collate_fn_map, Tensor: stack})
-        return batch, pictures
+        samples = self._samples([rows for _, rows in batches])
+        return collate(samples, collate_fn_map={**default_collate_fn_map, Tensor: stack})
 
-    def _samples(self, results: list[list[Tensor]]) -> list[Any]:
-        pairs = zip(self.drawn, results, strict=True)
-        return [with_results(drawn.sample, [(result,) for result in pictures]) for drawn, pictures in pairs]
-
-    def _results(self, trailing: Sequence[Transform], rows: Sequence[Sequence[Tensor]] = ()) -> list[list[Tensor]]:
-        """The pictures of each sample, in rows of a batch where there are some."""
-        results: list[list[Tensor]] = [[] for _ in self.drawn]
+    def _samples(self, rows: Sequence[Sequence[Tensor]]) -> list[Any]:
+        """The samples, whose pictures are the rows of their call if these have their shape and dtype."""
+        samples: list[Any] = [None] * len(self.drawn)
 
         def make(span: slice) -> None:
-            for place in range(*span.indices(len(results))):
-                name, _, pictures = self.drawn[place]
+            for place in range(*span.indices(len(samples))):
+                name, sample, pictures = self.drawn[place]
                 with naming(name):
-                    for call, (image, steps, _) in enumerate(pictures):
-                        (result,) = apply(steps, (image,))
-                        results[place].append(_finished(result, trailing, rows[call][place] if rows else None))
+                    results = [(_made(picture, rows[call][place]),) for call, picture in enumerate(pictures)]
+                samples[place] = with_results(sample, results)
 
-        in_parts(make, len(results), 1, self.threads)
-        return results
+        in_parts(make, len(samples), 1, self.threads)
+        return samples
 
 
-def _finished(image: Tensor, trailing: Sequence[Transform], row: Tensor | None) -> Tensor:
-    """A picture after its trailing transforms, in a row of the batch if it has the shape and dtype of that."""
-    if row is None or image.shape != row.shape:
-        return apply(trailing, (image,))[0]  # type: ignore[no-any-return]
-    for transform in trailing:
+def _made(picture: DrawnPicture, row: Tensor) -> Tensor:
+    """A picture after its transforms, in a row of the batch if it has the shape and dtype of that."""
+    image = picture.image
+    for transform in picture.steps:
         dtype = torch.get_default_dtype() if isinstance(transform, ToFloat) else image.dtype
-        if isinstance(transform, ToFloat | Normalized) and row.dtype == dtype:
+        if isinstance(transform, ToFloat | Normalize) and (row.shape, row.dtype) == (image.shape, dtype):
             image = transform(image, out=row)
         else:
             (image,) = apply([transform], (image,))
-    return image if image is row or image.dtype != row.dtype else row.copy_(image)
+    return image if image is row or (row.shape, row.dtype) != (image.shape, image.dtype) else row.copy_(image)

@@ -15,6 +15,10 @@ import yaml
 
 from vitmnist.errors import ConfigError, first_line, printable
 
+MAX_JSON_MB, MAX_YAML_MB = 4, 1
+# libyaml is about ten times as fast as the parser in Python. It limits the depth of nesting.
+YAML_LOADER: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
 
 @contextmanager
 def naming_file(path: Path) -> Iterator[None]:
@@ -57,19 +61,6 @@ def append(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def write_output(path: Path, content: bytes) -> None:
-    """Write a file that a user has named, which may be a device or a pipe: a rename would replace it by a file.
-
-    Raises:
-        OSError: with `path` as its filename.
-    """
-    if not path.exists() or path.is_file():
-        write_atomic(path, content)
-    else:
-        with naming_file(path):
-            path.write_bytes(content)
-
-
 def home_expanded(folder: str) -> Path:
     """A folder whose name may begin with `~` or `~USER`; raises `ConfigError` if there is no such user."""
     try:
@@ -82,11 +73,6 @@ def display_path(path: Path | str) -> str:
     """A path as it is printed: relative below the working directory, absolute otherwise; no control characters."""
     absolute = os.path.abspath(path)
     return printable(os.path.relpath(absolute) if Path(absolute).is_relative_to(Path.cwd()) else absolute)
-
-
-MAX_JSON_MB, MAX_YAML_MB = 4, 1
-# libyaml is about ten times as fast as the parser in Python. It limits the depth of nesting.
-YAML_LOADER: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class UnreadableError(ValueError):

@@ -23,7 +23,7 @@ from vitmnist.errors import ConfigError, first_line
 from vitmnist.loaders.base import Loader
 from vitmnist.losses import Loss
 from vitmnist.metrics import batch_metrics
-from vitmnist.optim.ema import EMA
+from vitmnist.optim.optimizers import EMA
 from vitmnist.runtime.world import World
 from vitmnist.training.batch import Batch, epoch_batches
 from vitmnist.training.step_options import StepConfig

@@ -84,14 +84,11 @@ class Split(TensorSet):
         if images.dtype != torch.uint8 or images.dim() != 4:
             raise DataError(f"images: must be uint8 [N, C, H, W], found {images.dtype} {list(images.shape)}")
         if labels.dtype != torch.int64 or labels.dim() != 1:
-            problem = f"labels: must be int64 [N], found {labels.dtype} {list(labels.shape)}"
-            if labels.dim() > 1 or labels.is_floating_point():
-                problem += (
-                    "; the trainer is for one label per image: type labels.argmax(1) if they are one-hot; for several "
-                    "labels or masks keep your own training loop, with vitmnist.from_dataloader or make_loader, which "
-                    "deliver labels of any shape"
-                )
-            raise DataError(problem)
+            raise DataError(
+                f"labels: must be int64 [N], one per image, found {labels.dtype} {list(labels.shape)}; type "
+                "labels.argmax(1) if they are one-hot; for several labels or masks keep your own training loop, with "
+                "vitmnist.from_dataloader or make_loader, which deliver labels of any shape"
+            )
         least, most = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
         if least < 0 or most >= len(self.classes):
             raise DataError(f"labels: must be 0 to {len(self.classes) - 1}, found {least} to {most}")
@@ -344,7 +341,7 @@ def configured_statistics(normalize: object, channels: int | None = None) -> Sta
     return statistics
 
 
-def load_dataset(name: str, *, root: str = DEFAULT_ROOT, **options: Any) -> Dataset:
+def load_dataset(name: str, *, root: str = DEFAULT_ROOT, **options: object) -> Dataset:
     """The dataset `name`: its splits of uint8 images, labels and channel statistics.
 
     Args:
