@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitmnist.config.validation import validate
 from vitmnist.errors import ConfigError, DataError
 
 CHANNELS = (1, 3, 4)  # plausible sizes of the last dimension of channels-last images
@@ -35,6 +34,8 @@ def configured_statistics(normalize: object, channels: int | None = None) -> Sta
     Raises:
         ConfigError: another value, or not for this number of channels, if that is known.
     """
+    from vitmnist.config.validation import validate  # imports OmegaConf, which a script may not need
+
     key = "data.normalize"
     if normalize == "dataset":
         return None
