@@ -158,7 +158,7 @@ def test_a_split_of_the_wrong_dtype_or_shape_is_refused() -> None:
     for values, message in (
         ((images.float(), labels), "images: must be uint8"),
         ((images[:, 0], labels), r"found torch.uint8 \[3, 4, 4\]"),
-        ((images, labels.float()), "labels: must be int64 .*; the trainer is for one label per image"),
+        ((images, labels.float()), "labels: must be int64 .*, one per image"),
         ((images, torch.zeros(3, 20)), r"float32 \[3, 20\]; .* one-hot; for several labels or masks .*from_dataloader"),
         ((images, torch.zeros(3, 4, 4, dtype=torch.int64)), r"int64 \[3, 4, 4\]; .* or masks keep your own training"),
     ):

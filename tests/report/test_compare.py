@@ -122,10 +122,10 @@ def test_a_run_that_did_not_simply_complete_has_a_row_that_says_why(make: Any, s
     run(tmp_path / "0")
     make(tmp_path / "1")
     comparisons = compared(tmp_path)
-    found = [row for comparison in comparisons for row in rows(comparison)]
-    assert [row["data/loader"] for row in found] == ["ram", "disk"]
-    assert found[0]["status"] == "completed"
-    assert found[1]["status"].startswith(status)
+    table = [row for comparison in comparisons for row in rows(comparison)]
+    assert [row["data/loader"] for row in table] == ["ram", "disk"]
+    assert table[0]["status"] == "completed"
+    assert table[1]["status"].startswith(status)
     assert status in as_text(comparisons)
     assert "<b>" not in as_markdown(comparisons)
 
@@ -138,8 +138,8 @@ def test_runs_without_records_are_listed_with_their_configuration_and_their_swee
     run(tmp_path / "sweep" / "0")
     refused = run(tmp_path / "sweep" / "1", status="failed", error="no", epochs=[], dataset=None)
     (refused / "result.json").write_text((refused / "result.json").read_text().replace('"environment": {', '"x": {'))
-    found = the_only(tmp_path / "sweep").rows
-    assert [run.status for row in found for run in row.runs] == ["completed", "failed"]
+    table = the_only(tmp_path / "sweep").rows
+    assert [run.status for row in table for run in row.runs] == ["completed", "failed"]
 
 
 OTHER_DATA = {"dataset": DATASET | {"sha256": {"train_images": "1" * 64}}}
@@ -187,6 +187,6 @@ def test_numbers_are_rounded_in_the_table_but_not_in_the_csv(tmp_path: Path) -> 
 
 def test_a_report_begins_with_the_best_trial_of_a_search(tmp_path: Path) -> None:
     run(tmp_path / "sweep" / "0")
-    found = tmp_path / "sweep" / "optimization_results.yaml"
-    found.write_text("summary: Best of 3 trials by eval_acc")
+    result = tmp_path / "sweep" / "optimization_results.yaml"
+    result.write_text("summary: Best of 3 trials by eval_acc")
     assert as_text(compared(tmp_path)).startswith("Best of 3 trials by eval_acc\n")

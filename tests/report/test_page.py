@@ -66,9 +66,9 @@ def test_a_report_has_light_and_dark_mode_is_sorted_and_is_printed_in_black(page
         open_report(page, tmp_path, 1032)
         colours: list[str] = []
         for elements, name in (("p", "color"), ("svg text", "fill"), ('[style*="stroke: #000000"]', "stroke")):
-            found = page.locator(elements)
-            assert found.count()
-            colours += found.evaluate_all(f"found => found.map(element => getComputedStyle(element).{name})")
+            shown = page.locator(elements)
+            assert shown.count()
+            colours += shown.evaluate_all(f"shown => shown.map(element => getComputedStyle(element).{name})")
         assert set(colours) == {"rgb(0, 0, 0)" if scheme == "light" else "rgb(255, 255, 255)"}
     table = page.get_by_role("table").first
     header = table.get_by_role("columnheader", name="epoch, s")

@@ -106,7 +106,7 @@ def write(folder: Path, records: Records) -> Path:
 
 
 def compared(*folders: Path) -> list[Comparison]:
-    return compare([read_run(found) for found in find_runs(folders)])
+    return compare([read_run(folder) for folder in find_runs(folders)])
 
 
 def the_only(folder: Path) -> Comparison:

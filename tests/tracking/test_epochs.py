@@ -23,8 +23,10 @@ def rows(folder: Path) -> list[dict[str, str]]:
 
 def assert_same_epochs(folder: Path) -> None:
     """Compare `epochs.csv` with the epochs of `result.json`, to the last digit."""
-    epochs = [{name: value for name, value in one.items() if name != "steps"} for one in result_of(folder)["epochs"]]
-    as_text = [{name: "" if value is None else str(value) for name, value in one.items()} for one in epochs]
+    epochs = [
+        {name: value for name, value in epoch.items() if name != "steps"} for epoch in result_of(folder)["epochs"]
+    ]
+    as_text = [{name: "" if value is None else str(value) for name, value in epoch.items()} for epoch in epochs]
     assert rows(folder) == as_text
 
 

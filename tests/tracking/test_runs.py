@@ -52,5 +52,5 @@ def test_runs_are_found_once_and_in_the_order_of_their_numbers(tmp_path: Path) -
             find_runs([folder])
     for number in (10, 9, 2):
         run(tmp_path / "sweep" / f"{number}-x")
-    found = find_runs([tmp_path, tmp_path / "sweep", tmp_path / "sweep" / "9-x"])
-    assert [one.name for one in found] == ["2-x", "9-x", "10-x"]
+    folders = find_runs([tmp_path, tmp_path / "sweep", tmp_path / "sweep" / "9-x"])
+    assert [folder.name for folder in folders] == ["2-x", "9-x", "10-x"]

@@ -85,9 +85,9 @@ def test_all_jobs_of_a_sweep_have_the_same_columns(succeed: Printed, quick: list
     off = [PLAIN, "log.every_steps=null"]
     succeed("-m", *quick, *off, "epochs=1", "data.holdout=null,5", "hydra.sweep.dir=here")
     folders = sorted((tmp_path / "here").glob("[0-9]*"))
-    found = [hparams(folder) for folder in folders]
-    assert found[0][0].keys() == found[1][0].keys() >= {"data.holdout"}
-    assert [row["data.holdout"] for row, _ in found] == ["null", 5]
+    first, second = [hparams(folder)[0] for folder in folders]
+    assert first.keys() == second.keys() >= {"data.holdout"}
+    assert (first["data.holdout"], second["data.holdout"]) == ("null", 5)
     tags = events(folders[0]).Tags()
     assert tags["images"] == []
     assert not [tag for tag in tags["scalars"] if tag.startswith("step/")]

@@ -124,7 +124,7 @@ class Compose(nn.Module):
         return height, width
 
 
-def _build(values: Any, key: str) -> Operation | Mixing:
+def _build(values: object, key: str) -> Operation | Mixing:
     """An operation, with defaults for the parameters that its mapping lacks."""
     return OPERATIONS.build(OPERATIONS.complete(values) if isinstance(values, Mapping) else values, key=key)
 

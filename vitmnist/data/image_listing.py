@@ -110,7 +110,7 @@ def find_samples(
         columns, suffix: the names of the CSV file's columns, and what is appended to its names of files.
 
     Raises:
-        ConfigError: folders that leave open what is for the test.
+        ConfigError: two folders of one split.
         DataError: fewer than two classes, classes without images in a split, too few images; as `read_labels`.
     """
     source = labels or folder
@@ -119,7 +119,7 @@ def find_samples(
     else:
         folders = _split_folders(folder) or {"train": folder}
         left_out: Counter[str] = Counter()
-        splits = {split: _list(path, skip_unreadable, left_out) for split, path in folders.items()}
+        splits = {split: _list(path, left_out) for split, path in folders.items()}
         log_left_out(left_out)
     classes = sorted({name for _, name in splits["train"]})
     for split, pictures in splits.items():
@@ -148,7 +148,7 @@ def _split_folders(folder: Path) -> dict[str, Path]:
     """The folder of each split; empty if `folder` holds the folders of classes.
 
     Raises:
-        ConfigError: two folders of one split, or one for training next to others that may be for the test.
+        ConfigError: two folders of one split.
     """
     subfolders = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     named = {split: [path for path in subfolders if path.name.lower() in names] for split, names in FOLDERS.items()}
@@ -159,19 +159,13 @@ def _split_folders(folder: Path) -> dict[str, Path]:
         raise ConfigError(f"data.dataset.path={folder}: has {names}, which are the same split; remove or rename one")
     folders = {split: paths[0] for split, paths in named.items() if paths}
     others = [path.name for path in subfolders if path not in folders.values()]
-    if others and len(folders) == 1:
-        train = folders["train"]
-        raise ConfigError(
-            f"data.dataset.path={folder}: has a folder {train.name} with classes, but none for the test; add "
-            f"{folder / 'test'}, or type data.dataset.path={train}, of which a part is then used for the test"
-        )
     log.info("%s: %s", folder, ", ".join(f"{split} split from {path.name}" for split, path in folders.items()))
     if others:
         log.warning("%s: not used: %s", folder, shorten(others))
     return folders
 
 
-def _list(folder: Path, skip_unreadable: bool, left_out: Counter[str]) -> Pictures:
+def _list(folder: Path, left_out: Counter[str]) -> Pictures:
     """The pictures of all class folders, each with its class, ordered by a hash of the file's name."""
     names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if len(names) < 2:
@@ -189,12 +183,8 @@ def _list(folder: Path, skip_unreadable: bool, left_out: Counter[str]) -> Pictur
             raise DataError(f"{folder}: the classes {name} and {parent.parts[0]} have the same folder; remove a link")
     _refuse_splits(folder, inner)
     pictures = in_hash_order([(folder / path, nfc(path.parts[0])) for path in paths], folder)
-    names = sorted(set(map(nfc, names)))
-    if empty := sorted(set(names) - {name for _, name in pictures}):
-        message = no_pictures(folder, empty, len(names))
-        if not skip_unreadable or not pictures:
-            raise DataError(f"{message}; add some, remove the folders, or type data.dataset.skip_unreadable=true")
-        log.warning("%s; left out", message)
+    if empty := sorted({*map(nfc, names)} - {name for _, name in pictures}):
+        log.warning("%s; left out", no_pictures(folder, empty, len(names)))
     return pictures
 
 

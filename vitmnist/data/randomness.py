@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from functools import partial
 from hashlib import blake2b
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ CALLED = ("__getitem__", "__getitems__", "__call__", "forward")
 """Methods whose global variables are searched for generators."""
 GENERATORS = ("torch", "NumPy", "Python")
 """The global generators that samples draw from."""
+Result = TypeVar("Result")
 ReadWrite = tuple[Callable[[], object], Callable[[Any], object]]
 """How the state of a generator is read and written."""
 GLOBAL: dict[str, ReadWrite] = {
@@ -133,7 +134,7 @@ class RandomSampleError(ConfigError):
         return "sample {} is random ({})".format(*self.args)
 
 
-def call_watched(function: Callable[[], Any], owners: Any, *, again: bool) -> tuple[Any, str | None]:
+def call_watched(function: Callable[[], Result], owners: object, *, again: bool) -> tuple[Result, str | None]:
     """The result of a function, and why it is random; None if it is not.
 
     A function that uses a generator is called again, from the state in which the first call has left the generator. If
@@ -160,9 +161,9 @@ def probe_indices(size: int) -> list[int]:
     return sorted({probe * size // PROBES for probe in range(PROBES)}) if size else []
 
 
-def read_probes(read: Callable[[int], Any], indices: Iterable[int], owners: Any) -> list[Any]:
+def read_probes(read: Callable[[int], Result], indices: Iterable[int], owners: object) -> list[Result]:
     """Samples; raises `RandomSampleError` for a random one. The first is read twice and compared."""
-    samples: list[Any] = []
+    samples: list[Result] = []
     for index in indices:
         sample, reason = call_watched(partial(read, index), owners, again=not samples)
         if reason:
@@ -172,7 +173,7 @@ def read_probes(read: Callable[[int], Any], indices: Iterable[int], owners: Any)
 
 
 @contextmanager
-def refusing_random(read: Callable[[int], Any], indices: Sequence[int], owners: Any) -> Iterator[None]:
+def refusing_random(read: Callable[[int], object], indices: Sequence[int], owners: object) -> Iterator[None]:
     """Raise `RandomSampleError` if one of the samples that the block reads is random.
 
     Generators are compared once for all samples; only if one has been used, the samples are read again, one by one.
@@ -199,7 +200,7 @@ def _reachable(owners: Iterable[Any]) -> Iterable[Any]:
     return reached.values()
 
 
-def _referents(value: Any) -> Iterable[Any]:
+def _referents(value: object) -> Iterable[object]:
     if isinstance(value, list | tuple | set | frozenset | dict):
         parts = value.values() if isinstance(value, dict) else value
         return parts if len(value) <= MAX_ELEMENTS else ()

@@ -35,7 +35,10 @@ from vitmnist.store.rows import is_large
 
 log = logging.getLogger(__name__)
 
+GROUP = 4  # small pictures that a thread reads at a time: 5% sooner at 64×64 than one by one
 WORKERS = 2  # where the number of workers is `auto`
+Job = tuple[Tensor, Tensor, range]
+"""Images to be filled, uint8 `[B, C, H, W]`, their indices int64 `[B]`, and the rows that a thread fills."""
 BatchKey = tuple[int, NDArray[np.int64]]
 """Epoch and indices of a batch; the epoch, because persistent workers keep the dataset that they were started with."""
 
@@ -68,9 +71,9 @@ class DiskLoader(Loader):
         self.options, self.backend = options, backend_of(device)
         self.pin_memory = options.pin_memory and device.type == "cuda"
         self._idle: list[tuple[data.DataLoader[Any], list[BatchKey]]] = []
-        has_files = isinstance(source, Split) and source.files is not None and options.num_workers == AUTO
-        self.files = source if has_files and isinstance(source, Split) else None
-        if self.files is not None:
+        self.split: Split | None = None
+        if isinstance(source, Split) and source.files is not None and options.num_workers == AUTO:
+            self.split = source
             threads = cores_per_rank() if options.threads == AUTO else options.threads
             self.settings, self.buffered = {"threads": threads}, options.prefetch_factor
             return
@@ -85,11 +88,33 @@ class DiskLoader(Loader):
         self.reader = BatchReader(source)
 
     def batches(self, number: int, start: int) -> Batches:
-        if self.files is not None:
-            options = {**self.settings, "ahead": self.buffered, "pin_memory": self.pin_memory}
-            batches = read_batches(self.files, self.sampler, number, start, **options)
-            return (map_tensors(self.backend.to_device, batch) for batch in batches)
-        return self._from_workers(number, start)
+        return self._from_workers(number, start) if self.split is None else self._from_files(self.split, number, start)
+
+    def _from_files(self, split: Split, number: int, start: int) -> Batches:
+        """The batches of an epoch as the decoded set has them, read ahead in threads."""
+        files, size = split.files, 1 if is_large(split.images.shape) else GROUP
+        assert files is not None
+
+        def jobs() -> Iterator[Job]:
+            for indices in self.sampler.batches(number, start):
+                rows = as_tensor(indices)
+                images = empty_images(len(rows), *split.images.shape[1:], pin_memory=self.pin_memory)
+                for first in range(0, len(rows), size):
+                    yield images, rows, range(first, min(first + size, len(rows)))
+
+        def read(job: Job) -> Job:
+            images, rows, span = job
+            # NumPy may write to a tensor that the consumer made in inference mode.
+            pixels = images.permute(0, 2, 3, 1).numpy()
+            for row in span:
+                pixels[row] = np.asarray(files[int(rows[row])]).reshape(pixels.shape[1:])
+            return job
+
+        ahead = self.buffered * -(-min(self.sampler.rank_batch_size, self.sampler.size) // size)
+        with closing(ordered_map(read, jobs(), self.settings["threads"], ahead, one_core_each())) as done:
+            for images, rows, span in done:
+                if span.stop == len(rows):
+                    yield map_tensors(self.backend.to_device, (images, split.labels[rows]))
 
     def _from_workers(self, number: int, start: int) -> Batches:
         workers = self.num_workers
@@ -195,46 +220,3 @@ def _leave_stopping_to_parent(worker: int) -> None:
     """Let a worker outlive Ctrl-C, which it gets too: the training process may need its batches for a last step."""
     ignore_stopping()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which torch ends a worker that hangs
-
-
-GROUP = 4  # small pictures that a thread reads at a time: 5% sooner at 64×64 than one by one
-
-Job = tuple[Tensor, Tensor, range]
-"""Images to be filled, uint8 `[B, C, H, W]`, their indices int64 `[B]`, and the rows that a thread fills."""
-
-
-def read_batches(
-    source: Split, sampler: EpochSampler, epoch: int, start: int, *, threads: int, ahead: int, pin_memory: bool
-) -> Batches:
-    """The batches of an epoch on the host: uint8 images as the decoded set has them, and their labels.
-
-    Args:
-        source: with `files`.
-        ahead: how many batches may be read before they are asked for.
-
-    Raises:
-        DataError: a picture cannot be read; names it, in place of its batch.
-    """
-    files, size = source.files, 1 if is_large(source.images.shape) else GROUP
-    assert files is not None
-
-    def jobs() -> Iterator[Job]:
-        for indices in sampler.batches(epoch, start):
-            rows = as_tensor(indices)
-            images = empty_images(len(rows), *source.images.shape[1:], pin_memory=pin_memory)
-            for first in range(0, len(rows), size):
-                yield images, rows, range(first, min(first + size, len(rows)))
-
-    def read(job: Job) -> Job:
-        images, rows, span = job
-        # NumPy may write to a tensor that the consumer made in inference mode.
-        pixels = images.permute(0, 2, 3, 1).numpy()
-        for row in span:
-            pixels[row] = np.asarray(files[int(rows[row])]).reshape(pixels.shape[1:])
-        return job
-
-    jobs_ahead = ahead * -(-min(sampler.rank_batch_size, sampler.size) // size)
-    with closing(ordered_map(read, jobs(), threads, jobs_ahead, one_core_each())) as done:
-        for images, rows, span in done:
-            if span.stop == len(rows):
-                yield images, source.labels[rows]

@@ -166,7 +166,7 @@ def _replaced(dataloader: DataLoader[Any], store: Location, steps: Steps | None,
     while True:
         try:
             with preserved_random_state(dataloader.dataset, dataloader.collate_fn):
-                return _decoded(dataloader, store, steps, of_tensors, probes)  # type: ignore[no-any-return]
+                return _decoded(dataloader, store, steps, of_tensors, probes)
         except RandomSampleError as error:
             if error.index in probes:
                 raise ConfigError(
@@ -184,7 +184,7 @@ def _replaced(dataloader: DataLoader[Any], store: Location, steps: Steps | None,
 
 def _decoded(
     dataloader: DataLoader[Any], store: Location, steps: Steps | None, of_tensors: bool, probes: list[int]
-) -> Any:
+) -> DataLoader[Any]:
     """The replacement, of the kind that `probes` show to be possible; raises `RandomSampleError` for another sample."""
     dataset: Any = dataloader.dataset
     samples, random = ([], "decode= makes samples random") if steps else find_random(dataloader, probes)
@@ -203,7 +203,7 @@ def _decoded(
     return _replace_random(dataloader, store, source, probes)
 
 
-def _replace_fixed(dataloader: DataLoader[Any], store: Location, probed: list[Any]) -> Any:
+def _replace_fixed(dataloader: DataLoader[Any], store: Location, probed: list[Any]) -> DataLoader[Any]:
     """The replacement whose batches are gathered from rows of tensors; raises as `from_dataloader`, and `NoRowsError`.
 
     Args:
@@ -243,7 +243,7 @@ def _replace_random(
     source: SplitDataset | NamedSteps,
     probes: list[int],
     of_tensors: bool = False,
-) -> Any:
+) -> DataLoader[Any]:
     """The replacement that keeps single samples and has the workers of the original; raises as `from_dataloader`.
 
     Args:
@@ -266,7 +266,7 @@ def _replace_random(
     return _of_tensors(replaced, source, probes) if of_tensors and isinstance(source, SplitDataset) else replaced
 
 
-def _of_tensors(exact: DataLoader[Any], source: SplitDataset, probes: list[int]) -> Any:
+def _of_tensors(exact: DataLoader[Any], source: SplitDataset, probes: list[int]) -> DataLoader[Any]:
     """The replacement whose random transforms get tensors, and are drawn in order if they are known.
 
     Args:

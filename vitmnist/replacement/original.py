@@ -50,7 +50,9 @@ class EagerDataLoader(DecodedDataLoader):
         return chain([*islice(batches, 1)], batches)
 
 
-def rebuilt(dataloader: DataLoader[Any], kind: Any = DataLoader, **changed: Any) -> Any:
+def rebuilt(
+    dataloader: DataLoader[Any], kind: type[DataLoader[Any]] = DataLoader, /, **changed: object
+) -> DataLoader[Any]:
     """A `DataLoader` with the arguments of another one, some of them changed."""
     names = ["dataset", "num_workers", "collate_fn", "pin_memory", "worker_init_fn", "generator", "in_order"]
     if changed.get("num_workers", dataloader.num_workers):
@@ -112,7 +114,7 @@ def find_random(dataloader: DataLoader[Any], probes: Sequence[int]) -> tuple[lis
     """
     dataset: Any = dataloader.dataset
 
-    def read(index: int) -> Any:
+    def read(index: int) -> object:
         with naming(f"sample {index}"):
             return dataset[index]
 
@@ -137,7 +139,7 @@ def check_rows(collate: Callable[[list[Any]], Any], samples: list[Any]) -> Batch
     return rows
 
 
-def seeded_batch(dataset: Any, collate: Callable[[list[Any]], Any], indices: Sequence[int]) -> Any:
+def seeded_batch(dataset: Any, collate: Callable[[list[Any]], object], indices: Sequence[int]) -> object:
     """The batch of these samples of a dataset, with the same random numbers in each call."""
     with preserved_random_state(dataset, collate):
         seed_generators(0, 0, 0)

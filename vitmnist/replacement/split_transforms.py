@@ -75,7 +75,7 @@ class SplitDataset(Dataset[Any]):
     def __len__(self) -> int:
         return self._size
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> tuple[list[int], object, list[Inputs]]:
         """A decoded sample: (which transform each call was of, the sample with placeholders, inputs of each call)."""
         self._calls.clear()
         try:
@@ -108,7 +108,7 @@ class SplitDataset(Dataset[Any]):
             for (owner, name), transform in zip(self._attributes, before, strict=True):
                 vars(owner)[name] = transform
 
-    def _record(self, position: int, *inputs: Any, **named: Any) -> Any:
+    def _record(self, position: int, *inputs: object, **named: object) -> object:
         if inputs and named:
             raise TypeError("its transform gets arguments with and without names")
         call = len(self._calls)
@@ -146,21 +146,21 @@ class NamedSteps(Dataset[Any]):
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> object:
         with naming(f"sample {index}"):
             return self.decode(index)
 
 
-def with_results(sample: Any, results: Sequence[Any]) -> Any:
+def with_results(sample: object, results: Sequence[Any]) -> object:
     """A sample with the results of its calls in place of the placeholders."""
 
-    def result(value: Any) -> Any:
+    def result(value: object) -> object:
         return results[value.call][value.result] if isinstance(value, TransformPlaceholder) else value
 
     return tree_map(result, sample, leaf_type=TransformPlaceholder)
 
 
-def transform_attributes(dataset: Any) -> Iterator[tuple[Any, str]]:
+def transform_attributes(dataset: object) -> Iterator[tuple[Any, str]]:
     """The objects that hold the transforms of a dataset, and the names of their attributes."""
     attributes = getattr(dataset, "__dict__", {})
     joint = attributes.get("transforms")
@@ -212,7 +212,7 @@ def is_random(transform: Transform, inputs: Inputs) -> bool:
         return call_watched(lambda: apply([trial], copied(inputs)), trial, again=True)[1] is not None
 
 
-def transform_parts(dataset: Any) -> list[Transform]:
+def transform_parts(dataset: object) -> list[Transform]:
     """All transforms of a dataset, those of a `Compose` one by one."""
     return [part for owner, name in transform_attributes(dataset) for part in flatten(vars(owner)[name])]
 
@@ -224,7 +224,7 @@ class TransformGuard:
         deterministic: transforms, and the collate function if batches are kept, that are not applied any more.
     """
 
-    def __init__(self, dataset: Any, deterministic: Sequence[object]) -> None:
+    def __init__(self, dataset: object, deterministic: Sequence[object]) -> None:
         self._dataset, self._parts = dataset, transform_parts(dataset)
         self._digests = [(part, _digest(part)) for part in deterministic]
 

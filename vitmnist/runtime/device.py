@@ -69,11 +69,11 @@ def agree_on_device(name: str, world: World) -> torch.device:
     except ConfigError as error:
         device, reason = torch.device("cpu"), str(error)
     ranks = world.all_gather_object((reason, device.type))
-    for number, (reason, kind) in enumerate(ranks):
+    for rank, (reason, kind) in enumerate(ranks):
         if reason:
             raise ConfigError(reason)
         if kind != ranks[0][1]:
-            raise ConfigError(f"device={name}: is {ranks[0][1]} on rank 0 and {kind} on rank {number}; name one")
+            raise ConfigError(f"device={name}: is {ranks[0][1]} on rank 0 and {kind} on rank {rank}; name one")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device

@@ -15,6 +15,10 @@ import yaml
 
 from vitmnist.errors import ConfigError, first_line, printable
 
+MAX_JSON_MB, MAX_YAML_MB = 4, 1
+# libyaml is about ten times as fast as the parser in Python. It limits the depth of nesting.
+YAML_LOADER: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
 
 @contextmanager
 def naming_file(path: Path) -> Iterator[None]:
@@ -69,11 +73,6 @@ def display_path(path: Path | str) -> str:
     """A path as it is printed: relative below the working directory, absolute otherwise; no control characters."""
     absolute = os.path.abspath(path)
     return printable(os.path.relpath(absolute) if Path(absolute).is_relative_to(Path.cwd()) else absolute)
-
-
-MAX_JSON_MB, MAX_YAML_MB = 4, 1
-# libyaml is about ten times as fast as the parser in Python. It limits the depth of nesting.
-YAML_LOADER: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class UnreadableError(ValueError):

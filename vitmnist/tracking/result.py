@@ -36,6 +36,10 @@ from vitmnist.tracking.epoch_table import (
     summary_metrics,
 )
 
+log = logging.getLogger(__name__)
+
+ENDED = ("completed", "failed", "interrupted")  # `status` in result.json has one of these values.
+TEST_ACC = "test_acc"  # The section `test` of result.json has this key.
 # The folder of a run has these records, as Hydra writes them.
 CONFIG, OVERRIDES = Path(".hydra/config.yaml"), Path(".hydra/overrides.yaml")
 
@@ -165,9 +169,6 @@ def choices_of(config: Mapping[str, Any]) -> dict[str, str]:
     return {key.removeprefix("data.").removesuffix(".name"): str(name) for key, name in names.items()}
 
 
-log = logging.getLogger(__name__)
-
-
 @contextmanager
 def recording_outcome(result: Result, config: Config, folder: Path, stop: StopSignal, world: World) -> Iterator[None]:
     """Record in `result.json` how the block ended, once training has begun."""
@@ -201,10 +202,6 @@ def record_failure(error: BaseException, result: Result, config: Config, folder:
             result.write(folder)
     except OSError as unwritten:  # must not hide the error that ended the run
         log.warning("cannot write the records: %s", classify(unwritten).message)
-
-
-ENDED = ("completed", "failed", "interrupted")  # `status` in result.json has one of these values.
-TEST_ACC = "test_acc"  # The section `test` of result.json has this key.
 
 
 @dataclass(frozen=True)

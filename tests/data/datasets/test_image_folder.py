@@ -293,10 +293,7 @@ def test_folders_without_enough_pictures_are_named(folder: Path, caplog: pytest.
         load(folder, test_share=0.01)
     (folder / "bee").mkdir()
     message = "no picture in 1 of its 4 classes: bee"
-    advice = "; add some, remove the folders, or type data.dataset.skip_unreadable=true"
-    with pytest.raises(DataError, match=message + advice):
-        load(folder)
-    assert load(folder, skip_unreadable=True).train.classes == CLASSES
+    assert load(folder).train.classes == CLASSES
     assert f"{message}; left out" in caplog.text
     draw(folder / "bee" / "holiday" / "0.png", 0)
     with pytest.raises(DataError, match=r"two or more folders of a class are expected.*: holiday"):

@@ -84,14 +84,11 @@ class Split(TensorSet):
         if images.dtype != torch.uint8 or images.dim() != 4:
             raise DataError(f"images: must be uint8 [N, C, H, W], found {images.dtype} {list(images.shape)}")
         if labels.dtype != torch.int64 or labels.dim() != 1:
-            problem = f"labels: must be int64 [N], found {labels.dtype} {list(labels.shape)}"
-            if labels.dim() > 1 or labels.is_floating_point():
-                problem += (
-                    "; the trainer is for one label per image: type labels.argmax(1) if they are one-hot; for several "
-                    "labels or masks keep your own training loop, with vitmnist.from_dataloader or make_loader, which "
-                    "deliver labels of any shape"
-                )
-            raise DataError(problem)
+            raise DataError(
+                f"labels: must be int64 [N], one per image, found {labels.dtype} {list(labels.shape)}; type "
+                "labels.argmax(1) if they are one-hot; for several labels or masks keep your own training loop, with "
+                "vitmnist.from_dataloader or make_loader, which deliver labels of any shape"
+            )
         least, most = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
         if least < 0 or most >= len(self.classes):
             raise DataError(f"labels: must be 0 to {len(self.classes) - 1}, found {least} to {most}")
@@ -254,8 +251,6 @@ class SizeOptions:
     train_size: int | None = bounded(None, at_least=1)
     test_size: int | None = bounded(None, at_least=1)
 
-    download = True  # Whether files may be written to the root; not a key, but an argument of `build_dataset`.
-
     def spans(self, train: int, test: int) -> tuple[slice, slice]:
         """The slices of splits of `train` and `test` images; raises `ConfigError` if there are fewer than asked for."""
         for key, size, available in (("train_size", self.train_size, train), ("test_size", self.test_size, test)):
@@ -312,7 +307,7 @@ def file_reader(values: Mapping[str, Any], shape: Sequence[int]) -> FileReader:
     return ImageReader((width, height), mode)
 
 
-def load_dataset(name: str, *, root: str = DEFAULT_ROOT, **options: Any) -> Dataset:
+def load_dataset(name: str, *, root: str = DEFAULT_ROOT, **options: object) -> Dataset:
     """The dataset `name`: its splits of uint8 images, labels and channel statistics.
 
     Args:
@@ -327,16 +322,13 @@ def load_dataset(name: str, *, root: str = DEFAULT_ROOT, **options: Any) -> Data
     return build_dataset(DATASETS.complete({"name": name, **options}), root, key="")
 
 
-def build_dataset(values: Mapping[str, Any], root: str, key: str | None = None, download: bool = True) -> Dataset:
+def build_dataset(values: Mapping[str, Any], root: str, key: str | None = None) -> Dataset:
     """The dataset that a configuration chooses by `values["name"]`; raises as `load_dataset`.
 
     Args:
         key: where `values` are in the configuration, if not at `data.dataset`.
-        download: whether files may be downloaded and decoded into `root`, which a record must not choose.
     """
     builder, options = DATASETS.member(values, key)
-    if isinstance(options, SizeOptions):
-        options.download = download
     try:
         return builder(options, home_expanded(root))
     except OSError as error:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import gzip
-import shlex
 import struct
 import zlib
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 from urllib.error import URLError
 
 import numpy as np
@@ -19,10 +17,11 @@ import torch
 from torch import Tensor
 
 from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, dataset_in_memory
-from vitmnist.errors import ConfigError, DataError
+from vitmnist.errors import DataError
 
 BUNDLED_MNIST = Path(__file__).parent.parent / "mnist"
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+Images = TypeVar("Images")
 UINT8 = 0x08  # the IDX code of the only element type in this family
 DIGITS = tuple("0123456789")
 GARMENTS = (
@@ -59,7 +58,9 @@ def _idx_dataset(name: str, source: str, classes: tuple[str, ...], sizes: SizeOp
             break
     else:
         files = [raw / f"{file}.gz" for file in FILES]
-        _download(source, root, [file.name for file in files], raw, sizes.download)
+        from torchvision import datasets  # takes 2 s
+
+        _download(getattr(datasets, source), root, [file.name for file in files], raw)
     return _read_idx_files(name, files, classes, sizes)
 
 
@@ -94,37 +95,29 @@ def read_idx(path: Path) -> Tensor:
 def _read_cifar(classes: int, sizes: CifarOptions, root: Path) -> Dataset:
     """Read the set as torchvision does, which compares the files with their published MD5."""
     # Nothing is downloaded if the files are there; an archive that is there is unpacked.
-    train = _download(f"CIFAR{classes}", root, [f"cifar-{classes}-python.tar.gz"], root, sizes.download)
+    from torchvision import datasets
+
+    source = getattr(datasets, f"CIFAR{classes}")
+    train = _download(source, root, [f"cifar-{classes}-python.tar.gz"], root)
     train_pair, test_pair = (
         (torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(part.targets))
-        for part in (train, type(train)(str(root), train=False))
+        for part in (train, source(str(root), train=False))
     )
     return dataset_in_memory(f"cifar{classes}", train_pair, test_pair, tuple(train.classes), sizes)
 
 
-def _download(source: str, root: Path, files: list[str], folder: Path, download: bool) -> Any:
-    """The torchvision set of this class, downloaded if it is not in `root`; `files` belong in `folder`.
+def _download(source: Callable[..., Images], root: Path, files: list[str], folder: Path) -> Images:
+    """The set of this class of torchvision, downloaded if it is not in `root`; `files` belong in `folder`.
 
     Raises:
-        ConfigError: it is not there, and `download` is false.
         DataError: it is not there as it was published, and cannot be downloaded.
     """
-    from torchvision import datasets  # takes 2 s
-
-    read = getattr(datasets, source)
     try:
-        with suppress(RuntimeError):  # not all of it is there
-            return read(str(root), download=False)
-        if not download:
-            raise ConfigError(
-                f"{root}: the dataset is not there, and the record of a run does not choose where it is written; "
-                f"type {shlex.quote(f'data.root={root}')}, or another folder"
-            )
-        return read(str(root), download=True)
+        return source(str(root), download=True)
     except (RuntimeError, URLError, OSError) as error:
         reason = " ".join(str(error).split())
         raise DataError(
-            f"{source} is not in {root} as it was published, and could not be downloaded ({reason[:200]}).\n"
+            f"{source.__name__} is not in {root} as it was published, and could not be downloaded ({reason[:200]}).\n"
             f"Put {', '.join(files)} into {folder}, or type data.root= and the folder that has them"
         ) from error
 
