@@ -34,6 +34,8 @@ def configured_statistics(normalize: object, channels: int | None = None) -> Sta
     Raises:
         ConfigError: another value, or not for this number of channels, if that is known.
     """
+    from vitmnist.config.validation import validate  # imports OmegaConf, which a script may not need
+
     key = "data.normalize"
     if normalize == "dataset":
         return None
