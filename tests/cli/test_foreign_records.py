@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from tests.conftest import CallHere, Printed, Train
-from tests.support.pictures import write_pictures
-from vitmnist.cli import evaluate, export
+from vitmnist.cli import evaluate
 from vitmnist.cli.report import report, status
 
 
@@ -65,38 +64,3 @@ def test_a_secret_that_a_record_names_is_never_printed(
     assert "error: device=${oc.env:SECRET}: not known" in ended[0].stderr
     assert "hunter2" not in "".join(process.stdout + process.stderr for process in ended)
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()]
-
-
-@pytest.mark.parametrize("dataset", ["kmnist", "cifar10", "image_folder"])
-def test_an_evaluation_writes_no_dataset_where_only_a_record_says(
-    dataset: str,
-    runs: Path,
-    tmp_path: Path,
-    call_here: CallHere,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Pictures are decoded into the user's own folder instead; what would be downloaded is refused."""
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    shutil.copytree(runs / "whole", tmp_path / "whole")
-    file, chosen = tmp_path / "whole" / ".hydra" / "config.yaml", tmp_path / "chosen by the record"
-    recorded = yaml.safe_load(file.read_text())
-    file.write_text(yaml.safe_dump(recorded | {"data": recorded["data"] | {"root": str(chosen)}}))
-    typed = [f"data/dataset={dataset}"]
-    if dataset == "image_folder":
-        typed.append(f"data.dataset.path={write_pictures(tmp_path / 'pictures')}")
-    for ended in (
-        call_here(evaluate.main, "whole", *typed),
-        call_here(export.main, "whole", *typed, "--format", "torch"),
-    ):
-        assert ended.returncode == 1
-        if dataset == "image_folder":  # it is read, and has other classes than the model
-            assert f"{chosen}/vitmnist-cache: no decoded copy of these files; using" in caplog.text
-            assert "classes that the model does not know: class0, class1" in ended.stderr
-            assert len(list(tmp_path.glob("home/.cache/vitmnist/vitmnist-cache/*/images.npy"))) == 1
-        else:
-            assert f"type 'data.root={chosen}', or another folder" in ended.stderr
-        assert not chosen.exists()
-    if dataset == "image_folder":
-        call_here(evaluate.main, "whole", *typed, f"data.root='{chosen}'")
-        assert chosen.exists()

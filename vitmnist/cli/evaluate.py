@@ -29,12 +29,12 @@ from vitmnist.cli.arguments import key_of
 from vitmnist.cli.command import command
 from vitmnist.cli.resume import recorded_config
 from vitmnist.config.schema import Config
-from vitmnist.data.datasets.base import DEFAULT_ROOT, Dataset, Split, build_dataset, prepare
+from vitmnist.data.datasets.base import Dataset, Split, build_dataset, prepare
 from vitmnist.errors import ConfigError, printable
 from vitmnist.loaders.make_loader import make_loader
 from vitmnist.metrics import METRICS
 from vitmnist.runtime.device import choose_device
-from vitmnist.runtime.files import csv_text, home_expanded
+from vitmnist.runtime.files import csv_text
 from vitmnist.tracking.images import worst_mistakes
 from vitmnist.tracking.result import read_run
 from vitmnist.training import loop
@@ -101,9 +101,7 @@ def load_run(
         _take_all(config, typed)
     device = choose_device(config.device)
     trained = load_inference_model(folder, device, weights)
-    root = config.data.root
-    is_own = "data.root" in typed or home_expanded(root) == home_expanded(DEFAULT_ROOT)
-    dataset = prepare(build_dataset(config.data.dataset, root, download=is_own), config.data)
+    dataset = prepare(build_dataset(config.data.dataset, config.data.root), config.data)
     if not any(key.startswith("data") and key != "data.root" for key in typed):
         _warn_if_images_changed(folder, dataset)
     return config, device, trained, dataset

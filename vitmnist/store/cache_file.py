@@ -31,7 +31,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from vitmnist.errors import DataError
-from vitmnist.runtime.files import home_expanded, read_json, write_atomic
+from vitmnist.runtime.files import read_json, write_atomic
 from vitmnist.runtime.memory import DoesNotFitError, mib
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,6 @@ def decode_once(
     notes: Callable[[], dict[str, Any]] = dict,
     names: Sequence[str] = ("images", "labels"),
     stamp: str = "",
-    may_write: bool = True,
 ) -> CacheEntry:
     """The cache of `fingerprint` in `folder`; if it is missing or damaged, one process decodes while others wait.
 
@@ -71,7 +70,6 @@ def decode_once(
         notes: plain values to keep with the samples; called after they are decoded.
         names: of the files, one for each tensor of a sample.
         stamp: changes with the files that `decode` reads; a cache with another stamp is decoded again.
-        may_write: whether `folder` may be written to; if not, a missing cache is written to `DEFAULT_FOLDER`.
 
     Raises:
         DataError: the folder cannot be written, or there are no samples.
@@ -88,9 +86,6 @@ def decode_once(
     entry = folder / key
     with suppress(*UNUSABLE):  # perhaps another process is replacing it: checked again under the lock
         return _open(entry, names, stamp)
-    if not may_write and folder != (default := home_expanded(DEFAULT_FOLDER)):
-        log.warning("%s: no decoded copy of these files; using %s (data.root=FOLDER names another)", folder, default)
-        return decode_once(default, fingerprint, size, decode, notes, names, stamp)
     with _locked(folder, key):
         try:
             return _open(entry, names, stamp)

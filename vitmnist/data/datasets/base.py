@@ -251,8 +251,6 @@ class SizeOptions:
     train_size: int | None = bounded(None, at_least=1)
     test_size: int | None = bounded(None, at_least=1)
 
-    download = True  # Whether files may be written to the root; not a key, but an argument of `build_dataset`.
-
     def spans(self, train: int, test: int) -> tuple[slice, slice]:
         """The slices of splits of `train` and `test` images; raises `ConfigError` if there are fewer than asked for."""
         for key, size, available in (("train_size", self.train_size, train), ("test_size", self.test_size, test)):
@@ -356,16 +354,13 @@ def load_dataset(name: str, *, root: str = DEFAULT_ROOT, **options: object) -> D
     return build_dataset(DATASETS.complete({"name": name, **options}), root, key="")
 
 
-def build_dataset(values: Mapping[str, Any], root: str, key: str | None = None, download: bool = True) -> Dataset:
+def build_dataset(values: Mapping[str, Any], root: str, key: str | None = None) -> Dataset:
     """The dataset that a configuration chooses by `values["name"]`; raises as `load_dataset`.
 
     Args:
         key: where `values` are in the configuration, if not at `data.dataset`.
-        download: whether files may be downloaded and decoded into `root`, which a record must not choose.
     """
     builder, options = DATASETS.member(values, key)
-    if isinstance(options, SizeOptions):
-        options.download = download
     try:
         return builder(options, home_expanded(root))
     except OSError as error:

@@ -96,7 +96,6 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     decoder = FolderDecoder(folder, [*parts.values()], options)
     (images, labels), notes = decode_once(
         *(root / CACHE, decoder.fingerprint(), len(decoder.samples), decoder.decode, decoder.notes),
-        may_write=options.download,
     )
     if images.shape[1] != options.shape[0]:  # large ones are stored with channels last
         images = images.permute(0, 3, 1, 2)

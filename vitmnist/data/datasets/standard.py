@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gzip
-import shlex
 import struct
 import zlib
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, dataset_in_memory
-from vitmnist.errors import ConfigError, DataError
+from vitmnist.errors import DataError
 
 BUNDLED_MNIST = Path(__file__).parent.parent / "mnist"
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -62,7 +60,7 @@ def _idx_dataset(name: str, source: str, classes: tuple[str, ...], sizes: SizeOp
         files = [raw / f"{file}.gz" for file in FILES]
         from torchvision import datasets  # takes 2 s
 
-        _download(getattr(datasets, source), root, [file.name for file in files], raw, sizes.download)
+        _download(getattr(datasets, source), root, [file.name for file in files], raw)
     return _read_idx_files(name, files, classes, sizes)
 
 
@@ -100,7 +98,7 @@ def _read_cifar(classes: int, sizes: CifarOptions, root: Path) -> Dataset:
     from torchvision import datasets
 
     source = getattr(datasets, f"CIFAR{classes}")
-    train = _download(source, root, [f"cifar-{classes}-python.tar.gz"], root, sizes.download)
+    train = _download(source, root, [f"cifar-{classes}-python.tar.gz"], root)
     train_pair, test_pair = (
         (torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(part.targets))
         for part in (train, source(str(root), train=False))
@@ -108,21 +106,13 @@ def _read_cifar(classes: int, sizes: CifarOptions, root: Path) -> Dataset:
     return dataset_in_memory(f"cifar{classes}", train_pair, test_pair, tuple(train.classes), sizes)
 
 
-def _download(source: Callable[..., Images], root: Path, files: list[str], folder: Path, download: bool) -> Images:
+def _download(source: Callable[..., Images], root: Path, files: list[str], folder: Path) -> Images:
     """The set of this class of torchvision, downloaded if it is not in `root`; `files` belong in `folder`.
 
     Raises:
-        ConfigError: it is not there, and `download` is false.
         DataError: it is not there as it was published, and cannot be downloaded.
     """
     try:
-        with suppress(RuntimeError):  # not all of it is there
-            return source(str(root), download=False)
-        if not download:
-            raise ConfigError(
-                f"{root}: the dataset is not there, and the record of a run does not choose where it is written; "
-                f"type {shlex.quote(f'data.root={root}')}, or another folder"
-            )
         return source(str(root), download=True)
     except (RuntimeError, URLError, OSError) as error:
         reason = " ".join(str(error).split())
