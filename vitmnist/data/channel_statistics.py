@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitmnist.config.validation import validate
 from vitmnist.errors import ConfigError, DataError
 
 CHANNELS = (1, 3, 4)  # plausible sizes of the last dimension of channels-last images
@@ -35,12 +34,18 @@ def configured_statistics(normalize: object, channels: int | None = None) -> Sta
     Raises:
         ConfigError: another value, or not for this number of channels, if that is known.
     """
+    from vitmnist.config.validation import validate  # imports OmegaConf, which a script may not need
+
     key = "data.normalize"
     if normalize == "dataset":
         return None
     if normalize != "imagenet" and not isinstance(normalize, Mapping):
         raise ConfigError(f"{key}={normalize}: must be dataset, imagenet, or {{mean: [..], std: [..]}}")
-    statistics = validate(Statistics, normalize, key) if isinstance(normalize, Mapping) else IMAGENET
+    statistics = IMAGENET
+    if isinstance(normalize, Mapping):
+        from vitmnist.config.validation import validate  # Not at the top: it imports OmegaConf
+
+        statistics = validate(Statistics, normalize, key)
     sizes = len(statistics.mean), len(statistics.std)
     if sizes[0] != sizes[1] or (channels and sizes[0] != channels):
         needed = f"; the images have {channels} (data.dataset.mode of a folder)" if channels else ""
