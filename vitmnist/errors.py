@@ -227,7 +227,7 @@ FAILURES: tuple[tuple[type[BaseException], str, Failure], ...] = (
     (
         RuntimeError,
         r"^DataLoader worker \(pid.*",
-        Failure(f"disk: {{text}} A killed worker often exceeded the memory limit; {FEWER_WORKERS}", cause="worker"),
+        Failure(f"disk: {{text}} (a killed worker often exceeded the memory limit); {FEWER_WORKERS}", cause="worker"),
     ),
 )
 """The type of an exception, a pattern of its message, and how it is reported: `{text}` is what the pattern matches."""

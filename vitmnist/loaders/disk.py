@@ -24,7 +24,7 @@ from vitmnist.data.datasets.base import Split
 from vitmnist.data.images import empty_images
 from vitmnist.data.sampler import EpochSampler, as_tensor
 from vitmnist.data.sources import SampleSource, map_tensors
-from vitmnist.errors import ConfigError, LoadingError, UserError, classify
+from vitmnist.errors import FEWER_WORKERS, ConfigError, LoadingError, UserError, classify
 from vitmnist.loaders.base import LOADERS, Batches, Loader, Place
 from vitmnist.runtime.cpu import cores_per_rank, one_core_each
 from vitmnist.runtime.device import backend_of
@@ -197,8 +197,7 @@ def _explained(error: Exception) -> Exception:
     if str(error).startswith("Caught "):  # so torch passes on an exception of the dataset
         return error
     if isinstance(error, (ConnectionError, EOFError)):  # the pipe from the worker broke
-        reason = f"disk: a worker was killed or exited unexpectedly ({error!r})"
-        return LoadingError(f"{reason}; try fewer with data.loader.num_workers=N")
+        return LoadingError(f"disk: a worker was killed or exited unexpectedly ({error!r}); {FEWER_WORKERS}")
     failure = classify(error)
     return LoadingError(failure.message) if failure.cause == "worker" else error
 

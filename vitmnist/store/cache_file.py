@@ -3,8 +3,8 @@
 FOLDER/KEY/images.npy   the samples; anyone can read them with `numpy.load(…, mmap_mode="r")`
 FOLDER/KEY/labels.npy   their labels; samples of other tensors have a file for each tensor, and those that are no rows
                         of tensors are bytes in samples.npy, whose places are in spans.npy
-FOLDER/KEY/cache.json   the fingerprint, the stamp of the files that were decoded, the caller's notes, and a checksum of
-                        all files, compared whenever they are opened
+FOLDER/KEY/cache.json   the fingerprint, the caller's notes, and a checksum of all files, compared whenever they are
+                        opened
 FOLDER/KEY.lock         held by the process that decodes, while others wait
 FOLDER/.KEY.unfinished  the same files while they are written
 """
@@ -59,7 +59,6 @@ def decode_once(
     decode: Callable[[], Chunks],
     notes: Callable[[], dict[str, Any]] = dict,
     names: Sequence[str] = ("images", "labels"),
-    stamp: str = "",
 ) -> CacheEntry:
     """The cache of `fingerprint` in `folder`; if it is missing or damaged, one process decodes while others wait.
 
@@ -69,7 +68,6 @@ def decode_once(
         size: how many samples `decode` yields at most.
         notes: plain values to keep with the samples; called after they are decoded.
         names: of the files, one for each tensor of a sample.
-        stamp: changes with the files that `decode` reads; a cache with another stamp is decoded again.
 
     Raises:
         DataError: the folder cannot be written, or there are no samples.
@@ -85,10 +83,10 @@ def decode_once(
     key = hashlib.sha256(fingerprint.encode()).hexdigest()[:24]
     entry = folder / key
     with suppress(*UNUSABLE):  # perhaps another process is replacing it: checked again under the lock
-        return _open(entry, names, stamp)
+        return _open(entry, names)
     with _locked(folder, key):
         try:
-            return _open(entry, names, stamp)
+            return _open(entry, names)
         except UNUSABLE as damage:
             if entry.is_dir():
                 log.warning("the cache %s cannot be used (%s) and is decoded again", entry, damage)
@@ -101,9 +99,7 @@ def decode_once(
                     unfinished.mkdir()
                     files = [stack.enter_context((unfinished / f"{name}.npy").open("w+b")) for name in names]
                 _write(folder, files, size, decode())
-            record: dict[str, Any] = json.loads(
-                json.dumps({"fingerprint": fingerprint, "stamp": stamp, "notes": notes()})
-            )
+            record: dict[str, Any] = json.loads(json.dumps({"fingerprint": fingerprint, "notes": notes()}))
             with _named_errors(folder):
                 record["crc32"] = _checksum(record, unfinished, names)
                 write_atomic(unfinished / RECORD, json.dumps(record, indent=2).encode())
@@ -185,11 +181,9 @@ def _map(file: IO[bytes]) -> Tensor:
     return torch.from_numpy(np.ndarray(shape, dtype, pages, offset=file.tell()))
 
 
-def _open(entry: Path, names: Sequence[str], stamp: str) -> CacheEntry:
+def _open(entry: Path, names: Sequence[str]) -> CacheEntry:
     """The cache in `entry`; raises `UNUSABLE` if it is missing, damaged, or not that of today's files."""
     record = cast("dict[str, Any]", read_json(entry / RECORD))
-    if record["stamp"] != stamp:
-        raise ValueError("the files that it was decoded from have been replaced")
     if record.pop("crc32") != _checksum(record, entry, names):
         raise ValueError("it is damaged")
     return _map_files(entry, names), record["notes"]
