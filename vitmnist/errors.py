@@ -208,14 +208,6 @@ FAILURES: tuple[tuple[type[BaseException], str, Failure], ...] = (
         ),
     ),
     (
-        ValueError,
-        "Expected more than 1 value per channel.*",
-        Failure(
-            "a batch or microbatch has one image: {text}; set data.drop_last=true, trainer.micro_batch=null, or "
-            "another batch_size"
-        ),
-    ),
-    (
         RuntimeError,
         "^DataLoader timed out.*",
         Failure(

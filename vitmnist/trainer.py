@@ -54,7 +54,7 @@ from vitmnist.tracking.result import Result, choices_of, recording_outcome
 from vitmnist.training.data import eval_sampler, read_dataset, train_sampler
 from vitmnist.training.fine_tuning import scale_learning_rates
 from vitmnist.training.loop import EpochProgress, Predictions, evaluate, train_epoch
-from vitmnist.training.model import build_model, check_config, warn_of_microbatches
+from vitmnist.training.model import build_model, check_batch_norm, check_config
 from vitmnist.training.step import TrainStep
 from vitmnist.training.step_options import StepConfig, resolve_step_config
 
@@ -205,7 +205,7 @@ class Trainer:
         self.step = TrainStep(
             model, preprocess, optimizer, schedule, loss, batch_size, options, clip_norm, ema, frozen_norms
         )
-        warn_of_microbatches(self.step)
+        check_batch_norm(config.model["name"], self.step, train, sampler, self.world)
 
     def step_config(self) -> StepConfig:
         """The options of the step, from the checkpoint if they still apply, else resolved by rank 0 for all."""

@@ -76,17 +76,34 @@ def test_a_gpu_adds_up_in_one_order(monkeypatch: pytest.MonkeyPatch, caplog: pyt
         torch.use_deterministic_algorithms(False)
 
 
-def test_batch_normalisation_warns_of_microbatches_and_names_a_batch_of_one_image(
-    quick: list[str], refuse: Printed, succeed: Printed, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("typed", "advice"),
+    [
+        (["batch_size=11"], "data.drop_last=true"),
+        (["batch_size=14", "trainer.micro_batch=4"], "data.drop_last=true"),  # 4, 4, 4, 2 and 4, 4, 1
+        (["batch_size=7", "trainer.micro_batch=3"], "trainer.micro_batch=null, or a larger batch_size"),  # 3, 3, 1
+        (["batch_size=1"], "trainer.micro_batch=null, or a larger batch_size"),
+    ],
+)
+def test_batch_normalisation_of_one_image_is_refused_before_the_first_step(
+    typed: list[str], advice: str, quick: list[str], refuse: Printed, succeed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Only if that has one value per channel: the image itself has 784. Microbatches are warned of."""
+
     def build(options: CNNOptions, shape: tuple[int, int, int], classes: int) -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(784), nn.Linear(784, classes))
+        return nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), *last, nn.Linear(784, classes))
 
     monkeypatch.setitem(MODELS._members, "cnn", (CNNOptions, build))
-    warning = "trainer.micro_batch=3: the model has batch normalisation"
-    assert warning in succeed(*quick, "trainer.micro_batch=3", "hydra.run.dir=small")
-    assert warning not in succeed(*quick, "batch_size=11", "data.drop_last=true", "hydra.run.dir=dropped")
-    assert "got input size torch.Size([1, 784]); set data.drop_last=true" in refuse(*quick, "batch_size=11")
+    last: list[nn.Module] = []
+    printed = succeed(*quick, *typed, "epochs=1", "hydra.run.dir=run")
+    warning = f"{typed[-1]}: the model has batch normalisation"
+    assert (warning in printed) == typed[-1].startswith("trainer.micro_batch") == ("has batch norm" in printed)
+    last.append(nn.BatchNorm1d(784))
+    assert refuse(*quick, *typed, "hydra.run.dir=refused").endswith(
+        f"Expected more than 1 value per channel when training, got input size torch.Size([1, 784]); set {advice}\n"
+    )
+    if "drop_last" in advice:
+        assert "2/2" in succeed(*quick, *typed, advice, "hydra.run.dir=dropped")
 
 
 def test_fast_is_printed_recorded_and_learns_as_plain_does(train_here: Train, quick: list[str], tmp_path: Path) -> None:

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from vitmnist.augment.preprocess import build_augment, input_size
 from vitmnist.config.schema import Config, registries
 from vitmnist.data.datasets.base import DATASETS, Split, configured_statistics
-from vitmnist.errors import ConfigError, classify, described
+from vitmnist.data.sampler import EpochSampler
+from vitmnist.errors import ConfigError, classify, described, first_line
 from vitmnist.models import MODELS
+from vitmnist.runtime.world import World
 from vitmnist.training.fine_tuning import BATCH_NORMS, load_initial_weights
-from vitmnist.training.step import TrainStep
+from vitmnist.training.step import TrainStep, preserved_buffers
 
 log = logging.getLogger(__name__)
 
@@ -71,13 +73,27 @@ def _check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) ->
         )
 
 
-def warn_of_microbatches(step: TrainStep) -> None:
-    """Warn if batch normalisation sees microbatches."""
-    if step.microbatch_size < step.batch_size and any(
-        isinstance(module, BATCH_NORMS) and module.training for module in step.model.modules()
-    ):
+def check_batch_norm(name: str, step: TrainStep, split: Split, sampler: EpochSampler, world: World) -> None:
+    """Warn if batch normalisation sees microbatches; raise `ConfigError` if it would see one value per channel."""
+    if not any(isinstance(module, BATCH_NORMS) and module.training for module in step.model.modules()):
+        return
+    if step.microbatch_size < step.batch_size:
         log.warning(
-            "trainer.micro_batch=%d: the model has batch normalisation, which takes its statistics from a microbatch; "
+            "trainer.micro_batch=%d: the model has batch normalisation, whose statistics are those of a microbatch; "
             "trainer.micro_batch=null takes them from the whole batch",
             step.config.micro_batch,
         )
+    if step.config.compile:  # compiled code gets full microbatches
+        return
+    sizes = (max(sampler.num_valid(batch), 1) for batch in (0, len(sampler) - 1))  # of a rank without images: padding
+    is_single = [(size % step.microbatch_size or step.microbatch_size) == 1 for size in sizes]
+    in_first, in_last = map(any, zip(*world.all_gather_object(is_single), strict=True))
+    try:
+        if in_first or in_last:
+            with torch.no_grad(), preserved_buffers(step.model):  # the generators are seeded later
+                step.model(step.preprocess(split.images[:1].to(step.device)))
+    except ValueError as error:
+        advice = "trainer.micro_batch=null, or a larger batch_size" if in_first else "data.drop_last=true"
+        raise ConfigError(
+            f"model={name}: a batch or microbatch has one image: {first_line(error)}; set {advice}"
+        ) from error
