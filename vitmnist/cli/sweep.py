@@ -10,9 +10,9 @@ import logging
 import multiprocessing
 import os
 import shlex
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -49,14 +49,39 @@ log = logging.getLogger(__name__)
 ROUNDS = "hydra.sweeper._target_=hydra_plugins.vitmnist_sweepers.RoundsSweeper"
 
 
-def run_sweep(start: Start, composed: DictConfig, typed: list[str], multirun: Callable[..., object]) -> None:
-    """Check a sweep, lock its folder, run its jobs, and report on them, also when it is stopped.
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep that is ready to run: `with sweep.reported(): sweep.multirun(sweep.job, sweep.overrides)`."""
 
-    Raises:
-        ConfigError: the command line or the folder cannot be used.
-        TrainingError: names the jobs that failed.
-        RunInterrupted: the sweep was asked to stop, or a job has reached its max_minutes, or is in use.
-    """
+    folder: Path
+    overrides: list[str]
+    job: Job
+    multirun: Callable[[Job, list[str]], object]
+    stop: StopSignal
+
+    @contextmanager
+    def reported(self) -> Iterator[None]:
+        """Report on the jobs that the block runs, also when it is stopped.
+
+        Raises:
+            TrainingError: names the jobs that failed.
+            RunInterrupted: the sweep was asked to stop, or a job has reached its max_minutes, or is in use.
+        """
+        try:
+            yield
+        except (Exception, RunInterrupted):  # a signal ends a process of joblib that has no job yet
+            if not self.stop.request:
+                raise
+        _write_report(self.folder)
+        if self.stop.request:
+            raise interruption(self.stop.request)
+        _check_jobs(self.folder, self.job)
+
+
+def prepare_sweep(
+    start: Start, composed: DictConfig, typed: list[str], multirun: Callable[[Job, list[str]], object]
+) -> Sweep:
+    """Check a sweep, and lock its folder; raises `ConfigError` if the command line or the folder cannot be used."""
     if launched():
         raise ConfigError(
             "-m: is for one process, which runs the jobs of a sweep one after another; each process of "
@@ -78,16 +103,7 @@ def run_sweep(start: Start, composed: DictConfig, typed: list[str], multirun: Ca
     start.hint = partial(_hint, folder, start.typed)
     if _is_parallel(composed.hydra):
         start.stop.lead()
-    job = Job(start.stop)
-    try:
-        multirun(job, overrides)
-    except (Exception, RunInterrupted):  # a signal ends a process of joblib that has no job yet
-        if not start.stop.request:
-            raise
-    _write_report(folder)
-    if start.stop.request:
-        raise interruption(start.stop.request)
-    _check_jobs(folder, job)
+    return Sweep(folder, overrides, Job(start.stop), multirun, start.stop)
 
 
 def _check_jobs(folder: Path, job: Job) -> None:

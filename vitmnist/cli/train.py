@@ -34,7 +34,7 @@ from vitmnist.cli.start import (
     import_trainer,
     start_other_ranks,
 )
-from vitmnist.cli.sweep import run_sweep
+from vitmnist.cli.sweep import Sweep, prepare_sweep
 from vitmnist.config import CONF
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
@@ -50,8 +50,12 @@ def main() -> None:
     """Train what the command line says; an exception becomes one message and an exit code."""
     start = Start(sys.argv[1:])
     with exit_with_message(start):
-        if configured := configure(start):
-            config, folder, overrides = configured
+        prepared = configure(start)
+        if isinstance(prepared, Sweep):
+            with prepared.reported():
+                prepared.multirun(prepared.job, prepared.overrides)
+        elif prepared:
+            config, folder, overrides = prepared
             start.is_training, trainer, shown = True, import_trainer(), display_path(folder)
             try:
                 trainer(config, folder.absolute(), overrides, start.stop, start.world).fit()
@@ -60,18 +64,16 @@ def main() -> None:
                     log.info("failed; results: %s", shown)
                 raise
             if start.world.is_main:
-                start.resources.enter_context(
-                    handled_by(signal.SIG_IGN, signal.SIGINT)
-                )  # a completed run ends by itself
+                start.resources.enter_context(handled_by(signal.SIG_IGN, signal.SIGINT))  # it ends by itself
                 view = f"\nView them with\n    tensorboard --logdir {shlex.quote(shown)}"
                 log.info("Results: %s%s", shown, view * ("tensorboard" in config.logger))
 
 
-def configure(start: Start) -> tuple[Config, Path, list[str]] | None:
-    """Check what was typed, and lock the folder. A sweep is run to its end here.
+def configure(start: Start) -> tuple[Config, Path, list[str]] | Sweep | None:
+    """Check what was typed, and lock the folder.
 
     Returns:
-        The configuration of a run, its folder, and its overrides; None if nothing is left to do.
+        The configuration of a run, its folder, and its overrides, or a sweep; None if nothing is left to do.
 
     Raises:
         ConfigError: the arguments, the configuration or the folder cannot be used; nothing was written.
@@ -91,8 +93,7 @@ def configure(start: Start) -> tuple[Config, Path, list[str]] | None:
         return None
     composed, multirun = _compose(start, arguments)
     if composed.hydra.mode == RunMode.MULTIRUN:
-        run_sweep(start, composed, arguments.overrides, multirun)
-        return None
+        return prepare_sweep(start, composed, arguments.overrides, multirun)
     configured = _configure_run(start, composed, arguments)
     if configured:
         config, folder, _ = configured
