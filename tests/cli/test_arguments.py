@@ -32,7 +32,7 @@ from vitmnist.tracking.result import CONFIG
         (["resume=~nobody-here"], "~nobody-here: holds no run"),
         (["resume=cut", "experiment=smoke"], "experiment=smoke: cannot be typed with resume=; keys such as epochs=10"),
         (["resume=cut", "epochs=3,4"], "epochs=3,4: a list of values is a sweep"),
-        (["resume=cut", "epochs=few"], "epochs=few: Value 'few' of type"),
+        (["resume=cut", "epochs=few"], "epochs=few: must be int"),
         (["resume=cut", "data/loader=rom"], "data/loader=rom: there is no such member; did you mean 'ram'?"),
         (["resume=cut", "hydra.run.dir=other"], "hydra.run.dir: has no effect with resume=cut"),
         (["resume=cut", "--config-dir", "nowhere"], "--config-dir: nowhere: there is no such folder"),

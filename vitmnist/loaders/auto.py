@@ -140,7 +140,8 @@ def select_loader(
     """
     names = _candidates(options, key)
     if not len(sampler):
-        return LoaderSelection(names[0], {"name": names[0]}, "an epoch has no batches", [], None), data
+        values = LOADERS.complete({"name": names[0]})
+        return LoaderSelection(names[0], values, "an epoch has no batches", [], None), data
     with ExitStack() as stack:
         loaders = LoaderBenchmark(stack, data, sampler, device, timed, also)
         for name in tqdm(names, desc="building loaders", leave=False, disable=None):
