@@ -34,7 +34,7 @@ nfc = partial(unicodedata.normalize, "NFC")  # Files copied from macOS have the 
 
 Pictures = list[tuple[Path, str]]
 """Files with their classes, in the order of the split."""
-Samples = list[tuple[Path, int]]
+LabelledFiles = list[tuple[Path, int]]
 """Files with their labels, likewise."""
 
 
@@ -100,7 +100,7 @@ class TableColumns:
 
 def find_samples(
     folder: Path, labels: Path | None, test_share: float, skip_unreadable: bool, columns: TableColumns, suffix: str
-) -> tuple[list[str], dict[str, Samples]]:
+) -> tuple[list[str], dict[str, LabelledFiles]]:
     """The classes, and the samples of each split by its name: train, and those that there are of validation and test.
 
     Args:

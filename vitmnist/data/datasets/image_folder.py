@@ -21,7 +21,7 @@ from tqdm import tqdm
 from vitmnist.config.validation import bounded, config_field, section
 from vitmnist.data.channel_statistics import channel_statistics, channel_sums, mean_and_std
 from vitmnist.data.datasets.base import DATASETS, Dataset, ImageFiles, SizeOptions, Split
-from vitmnist.data.image_listing import SHOWN_NAMES, Samples, TableColumns, find_samples, no_pictures, shorten
+from vitmnist.data.image_listing import SHOWN_NAMES, LabelledFiles, TableColumns, find_samples, no_pictures, shorten
 from vitmnist.data.images import ImageReader, Mode, Resize, empty_images
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.runtime.cpu import available_cores, one_core_each
@@ -165,7 +165,7 @@ class FolderDecoder:
         parts: the samples of each split, that for training first.
     """
 
-    def __init__(self, folder: Path, parts: list[Samples], options: ImageFolderOptions) -> None:
+    def __init__(self, folder: Path, parts: list[LabelledFiles], options: ImageFolderOptions) -> None:
         self.folder, self.options, self.reader = folder, options, options.reader
         self.samples = [sample for part in parts for sample in part]
         self.names = [str(path.relative_to(folder)) for path, _ in self.samples]
