@@ -20,7 +20,7 @@ from torchvision.transforms import v2
 
 from tests.support.pictures import Pictures, assert_same, draw, replaced_as_well, run
 from vitmnist import from_dataloader
-from vitmnist.errors import ConfigError, DataError
+from vitmnist.errors import ConfigError
 from vitmnist.replacement.tensor_dataloader import TensorDataLoader
 
 FLIPS = [v1.RandomCrop(16), v1.RandomHorizontalFlip(), v1.RandomVerticalFlip()]
@@ -128,10 +128,13 @@ def images_alone(dtype: torch.dtype) -> v2.ToDtype:
 
 
 REFUSED: dict[str, tuple[list[Any], str]] = {
-    "PIL alone": ([*FLIPS, Inverted(), *CLOSE], "the transform Inverted cannot be applied: .*; use transforms='exact'"),
+    "PIL alone": (
+        [*FLIPS, Inverted(), *CLOSE],
+        r"sample \d+: the transform Inverted cannot be applied: .*; use transforms='exact'",
+    ),
     "a name like torchvision's": (
         [*FLIPS, ToTensor(), NORMALIZE],
-        "the transform Normalize cannot be applied: .*; use transforms='exact'",
+        r"sample \d+: the transform Normalize cannot be applied: .*; use transforms='exact'",
     ),
     "floats": (
         [*FLIPS, Rounded()],
@@ -201,6 +204,6 @@ def test_pictures_of_sixteen_bits_are_refused_at_once(tmp_path: Path) -> None:
         draw(number, "I;16" if number == 37 else "L").save(tmp_path / "all" / f"{number:02}.png")
     dataset = Pictures(tmp_path, v1.Compose([v1.RandomCrop(9), v1.PILToTensor()]), convert=None)
     with pytest.raises(
-        DataError, match=r"^ram: pictures of mode I;16 are no tensors of bytes; convert them to L or RGB"
+        ConfigError, match=r"sample 37: pictures of mode I;16 are no tensors of bytes; convert them to L or RGB"
     ):
         from_dataloader(DataLoader(dataset, 4, collate_fn=list), "ram", transforms="tensor")

@@ -96,7 +96,7 @@ class Compose(nn.Module):
         for operation, numbers in zip(self.operations, drawn, strict=True):
             if images.dtype == torch.uint8 and not operation.takes_bytes:
                 images = images.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
-            images = operation(images, *numbers)
+            images = operation.forward(images, *numbers)  # a call would look for hooks, for each large image
         return images
 
     def mix(self, images: Tensor, labels: Tensor, keys: Tensor, classes: int) -> tuple[Tensor, Tensor]:
@@ -220,9 +220,13 @@ class Preprocess(nn.Module):
             return self._augmented(self._unit_range(images), drawn).sub_(self.mean).div_(self.std)
         finished = torch.empty((*images.shape[:2], *size), dtype=torch.float32, device=images.device)
 
+        # Divided here as well: in threads, each slice would wait for the lock.
+        by_image = [[values.split(1) for values in numbers] for numbers in drawn]
+
         def finish(row: slice) -> None:
-            image = self._augmented(images[row], [[values[row] for values in numbers] for numbers in drawn])
-            torch.sub(self._unit_range(image), self.mean, out=finished[row]).div_(self.std)
+            numbers_of_image = [[values[row.start] for values in numbers] for numbers in by_image]
+            image = self._augmented(images[row], numbers_of_image)
+            torch.sub(self._unit_range(image, finished[row]), self.mean, out=finished[row]).div_(self.std)
 
         in_parts(finish, len(images), size=1)
         return finished
@@ -236,13 +240,14 @@ class Preprocess(nn.Module):
         return images[:, :, rows, columns]
 
     def _augmented(self, images: Tensor, drawn: Sequence[Sequence[Tensor]]) -> Tensor:
-        return self.augment(images, drawn) if self.augment is not None and drawn else images
+        return self.augment.forward(images, drawn) if self.augment is not None and drawn else images
 
-    def _unit_range(self, images: Tensor) -> Tensor:
-        """uint8 images as new contiguous floats of 0…1; floats as they are."""
+    def _unit_range(self, images: Tensor, out: Tensor | None = None) -> Tensor:
+        """uint8 images as contiguous floats of 0…1, new or in `out`; floats as they are."""
         if images.dtype != torch.uint8:
             return images
-        return images.to(torch.float32, memory_format=torch.contiguous_format).div_(self.white)
+        out = torch.empty(images.shape, dtype=torch.float32, device=images.device) if out is None else out
+        return out.copy_(images).div_(self.white)
 
     def mixed(self, images: Tensor, labels: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Normalise and augment a whole batch with an augmentation that mixes images, such as mixup.

@@ -10,6 +10,7 @@ is for pen on paper. A folder means all images in it and below it; a glob patter
 from __future__ import annotations
 
 import json
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
 from vitmnist.cli.command import command
 from vitmnist.cli.evaluate import add_run
 from vitmnist.data.image_listing import find_images
-from vitmnist.data.images import to_tensor
+from vitmnist.data.images import file_warnings, to_tensor
 from vitmnist.errors import DataError, printable
 from vitmnist.runtime.device import choose_device
 
@@ -42,7 +43,10 @@ def predict(
         for path in paths[start : start + BATCH_SIZE]:
             rows[path] = {"file": str(path)}
             try:
-                image = to_tensor(read(path))
+                with file_warnings() as warned:
+                    image = to_tensor(read(path))
+                if warned:
+                    rows[path]["warning"] = warned[path]
                 if (shape := tuple(image.shape)) != trained.shape:  # a custom reader may differ
                     raise DataError(f"{printable(path)}: is read as {shape}, and the model takes {trained.shape}")
                 images[path] = 255 - image if invert else image
@@ -75,6 +79,8 @@ def main(options: Namespace) -> None:
     if options.json:
         print(json.dumps(rows))
     for row in rows:
+        if "warning" in row:
+            print(f"warning: {printable(row['file'])}: {row['warning']}", file=sys.stderr)
         if "class" in row and not options.json:
             print(f"{printable(row['file'])}: {printable(row['class'])} ({100 * row['probability']:.1f}%)")
     if unreadable := [row["error"] for row in rows if "error" in row]:

@@ -9,7 +9,7 @@ import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from glob import glob, has_magic
@@ -34,7 +34,7 @@ nfc = partial(unicodedata.normalize, "NFC")  # Files copied from macOS have the 
 
 Pictures = list[tuple[Path, str]]
 """Files with their classes, in the order of the split."""
-Samples = list[tuple[Path, int]]
+LabelledFiles = list[tuple[Path, int]]
 """Files with their labels, likewise."""
 
 
@@ -60,6 +60,15 @@ def find_images(names: Sequence[str]) -> list[Path]:
     return list(dict.fromkeys(images))
 
 
+def visible_folders(parent: Path, names: Iterable[str]) -> list[str]:
+    """Subfolders, sorted, but hidden ones and links to a folder above, which are warned about: it has other classes."""
+    visible = sorted(name for name in names if not name.startswith("."))
+    upward = [name for name in visible if parent.resolve().is_relative_to(Path(parent, name).resolve())]
+    if upward:
+        log.warning("%s: links to a parent folder are left out: %s", printable(parent), printable(", ".join(upward)))
+    return [name for name in visible if name not in upward]
+
+
 def list_images(folder: Path, left_out: Counter[str]) -> list[Path]:
     """The pictures in a folder and its subfolders, sorted; counts the other files by their endings in `left_out`.
 
@@ -69,11 +78,11 @@ def list_images(folder: Path, left_out: Counter[str]) -> list[Path]:
     images, seen = [], set()
     for parent, folders, names in os.walk(folder, followlinks=True):
         seen.add(os.path.realpath(parent))
-        folders[:] = sorted(
+        folders[:] = [
             name
-            for name in folders
-            if not name.startswith(".") and os.path.realpath(os.path.join(parent, name)) not in seen
-        )
+            for name in visible_folders(Path(parent), folders)
+            if os.path.realpath(os.path.join(parent, name)) not in seen
+        ]
         for path in (Path(parent, name) for name in names if not name.startswith(".")):  # as the `._NAME` of macOS
             if not path.name.lower().endswith(EXTENSIONS):
                 left_out[path.suffix.lower()] += 1
@@ -100,7 +109,7 @@ class TableColumns:
 
 def find_samples(
     folder: Path, labels: Path | None, test_share: float, skip_unreadable: bool, columns: TableColumns, suffix: str
-) -> tuple[list[str], dict[str, Samples]]:
+) -> tuple[list[str], dict[str, LabelledFiles]]:
     """The classes, and the samples of each split by its name: train, and those that there are of validation and test.
 
     Args:
@@ -122,6 +131,9 @@ def find_samples(
         splits = {split: _list(path, left_out) for split, path in folders.items()}
         log_left_out(left_out)
     classes = sorted({name for _, name in splits["train"]})
+    folded = Counter(map(str.casefold, classes))
+    if alike := [name for name in classes if folded[name.casefold()] > 1]:
+        log.warning("%s: classes that differ only in upper and lower case are different: %s", source, shorten(alike))
     for split, pictures in splits.items():
         in_split = {name for _, name in pictures}
         if unknown := sorted(in_split.difference(classes)):
@@ -167,7 +179,7 @@ def _split_folders(folder: Path) -> dict[str, Path]:
 
 def _list(folder: Path, left_out: Counter[str]) -> Pictures:
     """The pictures of all class folders, each with its class, ordered by a hash of the file's name."""
-    names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    names = visible_folders(folder, [path.name for path in folder.iterdir() if path.is_dir()])
     if len(names) < 2:
         raise DataError(
             f"{folder}: two or more folders of a class are expected, with pictures in {folder}/CLASS/, to evaluate a "
@@ -254,6 +266,8 @@ def read_labels(
         with labels.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets begin UTF-8 with a mark
             rows = csv.DictReader(file)
             rows.fieldnames = columns = [name.strip() for name in rows.fieldnames or []]
+            if several := [name for name, count in Counter(columns).items() if name and count > 1]:
+                raise DataError(f"{labels}:1: has more than one column {shorten(several)}; rename or remove one")
             required = {names.file, names.label, *({names.split} - {TableColumns.split})}
             if lacking := sorted(required.difference(columns)):
                 problem = f"has no column {' and '.join(lacking)}, only {shorten(columns) or 'none'}"

@@ -6,13 +6,16 @@ Model cards quote the functions from `to_pixels` on, so these use nothing else o
 from __future__ import annotations
 
 import stat
-from collections.abc import Callable
-from contextlib import suppress
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache, partial
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +26,8 @@ from torch import Tensor
 
 from vitmnist.errors import DataError, printable
 from vitmnist.store.rows import is_large
+
+_reading = threading.local()  # `path`: the file that a thread reads
 
 Pixels = NDArray[np.uint8]
 
@@ -55,6 +60,7 @@ class ImageReader:
 
     def __call__(self, path: Path) -> Pixels:
         """Raises `DataError` if the file cannot be read."""
+        _reading.path = path
         try:
             if not stat.S_ISREG(path.stat().st_mode):
                 raise ValueError("not a regular file")  # opening a FIFO would wait for a writer
@@ -65,6 +71,25 @@ class ImageReader:
             reason = getattr(error, "strerror", None) or error  # of a missing file, without its number and name
             reason = "unknown format" if isinstance(error, UnidentifiedImageError) else reason
             raise DataError(f"{printable(path)}: cannot be read as a picture: {reason}") from error
+        finally:
+            _reading.path = None
+
+
+@contextmanager
+def file_warnings() -> Iterator[dict[Path, str]]:
+    """Collect a warning of Pillow for each file that any thread reads, in place of printing it without the file."""
+    collected: dict[Path, str] = {}
+
+    def collect(message: Warning | str, *parts: Any, **options: Any) -> None:
+        if path := getattr(_reading, "path", None):
+            collected[path] = str(message)
+        else:
+            show(message, *parts, **options)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", module="PIL", append=True)  # after filters of the user
+        show, warnings.showwarning = warnings.showwarning, collect
+        yield collected
 
 
 def _decode(content: Pixels, image: Image.Image) -> Pixels:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -116,7 +116,7 @@ class TensorSet(SampleSource):
     def __len__(self) -> int:
         return len(self.labels)
 
-    @property
+    @cached_property
     def rows(self) -> Rows:
         """Images and labels, without their gradients."""
         return Rows((self.images.detach(), self.labels.detach()), self.is_mapped)
@@ -270,12 +270,16 @@ def collate_samples(samples: Sequence[object]) -> object:
         TypeError: samples that torch cannot batch.
         RuntimeError: tensors of different shapes.
     """
+    batch = collate_with({Image.Image: _collate_images, type(None): _collate_none}, samples)
+    return tuple(batch) if isinstance(batch, list) and isinstance(samples[0], tuple) else batch
+
+
+def collate_with(functions: dict[Any, Callable[..., object]], samples: Sequence[object]) -> object:
+    """A batch as torch's `default_collate` makes it, with other functions for the values of some types."""
     # Private, and used by this function alone: how `default_collate` is extended, as its documentation shows.
     from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
-    ours: dict[Any, Callable[..., Any]] = {Image.Image: _collate_images, type(None): _collate_none}
-    batch = collate(samples, collate_fn_map={**default_collate_fn_map, **ours})
-    return tuple(batch) if isinstance(batch, list) and isinstance(samples[0], tuple) else batch
+    return collate(samples, collate_fn_map={**default_collate_fn_map, **functions})
 
 
 def _collate_images(images: Sequence[Image.Image], *, collate_fn_map: object = None) -> Tensor:
@@ -301,20 +305,3 @@ def copied(samples: Sample) -> Sample:
 
     copies: Sample = tree_map(copy_of, samples)
     return copies
-
-
-def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
-    """`batch` with `function` applied to each tensor in its dicts, lists and tuples; anything else is kept."""
-    if isinstance(batch, Tensor):
-        return function(batch)
-    if isinstance(batch, Mapping):
-        parts = {key: map_tensors(function, value) for key, value in batch.items()}
-        if isinstance(batch, MutableMapping) and type(batch) is not dict:
-            mapped = copy(batch)  # keeps its type, as torch's pin_memory does
-            mapped.update(parts)
-            return mapped
-        return parts
-    if isinstance(batch, (list, tuple)):
-        values = [map_tensors(function, value) for value in batch]
-        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)  # a namedtuple has fields
-    return batch

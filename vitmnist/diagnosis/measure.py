@@ -16,11 +16,11 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from vitmnist.data.randomness import preserved_random_state
-from vitmnist.data.sources import map_tensors
 from vitmnist.diagnosis.candidates import AS_IT_IS, add_alternatives
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.replacement.original import rebuilt
 from vitmnist.runtime.device import backend_of
+from vitmnist.store.tree import map_tensors
 from vitmnist.timing.benchmark import BLOCKS, Benchmark, Candidate, Step, as_one_argument_step, rows_of
 from vitmnist.timing.table import Bottleneck, Figure, Row, format_few_steps, format_ms, format_rows
 

@@ -20,12 +20,13 @@ from tqdm import tqdm
 from vitmnist.config.validation import AUTO, bounded, join
 from vitmnist.data.randomness import preserved_random_state
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.sources import SampleSource, map_tensors
+from vitmnist.data.sources import SampleSource
 from vitmnist.errors import ConfigError, allowed_names
 from vitmnist.loaders.base import LOADERS, Batch, Batches, Loader, Place, WrapperOptions, needs_of, place_of
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.memory import Memory, check_fits, peak_memory
+from vitmnist.store.tree import map_tensors
 from vitmnist.timing.benchmark import Benchmark, Block, Candidate, Step, as_one_argument_step, rows_of
 from vitmnist.timing.table import Figure, Row, format_rows, format_s
 

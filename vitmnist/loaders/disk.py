@@ -23,7 +23,7 @@ from vitmnist.config.validation import AUTO, bounded, or_auto
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.images import empty_images
 from vitmnist.data.sampler import EpochSampler, as_tensor
-from vitmnist.data.sources import SampleSource, map_tensors
+from vitmnist.data.sources import SampleSource
 from vitmnist.errors import FEWER_WORKERS, ConfigError, LoadingError, UserError, classify
 from vitmnist.loaders.base import LOADERS, Batches, Loader, Place
 from vitmnist.runtime.cpu import cores_per_rank, one_core_each
@@ -32,6 +32,7 @@ from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.runtime.signals import ignore_stopping
 from vitmnist.store.read_once import unchanged
 from vitmnist.store.rows import is_large
+from vitmnist.store.tree import map_tensors
 
 log = logging.getLogger(__name__)
 

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from vitmnist.config.validation import bounded
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.sources import SampleSource, map_tensors
+from vitmnist.data.sources import SampleSource
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import LOADERS, Batches, Loader, Place, WrapperOptions, needs_of
 from vitmnist.runtime.device import Backend, Event, backend_of
 from vitmnist.runtime.memory import Memory
 from vitmnist.runtime.ordered_map import ordered_map
+from vitmnist.store.tree import map_tensors
 
 END = object()
 """Follows the batches of an epoch."""

@@ -60,45 +60,31 @@ def gather(rows: Rows, sampler: EpochSampler, number: int, start: int) -> Batche
 class PinnedBuffers:
     """A loader's page-locked buffers, from which the device copies asynchronously; one pool for all epochs.
 
-    A buffer is refilled only after the copy out of it has finished. There are `DEPTH` of them, so a host that runs
-    ahead of the device waits here, and its memory does not grow.
+    A buffer is refilled only after the copy out of it has finished. There are `DEPTH` of them, and one more for each
+    thread that fills another, so a host that runs ahead of the device waits here, and its memory does not grow.
     """
 
     DEPTH = 4
 
     def __init__(self, backend: Backend, rows: Rows, batch_size: int) -> None:
         self._backend, self._rows, self._batch_size = backend, rows, batch_size
-        self._count = 0
         self._sent: deque[tuple[tuple[Tensor, ...], Event]] = deque()  # (buffers, event after their copy), oldest first
         self._lock = threading.Lock()
 
     def send(self, indices: slice | Tensor) -> Batch:
         """Queue a copy of the batch with these indices to the device, on the current stream."""
-        buffers = self._acquire()
-        try:
-            images, labels = map(self._backend.to_device, self._rows.gather(indices, out=buffers))
-        except BaseException:
-            with self._lock:
-                self._count -= 1  # the buffers are dropped: a copy out of them may be under way
-            raise
         with self._lock:
-            self._sent.append((buffers, self._backend.record_event()))
-        return images, labels
-
-    def _acquire(self) -> tuple[Tensor, ...]:
-        oldest = None
-        with self._lock:
-            # With more live iterators than buffers, all of them may be taken: then there is one more.
-            if self._sent and (self._count >= self.DEPTH or self._sent[0][1].query()):
-                oldest = self._sent.popleft()
-            else:
-                self._count += 1
+            oldest = self._sent.popleft() if len(self._sent) >= self.DEPTH else None
         if oldest:
             buffers, event = oldest
             event.synchronize()
-            return buffers
-        with torch.inference_mode(False):  # the buffers are also filled outside of inference mode
-            return self._rows.buffers(self._batch_size, self._backend.empty_pinned)
+        else:
+            with torch.inference_mode(False):  # the buffers are also filled outside of inference mode
+                buffers = self._rows.buffers(self._batch_size, self._backend.empty_pinned)
+        # If this fails, the buffers are dropped: a copy out of them may be under way.
+        images, labels = map(self._backend.to_device, self._rows.gather(indices, out=buffers))
+        self._sent.append((buffers, self._backend.record_event()))
+        return images, labels
 
 
 @LOADERS.register("ram")

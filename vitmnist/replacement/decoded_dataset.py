@@ -19,13 +19,13 @@ from vitmnist.replacement.split_transforms import TransformGuard
 from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.store.cache_file import decode_once
-from vitmnist.store.read_once import MapStyleDataset, read_once, reading_workers
+from vitmnist.store.read_once import MapStyleDataset, WrappedDataset, read_once, reading_workers
 from vitmnist.store.rows import Rows, load_rows
 from vitmnist.store.samples import Samples, encode_samples, samples_in_file, samples_in_memory
 from vitmnist.store.tree import Structure, flatten, unflatten
 
 
-class DecodedDataset(Dataset[Any]):
+class DecodedDataset(WrappedDataset):
     """The samples of another dataset, decoded once.
 
     Attributes other than `original` and `sample_nbytes` are those of the original dataset, such as `classes`; setting
@@ -37,18 +37,11 @@ class DecodedDataset(Dataset[Any]):
         others: attributes of a subclass.
     """
 
-    original: MapStyleDataset
-
     def __init__(self, original: MapStyleDataset, sample_nbytes: float = 0, **others: object) -> None:
         self.__dict__.update(original=original, sample_nbytes=sample_nbytes, **others)
 
     def __len__(self) -> int:
         return len(self.original)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "original" not in self.__dict__:  # while it is copied or unpickled
-            raise AttributeError(name)
-        return getattr(self.__dict__["original"], name)
 
     def __setattr__(self, name: str, value: object) -> None:
         setattr(self.__dict__["original"], name, value)

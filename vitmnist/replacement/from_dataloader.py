@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,9 +42,9 @@ from vitmnist.replacement.original import (
 )
 from vitmnist.replacement.split_transforms import (
     NamedSteps,
-    SplitDataset,
     Transform,
     TransformGuard,
+    TwoStepDataset,
     transform_parts,
 )
 from vitmnist.replacement.tensor_dataloader import TensorDataLoader
@@ -193,7 +194,7 @@ def _decoded(
     if steps:
         return _replace_random(dataloader, store, NamedSteps(*steps, dataset, probes), probes)
     if random:
-        return _replace_random(dataloader, store, SplitDataset(dataset, probes), probes, of_tensors)
+        return _replace_random(dataloader, store, TwoStepDataset(dataset, probes), probes, of_tensors)
     try:
         return _replace_fixed(dataloader, store, samples)
     except NoRowsError as error:
@@ -240,7 +241,7 @@ def _replace_fixed(dataloader: DataLoader[Any], store: Location, probed: list[An
 def _replace_random(
     dataloader: DataLoader[Any],
     store: Location,
-    source: SplitDataset | NamedSteps,
+    source: TwoStepDataset | NamedSteps,
     probes: list[int],
     of_tensors: bool = False,
 ) -> DataLoader[Any]:
@@ -263,10 +264,10 @@ def _replace_random(
     options += ["the samples of this fingerprint="] if store.fingerprint else []
     check_same_batches(dataloader, replaced, is_random=True, options=" or ".join(options))
     guard.ignore_changes()
-    return _of_tensors(replaced, source, probes) if of_tensors and isinstance(source, SplitDataset) else replaced
+    return _of_tensors(replaced, source, probes) if of_tensors and isinstance(source, TwoStepDataset) else replaced
 
 
-def _of_tensors(exact: DataLoader[Any], source: SplitDataset, probes: list[int]) -> DataLoader[Any]:
+def _of_tensors(exact: DataLoader[Any], source: TwoStepDataset, probes: list[int]) -> DataLoader[Any]:
     """The replacement whose random transforms get tensors, and are drawn in order if they are known.
 
     Args:
@@ -278,17 +279,24 @@ def _of_tensors(exact: DataLoader[Any], source: SplitDataset, probes: list[int])
     dataset: Any = exact.dataset
     collate = exact.collate_fn
     forms = [tensor_form(transforms) for transforms in source.random]
-    mean, largest = picture_difference(source.random, forms, dataset._samples, probes)
+    transforms = [steps for steps, _ in forms]
+    kept = dataset.original, dataset._guard, dataset._samples.with_tensors()
+    unconverted: list[Any] = []
+    try:
+        for samples, steps in ((kept[2], transforms), (dataset._samples, source.random)):
+            before = partial(source.results, [part[:end] for part, (_, end) in zip(steps, forms, strict=True)])
+            unconverted.append(seeded_batch(TransformedDataset(*kept[:2], samples, before), _joined, probes))
+    except DataError as error:
+        raise ConfigError(f"transforms='tensor': {error}; use transforms='exact'") from error
+    mean, largest = picture_difference(*unconverted)
     if largest:
         warnings.warn(
             f"transforms='tensor': the same random transforms, with pixels that differ by {mean:.2g} of 255 on "
             f"average, at most by {largest:.3g}",
             stacklevel=7,
         )
-    transforms = [steps for steps, _ in forms]
     make = partial(source.transform, random=transforms)
-    kept = dataset.original, dataset._guard, dataset._samples.with_tensors(), make
-    in_workers = TransformedDataset(*kept)
+    in_workers = TransformedDataset(*kept, make)
     try:
         pairs = [flatten(seeded_batch(part, collate, probes[:2]))[0] for part in (in_workers, dataset)]
     except Exception as error:  # a transform after the conversion, or the collate function
@@ -303,10 +311,14 @@ def _of_tensors(exact: DataLoader[Any], source: SplitDataset, probes: list[int])
     if collate is default_collate and all(can_be_drawn(part) for steps in transforms for part in steps):
         dtypes = [leaf.dtype for leaf in pairs[1] if isinstance(leaf, Tensor) and leaf.dim() == PICTURE_DIMS]
         dtype = dtypes[0] if dtypes else torch.get_default_dtype()
-        drawn = DrawnDataset(*kept, transforms=transforms, dtype=dtype, threads=exact.num_workers)
+        drawn = DrawnDataset(*kept, make, transforms=transforms, dtype=dtype, threads=exact.num_workers)
         if _are_same(in_workers, drawn, probes):
             return rebuilt(exact, TensorDataLoader, dataset=drawn, collate_fn=CollateGathered(collate))
     return rebuilt(exact, TensorDataLoader, dataset=in_workers)
+
+
+def _joined(lists: list[list[Any]]) -> list[Any]:
+    return list(chain.from_iterable(lists))
 
 
 def _are_same(in_workers: TransformedDataset, drawn: DrawnDataset, probes: Sequence[int]) -> bool:

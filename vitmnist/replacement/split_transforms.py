@@ -34,7 +34,7 @@ class TransformPlaceholder(NamedTuple):
     result: int | str
 
 
-class SplitDataset(Dataset[Any]):
+class TwoStepDataset(Dataset[Any]):
     """A dataset whose samples are made in two steps: its own `[index]` decodes one, and `transform` completes it.
 
     The deterministic transforms before the first random one belong to the first step, the others to the second. The
@@ -52,7 +52,7 @@ class SplitDataset(Dataset[Any]):
     def __init__(self, dataset: Any, probes: Sequence[int]) -> None:
         self._dataset, self._size = dataset, len(dataset)
         self._attributes = list(transform_attributes(dataset))
-        self.random = [flatten(vars(owner)[name]) for owner, name in self._attributes]
+        self.random = [single_transforms(vars(owner)[name]) for owner, name in self._attributes]
         self.deterministic: list[list[Transform]] = [[] for _ in self._attributes]
         self._calls: list[tuple[int, Inputs]] = []
         self.probed = read_probes(self.__getitem__, probes, dataset)
@@ -91,10 +91,12 @@ class SplitDataset(Dataset[Any]):
 
     def transform(self, decoded: Any, random: Sequence[Sequence[Transform]] | None = None) -> Any:
         """The sample that the original dataset would have made; `random` are other random transforms."""
-        positions, sample, calls = decoded
-        random = self.random if random is None else random
-        results = [apply(random[position], inputs) for position, inputs in zip(positions, calls, strict=True)]
-        return with_results(sample, results)
+        return with_results(decoded[1], self.results(self.random if random is None else random, decoded))
+
+    def results(self, random: Sequence[Sequence[Transform]], decoded: Any) -> list[Inputs]:
+        """What some random transforms make of the inputs of each call."""
+        positions, _, calls = decoded
+        return [apply(random[position], inputs) for position, inputs in zip(positions, calls, strict=True)]
 
     @contextmanager
     def _recording(self) -> Iterator[None]:
@@ -124,7 +126,7 @@ class SplitDataset(Dataset[Any]):
 
 
 class NamedSteps(Dataset[Any]):
-    """Like `SplitDataset`, for a dataset whose two steps the user has named.
+    """Like `TwoStepDataset`, for a dataset whose two steps the user has named.
 
     Args:
         probed: the samples of `probes`, decoded; read here if None.
@@ -174,7 +176,7 @@ def transform_attributes(dataset: object) -> Iterator[tuple[Any, str]]:
                 yield from transform_attributes(part)
 
 
-def flatten(transform: Transform) -> list[Transform]:
+def single_transforms(transform: Transform) -> list[Transform]:
     """The transforms of a `Compose` or `nn.Sequential`, nested ones too, in order."""
     if isinstance(transform, nn.Sequential):
         parts = list(transform)
@@ -182,7 +184,7 @@ def flatten(transform: Transform) -> list[Transform]:
         parts = list(transform.transforms)  # type: ignore[attr-defined]
     else:
         return [transform]
-    return [step for part in parts for step in flatten(part)]
+    return [step for part in parts for step in single_transforms(part)]
 
 
 def apply(transforms: Sequence[Transform], inputs: Inputs) -> Inputs:
@@ -214,7 +216,7 @@ def is_random(transform: Transform, inputs: Inputs) -> bool:
 
 def transform_parts(dataset: object) -> list[Transform]:
     """All transforms of a dataset, those of a `Compose` one by one."""
-    return [part for owner, name in transform_attributes(dataset) for part in flatten(vars(owner)[name])]
+    return [part for owner, name in transform_attributes(dataset) for part in single_transforms(vars(owner)[name])]
 
 
 class TransformGuard:

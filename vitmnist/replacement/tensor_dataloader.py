@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitmnist.data.sources import map_tensors
 from vitmnist.replacement.decoded_dataset import DecodedDataLoader
 from vitmnist.replacement.tensor_transforms import DrawnDataset
 from vitmnist.runtime.ordered_map import ordered_map
+from vitmnist.store.tree import map_tensors
 
 AHEAD = 2  # batches that are made while the script computes; the samplers of the original are as far ahead as ever
 

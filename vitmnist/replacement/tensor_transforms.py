@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -14,13 +14,12 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from vitmnist.data.images import to_tensor
-from vitmnist.data.randomness import preserved_random_state, seed_generators
+from vitmnist.data.sources import collate_with
 from vitmnist.errors import ConfigError, DataError, described, naming
 from vitmnist.replacement.decoded_dataset import FetchedBatch, TransformedDataset
 from vitmnist.replacement.split_transforms import Inputs, Transform, apply, with_results
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.ordered_map import in_parts
-from vitmnist.store.samples import Samples
 
 TOLERANCE = 8.0
 """Pixels may differ by so much of 255; resizing alone rounds by up to 5."""
@@ -111,54 +110,33 @@ def _of_tensor(transform: Any) -> Transform:
     return AsV2(transform) if is_v1 and name in ("Resize", *LIKE_V2) else transform
 
 
-def picture_difference(
-    transforms: Sequence[list[Transform]],
-    forms: Sequence[tuple[list[Transform], int]],
-    samples: Samples,
-    probes: Sequence[int],
-) -> tuple[float, float]:
-    """Mean and largest difference, of 255, of the pictures that the transforms and their form convert to tensors.
+def picture_difference(results: Iterable[Inputs], expected_results: Iterable[Inputs]) -> tuple[float, float]:
+    """Mean and largest difference, of 255, of pictures as tensors from those of PIL images.
 
     Args:
-        transforms: those of each attribute of the dataset.
-        forms: the `tensor_form` of each.
-        samples: kept as PIL images.
-        probes: indices of those that are compared.
+        results: what the transforms before the conversion to a tensor make of tensors, for each call.
+        expected_results: what they make of PIL images.
 
     Raises:
-        ConfigError: a transform takes no tensor, or makes other pixels of it.
+        ConfigError: a transform makes other pixels of tensors.
     """
-    tensors, means, largest = samples.with_tensors(), [], 0.0
-    for index in probes:
-        (positions, _, calls), (_, _, tensor_calls) = samples[index], tensors[index]
-        for position, inputs, tensor_inputs in zip(positions, calls, tensor_calls, strict=True):
-            steps, end = forms[position]
-            (expected, *_) = _seeded(transforms[position][:end], inputs, index)
-            expected = to_tensor(expected) if isinstance(expected, Image.Image) else expected
-            if len(inputs) > 1 or not isinstance(expected, Tensor):
-                raise ConfigError("transforms='tensor': is for transforms of one picture; use transforms='exact'")
-            try:
-                (result,) = _seeded(steps[:end], tensor_inputs, index)
-            except DataError as error:
-                raise ConfigError(f"transforms='tensor': {error}; use transforms='exact'") from error
-            if result.shape != expected.shape:
-                raise ConfigError("transforms='tensor': the pictures have other sizes than those of PIL images")
-            # Of the range 0 to 1, if a transform has made floats already.
-            difference = (result.float() - expected.float()).abs() * (255 if expected.is_floating_point() else 1)
-            means.append(difference.mean().item())
-            largest = max(largest, difference.max().item())
+    means, largest = [], 0.0
+    for (result, *others), (picture, *_) in zip(results, expected_results, strict=True):
+        expected = to_tensor(picture) if isinstance(picture, Image.Image) else picture
+        if others or not isinstance(expected, Tensor):
+            raise ConfigError("transforms='tensor': is for transforms of one picture; use transforms='exact'")
+        if result.shape != expected.shape:
+            raise ConfigError("transforms='tensor': the pictures have other sizes than those of PIL images")
+        # Of the range 0 to 1, if a transform has made floats already.
+        difference = (result.float() - expected.float()).abs() * (255 if expected.is_floating_point() else 1)
+        means.append(difference.mean().item())
+        largest = max(largest, difference.max().item())
     if largest > TOLERANCE:
         raise ConfigError(
             f"transforms='tensor': pixels differ by up to {largest:.3g} of 255 from those of PIL images, more than the "
             f"{TOLERANCE:g} of rounding; use transforms='exact'"
         )
     return sum(means) / max(len(means), 1), largest
-
-
-def _seeded(transforms: list[Transform], inputs: Inputs, seed: int) -> Inputs:
-    with preserved_random_state(transforms):
-        seed_generators(0, 0, seed)
-        return apply(transforms, inputs)
 
 
 def can_be_drawn(transform: Transform) -> bool:
@@ -297,9 +275,6 @@ class DrawnBatch(FetchedBatch):
     @property
     def content(self) -> object:
         """The batch, as of torch's `default_collate`."""
-        # Private, and used by this function alone: how `default_collate` is extended, as its documentation shows.
-        from torch.utils.data._utils.collate import collate, default_collate_fn_map
-
         # In rows that follow one another, in place of tensors that are copied into a batch.
         batches: list[tuple[Tensor, list[Tensor]]] = []
         for pictures in zip(*(pictures for *_, pictures in self.drawn), strict=True):
@@ -312,8 +287,7 @@ class DrawnBatch(FetchedBatch):
                     return batch
             return torch.stack(tensors)
 
-        samples = self._samples([rows for _, rows in batches])
-        return collate(samples, collate_fn_map={**default_collate_fn_map, Tensor: stack})
+        return collate_with({Tensor: stack}, self._samples([rows for _, rows in batches]))
 
     def _samples(self, rows: Sequence[Sequence[Tensor]]) -> list[Any]:
         """The samples, whose pictures are the rows of their call if these have their shape and dtype."""

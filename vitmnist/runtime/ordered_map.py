@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from functools import cache, partial
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
@@ -132,10 +134,18 @@ def in_parts(
     size = size or math.ceil(rows / threads)
     spans = iter([slice(first, first + size) for first in range(0, rows, size)])
 
-    def work(_: int) -> None:
+    def work() -> None:
         with torch.inference_mode(is_inference):  # each thread has a mode of its own
             for span in spans:
                 function(span)
 
-    for _ in ordered_map(work, range(threads), threads, threads, limit_to_one_core):
-        pass
+    parts = [_part_threads(os.getpid()).submit(work) for _ in range(threads)]
+    wait(parts)  # before one raises, the others must not write to the batch any more
+    for part in parts:
+        part.result()
+
+
+@cache
+def _part_threads(process: int) -> ThreadPoolExecutor:
+    """The threads of a process that work on parts; they stay, because limiting one to a core takes a millisecond."""
+    return ThreadPoolExecutor(os.cpu_count(), "vitmnist-parts", limit_to_one_core)

@@ -75,17 +75,28 @@ def unchanged(batch: Batch) -> Batch:
     return batch
 
 
-class _Chunks(Dataset[Any], Generic[Chunk]):
-    """What `read` makes of some samples at a time; other attributes are those of the dataset."""
+class WrappedDataset(Dataset[Any]):
+    """Makes something else of the samples of the dataset `original`, and has its other attributes too."""
+
+    original: MapStyleDataset
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "original" not in self.__dict__:  # while it is copied or unpickled
+            raise AttributeError(name)
+        return getattr(self.original, name)
+
+
+class _Chunks(WrappedDataset, Generic[Chunk]):
+    """What `read` makes of some samples at a time."""
 
     def __init__(self, dataset: MapStyleDataset, read: Callable[[range], Chunk], chunk_size: int) -> None:
-        self.dataset, self.read, self.chunk_size = dataset, read, chunk_size
+        self.original, self.read, self.chunk_size = dataset, read, chunk_size
 
     def __len__(self) -> int:
-        return math.ceil(len(self.dataset) / self.chunk_size)
+        return math.ceil(len(self.original) / self.chunk_size)
 
     def __getitem__(self, chunk: int) -> Chunk | UserError:
-        indices = range(len(self.dataset))[chunk * self.chunk_size : (chunk + 1) * self.chunk_size]
+        indices = range(len(self.original))[chunk * self.chunk_size : (chunk + 1) * self.chunk_size]
         try:
             return self.read(indices)
         except UserError as error:  # torch would turn a worker's traceback into the message
@@ -95,11 +106,6 @@ class _Chunks(Dataset[Any], Generic[Chunk]):
             if get_worker_info() is None and not isinstance(error, StopIteration):
                 raise
             return DataError(described(error))
-
-    def __getattr__(self, name: str) -> object:
-        if name.startswith("__") or "dataset" not in self.__dict__:  # while it is unpickled
-            raise AttributeError(name)
-        return getattr(self.dataset, name)
 
 
 def reading_workers(dataset: MapStyleDataset, num_workers: int = 0) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -40,6 +41,22 @@ def tree_map(function: Callable[[Any], object], tree: Any, leaf_type: type | Non
     if isinstance(tree, tuple) and hasattr(tree, "_fields") and kind is not leaf_type:
         return kind(*map(of_value, tree))
     return function(tree)
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
+    """`batch` with `function` applied to each tensor, in mappings and lists of any type too; anything else is kept."""
+
+    def of_leaf(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return function(leaf)
+        if isinstance(leaf, Mapping | list):
+            mapped: Any = copy(leaf)  # keeps its type, as torch's pin_memory does
+            for key, value in leaf.items() if isinstance(leaf, Mapping) else enumerate(leaf):
+                mapped[key] = map_tensors(function, value)
+            return mapped
+        return type(leaf)(map(partial(map_tensors, function), leaf)) if isinstance(leaf, tuple) else leaf
+
+    return tree_map(of_leaf, batch)
 
 
 def flatten(tree: object) -> tuple[list[Any], Structure]:

@@ -21,9 +21,9 @@ from tqdm import tqdm
 from vitmnist.config.validation import bounded, config_field, section
 from vitmnist.data.channel_statistics import channel_statistics, channel_sums, mean_and_std
 from vitmnist.data.datasets.base import DATASETS, Dataset, ImageFiles, SizeOptions, Split
-from vitmnist.data.image_listing import SHOWN_NAMES, Samples, TableColumns, find_samples, no_pictures, shorten
-from vitmnist.data.images import ImageReader, Mode, Resize, empty_images
-from vitmnist.errors import ConfigError, DataError
+from vitmnist.data.image_listing import SHOWN_NAMES, LabelledFiles, TableColumns, find_samples, no_pictures, shorten
+from vitmnist.data.images import ImageReader, Mode, Resize, empty_images, file_warnings
+from vitmnist.errors import ConfigError, DataError, printable
 from vitmnist.runtime.cpu import available_cores, one_core_each
 from vitmnist.runtime.files import home_expanded
 from vitmnist.runtime.ordered_map import ordered_map
@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 CACHE = "vitmnist-cache"  # below data.root
 VERSION = 7  # of the decoded pixels and the notes about them; another one makes caches decode again
 CHUNK = 8  # pictures that a thread decodes at a time: few, so that all threads end together
+FEW = 5  # pictures of a class in a split
 FAINT = 8  # standard deviation of pixels, at most that of 12 bits in a file of 16
 DecodedChunk = tuple[Tensor, Tensor, list[tuple[str, bytes]], list[tuple[int, str]], NDArray[np.uint64]]
 """Images and labels of what can be read, with names and digests; indices and errors of the rest; sums by channel."""
@@ -94,9 +95,10 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     # Sizes that are too large are refused before anything is decoded.
     options.spans(len(parts["train"]), len(parts.get("test", ())))
     decoder = FolderDecoder(folder, [*parts.values()], options)
-    (images, labels), notes = decode_once(
-        *(root / CACHE, decoder.fingerprint(), len(decoder.samples), decoder.decode, decoder.notes),
-    )
+    with file_warnings() as decoder.warned:
+        (images, labels), notes = decode_once(
+            *(root / CACHE, decoder.fingerprint(), len(decoder.samples), decoder.decode, decoder.notes),
+        )
     if images.shape[1] != options.shape[0]:  # large ones are stored with channels last
         images = images.permute(0, 3, 1, 2)
     unreadable = dict(notes["unreadable"])
@@ -105,6 +107,7 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     for problem, names in {
         "pictures cannot be read and are left out": [*unreadable.values()],
         "pictures have the same pixels as one of another split": notes["copies"],
+        "pictures are read with a warning": notes["warned"],
     }.items():
         if names:
             log.warning("%s: %d %s: %s", folder, len(names), problem, shorten(names))
@@ -117,14 +120,12 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     readable = [index for index in range(len(decoder.samples)) if index not in unreadable]
     starts = [sum(index < first for index in readable) for first in decoder.starts]
     rows = {split: slice(*ends) for split, ends in zip(parts, pairwise(starts), strict=True)}
+    classes, labels = _readable_classes(folder, classes, labels, rows)
     sizes = {split: span.stop - span.start for split, span in rows.items()}
     shown = " and ".join(f"{size} {split}" for split, size in sizes.items())
     kept = "mode=grey; rgb keeps colours" if options.mode == Mode.grey else "mode=rgb"
     message = "%s: %s pictures of %d classes: %s (data.dataset.%s)"
     log.info(message, folder, shown, len(classes), shorten(classes), kept)
-    if empty := sorted({*range(len(classes))}.difference(labels[rows["train"]].tolist())):
-        message = no_pictures(folder, [classes[label] for label in empty], len(classes))
-        raise DataError(f"{message} that can be read for training; add some, or remove these classes")
     train_span, test_span = options.spans(sizes["train"], sizes.get("test", 0))
     mean, std = notes["mean"], notes["std"]
     if options.train_size:
@@ -137,6 +138,29 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
         for (split, span), sha256 in zip(rows.items(), notes["sha256"], strict=True)
     }
     return Dataset(folder.resolve().name, **splits, skipped=len(unreadable))
+
+
+def _readable_classes(
+    folder: Path, classes: list[str], labels: Tensor, rows: dict[str, slice]
+) -> tuple[list[str], Tensor]:
+    """The classes with readable training pictures, and the labels among these; warns of few pictures of a class.
+
+    Raises:
+        DataError: fewer than two classes are left, or another split has pictures of a class that is not.
+    """
+    counts = torch.stack([labels[span].bincount(minlength=len(classes)) for span in rows.values()])
+    is_left = counts[0] > 0
+    if empty := [name for name, left in zip(classes, is_left, strict=True) if not left]:
+        message = no_pictures(folder, empty, len(classes))
+        if is_left.sum() < 2 or counts[:, ~is_left].any():
+            raise DataError(f"{message} that can be read for training; add some, or remove these classes")
+        log.warning("%s; left out", message)
+        classes = [name for name in classes if name not in empty]
+        labels, counts = (is_left.cumsum(0) - 1)[labels], counts[:, is_left]
+    for split, sizes in zip(rows, counts.tolist(), strict=True):
+        if few := [f"{name} ({count})" for name, count in zip(classes, sizes, strict=True) if count < FEW]:
+            log.warning("%s: fewer than %d pictures of a class in the %s split: %s", folder, FEW, split, shorten(few))
+    return classes, labels
 
 
 def _unreadable_error(unreadable: list[str], size: int, advice: str) -> DataError:
@@ -165,11 +189,12 @@ class FolderDecoder:
         parts: the samples of each split, that for training first.
     """
 
-    def __init__(self, folder: Path, parts: list[Samples], options: ImageFolderOptions) -> None:
+    def __init__(self, folder: Path, parts: list[LabelledFiles], options: ImageFolderOptions) -> None:
         self.folder, self.options, self.reader = folder, options, options.reader
         self.samples = [sample for part in parts for sample in part]
         self.names = [str(path.relative_to(folder)) for path, _ in self.samples]
         self.starts = [0, *accumulate(map(len, parts))]  # and the end of the last
+        self.warned: dict[Path, str] = {}
         self.unreadable: list[tuple[int, str]] = []
         self.copies: list[str] = []
         self.sums = [np.zeros((3, options.shape[0]), np.uint64) for _ in parts]
@@ -214,7 +239,9 @@ class FolderDecoder:
         """Plain values to keep with the decoded pictures."""
         mean, std = mean_and_std(self.sums[0])
         checksums = [checksum.hexdigest() for checksum in self.checksums]
-        return {"unreadable": self.unreadable, "copies": self.copies, "mean": mean, "std": std, "sha256": checksums}
+        warned = [f"{printable(path)}: {message}" for path, message in sorted(self.warned.items())]
+        problems = {"unreadable": self.unreadable, "copies": self.copies, "warned": warned}
+        return {**problems, "mean": mean, "std": std, "sha256": checksums}
 
     def _decode_chunk(self, indices: range) -> DecodedChunk:
         images, labels = empty_images(len(indices), *self.options.shape), list[int]()
