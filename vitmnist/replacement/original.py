@@ -169,13 +169,11 @@ def check_same_batches(original: DataLoader[Any], replaced: DataLoader[Any], *, 
         if not (is_random or options):
             raise NoRowsError(f"{difference} depends on the other samples of the batch")
         reason = (
-            f"{options} do not fit"
-            if options
-            else (
-                "they are random without a generator that can be seen (such as default_rng() in each call), or depend on "
-                "what was read before; keep no state between samples, name the random step with decode= and transform=, "
-                "or use the DataLoader as it is"
-            )
+            "they are random without a generator that can be seen (such as default_rng() in each call), or depend on "
+            "what was read before; keep no state between samples, name the random step with decode= and transform=, or "
+            "use the DataLoader as it is"
         )
+        if options:
+            reason = f"{options} do not fit"
         named = ", ".join(map(str, indices[:3]))
         raise DataError(f"{difference} of samples {named}, … is not what the DataLoader makes of them: {reason}")
