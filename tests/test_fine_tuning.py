@@ -124,7 +124,7 @@ def test_rates_divide_the_groups_of_any_optimizer_and_keep_their_options(name: s
 
 
 def test_frozen_weights_stay_and_a_stopped_run_ends_as_an_uninterrupted_one(
-    pretrained: Path, quick: list[str], tmp_path: Path, succeed: Printed, train_here: Train
+    pretrained: Path, quick: list[str], tmp_path: Path, succeed: Printed, refuse: Printed, train_here: Train
 ) -> None:
     typed = [*quick, *FROZEN, "init=pretrained", "trainer.micro_batch=2", "data.holdout=5"]
     assert "(20,490 parameters, of which 20,330 train)" in succeed(*typed, "hydra.run.dir=whole")
@@ -132,6 +132,9 @@ def test_frozen_weights_stay_and_a_stopped_run_ends_as_an_uninterrupted_one(
     shutil.move(pretrained, tmp_path / "gone")
     succeed("resume=cut", "max_minutes=null")
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
+    reordered = "lr_scale={features.0.*:0,*:0.1}"  # with which nothing would be frozen
+    for resume in (["resume=cut"], [*typed, "hydra.run.dir=cut", "resume=auto"]):
+        assert "'*': 0.1} (it was {'*'" in refuse(*resume, reordered, "init=pretrained", "epochs=3", "max_minutes=null")
     given = torch.load(tmp_path / "gone" / "checkpoints" / "best.pt", weights_only=True)["step"]["model"]
     for name, value in weights(tmp_path / "cut").items():
         assert torch.equal(value, given[name]) == name.startswith("features.0.")

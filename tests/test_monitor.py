@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Printed, result_of
 from vitmnist.checkpoint import storage
+from vitmnist.runtime.world import World
 from vitmnist.tracking.epoch_table import Monitor, find_metric
 
 HELD_OUT = ("data.holdout=5", "checkpoint.min_interval_s=0")
@@ -42,6 +44,22 @@ def test_a_run_stops_early_and_trains_on_where_it_stopped(quick: list[str], tmp_
         printed = succeed("resume=run", *typed)
         assert ("run: completed, stopped early, epoch 3/9, test accuracy" in printed) == (not typed)
         assert [epoch["epoch"] for epoch in result_of(tmp_path / "run")["epochs"]] == list(range(epochs))
+
+
+def test_rank_0_decides_by_its_own_times(
+    quick: list[str], tmp_path: Path, succeed: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here a rank whose epochs get shorter, while those of rank 0 get longer."""
+    broadcast, times = World.broadcast_object, iter(range(1, 9))
+
+    def of_rank_0(world: World, make: Callable[[], object]) -> object:
+        value = broadcast(world, make)
+        return {**value, "epoch_s": next(times)} if isinstance(value, dict) and "epoch_s" in value else value
+
+    monkeypatch.setattr(World, "broadcast_object", of_rank_0)
+    succeed(*quick, *HELD_OUT, "epochs=9", "monitor=epoch_s", "patience=2", "hydra.run.dir=run")
+    assert [epoch["epoch_s"] for epoch in result_of(tmp_path / "run")["epochs"]] == [1, 2, 3]
+    assert len(storage.read(tmp_path / "run" / "checkpoints" / "best.pt")["epochs"]) == 1
 
 
 def test_validation_keeps_the_best_weights_to_be_tested(quick: list[str], tmp_path: Path, succeed: Printed) -> None:

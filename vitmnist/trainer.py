@@ -92,8 +92,6 @@ class Trainer:
     selection: LoaderSelection | None = None
     """The measurement behind `data/loader=auto`."""
     checkpoints: CheckpointManager
-    resumed_progress: EpochProgress | None = None
-    """Of the epoch within which the checkpoint was saved."""
     must_train = False
     """A run that had stopped early trains on, because it may train longer than before."""
     hardware: HardwareFigures
@@ -106,9 +104,12 @@ class Trainer:
         self.logger_values = parse_loggers(config.logger)
         self.loggers: list[Logger] = []
         self.device = agree_on_device(config.device, world)
+        # Before anything runs on the device: torch reads CUBLAS_WORKSPACE_CONFIG at the first matrix product.
+        use_deterministic_kernels(config.trainer.deterministic, self.device)
         self.is_first_epoch = True  # since the start or resume of this process
         self.stack = ExitStack()
         """Closes loaders and loggers."""
+        self.loader_stack = self.stack.enter_context(ExitStack())
         values = to_plain_dict(config)
         self.result = Result(
             overrides=overrides,
@@ -139,7 +140,7 @@ class Trainer:
                 self.build_loaders()
                 self.distribute()
                 self.record_setup()
-                self.restore()
+                progress = self.restore()
                 self.open_records()
                 # `finish_epoch` adds the wait for the first batch.
                 result.setup_s = time.time() - result.began_at - (result.compile_s or 0.0)
@@ -147,7 +148,6 @@ class Trainer:
                 until_recorded.enter_context(self.stop.listening(deadline))
                 step = self.step
                 while not self.is_done():
-                    progress = self.start_epoch()
                     with self.instrument(progress, is_training=True) as after_step:
                         train = train_epoch(step, self.train_loader, progress, after_step)
                     with self.instrument(progress, is_training=False) as after_step:
@@ -155,6 +155,7 @@ class Trainer:
                             step.eval_model, self.eval_loader, step.preprocess, after_step, world
                         )
                     self.finish_epoch(progress, train, evaluation, predictions)
+                    progress = self.new_progress()
                 result.stopped_early = len(result.epochs) < config.epochs
                 log_early_stop(result, self.monitor)
                 self.checkpoints.save_final_weights()
@@ -192,7 +193,6 @@ class Trainer:
         config, device, train, sampler = self.config, self.device, self.dataset.train, self.sampler
         if device.type == "cpu":
             keep_freed_memory()
-        use_deterministic_kernels(config.trainer.deterministic, device)
         options, preprocess = self.step_config(), Preprocess(train, build_augment(config.data.augment)).to(device)
         model = build_model(config, train, device, self.weights)
         self.weights = None
@@ -201,9 +201,17 @@ class Trainer:
         schedule = build_schedule(config.schedule, config.epochs, len(sampler))
         loss = LOSSES.build(config.loss, train.labels, train.classes, device)
         ema = EMA(model, config.ema_decay) if config.ema_decay else None
-        batch_size, clip_norm = min(sampler.rank_batch_size, sampler.size), config.trainer.clip_norm
         self.step = TrainStep(
-            model, preprocess, optimizer, schedule, loss, batch_size, options, clip_norm, ema, frozen_norms
+            model=model,
+            preprocess=preprocess,
+            optimizer=optimizer,
+            schedule=schedule,
+            loss=loss,
+            batch_size=min(sampler.rank_batch_size, sampler.size),
+            config=options,
+            clip_norm=config.trainer.clip_norm,
+            ema=ema,
+            frozen_norms=frozen_norms,
         )
         check_batch_norm(config.model["name"], self.step, train, sampler, self.world)
 
@@ -233,7 +241,7 @@ class Trainer:
         # All together, because the first loader may leave no room for the second.
         needs = needs_of(values, sets, self.device)
         check_fits(values["name"], needs, self.device, others=("ram", "cache", "disk"))
-        loaders = [self.stack.enter_context(LOADERS.build(values, *data, self.device)) for data in sets]
+        loaders = [self.loader_stack.enter_context(LOADERS.build(values, *data, self.device)) for data in sets]
         self.loader_values, (self.train_loader, self.eval_loader) = values, loaders
         step.compile(self.train_loader)
         if step.compile_s:
@@ -288,17 +296,26 @@ class Trainer:
         }
         result.environment = describe_environment(self.device) if self.world.is_main else None
 
-    def restore(self) -> None:
-        """Restore the checkpoint, if there is one; raises `DataError` if it is damaged, or of another dataset."""
+    def restore(self) -> EpochProgress:
+        """Restore the checkpoint, if there is one; returns the progress of the next epoch, or of one under way.
+
+        Raises:
+            DataError: the checkpoint is damaged, or of another dataset.
+        """
         self.checkpoints = CheckpointManager(
-            self.folder, self.config, self.dataset, self.step, self.result, self.stop, self.world, self.monitor
+            folder=self.folder,
+            config=self.config,
+            dataset=self.dataset,
+            step=self.step,
+            result=self.result,
+            stop=self.stop,
+            world=self.world,
+            monitor=self.monitor,
         )
-        checkpoint, self.checkpoint = self.checkpoint, None
+        progress, checkpoint, self.checkpoint = self.new_progress(), self.checkpoint, None
         if not checkpoint:
-            return
-        progress = self.new_progress()
+            return progress
         self.checkpoints.restore(checkpoint, progress)
-        self.resumed_progress = progress if checkpoint.progress else None
         epochs, config, step = int(checkpoint.config["epochs"]), self.config, self.step
         self.must_train = bool(checkpoint.progress) or may_train_longer(checkpoint.config, to_plain_dict(config))
         before = build_schedule(config.schedule, epochs, len(self.sampler))
@@ -308,6 +325,7 @@ class Trainer:
                 "one that was started with epochs=%d",
                 *(config.epochs, epochs, config.schedule["name"], config.epochs),
             )
+        return progress
 
     def open_records(self) -> None:
         """Log the run, open its loggers, and remove what was recorded after the checkpoint."""
@@ -327,11 +345,6 @@ class Trainer:
         """Whether all epochs are done, or none has been better for as long as `patience` allows."""
         epochs, must_train = self.result.epochs, self.must_train and self.is_first_epoch
         return len(epochs) >= self.config.epochs or (self.monitor.is_exhausted(epochs) and not must_train)
-
-    def start_epoch(self) -> EpochProgress:
-        """The progress of the next epoch, from the checkpoint if it was saved in the middle of an epoch."""
-        progress, self.resumed_progress = self.resumed_progress, None
-        return progress or self.new_progress()
 
     def new_progress(self) -> EpochProgress:
         """The progress of the next epoch, at its beginning."""
@@ -386,6 +399,8 @@ class Trainer:
         record = epoch_record(epoch, metrics, progress.logged_steps(), self.is_first_epoch)
         if self.is_first_epoch and self.result.setup_s is not None:
             self.result.setup_s += progress.timer.first_wait()
+        # Rank 0's record for all: `monitor` may be a time, and all ranks must see the same best and last epoch.
+        record = self.world.broadcast_object(partial(dict, record))
         self.result.epochs.append(record)
         self.is_first_epoch = False
         is_last = self.is_done()
@@ -407,9 +422,9 @@ class Trainer:
         if dataset.validation is None or dataset.test is None:
             return
         name = self.checkpoints.load_best_weights()
-        for loader in (self.train_loader, self.eval_loader):
-            loader.close()  # there may be no memory for a third set
         sampler = eval_sampler(dataset.test, self.eval_loader.sampler.batch_size, self.world)
+        self.loader_stack.close()
+        del self.train_loader, self.eval_loader  # with their sets: there may be no memory for a third one
         with LOADERS.build(self.loader_values, dataset.test, sampler, self.device) as loader:
             metrics, _ = evaluate(step.eval_model, loader, step.preprocess, world=self.world)
         values = {key.replace("eval_", "test_"): value for key, value in metrics.items() if key.startswith("eval_")}

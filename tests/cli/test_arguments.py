@@ -24,7 +24,7 @@ from vitmnist.tracking.result import CONFIG
         (["resume=cut", "model=vit"], "model.name=vit (it was cnn)"),
         (["resume=cut", "init=cut"], "init=cut (it was None)"),
         (["resume=cut", "init_skip=[head.*]"], "init_skip=['head.*'] (it was [])"),
-        (["resume=cut", "lr_scale={features.*:0}"], "lr_scale.features.*=0.0 (it was None)"),
+        (["resume=cut", "lr_scale={features.*:0}"], "lr_scale={'features.*': 0.0} (it was {})"),
         (["resume=cut", "bach_size=7"], "bach_size: there is no such key; did you mean 'batch_size'?"),
         (["resume=nowhere"], "nowhere: holds no run; name a folder such as outputs/runs/"),
         (["resume=cut", "-m"], "resume=cut: resumes one run; a sweep is resumed by its own command"),

@@ -196,9 +196,9 @@ class RandomAtTimes(Pairs):
 
 
 @pytest.mark.parametrize("collate", [default_collate, list])
-def test_the_reason_for_a_difference_is_looked_for(collate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_that_differ_without_a_generator_are_refused(collate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(randomness, "PROBES", 5)
-    message = "the DataLoader makes others each time: they are random without"
+    message = "they are random without a generator that can be seen"
     with pytest.raises(DataError, match=rf"^ram: .* of samples .* makes of them: {message}"):
         from_dataloader(DataLoader(RandomAtTimes(), 16, collate_fn=collate), "ram")
 

@@ -220,6 +220,45 @@ def test_more_versions_than_torch_keeps_are_compiled(tiny: Dataset, monkeypatch:
         check_gradient(step, tiny, size, 1e-5)
 
 
+@pytest.mark.parametrize("micro_batch", [None, 4, 3])
+@pytest.mark.parametrize("augment", [SHIFT, MIXUP], ids=["shift", "mixup"])
+@torch._dynamo.config.patch(error_on_recompile=True)
+def test_compiled_batch_normalisation_sees_no_padding(
+    tiny: Dataset, micro_batch: int | None, augment: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.compiler.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    plain = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(784, 10))
+    models, batches = (plain, copy.deepcopy(plain)), make_loader(tiny, "ram")
+    for model, is_compiled in zip(models, (False, True), strict=True):
+        step = make_step(tiny, model=model, augment=augment, micro_batch=micro_batch, compile=is_compiled)
+        step.compile(batches)
+        train(step, batches, 2)
+    for name, value in models[1].state_dict().items():
+        torch.testing.assert_close(value, plain.state_dict()[name], rtol=1e-4, atol=1e-5)
+
+
+def test_memory_that_compiling_lacks_is_not_asked_for_again(tiny: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, calls = make_step(tiny, compile=True), []
+
+    def forward_backward(batch: Batch) -> None:
+        calls.append(batch)
+        if len(calls) == 2:  # the first compiled call
+            raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(step, "forward_backward", forward_backward)
+    with pytest.raises(torch.OutOfMemoryError):
+        step.compile(make_loader(tiny, "ram"))
+    assert len(calls) == 2
+
+
+def test_a_schedule_is_asked_for_the_steps_of_the_run_alone(tiny: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, asked = make_step(tiny), []
+    monkeypatch.setattr(step, "schedule", lambda index: asked.append(index) or 1.0)
+    train(step, make_loader(tiny, "ram"))
+    assert asked == [*range(9)]
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS_UNDER_TEST)
 def test_a_fused_optimizer_is_the_optimizer(tiny: Dataset, optimizer: str) -> None:
     steps = [make_step(tiny, optimizer, fused=fused) for fused in (True, False)]
@@ -278,7 +317,8 @@ def test_a_restored_step_continues_to_the_bit_and_in_a_longer_run_at_its_rates(t
     train(first, batches, 1)
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     longer.load_state_dict(copy.deepcopy(first.state_dict()) | {"ema": None})
-    assert longer.lr == long.lr != first.lr
-    train(second, batches, 1, first=1)
+    for step in (second, long, longer):
+        train(step, batches, 1, first=1)
+    assert longer.lr == long.lr != second.lr
     check_same_weights(second.model, whole.model, tolerance=0)
     check_same_weights(second.eval_model, whole.eval_model, tolerance=0)

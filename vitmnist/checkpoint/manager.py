@@ -224,7 +224,8 @@ def load_checkpoint(config: Config, folder: Path, world: World) -> Checkpoint | 
 
 def check_resumable(before: dict[str, Any], now: dict[str, Any]) -> None:
     """Raise `ConfigError` if a key has changed that may not; names all of them."""
-    old, new = flatten(before), flatten(now)
+    # `lr_scale` as text, because the order of its patterns counts.
+    old, new = (flatten({**values, "lr_scale": str(values["lr_scale"])}) for values in (before, now))
     allowed = keys_where(may_change, now)
     changed = [
         f"{key}={new.get(key)} (it was {old.get(key)})"

@@ -68,7 +68,7 @@ def _apply(config: DictConfig, override: Override, searchpath: list[str]) -> Non
             return
         value = OmegaConf.select(compose([*searchpath, f"{override.key_or_group}={value}"]), section)
     try:
-        OmegaConf.update(config, key, value, merge=not is_group(override.key_or_group))
+        OmegaConf.update(config, key, value, merge=key != "lr_scale" and not is_group(override.key_or_group))
     except (ConfigKeyError, ConfigAttributeError, ConfigTypeError) as error:
         parent = OmegaConf.select(config, key.rpartition(".")[0]) if "." in key else config
         siblings = [str(name) for name in parent] if isinstance(parent, DictConfig) else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -121,11 +121,7 @@ class TransformedDataset(DecodedDataset):
         return self._transform(self._samples[index])
 
     def __getitems__(self, indices: Sequence[int]) -> FetchedBatch | list[object]:
-        samples = []
-        for index in indices:
-            with naming(f"sample {index}"):
-                samples.append(self[index])
-        return samples
+        return [named_sample(self, index) for index in indices]
 
 
 class NoRowsError(DataError):
@@ -267,7 +263,7 @@ def read_batch(dataset: Dataset[Any], collate: Callable[[list[Any]], object], in
     if hasattr(dataset, "__getitems__"):
         samples = dataset.__getitems__(list(indices))
     else:
-        samples = [*_named_samples(dataset, indices)]
+        samples = [named_sample(dataset, index) for index in indices]
     return collated(collate, f"samples {', '.join(map(str, indices[:3]))}, …", samples)
 
 
@@ -309,11 +305,10 @@ def _read_rows(
 
 
 def _read_samples(source: MapStyleDataset, structure: Structure | None, indices: range) -> Samples:
-    return encode_samples(_named_samples(source, indices), structure)
+    return encode_samples((named_sample(source, index) for index in indices), structure)
 
 
-def _named_samples(dataset: MapStyleDataset | Dataset[Any], indices: Iterable[int]) -> Iterator[Any]:
-    """Samples; an error names the one that cannot be read."""
-    for index in indices:
-        with naming(f"sample {index}"):
-            yield dataset[index]
+def named_sample(dataset: MapStyleDataset | Dataset[Any], index: int) -> Any:
+    """A sample; an error is a `DataError` that names it."""
+    with naming(f"sample {index}"):
+        return dataset[index]

@@ -328,6 +328,7 @@ def _are_same(in_workers: TransformedDataset, drawn: DrawnDataset, probes: Seque
         return CollateGathered(default_collate)(samples), torch.get_rng_state()
 
     with suppress(Exception):  # torchvision may not draw for what is no picture
-        pairs = [[seeded_batch(dataset, collate, [index]) for dataset in (in_workers, drawn)] for index in probes]
+        batches = [*([index] for index in probes), probes]
+        pairs = [[seeded_batch(dataset, collate, batch) for dataset in (in_workers, drawn)] for batch in batches]
         return not any(find_difference(*pair) for pair in pairs)
     return False

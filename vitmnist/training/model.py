@@ -16,7 +16,7 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, classify, described, first_line
 from vitmnist.models import MODELS
 from vitmnist.runtime.world import World
-from vitmnist.training.fine_tuning import BATCH_NORMS, load_initial_weights
+from vitmnist.training.fine_tuning import load_initial_weights
 from vitmnist.training.step import TrainStep, preserved_buffers
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ def _check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) ->
 
 def check_batch_norm(name: str, step: TrainStep, split: Split, sampler: EpochSampler, world: World) -> None:
     """Warn if batch normalisation sees microbatches; raise `ConfigError` if it would see one value per channel."""
-    if not any(isinstance(module, BATCH_NORMS) and module.training for module in step.model.modules()):
+    if not step.has_batch_norm:
         return
     if step.microbatch_size < step.batch_size:
         log.warning(
@@ -83,8 +83,6 @@ def check_batch_norm(name: str, step: TrainStep, split: Split, sampler: EpochSam
             "trainer.micro_batch=null takes them from the whole batch",
             step.config.micro_batch,
         )
-    if step.config.compile:  # compiled code gets full microbatches
-        return
     sizes = (max(sampler.num_valid(batch), 1) for batch in (0, len(sampler) - 1))  # of a rank without images: padding
     is_single = [(size % step.microbatch_size or step.microbatch_size) == 1 for size in sizes]
     in_first, in_last = map(any, zip(*world.all_gather_object(is_single), strict=True))

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -26,6 +26,7 @@ from vitmnist.metrics import batch_metrics
 from vitmnist.optim.optimizers import EMA
 from vitmnist.runtime.world import World
 from vitmnist.training.batch import Batch, epoch_batches
+from vitmnist.training.fine_tuning import BATCH_NORMS
 from vitmnist.training.step_options import StepConfig
 
 log = logging.getLogger(__name__)
@@ -82,7 +83,8 @@ class TrainStep:
         self.compile_s = 0.0
         """Seconds spent on compilation."""
         self.pad = False
-        """Pad short microbatches with images labelled `IGNORED`, because compiled code has fixed shapes."""
+        """Pad short microbatches with images labelled `IGNORED`, because compiled code has fixed shapes. Batch
+        normalisation would take them into its statistics, so with it a short microbatch runs eagerly instead."""
         self.eager = ModelAndLoss(model, preprocess, self.config.precision, loss)
         self.forward: nn.Module = self.eager
         """Model and loss: eager or compiled, with several ranks wrapped by DDP."""
@@ -92,7 +94,6 @@ class TrainStep:
         self.batch_size, self._clip_norm, self._frozen_norms = batch_size, clip_norm, frozen_norms
         self._world_size = 1
         self.train_mode()  # the mode in which the step is compiled
-        self._begin_step(0)
 
     @property
     def eval_model(self) -> nn.Module:
@@ -101,8 +102,13 @@ class TrainStep:
 
     @property
     def lr(self) -> float:
-        """The learning rate of the next step; the highest, if `lr_scale` makes several."""
+        """The learning rate of the latest step; the highest, if `lr_scale` makes several."""
         return max(float(group["lr"]) for group in self.optimizer.param_groups)
+
+    @property
+    def has_batch_norm(self) -> bool:
+        """Whether the output for an image, and statistics of the model, depend on the batch."""
+        return any(isinstance(module, BATCH_NORMS) and module.training for module in self.model.modules())
 
     def train_mode(self) -> None:
         """Undo the `eval()` of an evaluation."""
@@ -120,6 +126,9 @@ class TrainStep:
         Args:
             on_gradients: called once the gradients are complete.
         """
+        factor = self.schedule(self.steps)
+        for group, base_lr in zip(self.optimizer.param_groups, self._base_lrs, strict=True):
+            group["lr"] = base_lr * factor
         sums = self.forward_backward(batch)
         on_gradients(self)  # before they are clipped, and SGD with Nesterov momentum writes into them
         if self._clip_norm:
@@ -127,14 +136,8 @@ class TrainStep:
         self.optimizer.step()
         if self.ema:
             self.ema.update()
-        self._begin_step(self.steps + 1)
+        self.steps += 1
         return sums
-
-    def _begin_step(self, step: int) -> None:
-        """Set the learning rates of a step."""
-        self.steps, factor = step, self.schedule(step)
-        for group, base_lr in zip(self.optimizer.param_groups, self._base_lrs, strict=True):
-            group["lr"] = base_lr * factor
 
     def forward_backward(self, batch: Batch) -> Sums:
         """Compute the gradient of the summed loss divided by `batch.size`, into the `grad` of the parameters."""
@@ -145,19 +148,26 @@ class TrainStep:
             batch = batch.padded(math.ceil(length / self.microbatch_size) * self.microbatch_size)
         if self.preprocess.mixes and batch.keys is not None:
             # The whole batch, because what is mixed into an image must not depend on the size of a microbatch.
-            images, targets = self.mixed(batch.images, batch.labels, batch.keys)
+            with self._stance(len(batch) == self.batch_size):
+                images, targets = self.mixed(batch.images, batch.labels, batch.keys)
             batch = Batch(images, batch.labels, None, batch.size, targets)
         no_sync = self.forward.no_sync if isinstance(self.forward, DistributedDataParallel) else nullcontext
         sums: Sums = {}
         for index, micro in enumerate(islice(batch.micro(self.microbatch_size), count), start=1):
             with no_sync() if index < count else nullcontext():  # all-reduce once, with the last one
-                part = self.forward(micro.images, micro.keys, micro.labels, micro.targets)
+                with self._stance(len(micro) == self.microbatch_size):
+                    part = self.forward(micro.images, micro.keys, micro.labels, micro.targets)
                 loss = part["loss"] / batch.size
                 # DDP averages the gradients over the ranks; the gradient of the global batch is their sum.
                 (loss * self._world_size).backward()
             for name, value in (part | {"loss": loss.detach()}).items():
                 sums[name] = sums.get(name, 0) + value
         return sums
+
+    def _stance(self, is_full: bool) -> AbstractContextManager[object]:
+        """Runs compiled code eagerly if it is of another shape, see `pad`."""
+        is_eager = self.config.compile and not self.pad and not is_full
+        return torch.compiler.set_stance("force_eager") if is_eager else nullcontext()
 
     def compile(self, loader: Loader) -> None:
         """Compile the step if configured, for what the loader delivers: uint8 or float32.
@@ -181,10 +191,12 @@ class TrainStep:
                 self.forward_backward(batch)
                 self.forward = torch.compile(self.eager, fullgraph=True, dynamic=False)  # type: ignore[assignment]
                 self.mixed = torch.compile(self.mixed, fullgraph=True, dynamic=False)
-                self.pad = True
+                self.pad = not self.has_batch_norm
             try:
                 try:
                     self.forward_backward(batch)  # reuses what earlier jobs of a sweep have compiled
+                except torch.OutOfMemoryError:
+                    raise
                 except Exception:
                     torch.compiler.reset()  # torch compiles at most eight versions; earlier jobs may have used them up
                     self.forward_backward(batch)
@@ -193,7 +205,7 @@ class TrainStep:
             except Exception as error:  # dynamo and inductor raise many types
                 self.forward, self.mixed, self.pad = self.eager, self.preprocess.mixed, False
                 reason = f"failed: {first_line(error)}"
-                if not self.config.is_auto("compile"):
+                if "compile" not in self.config.reasons:
                     raise ConfigError(f"trainer.compile=true: {reason}; type trainer.compile=false") from error
                 log.info("trainer.compile=false: %s", reason)
                 self.config = replace(self.config, compile=False, reasons={**self.config.reasons, "compile": reason})
@@ -226,9 +238,9 @@ class TrainStep:
                 # Fused AdamW would end with SIGSEGV.
                 if isinstance(value, Tensor) and value.dim() and value.shape != parameter.shape:
                     raise ValueError(f"optimizer state {index}, {name}: {[*value.shape]} for {[*parameter.shape]}")
-        # The options of the groups follow from the configuration, and their learning rates from the step.
+        # The options of the groups follow from the configuration, and their learning rates from the number of steps.
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": saved})
-        self._begin_step(int(state["schedule"]["last_epoch"]))
+        self.steps = int(state["schedule"]["last_epoch"])
         if self.ema:
             self.ema.load_state_dict(state["ema"])
 

@@ -46,10 +46,6 @@ class StepConfig:
         """From `to_dict()`."""
         return cls(**{**values, "precision": Precision(values["precision"])})
 
-    def is_auto(self, key: str) -> bool:
-        """Whether the configuration left a key to `auto`; only such a value has a reason."""
-        return key in self.reasons
-
     def describe(self) -> str:
         """A line for each value that was `auto`."""
         values = self.to_dict()
