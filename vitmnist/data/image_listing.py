@@ -132,7 +132,7 @@ def find_samples(
     classes = sorted({name for _, name in splits["train"]})
     folded = Counter(map(str.casefold, classes))
     if alike := [name for name in classes if folded[name.casefold()] > 1]:
-        log.warning("%s: classes that differ only in upper and lower case are different: %s", source, shorten(alike))
+        log.warning("%s: classes that differ only in upper and lower case are different: %s", source, listed(alike))
     for split, pictures in splits.items():
         in_split = {name for _, name in pictures}
         if unknown := sorted(in_split.difference(classes)):
@@ -261,7 +261,7 @@ def read_labels(
             rows = csv.DictReader(file)
             rows.fieldnames = columns = [name.strip() for name in rows.fieldnames or []]
             if several := [name for name, count in Counter(columns).items() if name and count > 1]:
-                raise DataError(f"{labels}:1: has more than one column {shorten(several)}; rename or remove one")
+                raise DataError(f"{labels}:1: has more than one column {listed(several)}; rename or remove one")
             required = {names.file, names.label, *({names.split} - {TableColumns.split})}
             if lacking := sorted(required.difference(columns)):
                 problem = f"has no column {' and '.join(lacking)}, only {listed(columns) or 'none'}"
