@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 from vitmnist.config.schema import affects_nothing, keys_where
-from vitmnist.config.values import is_under, trainer_label
+from vitmnist.config.values import is_under
 from vitmnist.report.statistics import Differences, Ratio, Spread, ratio
 from vitmnist.tracking.epoch_table import Metric, epoch_metrics, summarize
 from vitmnist.tracking.result import TEST_ACC, Run, monitored
@@ -251,13 +251,8 @@ def _comparison(runs: Sequence[Run]) -> Comparison:
 
 
 def _displayed_config(run: Run) -> dict[str, Any]:
-    """The configuration with loader and trainer as the report names them.
-
-    `prefetch of ram`; `auto: ram` for what `auto` chose; `plain, fused=true` for a trainer with changed options.
-    """
-    config = {key: value for key, value in run.config.items() if not is_under(key, ["trainer"])}
-    if trainer := {key[8:]: value for key, value in run.config.items() if key.startswith("trainer.")}:
-        config["trainer.name"] = trainer_label(trainer)
+    """The configuration with the loader as the report names it: `prefetch of ram`; `auto: ram` if `auto` chose it."""
+    config = dict(run.config)
     loader, base = config.get("data.loader.name"), config.pop("data.loader.base.name", None)
     chosen = run.result.choices.get("loader", "auto")
     if base:
