@@ -45,10 +45,6 @@ def complete_record(recorded: Mapping[str, Any]) -> dict[str, Any]:
     refused by its name when it is validated.
     """
     values = deepcopy(dict(recorded))
-    if isinstance(values.get("data"), dict) and "seed" in values:
-        values["data"].setdefault("holdout_seed", values["seed"])  # version 0.2 drew the hold-out by the seed
-    if isinstance(values.get("trainer"), dict):
-        values["trainer"].setdefault("deterministic", "auto")  # as version 0.2 trained
     for key, registry in registries():
         member: Any = values
         for name in key.split("."):
