@@ -231,7 +231,7 @@ def test_values_are_kept_as_they_are(in_file: bool, tmp_path: Path) -> None:
             kept = samples_in_file(lambda chunks=chunks: chunks, 4, structure, tmp_path, None)
         else:
             kept = samples_in_memory(chunks, expected_nbytes=1)
-        for found in (kept[1], kept[3], kept.view(2)):
+        for found in (kept[1], kept[3], kept.load(2, as_views=True)):
             assert found["label"] == 7
             if isinstance(value, np.ndarray):
                 assert (found["value"].dtype, found["value"].tolist()) == (value.dtype, value.tolist())

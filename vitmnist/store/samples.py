@@ -58,13 +58,10 @@ class Samples:
 
     def __getitem__(self, index: int) -> Any:
         """A copy of the sample."""
-        return self._load(index, as_views=False)
+        return self.load(index)
 
-    def view(self, index: int) -> Any:
-        """The sample; its tensors, arrays and images may be views of the stored bytes, not to be changed."""
-        return self._load(index, as_views=True)
-
-    def _load(self, index: int, as_views: bool) -> object:
+    def load(self, index: int, as_views: bool = False) -> Any:
+        """The sample; with `as_views`, its tensors, arrays and images may be views, which must not be changed."""
         block, start, stop = self.spans[index].tolist()
         content = self.blocks[block][start:stop].numpy().data
         load_image = partial(_load_image_tensor, as_view=as_views) if self.as_tensors else Image.frombytes
