@@ -17,10 +17,6 @@ from vitmnist.runtime.files import display_path
 Main = Callable[[], None]
 
 
-class EndedBySignal(BaseException):
-    """Ends the process by SIGINT, without a message: `diagnose` has already printed that of its script."""
-
-
 def command(name: str, parse: Callable[[ArgumentParser], Namespace]) -> Callable[[Callable[[Namespace], None]], Main]:
     """Turn a function into a command; its docstring, or else that of its module, is the help.
 
@@ -36,8 +32,6 @@ def command(name: str, parse: Callable[[ArgumentParser], Namespace]) -> Callable
             try:
                 run(parse(parser))
                 sys.stdout.flush()
-            except EndedBySignal:
-                raise KeyboardInterrupt from None  # of which the interpreter dies by SIGINT
             except (Exception, KeyboardInterrupt) as error:
                 end(error)
 

@@ -22,7 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
-from vitmnist.cli.command import EndedBySignal, command
+from vitmnist.cli.command import command
 from vitmnist.diagnosis.observer import Observer
 from vitmnist.diagnosis.report import describe_script, format_report, why_failed
 from vitmnist.errors import DataError, ExitCode
@@ -71,9 +71,6 @@ def main(options: Namespace) -> None:
     if json_file:
         json_file = json_file if report.rank is None else json_file.with_stem(f"{json_file.stem}-rank{report.rank}")
         json_file.write_text(json.dumps(asdict(report), indent=2) + "\n")
-    if isinstance(ended, KeyboardInterrupt):
-        sys.excepthook = lambda *_: None  # it has been printed
-        raise EndedBySignal
     sys.exit(report.exit_code or int(failure is not None))
 
 
