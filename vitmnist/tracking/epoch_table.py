@@ -124,7 +124,7 @@ def epoch_record(
     try:
         check_numbers(metrics)
     except ValueError as error:
-        raise TrainingError(f"epoch {epoch + 1}: {error}") from error
+        raise TrainingError(f"epoch {epoch + 1}: {error}; try a smaller optimizer.lr") from error
     return {"epoch": epoch, **metrics, "first_of_start": first_of_start, "ended_at": time.time(), "steps": steps}
 
 
