@@ -14,25 +14,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vitmnist.auditing import audit
-    from vitmnist.augment.preprocess import Preprocess
-    from vitmnist.data.datasets.base import load_dataset
-    from vitmnist.diagnosis.measure import diagnose
-    from vitmnist.loaders.base import Loader, register
-    from vitmnist.loaders.make_loader import make_loader
-    from vitmnist.replacement.from_dataloader import from_dataloader
+    from vitmnist.auditing import audit as audit
+    from vitmnist.augment.preprocess import Preprocess as Preprocess
+    from vitmnist.data.datasets.base import load_dataset as load_dataset
+    from vitmnist.diagnosis.measure import diagnose as diagnose
+    from vitmnist.loaders.base import Loader as Loader
+    from vitmnist.loaders.base import register as register
+    from vitmnist.loaders.make_loader import make_loader as make_loader
+    from vitmnist.replacement.from_dataloader import from_dataloader as from_dataloader
 
 __version__ = "0.2.0"
-__all__ = [
-    "Loader",
-    "Preprocess",
-    "audit",
-    "diagnose",
-    "from_dataloader",
-    "load_dataset",
-    "make_loader",
-    "register",
-]
 
 # Imported only when asked for: they need torch, and `vitmnist --help` is to answer at once.
 _HOMES = {
@@ -45,6 +36,7 @@ _HOMES = {
     "make_loader": "vitmnist.loaders.make_loader",
     "register": "vitmnist.loaders.base",
 }
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -93,7 +93,7 @@ def allowed_names(wrong: str, allowed: Iterable[str]) -> str:
     return f"{nearest(wrong, names)} allowed: {', '.join(names) or 'none'}".lstrip()
 
 
-def listed(names: Iterable[str]) -> str:
+def listed(names: Iterable[str | Path]) -> str:
     """The first ten of some names, or lines, that may come from a file."""
     every = list(names)
     return ", ".join(map(printable, every[:10])) + f", … ({len(every)} in all)" * (len(every) > 10)

@@ -62,7 +62,7 @@ class Members(Generic[Description, Built]):
         import_installed()
         return sorted(self._members)
 
-    def options_of(self, name: str) -> Description:
+    def description_of(self, name: str) -> Description:
         """What describes `name`: the dataclass of its options, or how a metric is shown."""
         return self._members[name][0]
 

@@ -183,8 +183,6 @@ def test_a_damaged_record_is_named_in_one_line(
     (named,) = (line for line in (ended.stdout + ended.stderr).splitlines() if name in line)
     if name == "result.json":
         assert "unreadable: " in named
-    elif name == ".hydra/config.yaml":
-        assert named.endswith("; its checkpoint has the configuration")
     else:
         assert ended.stderr.startswith("error: ")
-        assert "is damaged" in named
+        assert re.search("is damaged|restore the file, or start a new run", named)

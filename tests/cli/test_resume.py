@@ -10,15 +10,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-import yaml
 
 from tests.conftest import STATEFUL, Printed, Start, assert_same_run, overrides_for, result_of, write_mnist_like
 from tests.support.processes import TrainProcess, block_training, kill_and_resume
 from tests.tracking.test_tensorboard import events
 from vitmnist.checkpoint import storage
-from vitmnist.cli.train import main as train_main
 from vitmnist.errors import ExitCode
-from vitmnist.tracking.result import CONFIG
 
 
 @pytest.fixture(scope="module")
@@ -140,22 +137,3 @@ def test_a_stop_while_a_run_is_resumed_leaves_its_records(whole: Path, start: St
     assert started.ended(signal.SIGINT)[0] == 130
     assert "interrupted; results: cut, resume with\n    python train.py resume=cut" in started.output
     assert result_of(tmp_path / "cut") == before
-
-
-def test_a_hold_out_without_a_seed_was_drawn_by_that_of_the_run(
-    quick: list[str], output_of: Printed, refuse: Printed, tmp_path: Path
-) -> None:
-    """A run goes on with that split; if its record has another, the checksums refuse it."""
-    for holdout_seed in (7, 0):
-        run = tmp_path / f"run{holdout_seed}"
-        typed = ["seed=7", "data.holdout=0.3", f"data.holdout_seed={holdout_seed}", "epochs=1"]
-        output_of(train_main, *quick, *typed, f"hydra.run.dir={run}")
-        state, recorded = storage.load(run), yaml.safe_load((run / CONFIG).read_text())
-        for config in (state["config"], recorded):
-            del config["data"]["holdout_seed"]
-        storage.save(run, {key: value for key, value in state.items() if key != "format"})
-        (run / CONFIG).write_text(yaml.safe_dump(recorded))
-    before = result_of(tmp_path / "run7")["dataset"]
-    output_of(train_main, "resume=run7", "epochs=2")
-    assert result_of(tmp_path / "run7")["dataset"] == before
-    assert "the dataset has changed since the run began: train_images" in refuse("resume=run0", "epochs=2")

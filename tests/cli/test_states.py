@@ -17,6 +17,7 @@ BEGINS, RESUMES, DONE = "epoch 1/2", "resumed after", "completed, epoch 2/2"
 REFUSED = "holds records already, which would be overwritten"
 NO_RUN = "holds no run; name a folder such as outputs/runs/"
 ALL_DAMAGED = "run/checkpoints: all checkpoints are damaged"
+DAMAGED_RECORD = "run/.hydra/config.yaml: is not YAML: "
 EXPECTED = {
     # State of the folder: with resume=auto hydra.run.dir=DIR, with resume=DIR, with hydra.run.dir=DIR alone
     "absent": (BEGINS, NO_RUN, BEGINS),
@@ -25,7 +26,8 @@ EXPECTED = {
     "interrupted before a checkpoint": (BEGINS, BEGINS, REFUSED),
     "resumable": (RESUMES, RESUMES, REFUSED),
     "killed": (RESUMES, RESUMES, REFUSED),
-    "damaged records": (RESUMES, RESUMES, REFUSED),
+    "damaged result": (RESUMES, RESUMES, REFUSED),
+    "damaged records": (DAMAGED_RECORD, DAMAGED_RECORD, REFUSED),
     "damaged checkpoints": (BEGINS, ALL_DAMAGED, REFUSED),
     "completed": (DONE, DONE, REFUSED),
     "completed, without checkpoints": (DONE, DONE, REFUSED),
@@ -46,8 +48,9 @@ def make(state: str, runs: Path, folder: Path) -> None:
             checkpoint.unlink()
     if state.startswith("killed"):
         (folder / "result.json").unlink()
-    if state == "damaged records":
+    if state.startswith("damaged re"):
         (folder / "result.json").write_text("null")
+    if state == "damaged records":
         for record in (folder / ".hydra").iterdir():
             record.write_bytes(bytes(record.stat().st_size))  # as after a power cut
     if state == "damaged checkpoints":

@@ -196,9 +196,9 @@ class RandomAtTimes(Pairs):
 
 
 @pytest.mark.parametrize("collate", [default_collate, list])
-def test_the_reason_for_a_difference_is_looked_for(collate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_that_differ_without_a_generator_are_refused(collate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(randomness, "PROBES", 5)
-    message = "the DataLoader makes others each time: they are random without"
+    message = "they are random without a generator that can be seen"
     with pytest.raises(DataError, match=rf"^ram: .* of samples .* makes of them: {message}"):
         from_dataloader(DataLoader(RandomAtTimes(), 16, collate_fn=collate), "ram")
 
@@ -231,7 +231,7 @@ def test_values_are_kept_as_they_are(in_file: bool, tmp_path: Path) -> None:
             kept = samples_in_file(lambda chunks=chunks: chunks, 4, structure, tmp_path, None)
         else:
             kept = samples_in_memory(chunks, expected_nbytes=1)
-        for found in (kept[1], kept[3], kept.view(2)):
+        for found in (kept[1], kept[3], kept.load(2, as_views=True)):
             assert found["label"] == 7
             if isinstance(value, np.ndarray):
                 assert (found["value"].dtype, found["value"].tolist()) == (value.dtype, value.tolist())

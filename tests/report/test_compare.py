@@ -50,13 +50,14 @@ def test_whatever_varies_is_a_column(tmp_path: Path) -> None:
     }
 
 
-def test_trainers_are_named_with_changed_options_and_loaders_with_base_and_automatic_choice(tmp_path: Path) -> None:
+def test_options_of_a_trainer_have_columns_and_loaders_are_named_with_base_and_automatic_choice(tmp_path: Path) -> None:
     folder = REPOSITORY / "conf" / "trainer"
     plain, fast = (yaml.safe_load((folder / f"{name}.yaml").read_text()) for name in ("plain", "fast"))
     for number, trainer in enumerate([plain, fast, {**plain, "fused": True, "micro_batch": 250}]):
         run(tmp_path / "trainers" / str(number), config={"trainer": trainer})
-    labels = [row["trainer"] for row in rows(the_only(tmp_path / "trainers"))]
-    assert labels == ["plain", "fast", "plain, micro_batch=250, fused=true"]
+    columns = ("trainer", "trainer.micro_batch", "trainer.fused")
+    labels = [tuple(row[column] for column in columns) for row in rows(the_only(tmp_path / "trainers"))]
+    assert labels == [("plain", "None", "False"), ("fast", "auto", "auto"), ("plain", "250", "True")]
     for number, base in enumerate(("ram", "disk")):
         loader = {"name": "prefetch", "queue_size": 2, "base": {"name": base}}
         run(tmp_path / "loaders" / str(number), config={"data.loader": loader})

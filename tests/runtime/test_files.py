@@ -1,4 +1,4 @@
-"""Files of unknown origin are read within bounds, as plain values."""
+"""Files of unknown origin are read as plain values."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ from vitmnist.runtime.files import UnreadableError, csv_text, read_json, read_ya
     ("name", "content", "reason"),
     [
         ("json", b"", "is not JSON: Expecting value"),
-        ("json", b" " * 4_000_001, "is larger than 4 MB"),
         ("yaml", b"a: [", "is not YAML: "),
-        ("yaml", b" " * 1_000_001, "is larger than 1 MB"),
         ("yaml", b"a: !!python/object/apply:os.getcwd []", "is not YAML: could not determine a constructor"),
     ],
 )
-def test_files_beyond_the_bounds_are_refused(name: str, content: bytes, reason: str, tmp_path: Path) -> None:
+def test_files_that_hold_no_plain_values_are_refused(name: str, content: bytes, reason: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(UnreadableError) as raised:
         {"json": read_json, "yaml": read_yaml}[name](tmp_path / "file")

@@ -45,7 +45,7 @@ def test_fast_follows_static_rules(
     monkeypatch.setattr(step_options, "last_level_cache", lambda: 32 * 2**20)
     resolved = resolve_step_config(FAST, device, 500, images)
     assert replace(resolved, reasons={}) == expected
-    assert resolved.reasons.keys() == vars(FAST).keys() - {"clip_norm", "deterministic"}
+    assert resolved.reasons.keys() == vars(FAST).keys() - {"clip_norm", "deterministic", "name"}
     assert StepConfig.from_dict(resolved.to_dict()) == resolved
     assert resolve_step_config(PLAIN_TRAINER, device, 500, images) == StepConfig()
 

@@ -78,7 +78,7 @@ class InferenceModel:
 def model_info(config: Config, train: Split) -> dict[str, Any]:
     """What is needed to use the weights, as JSON values: model and images, and how files become such images."""
     values = config.data.dataset
-    changing = {item.name for item in fields(DATASETS.options_of(values["name"])) if may_change(item.metadata)}
+    changing = {item.name for item in fields(DATASETS.description_of(values["name"])) if may_change(item.metadata)}
     info = {
         "model": config.model,
         "shape": train.images.shape[1:],

@@ -42,7 +42,7 @@ from vitmnist.training.loop import Predictions
 
 SPLITS = ("train", "validation", "test")
 ALIGNED: Any = {"tablefmt": "plain", "disable_numparse": True, "stralign": "right"}  # options of `tabulate`
-USED = ("data", "device", "batch_size")
+OVERRIDABLE = ("data", "device", "batch_size")
 """Keys and sections that an evaluation can override; the model is always that of the run."""
 
 
@@ -91,9 +91,9 @@ def load_run(
     Raises:
         UserError: the folder, the overrides or the data cannot be used.
     """
-    if without_effect := [text for text in overrides if not key_of(text).startswith(USED)]:
+    if without_effect := [text for text in overrides if not key_of(text).startswith(OVERRIDABLE)]:
         raise ConfigError(
-            f"{without_effect[0]}: has no effect on a trained model; only {', '.join(USED)} can be changed"
+            f"{without_effect[0]}: has no effect on a trained model; only {', '.join(OVERRIDABLE)} can be changed"
         )
     config = recorded_config(folder, overrides)
     typed = {key_of(override) for override in overrides}
@@ -168,7 +168,7 @@ def class_metrics(matrix: Tensor, classes: tuple[str, ...], metrics: Mapping[str
 def _text(metrics: dict[str, Any]) -> str:
     lines = [f"accuracy {metrics['accuracy']:.2f}% of {metrics['images']:,} images"]
     for name in METRICS.names():
-        value, metric = metrics.get(name), METRICS.options_of(name)
+        value, metric = metrics.get(name), METRICS.description_of(name)
         if name != "acc":  # which is the first line
             lines.append(f"{name} –" if value is None else f"{name} {value:.{metric.digits or 2}f}{metric.unit}")
     names = [printable(row["class"]) for row in metrics["classes"]]

@@ -6,7 +6,6 @@ A record is data: it is checked against the schema, and nothing of it is given t
 from __future__ import annotations
 
 import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,13 +21,13 @@ from vitmnist.config.compose import compose
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import escaped, validate
 from vitmnist.config.values import complete_record, to_plain_dict
-from vitmnist.errors import ConfigError, DataError, UnknownKeyError, printable
+from vitmnist.errors import ConfigError, UnknownKeyError
 from vitmnist.runtime.files import UnreadableError, display_path, read_yaml
 from vitmnist.runtime.run_folder import has_checkpoint
 from vitmnist.tracking.epoch_table import may_train_longer
 from vitmnist.tracking.result import CONFIG, OVERRIDES, read_run
 
-SEVERAL = ("experiment", "hparams_search")  # groups that set keys of other groups
+GLOBAL_GROUPS = ("experiment", "hparams_search")  # Their files set keys of other groups (`@package _global_`).
 
 
 def recorded_config(folder: Path, typed: list[str]) -> Config:
@@ -58,7 +57,7 @@ def _apply(config: DictConfig, override: Override, searchpath: list[str]) -> Non
     key, value = override.key_or_group, override.value()
     if override.is_sweep_override():
         raise ConfigError(f"{override.input_line}: a list of values is a sweep, and resume= resumes one run")
-    if override.is_delete() or key in SEVERAL:
+    if override.is_delete() or key in GLOBAL_GROUPS:
         raise ConfigError(
             f"{override.input_line}: cannot be typed with resume=; keys such as epochs=10 can, and data/loader=NAME"
         )
@@ -77,36 +76,19 @@ def _apply(config: DictConfig, override: Override, searchpath: list[str]) -> Non
 
 
 def _recorded_values(folder: Path) -> dict[str, object]:
-    """The recorded values; those of the checkpoint if the record is lost or damaged.
-
-    Raises:
-        ConfigError: there is neither.
-        DataError: those of the checkpoint are damaged.
-    """
+    """The recorded values without those of Hydra; raises `ConfigError` if there are none, or they are damaged."""
     source = folder / CONFIG
     try:
-        return _plain_values(read_yaml(source))
-    except (FileNotFoundError, UnreadableError, ConfigError) as error:
-        if not has_checkpoint(folder):
-            if isinstance(error, FileNotFoundError):
-                advice = "name a folder such as outputs/runs/DATE/TIME-…"
-                raise ConfigError(f"{display_path(folder)}: holds no run; {advice}") from error
-            raise ConfigError(f"{display_path(source)}: {error}; start a new run") from error
-        print(printable(f"{display_path(source)}: {error}; its checkpoint has the configuration"), file=sys.stderr)
-    from vitmnist.checkpoint import storage  # imports torch
-
-    try:
-        return _plain_values((storage.load(folder) or {}).get("config"))
-    except ConfigError as error:
-        raise DataError(f"{folder / storage.FOLDER}: {error}") from error
-
-
-def _plain_values(recorded: object) -> dict[str, object]:
-    """The values of a record without those of Hydra; raises `ConfigError` if they are not those of a run."""
-    if not isinstance(recorded, dict):
-        raise ConfigError("is damaged: the configuration is not a mapping")
-    values = complete_record({key: value for key, value in recorded.items() if key != "hydra"})
-    validate(Config, values)
+        recorded = read_yaml(source)
+        if not isinstance(recorded, dict):
+            raise UnreadableError("is not the configuration of a run")
+        values = complete_record({key: value for key, value in recorded.items() if key != "hydra"})
+        validate(Config, values)
+    except FileNotFoundError as error:
+        advice = "name a folder such as outputs/runs/DATE/TIME-…"
+        raise ConfigError(f"{display_path(folder)}: holds no run; {advice}") from error
+    except (UnreadableError, ConfigError) as error:
+        raise ConfigError(f"{display_path(source)}: {error}; restore the file, or start a new run") from error
     return values
 
 

@@ -219,7 +219,7 @@ def _differing_keys(before: Run, composed: DictConfig) -> list[str]:
     recorded = flatten(before.result.config or {})
     try:
         now = flatten(to_plain_dict(validate(Config, composed)))
-    except ConfigError:  # `run` will refuse the job for it
+    except ConfigError:  # the job is refused for it when it starts
         return []
     return [key for key, value in recorded.items() if key in now and key != "resume" and now[key] != value]
 

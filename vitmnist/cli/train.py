@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf, read_write
 import vitmnist
 from vitmnist.cli.arguments import Arguments, is_of_hydra, key_of, parse, quoted, without_keys
 from vitmnist.cli.command import program
-from vitmnist.cli.resume import SEVERAL, config_to_resume, is_resumable, recorded_config, recorded_overrides
+from vitmnist.cli.resume import GLOBAL_GROUPS, config_to_resume, is_resumable, recorded_config, recorded_overrides
 from vitmnist.cli.start import (
     RECORDS,
     Start,
@@ -134,7 +134,7 @@ def _configure_run(start: Start, composed: DictConfig, arguments: Arguments) -> 
     must_resume = run or (is_auto and is_resumable(folder))  # under the lock: another process may have trained here
     if is_auto and must_resume:
         # The same command line is typed again and again: the values of `experiment=` and the like are recorded.
-        config = recorded_config(folder, without_keys(typed, SEVERAL))
+        config = recorded_config(folder, without_keys(typed, GLOBAL_GROUPS))
     if must_resume:
         resumed = config_to_resume(folder, config)
         if not resumed:

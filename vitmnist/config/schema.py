@@ -65,6 +65,7 @@ class TrainerConfig:
     fused: bool | str = or_auto(affects="timing")
     deterministic: bool | str = or_auto(affects="timing")
     clip_norm: float | None = bounded(above=0)
+    name: str = config_field(affects="timing")
 
 
 @dataclass

@@ -7,12 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import MISSING, ListConfig, OmegaConf
 
-from vitmnist.config import CONF, is_group
+from vitmnist.config import is_group
 from vitmnist.config.schema import registries
 
 if TYPE_CHECKING:
@@ -45,10 +44,6 @@ def complete_record(recorded: Mapping[str, Any]) -> dict[str, Any]:
     refused by its name when it is validated.
     """
     values = deepcopy(dict(recorded))
-    if isinstance(values.get("data"), dict) and "seed" in values:
-        values["data"].setdefault("holdout_seed", values["seed"])  # version 0.2 drew the hold-out by the seed
-    if isinstance(values.get("trainer"), dict):
-        values["trainer"].setdefault("deterministic", "auto")  # as version 0.2 trained
     for key, registry in registries():
         member: Any = values
         for name in key.split("."):
@@ -83,19 +78,3 @@ def value_text(value: object) -> str:
     text = str(value)
     is_long = len(text) > 8 and re.fullmatch(r"-?\d*\.?\d+(e[+-]?\d+)?", text) and not text.lstrip("-").isdigit()
     return f"{float(text):.3g}" if is_long else text
-
-
-def trainer_label(values: Mapping[str, Any]) -> str:
-    """A short name of a `trainer` section: the closest member of the group and what differs, as `plain, fused=true`."""
-    labels = []
-    for name, member in _trainers().items():
-        changed = {key: value for key, value in values.items() if value != member.get(key)}
-        changes = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in changed.items()]
-        labels.append((len(changes), ", ".join([name, *changes])))
-    return min(labels)[1]
-
-
-@cache
-def _trainers() -> dict[str, Any]:
-    """The members of the group `trainer`, by name."""
-    return {file.stem: OmegaConf.load(file) for file in sorted((CONF / "trainer").glob("*.yaml"))}

@@ -15,7 +15,7 @@ from functools import partial
 from glob import glob, has_magic
 from pathlib import Path
 
-from vitmnist.errors import ConfigError, DataError, printable
+from vitmnist.errors import ConfigError, DataError, listed, printable
 
 # The same with every build of Pillow: what it cannot read is reported as unreadable.
 JPEG = ".jpg", ".jpeg", ".jfif"
@@ -29,7 +29,6 @@ FOLDERS = {
     "test": ("test", "testing"),
 }
 """The splits, and what a folder of each may be called."""
-SHOWN_NAMES = 5  # in a message
 nfc = partial(unicodedata.normalize, "NFC")  # Files copied from macOS have the same names decomposed (NFD).
 
 Pictures = list[tuple[Path, str]]
@@ -133,17 +132,17 @@ def find_samples(
     classes = sorted({name for _, name in splits["train"]})
     folded = Counter(map(str.casefold, classes))
     if alike := [name for name in classes if folded[name.casefold()] > 1]:
-        log.warning("%s: classes that differ only in upper and lower case are different: %s", source, shorten(alike))
+        log.warning("%s: classes that differ only in upper and lower case are different: %s", source, listed(alike))
     for split, pictures in splits.items():
         in_split = {name for _, name in pictures}
         if unknown := sorted(in_split.difference(classes)):
             raise DataError(
-                f"{source}: the {split} split has classes without training pictures: {shorten(unknown)}; those of the "
-                f"training split are {shorten(classes)}; rename or remove them"
+                f"{source}: the {split} split has classes without training pictures: {listed(unknown)}; those of the "
+                f"training split are {listed(classes)}; rename or remove them"
             )
         if (missing := sorted(set(classes) - in_split)) and not skip_unreadable:
             raise DataError(
-                f"{source}: the {split} split lacks classes of the training split: {shorten(missing)}; add pictures of "
+                f"{source}: the {split} split lacks classes of the training split: {listed(missing)}; add pictures of "
                 "them, or type data.dataset.skip_unreadable=true"
             )
     if len(splits) == 1 and test_share:
@@ -173,7 +172,7 @@ def _split_folders(folder: Path) -> dict[str, Path]:
     others = [path.name for path in subfolders if path not in folders.values()]
     log.info("%s: %s", folder, ", ".join(f"{split} split from {path.name}" for split, path in folders.items()))
     if others:
-        log.warning("%s: not used: %s", folder, shorten(others))
+        log.warning("%s: not used: %s", folder, listed(others))
     return folders
 
 
@@ -183,7 +182,7 @@ def _list(folder: Path, left_out: Counter[str]) -> Pictures:
     if len(names) < 2:
         raise DataError(
             f"{folder}: two or more folders of a class are expected, with pictures in {folder}/CLASS/, to evaluate a "
-            f"model those of its classes; found: {shorten(names) or 'none'}"
+            f"model those of its classes; found: {listed(names) or 'none'}"
         )
     paths = [path.relative_to(folder) for name in names for path in list_images(folder / name, left_out)]
     classes: dict[str, str] = {}  # by the real path of each folder that holds pictures
@@ -208,15 +207,15 @@ def _refuse_splits(folder: Path, inner: dict[str, set[str]]) -> None:
         splits = [*inner]
     if splits:
         raise DataError(
-            f"{folder}: folders of classes that look like splits: {shorten(splits)}, with the folders "
-            f"{shorten(sorted(inner[splits[0]]))}; name splits train, val and test, with a folder for each class in "
+            f"{folder}: folders of classes that look like splits: {listed(splits)}, with the folders "
+            f"{listed(sorted(inner[splits[0]]))}; name splits train, val and test, with a folder for each class in "
             "each, or type data.dataset.labels=FILE.csv, which names the class of each picture"
         )
 
 
 def no_pictures(source: Path, empty: Sequence[str], size: int) -> str:
     """The message for classes without pictures, of `size` classes."""
-    return f"{source}: no picture in {len(empty)} of its {size} classes: {shorten(empty)}"
+    return f"{source}: no picture in {len(empty)} of its {size} classes: {listed(empty)}"
 
 
 def in_hash_order(pictures: Pictures, folder: Path) -> Pictures:
@@ -237,11 +236,6 @@ def _divide(pictures: Pictures, test_share: float) -> tuple[Pictures, Pictures]:
         (test if left[name] > 0 else train).append((path, name))
         left[name] -= 1
     return train, test
-
-
-def shorten(names: Sequence[object]) -> str:
-    """The first few of many names, for a message."""
-    return ", ".join(map(str, names[:SHOWN_NAMES])) + (", …" if len(names) > SHOWN_NAMES else "")
 
 
 def _locate(name: str, folder: Path) -> Path:
@@ -267,13 +261,13 @@ def read_labels(
             rows = csv.DictReader(file)
             rows.fieldnames = columns = [name.strip() for name in rows.fieldnames or []]
             if several := [name for name, count in Counter(columns).items() if name and count > 1]:
-                raise DataError(f"{labels}:1: has more than one column {shorten(several)}; rename or remove one")
+                raise DataError(f"{labels}:1: has more than one column {listed(several)}; rename or remove one")
             required = {names.file, names.label, *({names.split} - {TableColumns.split})}
             if lacking := sorted(required.difference(columns)):
-                problem = f"has no column {' and '.join(lacking)}, only {shorten(columns) or 'none'}"
+                problem = f"has no column {' and '.join(lacking)}, only {listed(columns) or 'none'}"
                 raise DataError(f"{labels}:1: {problem}; set data.dataset.columns='{{file: NAME, label: NAME}}'")
             if unused := [repr(name) for name in columns if name not in (*required, names.split)]:
-                log.warning("%s: columns that are not used: %s", labels, shorten(unused))
+                log.warning("%s: columns that are not used: %s", labels, listed(unused))
             for row in rows:
                 values = (row.get(column, "train") or "" for column in (names.file, names.label, names.split))
                 name, label, typed = map(str.strip, values)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -27,9 +26,8 @@ from vitmnist.data.randomness import (
 )
 from vitmnist.data.sampler import as_tensor
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.store.cache_file import decode_once
 from vitmnist.store.read_once import MapStyleDataset, read_once, reading_workers
-from vitmnist.store.rows import Rows, load_rows
+from vitmnist.store.rows import Location, Rows, keep
 from vitmnist.store.tree import tree_map
 
 Tensors = TypeVar("Tensors", bound="TensorSet")
@@ -60,20 +58,12 @@ class SampleSource(ABC):
         """
 
     @abstractmethod
-    def in_memory(self) -> TensorSet:
-        """All samples as tensors in memory; raises as `chunks`."""
+    def keep(self, location: Location) -> TensorSet:
+        """All samples as tensors in host memory or in a file; raises as `chunks` and `decode_once`."""
 
     @abstractmethod
     def bytes_to_load(self, device: torch.device) -> int:
         """What having all samples in the memory of a device would allocate."""
-
-    @abstractmethod
-    def in_file(self, folder: Path, fingerprint: str | None = None) -> TensorSet:
-        """All samples in a memory-mapped file of `folder`; raises as `chunks` and `decode_once`.
-
-        Args:
-            fingerprint: identifies the samples of a dataset. Without one, their file is for this call only.
-        """
 
     def stored(self) -> SampleSource:
         """The samples as they are stored, for a loader that reads each when it is needed."""
@@ -128,18 +118,17 @@ class TensorSet(SampleSource):
     def chunks(self) -> Iterable[tuple[Tensor, Tensor]]:
         return zip(self.images.split(CHUNK), self.labels.split(CHUNK), strict=True)
 
-    def in_memory(self) -> TensorSet:
-        return TensorSet(*self.rows.in_memory().tensors) if self.is_mapped else self
-
     def bytes_to_load(self, device: torch.device) -> int:
         return self.rows.nbytes if self.is_mapped or self.images.device.type != device.type else 0
 
-    def in_file(self, folder: Path, fingerprint: str | None = None) -> TensorSet:
+    def keep(self, location: Location) -> TensorSet:
+        if location.loader == "ram":
+            return TensorSet(*(tensor.clone() for tensor in self.rows.tensors)) if self.is_mapped else self
         self.check_on_host()
         if self.is_mapped or not len(self):
             return self
         contents = f"{self.images.dtype} {list(self.images.shape)} {digest(self.images)}"
-        (images, _), _ = decode_once(folder, contents, len(self), self.chunks)
+        images, _ = keep(self.chunks, len(self), replace(location, fingerprint=contents)).tensors
         return TensorSet(images, self.labels, is_mapped=True)  # sets of other labels share the file
 
     def stored(self) -> SampleSource:
@@ -225,17 +214,14 @@ class DatasetSource(SampleSource):
                 "disk, or augment batches on the device (data/augment)"
             ) from error
 
-    def in_memory(self) -> TensorSet:
-        return TensorSet(*load_rows(self.chunks(), len(self)).tensors)
-
     def bytes_to_load(self, device: torch.device) -> int:
         """Estimated from the first sample."""
         return sum(part.nbytes for part in self._pairs(self.read, range(1))) * len(self) if len(self) else 0
 
-    def in_file(self, folder: Path, fingerprint: str | None = None) -> TensorSet:
-        contents = f"{fingerprint}, {len(self)} samples" if fingerprint else None
-        tensors, _ = decode_once(folder, contents, len(self), self.chunks)
-        return TensorSet(*tensors, is_mapped=True)
+    def keep(self, location: Location) -> TensorSet:
+        contents = location.fingerprint and f"{location.fingerprint}, {len(self)} samples"
+        rows = keep(self.chunks, len(self), replace(location, fingerprint=contents))
+        return TensorSet(*rows.tensors, is_mapped=rows.is_mapped)
 
     def _pairs(self, read: Callable[[slice], object], rows: range) -> tuple[Tensor, Tensor]:
         """The images and labels at some rows; raises `DataError` if it has others."""

@@ -28,7 +28,7 @@ from vitmnist.timing.benchmark import Benchmark, Candidate, rows_of
 from vitmnist.timing.table import Row
 
 AS_IT_IS = "as it is"
-ASKED, ASKED_S = 16, 0.5  # Samples that are read to see where their time goes, and about how long that may take
+PROFILED_SAMPLES, PROFILED_S = 16, 0.5  # Samples read to see where their time goes, and about how long it may take
 DECODE_S = 3.0  # Decoding is timed on as many samples as one process reads in this time
 TRY_BATCHES, TRY_S = 50, 6.0  # For timing the candidates after a script
 LATE_S = 30.0  # Without a batch for so long, workers are said to fail
@@ -185,7 +185,7 @@ def time_parts(loader: DataLoader[object]) -> tuple[dict[str, float], bool]:
     with suppress(Exception):  # of a sample, or the collate function: the rows of the table then say why
         began = time.perf_counter()
         dataset[0]
-        count = min(ASKED, len(dataset), max(2, int(ASKED_S / (time.perf_counter() - began))))  # type: ignore[arg-type]
+        count = min(PROFILED_SAMPLES, len(dataset), max(2, int(PROFILED_S / (time.perf_counter() - began))))  # type: ignore[arg-type]
         try:
             if compose is not None:
                 compose.transforms = [_timed(transform, times) for transform in transforms]

@@ -165,7 +165,7 @@ def _candidates(options: AutoOptions, key: str) -> list[str]:
     """The names of the loaders to try: those asked for, or all that are registered."""
     if negative := [workers for workers in options.worker_counts or () if workers < 0]:
         raise ConfigError(f"{join(key, 'worker_counts')}: {negative[0]} must be at least 0")
-    names = [name for name in LOADERS.names() if LOADERS.options_of(name) is not AutoOptions]
+    names = [name for name in LOADERS.names() if LOADERS.description_of(name) is not AutoOptions]
     for name in options.candidates or ():
         if name not in names:
             raise ConfigError(f"{join(key, 'candidates')}={name}: not known; {allowed_names(name, names)}")

@@ -18,7 +18,7 @@ from vitmnist.runtime.device import Backend, Event, backend_of
 from vitmnist.runtime.files import home_expanded
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.store.cache_file import DEFAULT_FOLDER
-from vitmnist.store.rows import Rows
+from vitmnist.store.rows import Location, Rows
 
 
 class HostLoader(Loader):
@@ -100,7 +100,7 @@ class RamLoader(HostLoader):
 
     def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         check_fits("ram", Memory(host=data.bytes_to_load(torch.device("cpu"))), device, others=("cache", "disk"))
-        self.decoded = data.in_memory()
+        self.decoded = data.keep(Location("ram"))
         super().__init__(self.decoded, sampler, device)
 
 
@@ -125,7 +125,8 @@ class CacheLoader(HostLoader):
     keeps = Place.FILE
 
     def __init__(self, options: CacheOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
-        super().__init__(data.in_file(home_expanded(options.folder), options.fingerprint), sampler, device)
+        location = Location("cache", folder=home_expanded(options.folder), fingerprint=options.fingerprint)
+        super().__init__(data.keep(location), sampler, device)
 
 
 @LOADERS.register("gpu_slice")
@@ -150,7 +151,7 @@ class GpuSliceLoader(Loader):
             )
         needs = self.needs(options, data, sampler, device)
         check_fits("gpu_slice", needs, device, others=("ram", "cache", "disk"))
-        rows = data.in_memory().rows if device.type == "cpu" else data.rows
+        rows = data.keep(Location("ram")).rows if device.type == "cpu" else data.rows
         self.rows = Rows(tuple(map(backend_of(device).to_device, rows.tensors)))
 
     def batches(self, number: int, start: int) -> Batches:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -18,9 +17,8 @@ from vitmnist.errors import ConfigError, DataError, naming
 from vitmnist.replacement.split_transforms import TransformGuard
 from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.memory import Memory, check_fits
-from vitmnist.store.cache_file import decode_once
 from vitmnist.store.read_once import MapStyleDataset, WrappedDataset, read_once, reading_workers
-from vitmnist.store.rows import Rows, load_rows
+from vitmnist.store.rows import Location, Rows, keep
 from vitmnist.store.samples import Samples, encode_samples, samples_in_file, samples_in_memory
 from vitmnist.store.tree import Structure, flatten, unflatten
 
@@ -121,11 +119,7 @@ class TransformedDataset(DecodedDataset):
         return self._transform(self._samples[index])
 
     def __getitems__(self, indices: Sequence[int]) -> FetchedBatch | list[object]:
-        samples = []
-        for index in indices:
-            with naming(f"sample {index}"):
-                samples.append(self[index])
-        return samples
+        return [named_sample(self, index) for index in indices]
 
 
 class NoRowsError(DataError):
@@ -199,16 +193,6 @@ class BatchRows:
 Chunk = TypeVar("Chunk")
 
 
-@dataclass(frozen=True)
-class Location:
-    """Where decoded samples are kept; see `from_dataloader`."""
-
-    loader: str
-    device: torch.device
-    folder: Path
-    fingerprint: str | None
-
-
 def keep_rows(dataloader: DataLoader[Any], first: BatchRows, location: Location, fingerprint: str | None) -> BatchRows:
     """All samples of a dataset as rows of tensors.
 
@@ -225,19 +209,13 @@ def keep_rows(dataloader: DataLoader[Any], first: BatchRows, location: Location,
     size = len(dataset)
     read = partial(_read_rows, dataset, dataloader.collate_fn, first)
     chunks = partial(_read_once, dataloader, dataset, read, first.sample_nbytes)
-    if location.loader == "cache":
-        contents = fingerprint and f"{fingerprint}, {size} samples, {first.signature}"
-        files = [str(index) for index in range(len(first.rows.tensors))]
-        tensors, _ = decode_once(location.folder, contents, size, chunks, names=files)
-        return BatchRows(Rows(tensors, is_mapped=True), first.structure)
-    needed = first.sample_nbytes * size
-    on_device = location.loader == "gpu_slice"
-    is_cuda = on_device and location.device.type == "cuda"
-    check_fits(location.loader, Memory(needed, needed if is_cuda else 0), location.device)
-    rows = load_rows(chunks(), size)
-    if on_device:
-        rows = Rows(tuple(tensor.to(location.device) for tensor in rows.tensors))
-    return BatchRows(rows, first.structure)
+    contents = fingerprint and f"{fingerprint}, {size} samples, {first.signature}"
+    if location.loader != "cache":
+        needed = first.sample_nbytes * size
+        is_cuda = location.loader == "gpu_slice" and location.device.type == "cuda"
+        check_fits(location.loader, Memory(needed, needed if is_cuda else 0), location.device)
+    files = [str(index) for index in range(len(first.rows.tensors))]
+    return BatchRows(keep(chunks, size, replace(location, fingerprint=contents), files), first.structure)
 
 
 def keep_samples(
@@ -267,7 +245,7 @@ def read_batch(dataset: Dataset[Any], collate: Callable[[list[Any]], object], in
     if hasattr(dataset, "__getitems__"):
         samples = dataset.__getitems__(list(indices))
     else:
-        samples = [*_named_samples(dataset, indices)]
+        samples = [named_sample(dataset, index) for index in indices]
     return collated(collate, f"samples {', '.join(map(str, indices[:3]))}, …", samples)
 
 
@@ -309,11 +287,10 @@ def _read_rows(
 
 
 def _read_samples(source: MapStyleDataset, structure: Structure | None, indices: range) -> Samples:
-    return encode_samples(_named_samples(source, indices), structure)
+    return encode_samples((named_sample(source, index) for index in indices), structure)
 
 
-def _named_samples(dataset: MapStyleDataset | Dataset[Any], indices: Iterable[int]) -> Iterator[Any]:
-    """Samples; an error names the one that cannot be read."""
-    for index in indices:
-        with naming(f"sample {index}"):
-            yield dataset[index]
+def named_sample(dataset: MapStyleDataset | Dataset[Any], index: int) -> Any:
+    """A sample; an error is a `DataError` that names it."""
+    with naming(f"sample {index}"):
+        return dataset[index]

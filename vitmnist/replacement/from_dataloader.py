@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +22,6 @@ from vitmnist.replacement.decoded_dataset import (
     DecodedDataLoader,
     DecodedDataset,
     GatheredDataset,
-    Location,
     NoRowsError,
     TransformedDataset,
     collated,
@@ -53,6 +51,7 @@ from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.memory import DoesNotFitError, keep_freed_memory
 from vitmnist.store.cache_file import DEFAULT_FOLDER
 from vitmnist.store.read_once import unchanged
+from vitmnist.store.rows import Location
 from vitmnist.store.tree import find_difference, flatten
 
 STORES = ("gpu_slice", "ram", "cache")
@@ -282,10 +281,11 @@ def _of_tensors(exact: DataLoader[Any], source: TwoStepDataset, probes: list[int
     transforms = [steps for steps, _ in forms]
     kept = dataset.original, dataset._guard, dataset._samples.with_tensors()
     unconverted: list[Any] = []
+    join: Any = partial(sum, start=[])  # the results of all calls of the samples
     try:
         for samples, steps in ((kept[2], transforms), (dataset._samples, source.random)):
             before = partial(source.results, [part[:end] for part, (_, end) in zip(steps, forms, strict=True)])
-            unconverted.append(seeded_batch(TransformedDataset(*kept[:2], samples, before), _joined, probes))
+            unconverted.append(seeded_batch(TransformedDataset(*kept[:2], samples, before), join, probes))
     except DataError as error:
         raise ConfigError(f"transforms='tensor': {error}; use transforms='exact'") from error
     mean, largest = picture_difference(*unconverted)
@@ -317,10 +317,6 @@ def _of_tensors(exact: DataLoader[Any], source: TwoStepDataset, probes: list[int
     return rebuilt(exact, TensorDataLoader, dataset=in_workers)
 
 
-def _joined(lists: list[list[Any]]) -> list[Any]:
-    return list(chain.from_iterable(lists))
-
-
 def _are_same(in_workers: TransformedDataset, drawn: DrawnDataset, probes: Sequence[int]) -> bool:
     """Whether two forms of a dataset draw the same and make the same batches of it, bit for bit."""
 
@@ -328,6 +324,7 @@ def _are_same(in_workers: TransformedDataset, drawn: DrawnDataset, probes: Seque
         return CollateGathered(default_collate)(samples), torch.get_rng_state()
 
     with suppress(Exception):  # torchvision may not draw for what is no picture
-        pairs = [[seeded_batch(dataset, collate, [index]) for dataset in (in_workers, drawn)] for index in probes]
+        batches = [*([index] for index in probes), probes]
+        pairs = [[seeded_batch(dataset, collate, batch) for dataset in (in_workers, drawn)] for batch in batches]
         return not any(find_difference(*pair) for pair in pairs)
     return False

@@ -26,8 +26,15 @@ from vitmnist.data.randomness import (
     seed_generators,
 )
 from vitmnist.data.sources import copied
-from vitmnist.errors import ConfigError, DataError, naming
-from vitmnist.replacement.decoded_dataset import BatchRows, DecodedDataLoader, NoRowsError, collated, read_batch
+from vitmnist.errors import ConfigError, DataError
+from vitmnist.replacement.decoded_dataset import (
+    BatchRows,
+    DecodedDataLoader,
+    NoRowsError,
+    collated,
+    named_sample,
+    read_batch,
+)
 from vitmnist.store.tree import find_difference
 
 COMPARED = 3
@@ -113,13 +120,8 @@ def find_random(dataloader: DataLoader[Any], probes: Sequence[int]) -> tuple[lis
         DataError: a sample that cannot be read, or a collate function that fails for them.
     """
     dataset: Any = dataloader.dataset
-
-    def read(index: int) -> object:
-        with naming(f"sample {index}"):
-            return dataset[index]
-
     try:
-        samples = read_probes(read, probes, dataset)
+        samples = read_probes(partial(named_sample, dataset), probes, dataset)
     except RandomSampleError as error:
         return [], str(error)
     size = min(dataloader.batch_size or COMPARED_SIZE, len(samples))
@@ -164,15 +166,14 @@ def check_same_batches(original: DataLoader[Any], replaced: DataLoader[Any], *, 
         expected = seeded_batch(original.dataset, original.collate_fn, indices)
         if not (difference := find_difference(seeded_batch(replaced.dataset, replaced.collate_fn, indices), expected)):
             continue
-        if find_difference(seeded_batch(original.dataset, original.collate_fn, indices), expected):
-            reason = (
-                "the DataLoader makes others each time: they are random without a generator that can be seen (such as "
-                "default_rng() in each call), or keep a state from sample to sample; keep no state between samples, "
-                "name the random step with decode= and transform=, or use the DataLoader as it is"
-            )
-        elif not (is_random or options):
+        if not (is_random or options):
             raise NoRowsError(f"{difference} depends on the other samples of the batch")
-        else:
-            reason = options + " do not fit" if options else "they depend on more than indices and transforms"
+        reason = (
+            "they are random without a generator that can be seen (such as default_rng() in each call), or depend on "
+            "what was read before; keep no state between samples, name the random step with decode= and transform=, or "
+            "use the DataLoader as it is"
+        )
+        if options:
+            reason = f"{options} do not fit"
         named = ", ".join(map(str, indices[:3]))
         raise DataError(f"{difference} of samples {named}, … is not what the DataLoader makes of them: {reason}")

@@ -254,7 +254,7 @@ class DrawnDataset(TransformedDataset):
         drawn: list[DrawnSample] = []
         for index in indices:
             with naming(f"sample {index}"):
-                positions, sample, calls = self._samples.view(index)
+                positions, sample, calls = self._samples.load(index, as_views=True)
                 pictures = [
                     DrawnPicture(image, *draw(transforms[position], tuple(image.shape)))
                     for position, (image,) in zip(positions, calls, strict=True)

@@ -18,12 +18,12 @@ from statistics import median
 from typing import Any
 
 from vitmnist.config.schema import affects_nothing, keys_where
-from vitmnist.config.values import is_under, trainer_label
+from vitmnist.config.values import is_under
 from vitmnist.report.statistics import Differences, Ratio, Spread, ratio
 from vitmnist.tracking.epoch_table import Metric, epoch_metrics, summarize
 from vitmnist.tracking.result import TEST_ACC, Run, monitored
 
-NOTHING = "–"  # not measured, or not applicable
+EMPTY_CELL = "–"  # not measured, or not applicable
 LOADER, LOADER_OPTION = "data/loader", "data.loader."  # columns of a comparison
 MACHINE = ("host", "cpu", "cpu_count")  # keys of `environment` that identify a machine
 CHECKSUMS = "SHA-256 of the data"
@@ -233,7 +233,7 @@ def _comparison(runs: Sequence[Run]) -> Comparison:
     configs = [_displayed_config(run) for run in runs]
     facts_by_run = [_facts(run) for run in runs]
     titles = dict.fromkeys(title for facts in facts_by_run for title in facts)
-    texts = {title: {facts.get(title, NOTHING) for facts in facts_by_run if facts} for title in titles}
+    texts = {title: {facts.get(title, EMPTY_CELL) for facts in facts_by_run if facts} for title in titles}
     # A key as it is typed: a config group with slashes, any other key with dots.
     columns = {
         key: key.removesuffix(".name").replace(".", "/") if key.endswith(".name") else key
@@ -243,21 +243,16 @@ def _comparison(runs: Sequence[Run]) -> Comparison:
     rows: dict[tuple[str, str], Configuration] = {}
     for run, config, facts in zip(runs, configs, facts_by_run, strict=True):
         values = {title: config[key] for key, title in columns.items() if key in config}
-        values |= {title: facts[title] for title in varied if facts.get(title, NOTHING) != NOTHING}
+        values |= {title: facts[title] for title in varied if facts.get(title, EMPTY_CELL) != EMPTY_CELL}
         unique = str(run.folder) if run.status == "unreadable" else ""  # it repeats no other run
         rows.setdefault((unique, repr(values)), Configuration(values, [])).runs.append(run)
-    common = {title: min(texts[title]) for title in titles if title not in varied and texts[title] != {NOTHING}}
+    common = {title: min(texts[title]) for title in titles if title not in varied and texts[title] != {EMPTY_CELL}}
     return Comparison([*columns.values(), *varied], list(rows.values()), common)
 
 
 def _displayed_config(run: Run) -> dict[str, Any]:
-    """The configuration with loader and trainer as the report names them.
-
-    `prefetch of ram`; `auto: ram` for what `auto` chose; `plain, fused=true` for a trainer with changed options.
-    """
-    config = {key: value for key, value in run.config.items() if not is_under(key, ["trainer"])}
-    if trainer := {key[8:]: value for key, value in run.config.items() if key.startswith("trainer.")}:
-        config["trainer.name"] = trainer_label(trainer)
+    """The configuration with the loader as the report names it: `prefetch of ram`; `auto: ram` if `auto` chose it."""
+    config = dict(run.config)
     loader, base = config.get("data.loader.name"), config.pop("data.loader.base.name", None)
     chosen = run.result.choices.get("loader", "auto")
     if base:
@@ -304,12 +299,12 @@ def _facts(run: Run) -> dict[str, str]:
 def fact_text(value: object) -> str:
     """A value of `environment` or `dataset`; commits and checksums are cut to 12 digits."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}={fact_text(item)}" for key, item in sorted(value.items())) or NOTHING
+        return ", ".join(f"{key}={fact_text(item)}" for key, item in sorted(value.items())) or EMPTY_CELL
     if isinstance(value, str) and len(value) in (40, 64) and value.isalnum():
         return value[:12]
     if type(value) is int:
         return f"{value:,}"
-    return NOTHING if value is None else str(value)
+    return EMPTY_CELL if value is None else str(value)
 
 
 def _values(runs: Iterable[Run], name: str) -> list[float]:

@@ -13,7 +13,7 @@ from tabulate import tabulate
 
 from vitmnist.config.values import value_text
 from vitmnist.errors import printable
-from vitmnist.report.comparison import NOTHING, Comparison, Configuration, compare
+from vitmnist.report.comparison import EMPTY_CELL, Comparison, Configuration, compare
 from vitmnist.report.plots import draw
 from vitmnist.report.statistics import Spread, seconds
 from vitmnist.report.summary import quality_text, summary
@@ -94,9 +94,9 @@ def table(comparison: Comparison) -> Table:
     So is the status if all runs completed.
     """
     measured = [_measured(comparison, row) for row in comparison.ordered]
-    titles = [title for title in measured[0] if {values[title] for values in measured} - {NOTHING, "completed"}]
+    titles = [title for title in measured[0] if {values[title] for values in measured} - {EMPTY_CELL, "completed"}]
     rows = [
-        [value_text(row.values.get(column, NOTHING)) for column in comparison.columns]
+        [value_text(row.values.get(column, EMPTY_CELL)) for column in comparison.columns]
         + [values[title] for title in titles]
         for row, values in zip(comparison.ordered, measured, strict=True)
     ]
@@ -105,7 +105,7 @@ def table(comparison: Comparison) -> Table:
 
 def _measured(comparison: Comparison, row: Configuration) -> dict[str, str]:
     """The measured values of a row by the title of their column: quality, time, and the rest."""
-    metric, seeds = comparison.metric, NOTHING
+    metric, seeds = comparison.metric, EMPTY_CELL
     quality = row.quality(metric.name)
     if quality and quality.n > 1:
         low, high = (quality_text(metric, bound).rstrip("%") for bound in (quality.low, quality.high))
@@ -119,14 +119,14 @@ def _measured(comparison: Comparison, row: Configuration) -> dict[str, str]:
         if column.column:
             cells.setdefault(column.column, _median(row.spreads[name], column.digits))
         if name == "epoch_s":
-            cells["spread"] = str(row.epoch_s) if row.epoch_s and row.epoch_s.n > 1 else NOTHING
-            cells["× fastest"] = str(comparison.ratio(row) or NOTHING)
+            cells["spread"] = str(row.epoch_s) if row.epoch_s and row.epoch_s.n > 1 else EMPTY_CELL
+            cells["× fastest"] = str(comparison.ratio(row) or EMPTY_CELL)
     return cells | {"status": row.status}
 
 
 def _median(spread: Spread | None, digits: int | None = None) -> str:
     if spread is None:
-        return NOTHING
+        return EMPTY_CELL
     return seconds(spread.median) if digits is None else f"{spread.median:,.{digits}f}"
 
 

@@ -15,7 +15,6 @@ import yaml
 
 from vitmnist.errors import ConfigError, first_line, printable
 
-MAX_JSON_MB, MAX_YAML_MB = 4, 1
 # libyaml is about ten times as fast as the parser in Python. It limits the depth of nesting.
 YAML_LOADER: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -84,9 +83,9 @@ def read_json(path: Path) -> object:
 
     Raises:
         FileNotFoundError: there is no such file.
-        UnreadableError: it is too large, or not JSON.
+        UnreadableError: it cannot be read, or is not JSON.
     """
-    content = _read(path, MAX_JSON_MB)
+    content = _read(path)
     try:
         value: object = json.loads(content)
     except (ValueError, RecursionError) as error:  # ValueError: also an integer of too many digits
@@ -99,9 +98,9 @@ def read_yaml(path: Path) -> object:
 
     Raises:
         FileNotFoundError: there is no such file.
-        UnreadableError: it is too large, or not YAML of plain values.
+        UnreadableError: it cannot be read, or is not YAML of plain values.
     """
-    content = _read(path, MAX_YAML_MB)
+    content = _read(path)
     try:
         value: object = yaml.load(content, YAML_LOADER)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: such as the 13th month
@@ -109,17 +108,13 @@ def read_yaml(path: Path) -> object:
     return value
 
 
-def _read(path: Path, megabytes: int) -> bytes:
+def _read(path: Path) -> bytes:
     if not path.is_file():  # opening a FIFO would wait for a writer
         raise FileNotFoundError(f"{path}: there is no such file")
     try:
-        with path.open("rb") as file:
-            content = file.read(megabytes * 1_000_000 + 1)
+        return path.read_bytes()
     except OSError as error:
         raise UnreadableError(f"cannot be read: {error.strerror}") from error
-    if len(content) > megabytes * 1_000_000:
-        raise UnreadableError(f"is larger than {megabytes} MB")
-    return content
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> str:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from vitmnist.errors import DataError
 from vitmnist.runtime.ordered_map import in_parts
+from vitmnist.store.cache_file import Chunks, decode_once
 
+CPU = torch.device("cpu")
 LARGE = 96 * 96  # Pixels of an image from which on images are handled one by one, with channels last in memory.
 
 
@@ -46,23 +49,38 @@ class Rows:
         """Buffers of `size` rows for `gather`, made by `empty(shape, dtype)`."""
         return tuple(empty((size, *rows.shape[1:]), rows.dtype) for rows in map(rows_in_memory, self.tensors))
 
-    def in_memory(self) -> Rows:
-        """The rows out of files; as they are if they are in memory already."""
-        return Rows(tuple(tensor.clone() for tensor in self.tensors)) if self.is_mapped else self
 
-
-def load_rows(chunks: Iterable[Sequence[Tensor]], size: int) -> Rows:
-    """Consecutive rows of the same tensors, joined in memory.
+@dataclass(frozen=True)
+class Location:
+    """Where decoded samples are kept.
 
     Args:
-        size: how many rows there are in all.
-
-    Raises:
-        DataError: there are none.
+        loader: ram: in host memory; cache: in a file of `folder`; gpu_slice: in the memory of `device`.
+        fingerprint: of the samples, by which other processes find them in `folder`; None: for this call only.
     """
+
+    loader: str
+    device: torch.device = CPU
+    folder: Path = Path()
+    fingerprint: str | None = None
+
+
+def keep(
+    chunks: Callable[[], Chunks], size: int, location: Location, names: Sequence[str] = ("images", "labels")
+) -> Rows:
+    """All samples as rows of tensors, in this location; raises as `decode_once`.
+
+    Args:
+        chunks: makes the tensors of consecutive samples.
+        size: how many samples there are in all.
+        names: of the tensors, in a file.
+    """
+    if location.loader == "cache":
+        mapped, _ = decode_once(location.folder, location.fingerprint, size, chunks, names=names)
+        return Rows(mapped, is_mapped=True)
     tensors: tuple[Tensor, ...] = ()
     filled = 0
-    for chunk in chunks:
+    for chunk in chunks():
         # Allocated at full size at once: concatenating chunks would need twice the memory.
         tensors = tensors or tuple(part.new_empty((size, *part.shape[1:])) for part in chunk)
         for tensor, part in zip(tensors, chunk, strict=True):
@@ -70,7 +88,8 @@ def load_rows(chunks: Iterable[Sequence[Tensor]], size: int) -> Rows:
         filled += len(chunk[0])
     if not tensors:
         raise DataError("the dataset is empty")
-    return Rows(tensors)
+    on_device = location.loader == "gpu_slice"
+    return Rows(tuple(tensor.to(location.device) for tensor in tensors) if on_device else tensors)
 
 
 def is_large(shape: Sequence[int]) -> bool:

@@ -39,20 +39,18 @@ FILES = ("samples", "spans")  # The fields of a cache that are files.
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples of any structure, pickled, or as a file has them without pickle.
+    """Samples of any structure, pickled, or of one structure as a file has them without pickle.
 
     Args:
         blocks: the bytes of the samples, uint8; one or more blocks of memory.
         spans: for each sample the block, and where it begins and ends there; int64 `[N, 3]`.
-        structure: of each sample; None if they differ.
-        is_pickled: otherwise they are as `encode_plain` makes them.
+        structure: of each sample, as `encode_plain` has made them; None if they are pickled.
         as_tensors: load images as uint8 tensors `[C, H, W]`, not as PIL images.
     """
 
     blocks: Sequence[Tensor]
     spans: Tensor
     structure: Structure | None
-    is_pickled: bool = True
     as_tensors: bool = False
 
     def __len__(self) -> int:
@@ -60,24 +58,19 @@ class Samples:
 
     def __getitem__(self, index: int) -> Any:
         """A copy of the sample."""
-        return self._load(index, as_views=False)
+        return self.load(index)
 
-    def view(self, index: int) -> Any:
-        """The sample; its tensors, arrays and images may be views of the stored bytes, not to be changed."""
-        return self._load(index, as_views=True)
-
-    def _load(self, index: int, as_views: bool) -> object:
+    def load(self, index: int, as_views: bool = False) -> Any:
+        """The sample; with `as_views`, its tensors, arrays and images may be views, which must not be changed."""
         block, start, stop = self.spans[index].tolist()
         content = self.blocks[block][start:stop].numpy().data
         load_image = partial(_load_image_tensor, as_view=as_views) if self.as_tensors else Image.frombytes
-        if self.is_pickled or self.structure is None:
+        if self.structure is None:
             return unpickle_sample(content, load_image, as_views)
         return decode_plain(content, self.structure, load_image, as_views)
 
     def with_tensors(self) -> Samples:
-        """The same samples with images as uint8 tensors; `DataError` for one without 8-bit channels."""
-        if self.structure is None:
-            raise DataError("transforms='tensor': is for samples of one structure")
+        """The same samples with images as uint8 tensors; reading one without 8-bit channels is a `DataError`."""
         return replace(self, as_tensors=True)
 
     @property
@@ -92,16 +85,14 @@ def encode_samples(samples: Iterable[object], for_file: Structure | None = None)
     Args:
         for_file: the structure of samples for a file; None pickles them.
     """
-    content, spans, structures = bytearray(), [], []
+    content, spans = bytearray(), []
     for sample in samples:
         parts = encode_plain(sample, for_file) if for_file else pickle_sample(sample)
-        structures.append(for_file or flatten(sample)[1])
         start = len(content)
         for part in parts:
             content += part
         spans.append((0, start, len(content)))
-    block = torch.frombuffer(content, dtype=torch.uint8)
-    return Samples([block], torch.tensor(spans), _common(structures), is_pickled=for_file is None)
+    return Samples([torch.frombuffer(content, dtype=torch.uint8)], torch.tensor(spans), for_file)
 
 
 def samples_in_memory(chunks: Iterable[Samples], expected_nbytes: int) -> Samples:
@@ -115,16 +106,14 @@ def samples_in_memory(chunks: Iterable[Samples], expected_nbytes: int) -> Sample
     """
     blocks: list[Tensor] = []
     spans: list[Tensor] = []
-    structures: list[Structure | None] = []
     needed = expected_nbytes
     for chunk in chunks:
         check_fits("ram", Memory(needed), torch.device("cpu"), others=("cache",))
         spans.append(chunk.spans + torch.tensor([len(blocks), 0, 0]))
         # A copy, because that of a worker is in shared memory, which is scarce, with a file descriptor.
         blocks.append(chunk.blocks[0].clone())
-        structures.append(chunk.structure)
         needed = max(needed - blocks[-1].nbytes, blocks[-1].nbytes)
-    return Samples(blocks, torch.cat(spans), _common(structures))
+    return Samples(blocks, torch.cat(spans), None)
 
 
 def samples_in_file(
@@ -148,12 +137,7 @@ def samples_in_file(
             filled += len(chunk.blocks[0])
 
     (content, spans), _ = decode_once(folder, fingerprint, size, chunks_of_tensors, names=FILES)
-    return Samples([content], spans, structure, is_pickled=False)
-
-
-def _common(structures: Sequence[Structure | None]) -> Structure | None:
-    """The structure that all of these are; None if they differ."""
-    return structures[0] if all(structure == structures[0] for structure in structures) else None
+    return Samples([content], spans, structure)
 
 
 def pickle_sample(sample: object) -> list[Buffer]:

@@ -11,7 +11,7 @@ import platform
 import re
 import subprocess
 import time
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "platform": platform.platform(),
         "python": platform.python_version(),
         "vitmnist": vitmnist.__version__,
-        **{name: version(name) for name in PACKAGES},
+        **{name: package_version(name) for name in PACKAGES},
         "cuda": torch.version.cuda,
         "cpu": cpuinfo("model name") or platform.processor() or platform.machine(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -55,6 +55,13 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "gpu_driver": str(pynvml.nvmlSystemGetDriverVersion()) if gpu_handle(device) is not None else None,
         **source_state(Path(vitmnist.__file__).parent.parent),
     }
+
+
+def package_version(name: str) -> str | None:
+    """The version of a distribution; None if the package comes from one of another name, as nightly builds do."""
+    with contextlib.suppress(PackageNotFoundError):
+        return version(name)
+    return None
 
 
 def source_state(root: Path) -> dict[str, Any]:

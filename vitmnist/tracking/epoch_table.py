@@ -63,7 +63,7 @@ def epoch_metrics() -> dict[str, Metric]:
     Raises:
         ValueError: two have the same name.
     """
-    registered = {name: METRICS.options_of(name) for name in METRICS.names()}
+    registered = {name: METRICS.description_of(name) for name in METRICS.names()}
     table = (
         Metric("epoch_s", "s", "time/epoch_s", "epoch, s"),
         Metric("train_s", "s", "time/train_s", "training, s"),

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
+from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
@@ -96,6 +97,8 @@ class Result:
             if not has_type(content[key], kinds[key]):
                 raise DataError(f"{name}: {key}: {content[key]!r:.50} is not of the type {kinds[key]}")
         for epoch in content["epochs"]:
+            if not isinstance(epoch, dict):
+                raise DataError(f"{name}: epochs: {epoch!r:.50} is not the record of an epoch")
             try:
                 check_numbers({metric: epoch.get(metric) for metric in epoch_metrics()})
             except ValueError as error:
@@ -326,16 +329,10 @@ def _result_types() -> dict[str, object]:
 
 
 def has_type(value: object, kind: object) -> bool:
-    """Whether a JSON value has the type of an annotation of `Result`."""
-    arguments = get_args(kind)
-    if get_origin(kind) is list:
-        return isinstance(value, list) and all(has_type(item, arguments[0]) for item in value)
-    if get_origin(kind) is dict:
-        is_any = arguments[1] is Any  # most dicts have many items
-        return isinstance(value, dict) and (is_any or all(has_type(item, arguments[1]) for item in value.values()))
-    if arguments:
-        return any(has_type(value, argument) for argument in arguments)
-    return kind is Any or type(value) is kind or (kind is float and type(value) is int)
+    """Whether a JSON value has the type of an annotation of `Result`; the items of a list or dict may be anything."""
+    if isinstance(kind, UnionType):
+        return any(has_type(value, allowed) for allowed in get_args(kind))
+    return type(value) is (get_origin(kind) or kind) or (kind is float and type(value) is int)
 
 
 # A search writes this file into the folder of its sweep.

@@ -258,7 +258,7 @@ class MetricAccumulator:
         # Weighted by size, because the last batch may be smaller.
         means = {"loss": math.fsum(map(mul, self.per_batch("loss"), sizes)) / sum(sizes)}
         for name in batch_metrics():
-            scale = 100 if METRICS.options_of(name).unit == "%" else 1
+            scale = 100 if METRICS.description_of(name).unit == "%" else 1
             means[name] = scale * math.fsum(self.per_batch(name)) / sum(sizes)
         return {f"{split}_{name}": mean for name, mean in means.items()}
 

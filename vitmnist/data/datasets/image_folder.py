@@ -21,9 +21,9 @@ from tqdm import tqdm
 from vitmnist.config.validation import bounded, config_field, section
 from vitmnist.data.channel_statistics import channel_statistics, channel_sums, mean_and_std
 from vitmnist.data.datasets.base import DATASETS, Dataset, ImageFiles, SizeOptions, Split
-from vitmnist.data.image_listing import SHOWN_NAMES, LabelledFiles, TableColumns, find_samples, no_pictures, shorten
+from vitmnist.data.image_listing import LabelledFiles, TableColumns, find_samples, no_pictures
 from vitmnist.data.images import ImageReader, Mode, Resize, empty_images, file_warnings
-from vitmnist.errors import ConfigError, DataError, printable
+from vitmnist.errors import ConfigError, DataError, listed, printable
 from vitmnist.runtime.cpu import available_cores, one_core_each
 from vitmnist.runtime.files import home_expanded
 from vitmnist.runtime.ordered_map import ordered_map
@@ -39,6 +39,7 @@ FEW = 5  # pictures of a class in a split
 FAINT = 8  # standard deviation of pixels, at most that of 12 bits in a file of 16
 DecodedChunk = tuple[Tensor, Tensor, list[tuple[str, bytes]], list[tuple[int, str]], NDArray[np.uint64]]
 """Images and labels of what can be read, with names and digests; indices and errors of the rest; sums by channel."""
+SHOWN_FILES = 5  # in the message about unreadable pictures
 SKIP = "repair or remove them, or type data.dataset.skip_unreadable=true to leave them out"
 
 
@@ -110,7 +111,7 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
         "pictures are read with a warning": notes["warned"],
     }.items():
         if names:
-            log.warning("%s: %d %s: %s", folder, len(names), problem, shorten(names))
+            log.warning("%s: %d %s: %s", folder, len(names), problem, listed(names))
     if (deviation := 255 * max(notes["std"])) < FAINT:
         log.warning(
             "%s: the pixels hardly differ, their standard deviation is %.1f of 255; set data.dataset.max_16_bit=4095 "
@@ -125,7 +126,7 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     shown = " and ".join(f"{size} {split}" for split, size in sizes.items())
     kept = "mode=grey; rgb keeps colours" if options.mode == Mode.grey else "mode=rgb"
     message = "%s: %s pictures of %d classes: %s (data.dataset.%s)"
-    log.info(message, folder, shown, len(classes), shorten(classes), kept)
+    log.info(message, folder, shown, len(classes), listed(classes), kept)
     train_span, test_span = options.spans(sizes["train"], sizes.get("test", 0))
     mean, std = notes["mean"], notes["std"]
     if options.train_size:
@@ -159,12 +160,12 @@ def _readable_classes(
         labels, counts = (is_left.cumsum(0) - 1)[labels], counts[:, is_left]
     for split, sizes in zip(rows, counts.tolist(), strict=True):
         if few := [f"{name} ({count})" for name, count in zip(classes, sizes, strict=True) if count < FEW]:
-            log.warning("%s: fewer than %d pictures of a class in the %s split: %s", folder, FEW, split, shorten(few))
+            log.warning("%s: fewer than %d pictures of a class in the %s split: %s", folder, FEW, split, listed(few))
     return classes, labels
 
 
 def _unreadable_error(unreadable: list[str], size: int, advice: str) -> DataError:
-    shown = unreadable[:SHOWN_NAMES]
+    shown = unreadable[:SHOWN_FILES]
     if more := len(unreadable) - len(shown):
         shown.append(f"… and {more} more")
     return DataError("\n".join([f"{len(unreadable)} of {size} pictures cannot be read:", *shown, advice]))

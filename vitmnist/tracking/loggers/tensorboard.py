@@ -19,7 +19,7 @@ from torch.utils.tensorboard import RecordWriter
 from torch.utils.tensorboard.summary import hparams, image, text
 
 from vitmnist.config.schema import is_in_hparams, keys_where
-from vitmnist.config.values import flatten, is_under, trainer_label, value_text
+from vitmnist.config.values import flatten, is_under, value_text
 from vitmnist.registry import NoOptions
 from vitmnist.runtime.files import append
 from vitmnist.tracking.epoch_table import EpochRecord
@@ -92,8 +92,6 @@ def hyperparameters(result: Result) -> dict[str, Any]:
     for key in (*HPARAMS, *(key for key in overridden if not is_under(key, skipped))):
         section = key.rpartition("@")[2].replace("/", ".")
         value = values.get(section, values.get(f"{section}.name"))
-        if key == "trainer" and result.config:
-            value = trainer_label(result.config["trainer"])
         if isinstance(value, float):
             value = float(value_text(value))  # the dashboard would show its last digits
         # torch would leave out None, and turn a boolean into a number.
