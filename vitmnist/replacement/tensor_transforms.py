@@ -220,7 +220,7 @@ class DrawnPicture(NamedTuple):
 class DrawnSample(NamedTuple):
     """A sample with placeholders for its pictures."""
 
-    index: int
+    sample_index: int
     sample: object
     pictures: list[DrawnPicture]
 
