@@ -413,10 +413,7 @@ class Trainer:
         with LOADERS.build(self.loader_values, dataset.test, sampler, self.device) as loader:
             metrics, _ = evaluate(step.eval_model, loader, step.preprocess, world=self.world)
         values = {key.replace("eval_", "test_"): value for key, value in metrics.items() if key.startswith("eval_")}
-        try:
-            check_numbers(values)
-        except ValueError as error:
-            raise TrainingError(f"test split: {error}") from error
+        check_numbers(values, lambda reason: TrainingError(f"test split: {reason}"))
         self.result.test = {"weights": name, **values}
         log_test(self.result, self.monitor)
 
