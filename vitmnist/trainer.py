@@ -134,7 +134,6 @@ class Trainer:
         deadline = math.inf if config.max_minutes is None else time.monotonic() + 60 * config.max_minutes
         with ExitStack() as until_recorded, recording_outcome(result, config, self.folder, self.stop, world):
             with self.stack:
-                self.read_start()
                 self.build_data()
                 self.build_step()
                 self.build_loaders()
@@ -163,12 +162,12 @@ class Trainer:
             log_verdict(result)
         return result
 
-    def read_start(self) -> None:
-        """Read what the run starts from: its checkpoint if it is resumed, or the weights that `init` names.
+    def build_data(self) -> None:
+        """Read checkpoint or initial weights, and the dataset, and divide its batches among the ranks.
 
         Raises:
-            ConfigError: a key differs that may not change on resuming, or `init` names no weights.
-            DataError: the checkpoint or the weights cannot be read.
+            ConfigError: a key has changed that may not on resuming, or something is unknown or does not fit together.
+            DataError: the checkpoint, the weights or the data cannot be read.
         """
         if self.config.resume:
             self.checkpoint = load_checkpoint(self.config, self.folder, self.world)
@@ -176,14 +175,6 @@ class Trainer:
             self.result.epochs, self.result.resumed = self.checkpoint.epochs, True
         elif self.config.init:
             self.weights = self.world.broadcast_object(partial(read_initial_weights, self.config.init))
-
-    def build_data(self) -> None:
-        """Read the dataset, and divide its batches among the ranks.
-
-        Raises:
-            ConfigError: something is unknown or does not fit together.
-            DataError: the data cannot be read.
-        """
         check_config(self.config, self.device)
         self.dataset = read_dataset(self.config, self.world)
         self.sampler = train_sampler(self.config, self.dataset, self.world)
@@ -218,11 +209,13 @@ class Trainer:
     def step_config(self) -> StepConfig:
         """The options of the step, from the checkpoint if they still apply, else resolved by rank 0 for all."""
         config, device, world, sampler = self.config, self.device, self.world, self.sampler
-        options = self.checkpoint and self.checkpoint.reusable_step_config(config, device.type, world.size)
-        if not options:
+        before, now = self.checkpoint, (to_plain_dict(config)["trainer"], device.type, world.size)
+        if before and (before.config.get("trainer"), before.device, len(before.rng)) == now:
+            values = before.step_config
+        else:
             sizes = min(sampler.rank_batch_size, sampler.size), config.epochs * sampler.size
             values = world.broadcast_object(lambda: resolve_step_config(config.trainer, device, *sizes).to_dict())
-            options = StepConfig.from_dict(values)
+        options = StepConfig.from_dict(values)
         if options.reasons:
             log.info("trainer options chosen for %s:\n%s", device, options.describe())
         return options
@@ -235,8 +228,8 @@ class Trainer:
         eval_batch = world.broadcast_object(lambda: step.microbatch_size) * world.size
         sets = [(self.dataset.train, self.sampler), (evaluated, eval_sampler(evaluated, eval_batch, world))]
         values = self.config.data.loader
-        if isinstance(LOADERS.member(values)[1], AutoOptions):
-            self.selection = self.time_loaders(sets) if world.is_main else None
+        if isinstance(options := LOADERS.member(values)[1], AutoOptions):
+            self.selection = self.time_loaders(options, sets) if world.is_main else None
             values = world.broadcast_object(lambda: self.selection.values if self.selection else values)
         # All together, because the first loader may leave no room for the second.
         needs = needs_of(values, sets, self.device)
@@ -247,11 +240,9 @@ class Trainer:
         if step.compile_s:
             log.info("compilation took %.1f s, which no epoch includes", step.compile_s)
 
-    def time_loaders(self, sets: Sequence[tuple[Split, EpochSampler]]) -> LoaderSelection:
+    def time_loaders(self, options: AutoOptions, sets: Sequence[tuple[Split, EpochSampler]]) -> LoaderSelection:
         """Time the loaders with the run's own training step, then restore its state."""
         step, (train, *others) = self.step, sets
-        _, options = LOADERS.member(self.config.data.loader)
-        assert isinstance(options, AutoOptions)
         initial = copy.deepcopy(step.state_dict())
 
         # Before the timing, so that the memory of compiling does not count as memory that a loader must leave free.
@@ -316,12 +307,11 @@ class Trainer:
         if not checkpoint:
             return progress
         self.checkpoints.restore(checkpoint, progress)
-        epochs, config, step = int(checkpoint.config["epochs"]), self.config, self.step
+        epochs, config = int(checkpoint.config["epochs"]), self.config
         self.must_train = bool(checkpoint.progress) or may_train_longer(checkpoint.config, to_plain_dict(config))
-        before = build_schedule(config.schedule, epochs, len(self.sampler))
-        if any(before(index) != step.schedule(index) for index in range(step.steps)):
+        if epochs != config.epochs and config.schedule["name"] != "constant":
             log.warning(
-                "epochs=%d (it was %s): schedule=%s continues at this step of the new curve, so the run differs from "
+                "epochs=%d (it was %d): schedule=%s continues at this step of the new curve, so the run differs from "
                 "one that was started with epochs=%d",
                 *(config.epochs, epochs, config.schedule["name"], config.epochs),
             )
@@ -378,16 +368,11 @@ class Trainer:
         """Record, log and save a completed epoch.
 
         Raises:
-            TrainingError: the evaluation loss is not finite.
+            TrainingError: a loss or metric that no record may have.
             DataError: a record or the checkpoint cannot be written; if it is a record, the checkpoint is saved first.
             RunInterrupted: the run is to stop, and is saved.
         """
         epoch, config = progress.epoch, self.config
-        if not math.isfinite(evaluation["eval_loss"]):
-            raise TrainingError(
-                f"the evaluation loss is {evaluation['eval_loss']} after epoch {epoch + 1}, at learning rate "
-                f"{self.step.lr:g}; try a smaller optimizer.lr"
-            )
         save_s = train["save_s"] + evaluation["save_s"]
         metrics = {
             **train,
@@ -428,10 +413,7 @@ class Trainer:
         with LOADERS.build(self.loader_values, dataset.test, sampler, self.device) as loader:
             metrics, _ = evaluate(step.eval_model, loader, step.preprocess, world=self.world)
         values = {key.replace("eval_", "test_"): value for key, value in metrics.items() if key.startswith("eval_")}
-        try:
-            check_numbers(values)
-        except ValueError as error:
-            raise TrainingError(f"test split: {error}") from error
+        check_numbers(values, lambda reason: TrainingError(f"test split: {reason}"))
         self.result.test = {"weights": name, **values}
         log_test(self.result, self.monitor)
 

@@ -26,7 +26,6 @@ from vitmnist.tracking.epoch_table import Monitor
 from vitmnist.tracking.result import Result
 from vitmnist.training.loop import EpochProgress
 from vitmnist.training.step import TrainStep
-from vitmnist.training.step_options import StepConfig
 
 log = logging.getLogger(__name__)
 
@@ -60,53 +59,45 @@ class Checkpoint:
     rng: list[dict[str, Any]]
     progress: dict[str, Any] | None = None
 
-    def reusable_step_config(self, config: Config, device: str, ranks: int) -> StepConfig | None:
-        """The options of the step; None if `trainer`, device type or number of ranks have changed since."""
-        before = self.config.get("trainer"), self.device, len(self.rng)
-        is_same = before == (to_plain_dict(config)["trainer"], device, ranks)
-        return StepConfig.from_dict(self.step_config) if is_same else None
 
-
+@dataclass(eq=False)
 class CheckpointManager:
     """Saves the checkpoints of a run under way. Rank 0 writes them for all.
 
     A checkpoint does not depend on the number of ranks: all have the same weights, and metrics are summed over them.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        config: Config,
-        dataset: Dataset,
-        step: TrainStep,
-        result: Result,
-        stop: StopSignal,
-        world: World,
-        monitor: Monitor,
-    ) -> None:
-        self._folder, self._config, self._dataset, self._step = folder, config, dataset, step
-        self._result, self._stop, self._world, self._monitor = result, stop, world, monitor
-        self._model_info = model_info(config, dataset.train)
+    folder: Path
+    config: Config
+    dataset: Dataset
+    step: TrainStep
+    result: Result
+    stop: StopSignal
+    world: World
+    monitor: Monitor
+
+    def __post_init__(self) -> None:
+        self._model_info = model_info(self.config, self.dataset.train)
         self._saved_at, self._steps_since_save = time.monotonic(), 0
 
     def save(self, progress: EpochProgress | None, best: bool = False) -> None:
         """Write a checkpoint; `progress` belongs to an epoch under way."""
-        step = self._step
+        step = self.step
         if not all(bool(parameter.isfinite().all()) for parameter in step.model.parameters()):
             raise TrainingError("the weights are no longer finite; try a smaller optimizer.lr")
         checkpoint = Checkpoint(
-            config=to_plain_dict(self._config),
+            config=to_plain_dict(self.config),
             model_info=self._model_info,
-            dataset_sha256=(self._result.dataset or {})["sha256"],
+            dataset_sha256=(self.result.dataset or {})["sha256"],
             step=step.state_dict(),
             step_config=step.config.to_dict(),
             device=step.device.type,
-            epochs=self._result.epochs,
-            rng=self._world.all_gather_object(RandomState(device=step.device).to_dict()),
+            epochs=self.result.epochs,
+            rng=self.world.all_gather_object(RandomState(device=step.device).to_dict()),
             progress=progress.state_dict() if progress else None,
         )
-        if self._world.is_main:
-            storage.save(self._folder, vars(checkpoint), best)
+        if self.world.is_main:
+            storage.save(self.folder, vars(checkpoint), best)
         self._saved_at, self._steps_since_save = time.monotonic(), 0
 
     def restore(self, checkpoint: Checkpoint, progress: EpochProgress) -> None:
@@ -115,15 +106,15 @@ class CheckpointManager:
         Raises:
             DataError: the dataset is another one, or the checkpoint is damaged.
         """
-        with storage.reporting_damage(self._folder / storage.FOLDER):
-            checksums, saved = (self._result.dataset or {})["sha256"], checkpoint.dataset_sha256
+        with storage.reporting_damage(self.folder / storage.FOLDER):
+            checksums, saved = (self.result.dataset or {})["sha256"], checkpoint.dataset_sha256
             if differing := [name for name, value in checksums.items() if saved.get(name) != value]:
                 raise DataError(f"the dataset has changed since the run began: {', '.join(differing)} differ")
-            self._step.load_state_dict(checkpoint.step)
+            self.step.load_state_dict(checkpoint.step)
             if checkpoint.progress:
                 progress.load_state_dict(checkpoint.progress)
-            if self._world.rank < len(checkpoint.rng):  # a new rank keeps its own seed
-                RandomState(device=self._step.device).load_dict(checkpoint.rng[self._world.rank])
+            if self.world.rank < len(checkpoint.rng):  # a new rank keeps its own seed
+                RandomState(device=self.step.device).load_dict(checkpoint.rng[self.world.rank])
         log.info("resumed after %d epochs and %d batches", len(checkpoint.epochs), progress.metrics.steps)
 
     def after_step(self, progress: EpochProgress, timer: EpochTimer) -> None:
@@ -135,11 +126,11 @@ class CheckpointManager:
         Raises:
             RunInterrupted: the run is to stop, and is saved.
         """
-        minutes = self._config.checkpoint.every_minutes
+        minutes = self.config.checkpoint.every_minutes
         is_due = minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
-        stopping, saving = self._world.all_reduce_max([self._stop.request, is_due])
+        stopping, saving = self.world.all_reduce_max([self.stop.request, is_due])
         self._steps_since_save += 1
-        if self._world.size > 1 and self._steps_since_save == 1:  # the asynchronous vote predates our save
+        if self.world.size > 1 and self._steps_since_save == 1:  # the asynchronous vote predates our save
             saving = 0
         if stopping or saving:
             timer.begin("saving")
@@ -155,19 +146,19 @@ class CheckpointManager:
         Raises:
             RunInterrupted: the run is to stop, and is saved.
         """
-        epochs, has_validation = self._result.epochs, self._dataset.validation is not None
+        epochs, has_validation = self.result.epochs, self.dataset.validation is not None
         # Selecting by the test split would bias its accuracy.
-        best = has_validation and self._monitor.best_epoch(epochs) == len(epochs) - 1
-        interval = self._config.checkpoint.min_interval_s
+        best = has_validation and self.monitor.best_epoch(epochs) == len(epochs) - 1
+        interval = self.config.checkpoint.min_interval_s
         is_due = interval is not None and time.monotonic() - self._saved_at >= interval
-        stopping, saving = self._world.all_reduce_max([self._stop.request, is_due or must_save], at_once=True)
+        stopping, saving = self.world.all_reduce_max([self.stop.request, is_due or must_save], at_once=True)
         if is_last or best or stopping or saving:
             self.save(None, best)
         if stopping and not is_last:
             self._interrupt(stopping)
 
     def _interrupt(self, request: int) -> NoReturn:
-        self._world.barrier()  # rank 0 may still be writing, and torchrun kills the other ranks when one exits
+        self.world.barrier()  # rank 0 may still be writing, and torchrun kills the other ranks when one exits
         raise interruption(request)
 
     def load_best_weights(self) -> str:
@@ -178,20 +169,20 @@ class CheckpointManager:
         Raises:
             DamagedError: they are damaged.
         """
-        best = self._folder / storage.FOLDER / "best.pt"
-        state = self._world.broadcast_object(lambda: storage.read(best)["step"] if best.is_file() else None)
+        best = self.folder / storage.FOLDER / "best.pt"
+        state = self.world.broadcast_object(lambda: storage.read(best)["step"] if best.is_file() else None)
         if state is None:
             return "final"
         with storage.reporting_damage(best):
-            self._step.eval_model.load_state_dict((state["ema"] or state)["model"])
+            self.step.eval_model.load_state_dict((state["ema"] or state)["model"])
         return "best"
 
     def save_final_weights(self) -> None:
         """Write `final.safetensors` with its `model_info`; raises `DataError` if it cannot be written."""
-        if not self._world.is_main:
+        if not self.world.is_main:
             return
-        weights = {name: value.contiguous().cpu() for name, value in self._step.eval_model.state_dict().items()}
-        path = self._folder / storage.FOLDER / "final.safetensors"
+        weights = {name: value.contiguous().cpu() for name, value in self.step.eval_model.state_dict().items()}
+        path = self.folder / storage.FOLDER / "final.safetensors"
         try:
             write_atomic(path, to_safetensors(weights, {"vitmnist": json.dumps(self._model_info)}))
         except OSError as error:

@@ -218,13 +218,9 @@ class DrawnPicture(NamedTuple):
 
 
 class DrawnSample(NamedTuple):
-    """A sample with placeholders for its pictures.
+    """A sample with placeholders for its pictures."""
 
-    Args:
-        name: for errors.
-    """
-
-    name: str
+    sample_index: int
     sample: object
     pictures: list[DrawnPicture]
 
@@ -259,7 +255,7 @@ class DrawnDataset(TransformedDataset):
                     DrawnPicture(image, *draw(transforms[position], tuple(image.shape)))
                     for position, (image,) in zip(positions, calls, strict=True)
                 ]
-                drawn.append(DrawnSample(f"sample {index}", sample, pictures))
+                drawn.append(DrawnSample(index, sample, pictures))
         threads = 1 if get_worker_info() else max(torch.get_num_threads(), self._threads)
         return DrawnBatch(drawn, self._dtype, threads)
 
@@ -295,8 +291,8 @@ class DrawnBatch(FetchedBatch):
 
         def make(span: slice) -> None:
             for place in range(*span.indices(len(samples))):
-                name, sample, pictures = self.drawn[place]
-                with naming(name):
+                index, sample, pictures = self.drawn[place]
+                with naming(f"sample {index}"):
                     results = [(_made(picture, rows[call][place]),) for call, picture in enumerate(pictures)]
                 samples[place] = with_results(sample, results)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import median
@@ -121,18 +121,15 @@ def epoch_record(
     """
     if differing := metrics.keys() ^ epoch_metrics().keys():
         raise KeyError(f"the measured metrics and the table differ: {', '.join(sorted(differing))}")
-    try:
-        check_numbers(metrics)
-    except ValueError as error:
-        raise TrainingError(f"epoch {epoch + 1}: {error}") from error
+    check_numbers(metrics, lambda reason: TrainingError(f"epoch {epoch + 1}: {reason}; try a smaller optimizer.lr"))
     return {"epoch": epoch, **metrics, "first_of_start": first_of_start, "ended_at": time.time(), "steps": steps}
 
 
-def check_numbers(metrics: Mapping[str, float | None]) -> None:
-    """Raise `ValueError` unless each metric is a number, finite and not negative, or None."""
+def check_numbers(metrics: Mapping[str, float | None], error: Callable[[str], Exception]) -> None:
+    """Raise `error(reason)` unless each metric is a number, finite and not negative, or None."""
     for name, value in metrics.items():
         if value is not None and not (type(value) in (int, float) and 0 <= value < math.inf):
-            raise ValueError(f"{name} is {value!r}; it must be finite and not negative")
+            raise error(f"{name} is {value!r}; it must be finite and not negative")
 
 
 def steady_epochs(epochs: Sequence[EpochRecord]) -> list[EpochRecord]:

@@ -99,10 +99,8 @@ class Result:
         for epoch in content["epochs"]:
             if not isinstance(epoch, dict):
                 raise DataError(f"{name}: epochs: {epoch!r:.50} is not the record of an epoch")
-            try:
-                check_numbers({metric: epoch.get(metric) for metric in epoch_metrics()})
-            except ValueError as error:
-                raise DataError(f"{name}: epochs: {error}") from error
+            metrics = {metric: epoch.get(metric) for metric in epoch_metrics()}
+            check_numbers(metrics, lambda reason: DataError(f"{name}: epochs: {reason}"))
         return cls(**{key: content[key] for key in content.keys() & kinds.keys()})
 
     def summary(self) -> dict[str, float | None]:

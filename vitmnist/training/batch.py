@@ -1,16 +1,12 @@
-"""A batch as the training step takes it, and the batches of an epoch."""
+"""A batch as the training step takes it."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from vitmnist.augment.preprocess import Preprocess
-from vitmnist.loaders.base import Loader
 
 IGNORED = -100  # label of padding, which has neither loss nor gradient: cross_entropy's default ignore_index
 
@@ -52,20 +48,3 @@ class Batch:
             rows = slice(start, start + length)
             keys, targets = (None if tensor is None else tensor[rows] for tensor in (self.keys, self.targets))
             yield Batch(self.images[rows], self.labels[rows], keys, self.size, targets)
-
-
-def epoch_batches(loader: Loader, preprocess: Preprocess, epoch: int, start: int = 0) -> Generator[Batch, None, None]:
-    """The batches of an epoch from batch `start` on."""
-    sampler = loader.sampler
-    # All keys of the epoch are drawn here, before the first batch is asked for, so no loader is charged for it.
-    batches = zip(loader.epoch(epoch, start), preprocess.keys(sampler, epoch, start), strict=False)
-    return (
-        # A rank without images in the last batch has a padding image, see `EpochSampler`.
-        Batch(
-            images,
-            labels if sampler.num_valid(step) else torch.full_like(labels, IGNORED),
-            keys,
-            sampler.num_images(step),
-        )
-        for step, ((images, labels), keys) in enumerate(batches, start)
-    )

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import Dataset, Split, build_dataset, prepare
 from vitmnist.data.sampler import EpochSampler
@@ -31,17 +28,11 @@ def read_dataset(config: Config, world: World) -> Dataset:
             f"patience={config.patience}: needs a validation split, or the test split would choose the epoch; type "
             "data.holdout=0.1 to hold out a tenth of the training images, or keep a folder val/ next to train/"
         )
-    if world.size == 1:
-        return dataset
     checksums = [sums for sums in world.all_gather_object(None if world.local_rank else dataset.sha256) if sums]
     if differing := [name for name in checksums[0] if len({sums[name] for sums in checksums}) > 1]:
         kind = DataError if world.is_main else PeerError  # all ranks find it at once, and rank 0 shows it for all
         raise kind(f"data.root={config.data.root}: {', '.join(differing)} differ between the machines")
-    # The other ranks of a machine need not compute them again.
-    splits: dict[str, Any] = {
-        name: replace(split, sha256=checksums[0][f"{name}_images"]) for name, split in dataset.splits.items()
-    }
-    return replace(dataset, **splits)
+    return dataset
 
 
 def train_sampler(config: Config, dataset: Dataset, world: World) -> EpochSampler:

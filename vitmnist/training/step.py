@@ -25,7 +25,7 @@ from vitmnist.losses import Loss
 from vitmnist.metrics import batch_metrics
 from vitmnist.optim.optimizers import EMA
 from vitmnist.runtime.world import World
-from vitmnist.training.batch import Batch, epoch_batches
+from vitmnist.training.batch import IGNORED, Batch
 from vitmnist.training.fine_tuning import BATCH_NORMS
 from vitmnist.training.step_options import StepConfig
 
@@ -118,7 +118,19 @@ class TrainStep:
 
     def batches(self, loader: Loader, epoch: int, start: int = 0) -> Generator[Batch, None, None]:
         """The batches of an epoch from batch `start` on, for `__call__`."""
-        return epoch_batches(loader, self.preprocess, epoch, start)
+        sampler = loader.sampler
+        # All keys of the epoch are drawn here, before the first batch is asked for, so no loader is charged for it.
+        batches = zip(loader.epoch(epoch, start), self.preprocess.keys(sampler, epoch, start), strict=False)
+        return (
+            # A rank without images in the last batch has a padding image, see `EpochSampler`.
+            Batch(
+                images,
+                labels if sampler.num_valid(step) else torch.full_like(labels, IGNORED),
+                keys,
+                sampler.num_images(step),
+            )
+            for step, ((images, labels), keys) in enumerate(batches, start)
+        )
 
     def __call__(self, batch: Batch, on_gradients: Callable[[TrainStep], object] = lambda step: None) -> Sums:
         """Train on a batch, without waiting for the device.

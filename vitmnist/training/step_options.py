@@ -69,10 +69,7 @@ def resolve_step_config(config: TrainerConfig, device: torch.device, batch_size:
     cache = last_level_cache() or DEFAULT_CACHE
     rules: dict[str, tuple[Any, str]] = {
         "fused": (True, "one kernel updates all weights"),
-        "precision": (
-            precision,
-            f"{units[0]} {'has' if bf16 else 'lacks'} {units[1]}",
-        ),
+        "precision": (precision, f"{units[0]} {'has' if bf16 else 'lacks'} {units[1]}"),
         "micro_batch": (None, "the GPU computes the whole batch at once")
         if is_cuda
         else (min(batch_size, max(cache // CACHE_PER_IMAGE, 1)), f"{cache >> 20} MiB of cache, 16 KiB per image"),
