@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -92,7 +91,7 @@ class Result:
             raise DataError(f"{name}: {error}") from error
         if not isinstance(content, dict) or content.get("status") not in ENDED or "epochs" not in content:
             raise DataError(f"{name}: is not the result of a run")
-        kinds = _result_types()
+        kinds = get_type_hints(cls)
         for key in content.keys() & kinds.keys():
             if not has_type(content[key], kinds[key]):
                 raise DataError(f"{name}: {key}: {content[key]!r:.50} is not of the type {kinds[key]}")
@@ -319,11 +318,6 @@ def _flat(config: object) -> dict[str, Any]:
     """Values by full keys, with lists as text; empty for what is not a configuration."""
     values = flatten(config) if isinstance(config, dict) else {}
     return {key: str(value) if isinstance(value, list) else value for key, value in values.items()}
-
-
-@cache
-def _result_types() -> dict[str, object]:
-    return get_type_hints(Result)
 
 
 def has_type(value: object, kind: object) -> bool:
