@@ -235,7 +235,7 @@ def test_the_documented_examples_pass_our_own_tests(tmp_path: Path) -> None:
     """Which check, besides the contract of a loader, that nothing takes today's members for all there are."""
     folder = extended_copy(tmp_path)
     parts = ["config", "models", "optim", "loaders/test_base.py", "loaders/test_auto.py", "training/test_waits.py"]
-    parts += ["training/test_accumulator.py", "cli/test_main.py", "test_api.py"]
+    parts += ["training/test_loop.py", "cli/test_main.py", "test_api.py"]
     tests = [f"tests/{part}" for part in parts]
     checked = run_python("-m", "pytest", "-q", *tests, folder=folder, timeout=800, PYTHONPATH=str(folder))
     assert checked.returncode == 0, checked.stdout[-5000:]
