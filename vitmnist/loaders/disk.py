@@ -8,6 +8,7 @@ import sys
 import threading
 import traceback
 import warnings
+import weakref
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -72,6 +73,8 @@ class DiskLoader(Loader):
         self.options, self.backend = options, backend_of(device)
         self.pin_memory = options.pin_memory and device.type == "cuda"
         self._idle: list[tuple[data.DataLoader[Any], list[BatchKey]]] = []
+        # At interpreter exit multiprocessing would end idle workers by a signal, which torch reports as their failure.
+        weakref.finalize(self, self._idle.clear)
         self.split: Split | None = None
         if isinstance(source, Split) and source.files is not None and options.num_workers == AUTO:
             self.split = source
