@@ -77,7 +77,7 @@ MISTAKES = {  # in the values, found when they are composed and checked
     "dataset=cifar10": "dataset: set data/dataset=cifar10",
     "data=cifar10": "data: set data/dataset=cifar10",
     "+augment=crops": "augment: set data/augment=crops",
-    "transforms=null": "transforms: set data/augment=none",
+    "transforms=none": "transforms: set data/augment=none",
     "trainer.max_epochs=9": "trainer.max_epochs: set epochs=9",
     "model.optimizer.lr=1": "model.optimizer: set optimizer=VALUE, and",
     "optimizer.lr=inf": "optimizer.lr=inf: must be finite",

@@ -156,7 +156,6 @@ def test_a_restart_is_for_a_command_that_resumes(monkeypatch: pytest.MonkeyPatch
     [
         (["batch_size=1"], {}, "batch_size=1: 2 processes train together"),
         (["device=cuda:0"], {}, "device=cuda:0: names one device for 2 processes; set device=cuda"),
-        ([], {1: "seed=7"}, "; start every rank with the same arguments"),
         (["-m", "seed=1,2"], {}, "-m: is for one process"),
         (["resume=nowhere"], {}, "nowhere: holds no run"),
     ],

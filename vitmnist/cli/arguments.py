@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +13,8 @@ from hydra._internal.utils import get_args_parser
 
 from vitmnist.errors import ConfigError
 
+# The arguments that begin a run or resume it, so that the same command can be repeated.
 AUTO_FORM = "hydra.run.dir=FOLDER resume=auto"
-QUESTIONS = ("help", "hydra_help", "cfg", "info", "shell_completion", "experimental_rerun")
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class Arguments:
 
     options: Namespace
     overrides: list[str]
-    run: Path | None
+    run: Path | None = None
 
     @property
-    def is_question(self) -> bool:
-        """Whether Hydra answers it, as `--help`, and nothing is trained."""
-        return any(getattr(self.options, name) for name in QUESTIONS)
+    def config_name(self) -> str:
+        """The file of `conf/` from which the configuration is composed."""
+        return self.options.config_name or "config"
 
 
 def parse(typed: list[str]) -> Arguments:
@@ -47,8 +47,6 @@ def parse(typed: list[str]) -> Arguments:
         folder = Path(options.config_dir).resolve()
         if not folder.is_dir():
             raise ConfigError(f"--config-dir: {options.config_dir}: there is no such folder")
-        if "hydra.searchpath" in map(key_of, overrides):
-            raise ConfigError("--config-dir, hydra.searchpath: type one of them; hydra.searchpath=[A,B] is for several")
         overrides.append(f"hydra.searchpath=[{quoted(folder.as_uri())}]")
     if options.multirun:
         overrides.append("hydra.mode=MULTIRUN")
@@ -57,16 +55,18 @@ def parse(typed: list[str]) -> Arguments:
         sweep = "hydra.sweep.dir=FOLDER resume=auto"
         raise ConfigError(f"resume=auto: in which folder? Type {AUTO_FORM}, or for a sweep {sweep}")
     if resume in (None, "auto"):
-        return Arguments(options, overrides, None)
-    if options.multirun:
-        raise ConfigError(
-            f"resume={resume}: resumes one run; a sweep is resumed by its own command with hydra.sweep.dir=FOLDER "
-            "resume=auto"
-        )
-    if options.cfg:
-        raise ConfigError(f"--cfg: the configuration of a run is in {resume}/.hydra/config.yaml; leave out resume=")
-    if "hydra.run.dir" in map(key_of, overrides):
-        raise ConfigError(f"hydra.run.dir: has no effect with resume={resume}, a run in its own folder; leave it out")
+        return Arguments(options, overrides)
+    contradicting = {
+        "-m": options.multirun,
+        "--cfg": options.cfg,
+        "hydra.run.dir": value_of("hydra.run.dir", overrides),
+    }
+    for name, is_typed in contradicting.items():
+        if is_typed:
+            raise ConfigError(
+                f"{name}: cannot be typed with resume={resume}, which resumes one run in its own folder, with its "
+                "recorded configuration; a sweep is resumed by its own command with hydra.sweep.dir=FOLDER resume=auto"
+            )
     return Arguments(options, without_keys(overrides, ["resume"]), Path(os.path.expanduser(resume)))
 
 
@@ -80,7 +80,7 @@ def is_of_hydra(override: str) -> bool:
     return key_of(override).startswith("hydra")
 
 
-def without_keys(overrides: Iterable[str], keys: Iterable[str]) -> list[str]:
+def without_keys(overrides: Iterable[str], keys: Collection[str]) -> list[str]:
     """The overrides of other keys."""
     return [override for override in overrides if key_of(override) not in keys]
 

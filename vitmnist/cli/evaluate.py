@@ -72,11 +72,8 @@ class Evaluation:
 
     def mistakes_csv(self) -> bytes:
         """A row for each misclassified image, the most confident first, in split order among equals."""
-        mistakes = self.rows(self.predictions.mistakes())
-        # 9 digits identify a float32.
-        rows = [row | {"probability": float(f"{row['probability']:.9g}")} for row in mistakes]
         columns = ("image", "true_class", "predicted_class", "probability")
-        return csv_text(columns, rows).encode(errors="surrogateescape")
+        return csv_text(columns, self.rows(self.predictions.mistakes())).encode(errors="surrogateescape")
 
 
 def load_run(
@@ -149,7 +146,7 @@ def class_metrics(matrix: Tensor, classes: tuple[str, ...], metrics: Mapping[str
 
     return {
         "images": sum(actual),
-        "accuracy": percent(sum(correct), sum(actual)),
+        "accuracy": metrics["acc"],
         **{name: value if isfinite(value) else None for name, value in metrics.items()},
         "classes": [
             {

@@ -93,7 +93,7 @@ images = to_pixels(opened, {arguments}).transpose(2, 0, 1)[np.newaxis]"""
 IMAGES_USAGE = """\
 import numpy as np
 
-images = np.zeros({shape}, dtype=np.uint8)  # your images"""
+images = np.zeros({shape}, dtype=np.uint8)  # your images, as the dataset {dataset} reads them"""
 ONNX_USAGE = """\
 import onnxruntime
 
@@ -127,14 +127,12 @@ class Exported:
     def card(self, name: str, overrides: Sequence[str]) -> str:
         """The model card in Markdown, for a file name and the overrides of the run."""
         channels, height, width = self.trained.shape
-        files, reading = _describe_files(self.trained)
         crop = "" if self.trained.size == (height, width) else ", and takes the centre of each image"
         return f"""# Model card: {name}
 
 An image classifier, trained with vitmnist {vitmnist.__version__}, exported with torch {torch.__version__}.
 
 - **Input**: `images`, uint8 `[B, {channels}, {height}, {width}]`, any B. The model normalises them{crop}.
-- **Image files**: {files}
 - **Output**: `logits`, float32 `[B, {len(self.trained.classes)}]`
 - **Check**: {self.summary}
 - **Classes**: `{json.dumps(self.trained.classes, ensure_ascii=False)}`
@@ -142,32 +140,24 @@ An image classifier, trained with vitmnist {vitmnist.__version__}, exported with
 - **SHA-256**: `{hashlib.sha256(self.content).hexdigest()}`
 
 ```python
-{reading}
+{_reading_code(self.trained)}
 {self.kind.usage.format(name=json.dumps(name))}
 ```
 """
 
 
-def _describe_files(trained: InferenceModel) -> tuple[str, str]:
-    """How a picture file becomes an image of the model: in words, and as Python code that ends with `images`."""
-    channels, height, width = shape = trained.shape
+def _reading_code(trained: InferenceModel) -> str:
+    """Python code that turns a picture file into `images` as the model takes them, without this package."""
     try:
         reader = trained.reader()
     except ConfigError:  # such images are not pictures
         reader = None
     if not isinstance(reader, ImageReader):
-        return f"as the dataset {trained.dataset.get('name')} reads them", IMAGES_USAGE.format(shape=(1, *shape))
-    draft = "JPEG decoded at the smallest of the scales 1/8, 1/4, 1/2 and 1 that is at least twice the size, "
-    framing = {"stretch": "", "crop": ": the shorter side and its centre", "pad": ": the longer side, on black"}
-    words = (
-        f"{draft * reader.draft}upright, transparent pixels on white, converted to {('RGB', 'grey')[channels == 1]}, "
-        f"resized to {width}×{height} by a bilinear filter with antialiasing{framing[reader.resize]}"
-    )
+        return IMAGES_USAGE.format(shape=(1, *trained.shape), dataset=trained.dataset.get("name"))
     options = {**vars(reader), "mode": reader.mode.value, "resize": reader.resize.value}
     arguments = ", ".join(f"{name}={value!r}" for name, value in options.items())
     source = inspect.getsource(images)
-    code = source[source.index("def to_pixels(") :]
-    return words, FILE_USAGE.format(source=code, arguments=arguments)
+    return FILE_USAGE.format(source=source[source.index("def to_pixels(") :], arguments=arguments)
 
 
 def export_model(kind: Format, trained: InferenceModel, dataset: Dataset, batch_size: int) -> Exported:

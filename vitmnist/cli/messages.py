@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
-from vitmnist.cli.arguments import key_of
+from vitmnist.cli.arguments import value_of
 from vitmnist.config import CONF
 from vitmnist.config.compose import compose
 from vitmnist.config.validation import refused_value
@@ -29,24 +29,23 @@ def describe(error: BaseException, typed: Sequence[str] = ()) -> Failure:
     """
     text, cause = " ".join(str(error).split()), error.__cause__ or error.__context__
     if isinstance(error, UnknownKeyError):
-        return Failure(_unknown_key(error, typed))
-    if text.startswith("Could not override 'data'"):  # such as data=cifar10: there are only groups in `data`
-        return Failure(_unknown_key(UnknownKeyError("data", []), typed))
-    if isinstance(error, MissingConfigException):
+        text = _unknown_key(error, typed)
+    elif text.startswith("Could not override 'data'"):  # such as data=cifar10: there are only groups in `data`
+        text = _unknown_key(UnknownKeyError("data", []), typed)
+    elif isinstance(error, MissingConfigException):
         group, _, wrong = (error.missing_cfg_file or "").rpartition("/")
         if group == "hydra/launcher" and wrong in PLUGINS:  # typed, or what our own hydra/launcher=parallel builds on
-            return Failure(str(MissingExtraError(f"{group}={wrong}", "launchers")))
-        if error.options:
+            text = str(MissingExtraError(f"{group}={wrong}", "launchers"))
+        elif error.options:
             text = f"{group}={wrong}: there is no such member; {allowed_names(wrong, error.options)}"
-        return Failure(text)
-    if isinstance(error, HydraException) and isinstance(cause, OmegaConfBaseException):
+    elif isinstance(error, HydraException) and isinstance(cause, OmegaConfBaseException):
         file = re.match(r"In '(.+?)'", text)  # that has the key; otherwise it was typed
-        return Failure((f"{file[1]}.yaml: " if file else "") + _refused_override(cause, typed))
-    if isinstance(error, OmegaConfBaseException):
-        return Failure(refused_value(error))
-    if isinstance(error, HydraException | YAMLError):
-        return Failure(text)
-    return classify(error)
+        text = (f"{file[1]}.yaml: " if file else "") + _refused_override(cause, typed)
+    elif isinstance(error, OmegaConfBaseException):
+        text = refused_value(error)
+    elif not isinstance(error, HydraException | YAMLError):
+        return classify(error)
+    return Failure(text)
 
 
 def _refused_override(cause: OmegaConfBaseException, typed: Sequence[str]) -> str:
@@ -63,16 +62,16 @@ def _refused_override(cause: OmegaConfBaseException, typed: Sequence[str]) -> st
 def _unknown_key(unknown: UnknownKeyError, typed: Sequence[str]) -> str:
     """`num_workers=4`, `lr=0.01`: also looks for the last name in other sections of the default configuration."""
     leaf = unknown.key.rpartition(".")[2]
-    if advice := FAMILIAR_KEYS.get(leaf):
-        value = next((text.partition("=")[2] for text in reversed(typed) if key_of(text) == unknown.key), "VALUE")
-        advice = advice.replace("{}", value).replace("augment=null", "augment=none")
-        return f"{unknown.key}: {advice}"
+    for names, advice in FAMILIAR_KEYS.items():
+        if leaf in names.split():
+            value = value_of(unknown.key, typed) or "VALUE"
+            return f"{unknown.key}: {advice.replace('{}', value)}"
     values = flatten(OmegaConf.to_container(compose([])))  # type: ignore[arg-type]
     near = [key for key in values if f".{key}".endswith(f".{leaf}") and key != unknown.key]
     return f"{unknown.key}: there is no such key; did you mean {' or '.join(near[:3])}?" if near else str(unknown)
 
 
-_ADVICE = {
+FAMILIAR_KEYS = {
     "experiment hparams_search": "begin this file with # @package _global_, or it sets no key",
     "data dataset datamodule": "set data/dataset={}",
     "augment augmentation transforms": "set data/augment={}",
@@ -104,6 +103,4 @@ _ADVICE = {
     "tags task_name": "there is no such key; hydra.run.dir=FOLDER names a run",
     "log_every_n_steps": "set log.every_steps={}",
 }
-
-FAMILIAR_KEYS = {key: advice for keys, advice in _ADVICE.items() for key in keys.split()}
-"""Advice by the last name of an unknown key; `{}` is the value that was typed."""
+"""Advice for keys that people of other trainers type, by the last name of the key; `{}` is the value that was typed."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from vitmnist.config.validation import AUTO, bounded, join
+from vitmnist.config.validation import AUTO, config_field, join
 from vitmnist.data.randomness import preserved_random_state
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource
@@ -37,8 +37,8 @@ WORKER_COUNTS = (0, 2, 4, 8, 16, 32, 64)  # Tried up to the number of cores
 class AutoOptions(WrapperOptions):
     """See `conf/data/loader/auto.yaml`."""
 
-    batches: int = bounded(30, at_least=1)
-    seconds: float = bounded(3.0, above=0)
+    batches: int = config_field(30, at_least=1)
+    seconds: float = config_field(3.0, above=0)
     worker_counts: list[int] | None = None
     candidates: list[str] | None = None
 
