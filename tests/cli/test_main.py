@@ -63,7 +63,7 @@ MISTAKES = {  # in the values, found when they are composed and checked
     "bach_size=3": "bach_size: there is no such key; did you mean 'batch_size'? allowed: ",
     "model.detph=3": "model.detph: there is no such key; did you mean 'depth'?",
     "+model._target_=os.system": "model._target_: there is no such key",
-    "date/loader=ram": "date/loader: there is no such config group; did you mean 'data/loader'?",
+    "date/loader=ram": "date/loader: set data/loader=ram",
     "~model": "Interpolation key 'model' not found",
     "batch_size=many": "batch_size=many: must be int",
     "model.depth=???": "model.depth is missing",
@@ -128,7 +128,7 @@ MISTAKES_OF_RUNS = {  # also in the command line, and found when a run is set up
     "lr_scale=0.1": "lr_scale=0.1: ",
     # Sweeps.
     "repeats=3": "repeats=3: repeats the jobs of a sweep; type -m as well",
-    "-m repeats=0": "repeats=0: must be one whole number, at least 1",
+    "-m repeats=0": "repeats=0: must be at least 1",
     "-m data/loader=ram,rom": "data/loader=rom: there is no such member; did you mean 'ram'? allowed: ",
     "-m seed=1,2 hydra.sweep.dir=used": "name another folder, or resume with resume=auto",
     # Searches.

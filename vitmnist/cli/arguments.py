@@ -16,6 +16,9 @@ from vitmnist.errors import ConfigError
 # The arguments that begin a run or resume it, so that the same command can be repeated.
 AUTO_FORM = "hydra.run.dir=FOLDER resume=auto"
 
+# Options of Hydra that would bypass the checks of the configuration, or load a pickle.
+UNSUPPORTED = ("config-path", "config-name", "experimental-rerun")
+
 
 @dataclass(frozen=True)
 class Arguments:
@@ -31,17 +34,12 @@ class Arguments:
     overrides: list[str]
     run: Path | None = None
 
-    @property
-    def config_name(self) -> str:
-        """The file of `conf/` from which the configuration is composed."""
-        return self.options.config_name or "config"
-
 
 def parse(typed: list[str]) -> Arguments:
     """What was typed; raises `ConfigError` for an unknown option, or if the arguments contradict each other."""
     options, unknown = get_args_parser().parse_known_intermixed_args(typed)
     overrides: list[str] = options.overrides
-    for flag in unknown:
+    for flag in [*unknown, *(f"--{name}" for name in UNSUPPORTED if getattr(options, name.replace("-", "_")))]:
         raise ConfigError(f"{flag}: there is no such option; keys are typed without dashes, as in epochs=3")
     if options.config_dir:  # as an override, because the configuration is composed without Hydra's command line
         folder = Path(options.config_dir).resolve()

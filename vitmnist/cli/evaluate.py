@@ -139,22 +139,25 @@ def _warn_if_images_changed(folder: Path, dataset: Dataset) -> None:
 
 def class_metrics(matrix: Tensor, classes: tuple[str, ...], metrics: Mapping[str, float]) -> dict[str, Any]:
     """Accuracy, metrics, and precision, recall and F1 of each class, in percent; None where one is not a number."""
-    correct, actual, predicted = matrix.diagonal().tolist(), matrix.sum(dim=1).tolist(), matrix.sum(dim=0).tolist()
+    correct, actual, predicted = matrix.diagonal().double(), matrix.sum(dim=1), matrix.sum(dim=0)
+    by_class = {
+        "precision": 100 * correct / predicted,
+        "recall": 100 * correct / actual,
+        "f1": 200 * correct / (actual + predicted),
+    }
 
-    def percent(part: int, total: int) -> float | None:
-        return 100 * part / total if total else None
+    def number(value: float) -> float | None:
+        return value if isfinite(value) else None
 
     return {
-        "images": sum(actual),
+        "images": int(matrix.sum()),
         "accuracy": metrics["acc"],
-        **{name: value if isfinite(value) else None for name, value in metrics.items()},
+        **{name: number(value) for name, value in metrics.items()},
         "classes": [
             {
                 "class": name,
-                "images": actual[label],
-                "precision": percent(correct[label], predicted[label]),
-                "recall": percent(correct[label], actual[label]),
-                "f1": percent(2 * correct[label], actual[label] + predicted[label]),
+                "images": int(actual[label]),
+                **{key: number(values[label].item()) for key, values in by_class.items()},
             }
             for label, name in enumerate(classes)
         ],

@@ -40,8 +40,8 @@ class Progress:
 
     def row(self) -> dict[str, str]:
         """A row of the table, by title."""
-        epochs = f"{self.epochs_done}/{'?' if self.epochs is None else self.epochs}"
         written = f"{datetime.fromtimestamp(self.written_at):%Y-%m-%d %H:%M:%S}"
+        epochs = f"{self.epochs_done}/{self.epochs or '?'}"
         return {"run": self.folder, "state": self.state, "epochs": epochs, "written": written}
 
 

@@ -19,11 +19,10 @@ from vitmnist.config import is_group
 from vitmnist.config.compose import compose
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import escaped, validate
-from vitmnist.config.values import complete_record, to_plain_dict
+from vitmnist.config.values import complete_record
 from vitmnist.errors import ConfigError, UnknownKeyError
 from vitmnist.runtime.files import UnreadableError, display_path, read_yaml
 from vitmnist.runtime.run_folder import has_checkpoint
-from vitmnist.tracking.epoch_table import may_train_longer
 from vitmnist.tracking.result import CONFIG, OVERRIDES, read_run
 
 GLOBAL_GROUPS = ("experiment", "hparams_search")  # Their files set keys of other groups (`@package _global_`).
@@ -106,25 +105,21 @@ def is_resumable(folder: Path) -> bool:
 
 
 def is_completed(folder: Path, config: Config) -> bool:
-    """Whether the run in a folder has trained as long as a configuration says; if so, its result is printed.
+    """Whether the run in a folder is completed, and its configuration unchanged; if so, its result is printed.
 
     Raises:
-        ConfigError: it is completed with other epochs and has no checkpoint, or what may not change differs.
+        ConfigError: it is completed, its configuration has changed, and it has no checkpoint to continue from.
     """
     run, shown = read_run(folder), display_path(folder)
     if run.status != "completed":
         return False
-    before, now = to_plain_dict(recorded_config(folder, [])), to_plain_dict(config)
-    if len(run.epochs) != config.epochs and not (run.result.stopped_early and not may_train_longer(before, now)):
+    if config != recorded_config(folder, []):
         if has_checkpoint(folder):
             return False
         raise ConfigError(
             f"{shown}: is completed, and has no checkpoint to continue from; start a new run in another folder, with "
             "hydra.run.dir=FOLDER"
         )
-    from vitmnist.checkpoint.manager import check_resumable  # imports torch
-
-    check_resumable(before, now)
     accuracy = run.quality("eval_acc")
     result = "" if accuracy is None else f", accuracy {accuracy:.2f}%"
     print(f"{shown}: completed, epoch {len(run.epochs)}/{config.epochs}{result}; train further with")

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# A folder that matches one of these patterns holds a run.
-RECORDS = ("result.json", "checkpoints/*.pt")
-
 
 @dataclass
 class Start:
@@ -50,13 +47,13 @@ class Start:
     resume_with: list[str] = field(default_factory=list)
     is_training: bool = False
 
-    def lock_folder(self, folder: Path, key: str, refused: tuple[str, ...], resume_with: list[str]) -> None:
+    def lock_folder(self, folder: Path, key: str, resume_with: list[str], *, must_be_new: bool) -> None:
         """Create the folder of a run or sweep, and lock it until the end.
 
         Args:
             key: by which it is named on the command line.
-            refused: files of an earlier run or sweep that must not be there.
             resume_with: the arguments that resume what begins here.
+            must_be_new: refuse a folder in which an earlier run or sweep has left records.
 
         Raises:
             ConfigError: it cannot be created, is in use, or holds records.
@@ -66,7 +63,7 @@ class Start:
             self.resources.enter_context(locked(folder))
         except OSError as error:
             raise ConfigError(f"{shown}: {error.strerror}; name another folder with {key}=FOLDER") from error
-        if any(any(folder.glob(pattern)) for pattern in refused):
+        if must_be_new and any(any(folder.glob(f"**/{name}")) for name in ("result.json", "checkpoints/*.pt")):
             raise ConfigError(
                 f"{key}={shown}: holds records already, which would be overwritten; name another folder, or resume "
                 "with resume=auto"

@@ -20,9 +20,9 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from vitmnist.cli.arguments import quoted, value_of, without_keys
+from vitmnist.cli.arguments import quoted, without_keys
 from vitmnist.cli.messages import describe
-from vitmnist.cli.start import RECORDS, Start, import_trainer
+from vitmnist.cli.start import Start, import_trainer
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.config.values import flatten, to_plain_dict
@@ -66,16 +66,15 @@ def prepare_sweep(start: Start, composed: DictConfig, typed: list[str]) -> list[
     overrides = [*typed, f"hydra.sweep.dir={quoted(str(folder))}"]
     if composed.hydra.runtime.choices["hydra/sweeper"] == "optuna" and find_spec("optuna") is None:
         raise MissingExtraError("hydra/sweeper=optuna", "search")
-    if repeats < 1 or value_of("repeats", typed) not in (None, str(repeats)):
-        raise ConfigError(f"repeats={value_of('repeats', typed)}: must be one whole number, at least 1")
+    if repeats < 1:
+        raise ConfigError(f"repeats={repeats}: must be at least 1")
     if repeats > 1:
         if _is_search(composed.hydra):
             raise ConfigError("repeats: is for sweeps over listed values, not for a search")
         overrides = [f"repeat={','.join(map(str, range(1, repeats + 1)))}", *overrides, ROUNDS]
-    refused = () if composed.resume == "auto" else tuple(f"**/{pattern}" for pattern in RECORDS)
     again = without_keys(start.typed, ["resume", "hydra.sweep.dir"])
     again += [f"hydra.sweep.dir={quoted(display_path(folder))}", "resume=auto"]
-    start.lock_folder(folder, "hydra.sweep.dir", refused, resume_with=again)
+    start.lock_folder(folder, "hydra.sweep.dir", again, must_be_new=composed.resume != "auto")
     if _is_parallel(composed.hydra):
         start.stop.lead()
     return overrides
@@ -126,7 +125,7 @@ class Job:
     """Trains a job of a sweep; Hydra calls it for each, here or in a process of a launcher.
 
     Args:
-        stop: of the sweep; None in a process of a launcher, which has its own.
+        stop: the stop signal of the sweep; None in a process of a launcher, which has its own.
     """
 
     def __init__(self, stop: StopSignal | None = None) -> None:

@@ -27,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf, read_write
 import vitmnist
 from vitmnist.cli.arguments import AUTO_FORM, Arguments, is_of_hydra, key_of, parse, quoted, value_of, without_keys
 from vitmnist.cli.resume import GLOBAL_GROUPS, is_completed, is_resumable, recorded_config, recorded_overrides
-from vitmnist.cli.start import RECORDS, Start, exit_with_message, import_trainer
+from vitmnist.cli.start import Start, exit_with_message, import_trainer
 from vitmnist.cli.sweep import prepare_sweep, reported
 from vitmnist.config import CONF
 from vitmnist.config.schema import Config
@@ -40,7 +40,7 @@ from vitmnist.runtime.world import SINGLE_PROCESS, World, launched
 log = logging.getLogger(__name__)
 
 # Options of Hydra that print something, and train nothing.
-QUESTIONS = ("help", "hydra_help", "cfg", "info", "shell_completion", "experimental_rerun")
+QUESTIONS = ("help", "hydra_help", "cfg", "info", "shell_completion")
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def main() -> None:
             if composed.hydra.mode == RunMode.MULTIRUN:
                 overrides = prepare_sweep(start, composed, arguments.overrides)
                 with reported(start) as job:
-                    composer.multirun(arguments.config_name, job, overrides)
+                    composer.multirun("config", job, overrides)
             else:
                 run = configure_run(start, composed, arguments)
         run = share_with_ranks(start, run)
@@ -108,17 +108,16 @@ def is_answered(typed: list[str]) -> bool:
 
 def compose_with_hydra(start: Start, arguments: Arguments) -> tuple[Hydra, DictConfig]:
     """Initialize Hydra, and compose the configuration with it; for a run to resume only that of Hydra."""
-    config_path = str(Path(arguments.options.config_path or CONF).resolve())
-    start.resources.enter_context(initialize_config_dir(config_path, job_name="train", version_base="1.3"))
-    composer, name, overrides = GlobalHydra.instance().hydra, arguments.config_name, arguments.overrides
+    start.resources.enter_context(initialize_config_dir(str(CONF), job_name="train", version_base="1.3"))
+    composer, overrides = GlobalHydra.instance().hydra, arguments.overrides
     assert composer
     if arguments.run:  # its values are recorded
         overrides = [*filter(is_of_hydra, overrides), f"hydra.run.dir={quoted(str(arguments.run))}"]
-    composed = composer.compose_config(name, overrides, RunMode.MULTIRUN, validate_sweep_overrides=False)
+    composed = composer.compose_config("config", overrides, RunMode.MULTIRUN, validate_sweep_overrides=False)
     HydraConfig.instance().set_config(composed)  # for ${hydra:runtime.cwd}; Hydra does so only later
     if composed.hydra.mode != RunMode.MULTIRUN:
         if any(override.is_sweep_override() for override in OverridesParser.create().parse_overrides(overrides)):
-            composer.compose_config(name, overrides, RunMode.RUN)  # raises an error that explains -m
+            composer.compose_config("config", overrides, RunMode.RUN)  # raises an error that explains -m
         if composed.repeats > 1:
             raise ConfigError(f"repeats={composed.repeats}: repeats the jobs of a sweep; type -m as well")
     return composer, composed
@@ -143,8 +142,7 @@ def configure_run(start: Start, composed: DictConfig, arguments: Arguments) -> C
         config = recorded_config(folder, without_keys(typed, GLOBAL_GROUPS))
     else:
         config = recorded_config(folder, typed)
-    refused = () if must_resume or is_auto else RECORDS
-    start.lock_folder(folder, "hydra.run.dir", refused, resume_with=[f"resume={shown}"])
+    start.lock_folder(folder, "hydra.run.dir", [f"resume={shown}"], must_be_new=not (must_resume or is_auto))
     if must_resume:
         if is_completed(folder, config):
             return None

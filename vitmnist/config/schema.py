@@ -10,13 +10,12 @@ has_auto     the key may also be `auto`, which is the only text that it may be
 registry     a config group, whose members are registered at `module:NAME`; its key `name` chooses one
 affects      result (the default), timing, or nothing; the report compares runs by what affects either
 may_change   whether a resumed run may have another value; by default only what does not affect the result may
-in_hparams   whether TensorBoard's HParams has a column for it; by default unless it affects nothing
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import Field, dataclass, fields, is_dataclass
 from enum import Enum
 from pkgutil import resolve_name
 from typing import Any
@@ -24,6 +23,9 @@ from typing import Any
 from omegaconf import MISSING
 
 from vitmnist.config.validation import config_field, join, section
+
+# Runs that differ in these keys alone are repetitions of one configuration.
+SEEDS = ("seed", "data.holdout_seed")
 
 
 class Shuffle(str, Enum):
@@ -41,7 +43,7 @@ class DataConfig:
     root: str = config_field(affects="nothing")
     shuffle: Shuffle = MISSING
     holdout: int | float | None = config_field(above=0)
-    holdout_seed: int = config_field(at_least=0, at_most=2**63 - 1, in_hparams=False)
+    holdout_seed: int = config_field(at_least=0, at_most=2**63 - 1)
     drop_last: bool = MISSING
     normalize: Any = MISSING
     dataset: dict[str, Any] = config_field(registry="vitmnist.data.datasets.base:DATASETS")
@@ -106,7 +108,7 @@ class Config:
 
     batch_size: int = config_field(at_least=1)
     epochs: int = config_field(at_least=1, may_change=True)
-    seed: int = config_field(at_least=0, at_most=2**63 - 1, in_hparams=False)
+    seed: int = config_field(at_least=0, at_most=2**63 - 1)
     device: str = config_field(affects="timing")
     model: dict[str, Any] = config_field(registry="vitmnist.models:MODELS")
     init: str | None = MISSING
@@ -129,7 +131,7 @@ class Config:
     sweep: SweepConfig = section(SweepConfig, affects="nothing")
     logger: Any = config_field(affects="nothing")  # a list; a name alone becomes a list of one
     log: LogConfig = section(LogConfig, affects="nothing")
-    profile: bool = config_field(affects="timing", in_hparams=False)
+    profile: bool = config_field(affects="timing")
 
     def __post_init__(self) -> None:
         self.logger = self.logger if isinstance(self.logger, list) else [self.logger]
@@ -145,40 +147,33 @@ def affects_nothing(metadata: Mapping[str, Any]) -> bool:
     return metadata.get("affects") == "nothing"
 
 
-def is_in_hparams(metadata: Mapping[str, Any]) -> bool:
-    """Whether TensorBoard's HParams has a column for a key that was typed."""
-    return bool(metadata.get("in_hparams", not affects_nothing(metadata)))
+def schema_fields(schema: type = Config, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
+    """Each key with its field; a section comes before the keys within it."""
+    for item in fields(schema):
+        key = join(prefix, item.name)
+        yield key, item
+        if is_dataclass(item.default_factory):
+            yield from schema_fields(item.default_factory, key)
 
 
-def keys_where(
-    holds: Callable[[Mapping[str, Any]], bool],
-    values: Mapping[str, Any] | None = None,
-    schema: type = Config,
-    prefix: str = "",
-) -> list[str]:
+def registries() -> Iterator[tuple[str, Any]]:
+    """The key of each config group, and its registry."""
+    for key, item in schema_fields():
+        if "registry" in item.metadata:
+            yield key, resolve_name(item.metadata["registry"])
+
+
+def keys_where(holds: Callable[[Mapping[str, Any]], bool], values: Mapping[str, Any] | None = None) -> list[str]:
     """The keys, and sections of keys, whose metadata satisfy a condition.
 
     Args:
         values: a configuration; the options of the members that it chooses are looked at too.
     """
-    keys = []
-    for item in fields(schema):
-        key, section, chosen = join(prefix, item.name), item.default_factory, (values or {}).get(item.name)
-        if holds(item.metadata):
-            keys.append(key)
-        elif is_dataclass(section):
-            keys += keys_where(holds, chosen, section, key)
-        elif "registry" in item.metadata and chosen:
-            _, options = resolve_name(item.metadata["registry"]).member(chosen, key)
-            keys += keys_where(holds, None, type(options), key)
-    return keys
-
-
-def registries(schema: type = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The key of each config group, and its registry."""
-    for item in fields(schema):
-        key = join(prefix, item.name)
-        if is_dataclass(item.default_factory):
-            yield from registries(item.default_factory, key)
-        elif "registry" in item.metadata:
-            yield key, resolve_name(item.metadata["registry"])
+    keys = [*schema_fields()]
+    for group, registry in registries() if values else ():
+        section: Any = values
+        for name in group.split("."):
+            section = section[name]
+        _, options = registry.member(section, group)
+        keys += schema_fields(type(options), group)
+    return [key for key, item in keys if holds(item.metadata)]

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from vitmnist.config.schema import affects_nothing, keys_where
+from vitmnist.config.schema import SEEDS, affects_nothing, keys_where
 from vitmnist.config.values import is_under
 from vitmnist.report.statistics import Differences, Ratio, Spread, ratio
 from vitmnist.tracking.epoch_table import Metric, epoch_metrics, summarize
@@ -268,7 +268,7 @@ def _varied_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     An option of a group counts only if it varies among runs of the same member: `num_workers`, which only `disk` has,
     does not distinguish `disk` from `ram`.
     """
-    varied, skipped = [], [*keys_where(affects_nothing), "seed", "data.holdout_seed"]
+    varied, skipped = [], [*keys_where(affects_nothing), *SEEDS]
     for key in dict.fromkeys(key for config in configs for key in config):
         groups = [f"{group}.name" for group in accumulate(key.split(".")[:-1], "{}.{}".format)]
         values: dict[str, set[str]] = defaultdict(set)

@@ -18,7 +18,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import RecordWriter
 from torch.utils.tensorboard.summary import hparams, image, text
 
-from vitmnist.config.schema import is_in_hparams, keys_where
+from vitmnist.config.schema import SEEDS, affects_nothing, keys_where
 from vitmnist.config.values import flatten, is_under, value_text
 from vitmnist.registry import NoOptions
 from vitmnist.runtime.files import append
@@ -86,7 +86,7 @@ class TensorBoard(Logger):
 def hyperparameters(result: Result) -> dict[str, Any]:
     """The row of a run in HParams: numbers and texts by their keys on the command line."""
     values = flatten(result.config or {})
-    skipped = (*keys_where(lambda metadata: not is_in_hparams(metadata)), "hydra", "experiment", "hparams_search")
+    skipped = (*keys_where(affects_nothing), *SEEDS, "hydra", "experiment", "hparams_search")
     overridden = [override.lstrip("+~").partition("=")[0] for override in result.overrides]
     row = {}
     for key in (*HPARAMS, *(key for key in overridden if not is_under(key, skipped))):
