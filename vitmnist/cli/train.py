@@ -10,13 +10,13 @@ import logging
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra import initialize_config_dir
-from hydra._internal.hydra import Hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -65,11 +65,11 @@ def main() -> None:
         start.world = connect_ranks(start.typed)
         if start.world.is_main and not is_answered(start.typed):
             arguments = parse(start.typed)
-            composer, composed = compose_with_hydra(start, arguments)
+            composed, multirun = compose_with_hydra(start, arguments)
             if composed.hydra.mode == RunMode.MULTIRUN:
                 overrides = prepare_sweep(start, composed, arguments.overrides)
                 with reported(start) as job:
-                    composer.multirun("config", job, overrides)
+                    multirun("config", job, overrides)
             else:
                 run = configure_run(start, composed, arguments)
         run = share_with_ranks(start, run)
@@ -106,8 +106,8 @@ def is_answered(typed: list[str]) -> bool:
     return True
 
 
-def compose_with_hydra(start: Start, arguments: Arguments) -> tuple[Hydra, DictConfig]:
-    """Initialize Hydra, and compose the configuration with it; for a run to resume only that of Hydra."""
+def compose_with_hydra(start: Start, arguments: Arguments) -> tuple[DictConfig, Callable[..., object]]:
+    """Compose the configuration, for a run to resume only that of Hydra; also returns what runs the jobs of a sweep."""
     start.resources.enter_context(initialize_config_dir(str(CONF), job_name="train", version_base="1.3"))
     composer, overrides = GlobalHydra.instance().hydra, arguments.overrides
     assert composer
@@ -120,7 +120,7 @@ def compose_with_hydra(start: Start, arguments: Arguments) -> tuple[Hydra, DictC
             composer.compose_config("config", overrides, RunMode.RUN)  # raises an error that explains -m
         if composed.repeats > 1:
             raise ConfigError(f"repeats={composed.repeats}: repeats the jobs of a sweep; type -m as well")
-    return composer, composed
+    return composed, composer.multirun
 
 
 def configure_run(start: Start, composed: DictConfig, arguments: Arguments) -> ConfiguredRun | None:

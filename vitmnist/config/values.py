@@ -48,7 +48,7 @@ def complete_record(recorded: Mapping[str, Any]) -> dict[str, Any]:
         path, _, name = key.rpartition(".")
         section = values.get(path) if path else values
         if isinstance(section, dict) and isinstance(section.get(name), dict):
-            section[name] = registry.complete(section[name])
+            section[name] |= registry.complete(section[name])  # the keys that it has stay first
     completed: dict[str, Any] = json.loads(json.dumps(values, default=str))
     return completed
 
