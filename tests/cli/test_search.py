@@ -137,17 +137,6 @@ def test_a_search_waits_for_a_trial_that_can_be_resumed(train_here: Train, quick
     assert "1 of 1 jobs are unfinished: 0" in ended.stdout
 
 
-def test_another_search_in_the_same_folder_is_refused(
-    succeed: Printed, refuse: Printed, quick: list[str], tmp_path: Path
-) -> None:
-    search = [*TYPED, *quick, LR, "hydra.sweeper.n_trials=1"]
-    succeed(*search)
-    before = trials_of(tmp_path / "here")
-    refused = refuse(*search, "resume=auto", "optimizer.lr=interval(0.1,0.2)")
-    assert "error: 1 of 1 jobs failed: 0" in refused
-    assert trials_of(tmp_path / "here") == before
-
-
 def test_optuna_is_imported_by_a_search_only(quick: list[str], start: Start, tmp_path: Path) -> None:
     assert start("-m", *quick, "seed=1", before=hide_optuna).ended()[0] == 0
     search = ["-m", *quick, "seed=1", LR, "hydra/sweeper=optuna", "hydra.sweep.dir=other"]

@@ -25,7 +25,7 @@ class Arguments:
     """The arguments of `train`.
 
     Args:
-        options: those of Hydra's command line, parsed.
+        options: the parsed options of Hydra's command line.
         overrides: keys and groups, with `--config-dir` as one, and without `resume=FOLDER`.
         run: the folder of the run to resume, with `resume=FOLDER`.
     """

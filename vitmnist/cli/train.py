@@ -48,9 +48,9 @@ class ConfiguredRun:
     """A run that is ready to train.
 
     Args:
-        config: checked; `resume` names the folder if its checkpoint is to be continued.
-        folder: created and locked.
-        overrides: recorded for people.
+        config: the checked configuration; its `resume` names the folder if the run continues there.
+        folder: the locked output folder.
+        overrides: the overrides of all starts, which are only recorded.
     """
 
     config: Config
@@ -60,9 +60,10 @@ class ConfiguredRun:
 
 def main() -> None:
     """Train what the command line says; an exception becomes one message and an exit code."""
-    start, run = Start(sys.argv[1:]), None
+    start = Start(sys.argv[1:])
     with exit_with_message(start):
         start.world = connect_ranks(start.typed)
+        run: ConfiguredRun | None = None
         if start.world.is_main and not is_answered(start.typed):
             arguments = parse(start.typed)
             composed, multirun = compose_with_hydra(start, arguments)
@@ -109,8 +110,9 @@ def is_answered(typed: list[str]) -> bool:
 def compose_with_hydra(start: Start, arguments: Arguments) -> tuple[DictConfig, Callable[..., object]]:
     """Compose the configuration, for a run to resume only that of Hydra; also returns what runs the jobs of a sweep."""
     start.resources.enter_context(initialize_config_dir(str(CONF), job_name="train", version_base="1.3"))
-    composer, overrides = GlobalHydra.instance().hydra, arguments.overrides
+    composer = GlobalHydra.instance().hydra
     assert composer
+    overrides = arguments.overrides
     if arguments.run:  # its values are recorded
         overrides = [*filter(is_of_hydra, overrides), f"hydra.run.dir={quoted(str(arguments.run))}"]
     composed = composer.compose_config("config", overrides, RunMode.MULTIRUN, validate_sweep_overrides=False)
@@ -132,8 +134,11 @@ def configure_run(start: Start, composed: DictConfig, arguments: Arguments) -> C
     Raises:
         ConfigError: the configuration or the folder cannot be used; nothing was written.
     """
-    folder, typed, is_auto = Path(composed.hydra.run.dir), arguments.overrides, composed.resume == "auto"
-    shown, must_resume = display_path(folder), bool(arguments.run) or (is_auto and is_resumable(folder))
+    typed = without_keys(arguments.overrides, ["resume"])
+    folder = Path(composed.hydra.run.dir)
+    shown = display_path(folder)
+    is_auto = composed.resume == "auto"
+    must_resume = bool(arguments.run) or (is_auto and is_resumable(folder))
     if not must_resume:
         values = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
         config = replace(validate(Config, values), resume=None)
@@ -152,9 +157,8 @@ def configure_run(start: Start, composed: DictConfig, arguments: Arguments) -> C
     configure_log(composed.hydra.job_logging, composed.hydra.verbose)
     start.resources.enter_context(env_override(composed.hydra.job.env_set))
     earlier = recorded_overrides(folder) if arguments.run else []
-    overrides = [*without_keys(earlier, [*map(key_of, typed)]), *without_keys(typed, ["resume"])]
-    recorded = [override for override in overrides if not is_of_hydra(override)]
-    return ConfiguredRun(config, folder.absolute(), recorded)
+    overrides = [*without_keys(earlier, [*map(key_of, typed)]), *typed]
+    return ConfiguredRun(config, folder.absolute(), [text for text in overrides if not is_of_hydra(text)])
 
 
 def share_with_ranks(start: Start, run: ConfiguredRun | None) -> ConfiguredRun | None:
@@ -165,8 +169,9 @@ def share_with_ranks(start: Start, run: ConfiguredRun | None) -> ConfiguredRun |
         return run
     if data_root := value_of("data.root", start.typed):
         shared["config"]["data"]["root"] = data_root
-    folder, line = Path(shared["folder"]), "%(asctime)s  %(message)s"
-    logging.basicConfig(filename=folder / f"rank-{start.world.rank}.log", level=logging.INFO, format=line, force=True)
+    folder = Path(shared["folder"])
+    file = folder / f"rank-{start.world.rank}.log"
+    logging.basicConfig(filename=file, level=logging.INFO, format="%(asctime)s  %(message)s", force=True)
     return ConfiguredRun(validate(Config, shared["config"]), folder, [])
 
 
