@@ -130,10 +130,10 @@ def _take_all(config: Config, typed: set[str]) -> None:
 
 
 def _warn_if_images_changed(folder: Path, dataset: Dataset) -> None:
-    recorded = (read_run(folder).result.dataset or {}).get("sha256")
+    recorded = (read_run(folder).result.dataset or {}).get("sha256", {})
     for name in dataset.splits:
-        checksum = recorded.get(f"{name}_images") if isinstance(recorded, dict) else None
-        if checksum and checksum != dataset.sha256[f"{name}_images"]:
+        checksum = dataset.sha256[f"{name}_images"]
+        if recorded.get(f"{name}_images", checksum) != checksum:
             print(f"warning: the images of the {name} split have changed since training", file=sys.stderr)
 
 
@@ -168,22 +168,22 @@ def class_metrics(matrix: Tensor, classes: tuple[str, ...], metrics: Mapping[str
 def _text(metrics: dict[str, Any]) -> str:
     lines = [f"accuracy {metrics['accuracy']:.2f}% of {metrics['images']:,} images"]
     for name in METRICS.names():
-        value, metric = metrics.get(name), METRICS.description_of(name)
+        metric = METRICS.description_of(name)
         if name != "acc":  # which is the first line
-            lines.append(f"{name} –" if value is None else f"{name} {value:.{metric.digits or 2}f}{metric.unit}")
+            lines.append(f"{name} {_number(metrics[name], metric.unit, metric.digits or 2)}")
     names = [printable(row["class"]) for row in metrics["classes"]]
     rows = [
-        [
-            name,
-            row["images"],
-            *("–" if row[key] is None else f"{row[key]:.2f}%" for key in ("precision", "recall", "f1")),
-        ]
+        [name, row["images"], *(_number(row[key], "%") for key in ("precision", "recall", "f1"))]
         for name, row in zip(names, metrics["classes"], strict=True)
     ]
     by_class = tabulate(rows, ["class", "images", "precision", "recall", "F1"], **ALIGNED)
     counts = [[name, *row] for name, row in zip(names, metrics["confusion_matrix"], strict=True)]
     title = "confusion matrix (rows: true class, columns: predicted class)"
     return "\n".join([*lines, "", by_class, "", title, tabulate(counts, **ALIGNED)])
+
+
+def _number(value: float | None, unit: str, digits: int = 2) -> str:
+    return "–" if value is None else f"{value:.{digits}f}{unit}"
 
 
 def add_run(parser: ArgumentParser) -> None:
@@ -199,11 +199,8 @@ def _parse(parser: ArgumentParser) -> Namespace:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--mistakes", type=Path, metavar="CSV", help="list every misclassified image in this file")
     parser.add_argument("--grid", type=Path, metavar="PNG", help="draw the mistakes with the highest confidence")
-    parser.add_argument("--predictions", action="store_true", help="with --json: also the prediction for each image")
-    options = parser.parse_intermixed_args()
-    if options.predictions and not options.json:
-        parser.error("--predictions is part of the JSON object; type --json --predictions")
-    return options
+    parser.add_argument("--predictions", action="store_true", help="print JSON with the prediction for each image")
+    return parser.parse_intermixed_args()
 
 
 @command("evaluate", _parse)
@@ -219,7 +216,7 @@ def main(options: Namespace) -> None:
             print(f"no mistakes: {options.grid} is not written", file=sys.stderr)
     matrix = evaluation.predictions.confusion_matrix(len(split.classes))
     metrics = class_metrics(matrix, split.classes, evaluation.metrics)
-    if options.json:
+    if options.json or options.predictions:
         printed = {"weights": str(evaluation.weights), "split": evaluation.split_name, **metrics}
         if options.predictions:
             printed["predictions"] = evaluation.rows(range(len(split)))

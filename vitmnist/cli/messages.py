@@ -27,7 +27,8 @@ def describe(error: BaseException, typed: Sequence[str] = ()) -> Failure:
     An unknown key, an unknown member and a value of the wrong type get an advice; Hydra's other errors are shown as
     they are, in one line.
     """
-    text, cause = " ".join(str(error).split()), error.__cause__ or error.__context__
+    text = " ".join(str(error).split())
+    cause = error.__cause__ or error.__context__
     if isinstance(error, UnknownKeyError):
         text = _unknown_key(error, typed)
     elif text.startswith("Could not override 'data'"):  # such as data=cifar10: there are only groups in `data`
