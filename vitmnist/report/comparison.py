@@ -19,8 +19,9 @@ from typing import Any
 
 from vitmnist.config.schema import affects_nothing, keys_where
 from vitmnist.config.values import is_under
+from vitmnist.metrics.epoch_table import Metric, epoch_metrics
 from vitmnist.report.statistics import Differences, Ratio, Spread, ratio
-from vitmnist.tracking.epoch_table import Metric, epoch_metrics, summarize
+from vitmnist.tracking.epoch_record import summarize
 from vitmnist.tracking.result import TEST_ACC, Run, monitored
 
 EMPTY_CELL = "–"  # not measured, or not applicable

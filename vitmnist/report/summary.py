@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
+from vitmnist.metrics.epoch_table import Metric
 from vitmnist.report.comparison import Comparison, Configuration, loader_groups
 from vitmnist.report.statistics import MIN_ROUNDS, Differences, seconds
-from vitmnist.tracking.epoch_table import EpochRecord, Metric
+from vitmnist.tracking.epoch_record import EpochRecord
 from vitmnist.tracking.result import search_summary
 
 

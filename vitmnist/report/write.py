@@ -13,12 +13,12 @@ from tabulate import tabulate
 
 from vitmnist.config.values import value_text
 from vitmnist.errors import printable
+from vitmnist.metrics.epoch_table import epoch_metrics
 from vitmnist.report.comparison import EMPTY_CELL, Comparison, Configuration, compare
 from vitmnist.report.plots import draw
 from vitmnist.report.statistics import Spread, seconds
 from vitmnist.report.summary import quality_text, summary
 from vitmnist.runtime.files import csv_text, write_atomic
-from vitmnist.tracking.epoch_table import epoch_metrics
 from vitmnist.tracking.result import TEST_ACC, find_runs, read_run
 
 Table = tuple[list[str], list[list[str]]]  # header, rows
