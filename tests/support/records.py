@@ -118,6 +118,4 @@ def rows(comparison: Comparison) -> list[dict[str, str]]:
     return [dict(zip(header, line, strict=True)) for line in lines]
 
 
-BROKEN = a("cache", 1.0, status="interrupted", error="SIGTERM")
 LOST = a("cache", epochs=[], status="failed", error="no memory")
-SAME = "Equal training and evaluation losses, epoch for epoch and to the last bit, with the same seed: disk, ram."
