@@ -27,10 +27,11 @@ from vitmnist.config.schema import Config
 from vitmnist.config.values import to_plain_dict
 from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.errors import DataError, TrainingError, classify
+from vitmnist.errors import DataError, classify
 from vitmnist.loaders.auto import AutoOptions, LoaderSelection, ResidentBatch, candidate_of, select_loader
 from vitmnist.loaders.base import LOADERS, Loader, needs_of
 from vitmnist.losses import LOSSES
+from vitmnist.metrics.epoch_table import EPOCH_S, EVAL_S, SAVE_S, TRAIN_S, find_metric
 from vitmnist.optim.optimizers import EMA, OPTIMIZERS
 from vitmnist.optim.schedules import build_schedule
 from vitmnist.runtime.device import choose_device, use_deterministic_kernels
@@ -39,15 +40,8 @@ from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.timing.benchmark import Candidate
-from vitmnist.tracking.environment import HardwareFigures, describe_environment
-from vitmnist.tracking.epoch_table import (
-    EpochRecord,
-    Monitor,
-    check_numbers,
-    epoch_record,
-    find_metric,
-    may_train_longer,
-)
+from vitmnist.tracking.environment import PeakMemory, describe_environment
+from vitmnist.tracking.epoch_record import EpochRecord, Monitor, check_metrics, epoch_record, may_train_longer
 from vitmnist.tracking.images import epoch_images
 from vitmnist.tracking.log import log_early_stop, log_epoch, log_setup, log_test, log_verdict
 from vitmnist.tracking.loggers import LOGGERS, Logger, parse_loggers
@@ -337,7 +331,7 @@ class Trainer:
     ) -> EpochRecorder:
         """Log the run, open its loggers, and remove what was recorded after the checkpoint."""
         result, folder, before = self.result, self.folder, data.checkpoint
-        hardware = HardwareFigures(self.device)  # after set-up, whose memory and GPU time it must not count
+        peak_memory = PeakMemory(self.device)  # after set-up, whose memory it must not count
         log_setup(self.config, result, data.dataset, step, loaders.train, self.world)
         loggers: list[Logger] = []
         if self.world.is_main:
@@ -352,7 +346,7 @@ class Trainer:
             checkpoints=checkpoints,
             loaders=loaders,
             loggers=loggers,
-            hardware=hardware,
+            peak_memory=peak_memory,
             must_train=before is not None
             and (bool(before.progress) or may_train_longer(before.config, to_plain_dict(self.config))),
         )
@@ -371,7 +365,7 @@ class Trainer:
         with LOADERS.build(loader_options, dataset.test, sampler, self.device) as loader:
             metrics, _ = evaluate(step.eval_model, loader, step.preprocess, world=self.world)
         values = {key.replace("eval_", "test_"): value for key, value in metrics.items() if key.startswith("eval_")}
-        check_numbers(values, lambda reason: TrainingError(f"test split: {reason}"))
+        check_metrics(values, "test split")
         self.result.test = {"weights": name, **values}
         log_test(self.result, self.monitor)
 
@@ -389,7 +383,7 @@ class EpochRecorder:
     checkpoints: CheckpointManager
     loaders: Loaders
     loggers: list[Logger]
-    hardware: HardwareFigures
+    peak_memory: PeakMemory
     must_train: bool
     is_first_epoch: bool = True
 
@@ -434,13 +428,13 @@ class EpochRecorder:
             DataError: a record or the checkpoint cannot be written; if it is a record, the checkpoint is saved first.
             RunInterrupted: the run is to stop, and is saved.
         """
-        result, save_s = self.result, train["save_s"] + evaluation["save_s"]
+        result, save_s = self.result, train[SAVE_S.name] + evaluation[SAVE_S.name]
         metrics = {
             **train,
             **evaluation,
-            "epoch_s": train["train_s"] + evaluation["eval_s"] + save_s,
-            "save_s": save_s,
-            **self.hardware.metrics(),
+            EPOCH_S.name: train[TRAIN_S.name] + evaluation[EVAL_S.name] + save_s,
+            SAVE_S.name: save_s,
+            **self.peak_memory.metrics(),
         }
         record = epoch_record(progress.epoch, metrics, progress.logged_steps(), self.is_first_epoch)
         if self.is_first_epoch and result.setup_s is not None:
