@@ -14,8 +14,9 @@ from tensorboard.plugins.hparams import metadata
 
 from tests.conftest import PLAIN, Printed, result_of
 from vitmnist.errors import RunInterrupted
+from vitmnist.metrics.epoch_table import epoch_metrics, summary_metrics
 from vitmnist.registry import NoOptions
-from vitmnist.tracking.epoch_table import EpochRecord, epoch_metrics, summary_metrics
+from vitmnist.tracking.epoch_record import EpochRecord
 from vitmnist.tracking.loggers.tensorboard import TensorBoard
 from vitmnist.tracking.result import Result
 

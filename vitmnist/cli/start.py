@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from vitmnist.cli.command import end, program
 from vitmnist.cli.messages import describe
-from vitmnist.errors import ConfigError
+from vitmnist.errors import ConfigError, PeerError
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.run_folder import locked
 from vitmnist.runtime.signals import StopSignal, end_interrupted, handled_by, ignore_stopping
@@ -91,7 +91,7 @@ def exit_with_message(start: Start) -> Iterator[None]:
     except SystemExit:
         raise
     except BaseException as error:
-        _exit(start, start.world.root_cause(error))
+        _exit(start, start.world.first_failure(error))
     finally:
         # Torch takes a second to leave; a signal in that time must not make a completed run look like a failed one.
         atexit.register(ignore_stopping)
@@ -108,8 +108,8 @@ def _exit(start: Start, error: BaseException) -> None:
     if not start.is_training and not failure.is_user_error:  # raised by Hydra's grammar, or by a sweeper
         message = f"{failure.message} (HYDRA_FULL_ERROR=1 shows the traceback)"
         failure = replace(failure, message=message, is_user_error=True)
-    if not start.world.report_failure(error, failure.message):
-        sys.exit(failure.exit_code)
+    if isinstance(error, PeerError) and not start.world.is_main:
+        sys.exit(failure.exit_code)  # the rank that failed shows its message, and rank 0 repeats it
     end(error, failure)
 
 

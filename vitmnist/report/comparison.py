@@ -19,14 +19,19 @@ from typing import Any
 
 from vitmnist.config.schema import SEEDS, affects_nothing, keys_where
 from vitmnist.config.values import is_under
+from vitmnist.metrics.epoch_table import EPOCH_S, Metric, epoch_metrics
 from vitmnist.report.statistics import Differences, Ratio, Spread, ratio
-from vitmnist.tracking.epoch_table import Metric, epoch_metrics, summarize
+from vitmnist.tracking.epoch_record import summarize
 from vitmnist.tracking.result import TEST_ACC, Run, monitored
 
-EMPTY_CELL = "–"  # not measured, or not applicable
-LOADER, LOADER_OPTION = "data/loader", "data.loader."  # columns of a comparison
-MACHINE = ("host", "cpu", "cpu_count")  # keys of `environment` that identify a machine
+EMPTY_CELL = "–"
+"""The text of a cell whose value was not measured, or does not apply."""
+LOADER, LOADER_OPTION = "data/loader", "data.loader."
+"""The column of the loader, and how the columns of its options begin."""
+MACHINE = ("host", "cpu", "cpu_count")
+"""These keys of `environment` identify a machine."""
 CHECKSUMS = "SHA-256 of the data"
+"""The title of the checksums of a dataset."""
 
 
 def overrides(values: Mapping[str, object]) -> str:
@@ -83,7 +88,7 @@ class Configuration:
     @property
     def epoch_s(self) -> Spread | None:
         """Seconds per epoch, evaluation included."""
-        return self.spreads["epoch_s"]
+        return self.spreads[EPOCH_S.name]
 
     def by_seed(self, name: str) -> dict[str, float]:
         """A metric of quality by seed. Runs with the same one are not independent: the first one counts."""
@@ -137,7 +142,7 @@ class Comparison:
                 row: {
                     key: math.log(time)
                     for key, runs in row.rounds.items()
-                    if (time := median(_values(runs, "epoch_s"))) > 0
+                    if (time := median(_values(runs, EPOCH_S.name))) > 0
                 }
                 for row in self.ranked
             }
@@ -240,12 +245,11 @@ def _comparison(runs: Sequence[Run]) -> Comparison:
         for key in _varied_keys(configs)
     }
     varied = [title for title in titles if len(texts[title]) > 1]
-    rows: dict[tuple[str, str], Configuration] = {}
+    rows: dict[str, Configuration] = {}
     for run, config, facts in zip(runs, configs, facts_by_run, strict=True):
         values = {title: config[key] for key, title in columns.items() if key in config}
         values |= {title: facts[title] for title in varied if facts.get(title, EMPTY_CELL) != EMPTY_CELL}
-        unique = str(run.folder) if run.status == "unreadable" else ""  # it repeats no other run
-        rows.setdefault((unique, repr(values)), Configuration(values, [])).runs.append(run)
+        rows.setdefault(repr(values), Configuration(values, [])).runs.append(run)
     common = {title: min(texts[title]) for title in titles if title not in varied and texts[title] != {EMPTY_CELL}}
     return Comparison([*columns.values(), *varied], list(rows.values()), common)
 

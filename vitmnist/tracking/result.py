@@ -8,33 +8,22 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 import yaml
 
 from vitmnist.config.schema import Config
 from vitmnist.config.values import flatten
 from vitmnist.errors import ConfigError, DataError, PeerError, classify
-from vitmnist.runtime.cpu import Cores
+from vitmnist.metrics.epoch_table import Metric, epoch_metrics, find_metric, summary_metrics
 from vitmnist.runtime.files import UnreadableError, append, csv_text, read_json, read_yaml, write_atomic
 from vitmnist.runtime.run_folder import is_in_use
 from vitmnist.runtime.signals import StopSignal, interruption
 from vitmnist.runtime.world import World
 from vitmnist.timing.table import Bottleneck, format_bottleneck
-from vitmnist.tracking.epoch_table import (
-    EpochRecord,
-    Metric,
-    Monitor,
-    check_numbers,
-    epoch_metrics,
-    find_metric,
-    steady_epochs,
-    summarize,
-    summary_metrics,
-)
+from vitmnist.tracking.epoch_record import EpochRecord, Monitor, steady_epochs, summarize
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +71,7 @@ class Result:
 
         Raises:
             FileNotFoundError: there is no such file.
-            DataError: it cannot be read, or is not a record; names the file and the key.
+            DataError: it cannot be read, or is not a record; names the file.
         """
         name = f"{path.parent.name}/{path.name}"
         try:
@@ -91,16 +80,7 @@ class Result:
             raise DataError(f"{name}: {error}") from error
         if not isinstance(content, dict) or content.get("status") not in ENDED or "epochs" not in content:
             raise DataError(f"{name}: is not the result of a run")
-        kinds = get_type_hints(cls)
-        for key in content.keys() & kinds.keys():
-            if not has_type(content[key], kinds[key]):
-                raise DataError(f"{name}: {key}: {content[key]!r:.50} is not of the type {kinds[key]}")
-        for epoch in content["epochs"]:
-            if not isinstance(epoch, dict):
-                raise DataError(f"{name}: epochs: {epoch!r:.50} is not the record of an epoch")
-            metrics = {metric: epoch.get(metric) for metric in epoch_metrics()}
-            check_numbers(metrics, lambda reason: DataError(f"{name}: epochs: {reason}"))
-        return cls(**{key: content[key] for key in content.keys() & kinds.keys()})
+        return cls(**{field.name: content[field.name] for field in fields(cls) if field.name in content})
 
     def summary(self) -> dict[str, float | None]:
         """The run as a whole: `summary_metrics` of its epochs, and the seconds before the first; None: not measured."""
@@ -120,16 +100,11 @@ class Result:
         bottleneck, waiting_pct = self.bottleneck(), self.summary()["data_wait_pct_median"]
         if bottleneck is None or waiting_pct is None:
             return None
-        return format_bottleneck(bottleneck, waiting_pct, self._steps(), self._cores())
+        return format_bottleneck(bottleneck, waiting_pct, self._steps(), cores=None)
 
     def _steps(self) -> int:
         images = (self.dataset or {}).get("train_size") or 0
         return len(self.epochs) * -(-images // self.batch_size) if self.batch_size else 0
-
-    def _cores(self) -> Cores | None:
-        busy = self.epochs[-1].get("cores_busy") if self.epochs else None
-        available = (self.environment or {}).get("cpu_count")
-        return None if busy is None or available is None else Cores(available, busy)
 
     def write(self, folder: Path) -> None:
         """Write `result.json` into `folder` atomically.
@@ -175,7 +150,7 @@ def recording_outcome(result: Result, config: Config, folder: Path, stop: StopSi
     try:
         yield
     except BaseException as raised:
-        error = world.root_cause(raised)
+        error = world.first_failure(raised)
         if stop.request and classify(error).cause == "worker":
             error = interruption(stop.request)  # the signal that stops the run stops its workers too
         record_failure(error, result, config, folder, world)
@@ -318,13 +293,6 @@ def _flat(config: object) -> dict[str, Any]:
     """Values by full keys, with lists as text; empty for what is not a configuration."""
     values = flatten(config) if isinstance(config, dict) else {}
     return {key: str(value) if isinstance(value, list) else value for key, value in values.items()}
-
-
-def has_type(value: object, kind: object) -> bool:
-    """Whether a JSON value has the type of an annotation of `Result`; the items of a list or dict may be anything."""
-    if isinstance(kind, UnionType):
-        return any(has_type(value, allowed) for allowed in get_args(kind))
-    return type(value) is (get_origin(kind) or kind) or (kind is float and type(value) is int)
 
 
 # A search writes this file into the folder of its sweep.

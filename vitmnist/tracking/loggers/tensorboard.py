@@ -22,7 +22,7 @@ from vitmnist.config.schema import SEEDS, affects_nothing, keys_where
 from vitmnist.config.values import flatten, is_under, value_text
 from vitmnist.registry import NoOptions
 from vitmnist.runtime.files import append
-from vitmnist.tracking.epoch_table import EpochRecord
+from vitmnist.tracking.epoch_record import EpochRecord
 from vitmnist.tracking.loggers import LOGGERS, Logger, epoch_scalars, step_scalars
 from vitmnist.tracking.result import Result
 
