@@ -126,7 +126,6 @@ class Config:
     sweep: SweepConfig = section(SweepConfig, affects="nothing")
     logger: Any = config_field(affects="nothing")  # a list; a name alone becomes a list of one
     log: LogConfig = section(LogConfig, affects="nothing")
-    profile: bool = config_field(affects="timing")
 
     def __post_init__(self) -> None:
         self.logger = self.logger if isinstance(self.logger, list) else [self.logger]

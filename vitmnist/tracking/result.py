@@ -152,7 +152,7 @@ def recording_outcome(result: Result, config: Config, folder: Path, stop: StopSi
     try:
         yield
     except BaseException as raised:
-        error = world.root_cause(raised)
+        error = world.first_failure(raised)
         if stop.request and classify(error).cause == "worker":
             error = interruption(stop.request)  # the signal that stops the run stops its workers too
         record_failure(error, result, config, folder, world)
