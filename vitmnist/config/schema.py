@@ -24,9 +24,6 @@ from omegaconf import MISSING
 
 from vitmnist.config.validation import config_field, join, section
 
-# Runs that differ in these keys alone are repetitions of one configuration.
-SEEDS = ("seed", "data.holdout_seed")
-
 
 class Shuffle(str, Enum):
     """The order of the samples in an epoch; see `vitmnist.data.sampler`."""
