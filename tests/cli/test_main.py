@@ -174,7 +174,7 @@ def test_a_completed_run_says_how_to_train_further(
     del kept[tmp_path / "here" / "vitmnist.log"]
     again = succeed("resume=here")
     assert "here: completed, epoch 2/2, accuracy " in again
-    assert "python train.py resume=here epochs=N" in again
+    assert "; resume=here epochs=N trains further" in again
     refuse("resume=here", "optimizer.lr=0.5")
     fewer = refuse("resume=here", "epochs=1")
     assert "epochs=1: the run has already started epoch 2; set epochs=2 or more" in fewer

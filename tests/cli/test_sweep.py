@@ -75,7 +75,7 @@ def test_a_sweep_with_a_failing_job_ends_in_a_complete_report_and_goes_on(
     before = {folder.name: files(folder / "checkpoints") for folder in jobs(sweep) if folder.name != "1"}
     again = ["-m", *quick, *SWEPT, "hydra.sweep.dir=here", by_number]
     assert "holds records already" in refuse(*again)
-    assert succeed(*again, "resume=auto").count("completed before") == 3
+    assert succeed(*again, "resume=auto").count(": completed, epoch 2/2") == 3
     assert result_of(sweep / "1")["status"] == "completed"
     assert {folder.name: files(folder / "checkpoints") for folder in jobs(sweep) if folder.name != "1"} == before
     assert [row["status"] for row in rows(sweep)] == ["completed"] * 4
@@ -170,11 +170,8 @@ def test_memory_peaks_are_those_of_each_job(start: Start, tmp_path: Path) -> Non
     assert small is None or abs(again - small) < 0.7 * (large - small)
 
 
-def test_rounds_never_share_a_folder(train_here: Train, quick: list[str], tmp_path: Path) -> None:
-    typed = [*quick, "epochs=1", "repeats=2", "hydra.sweep.dir=here", "hydra.sweep.subdir=bs${batch_size}"]
-    ended = train_here("-m", *typed)
-    assert ended.returncode == 1
-    assert ended.stderr == "error: 1 of 1 jobs failed: bs6\n"
-    assert "job 1 failed: " in ended.stdout
-    assert "holds the records of another job, with another repeat; let hydra.sweep.subdir contain" in ended.stdout
-    assert result_of(tmp_path / "here" / "bs6")["config"]["repeat"] == 1
+def test_jobs_that_differ_never_share_a_folder(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    ended = train_here("-m", *quick, "epochs=1", "seed=1,2", "hydra.sweep.dir=here", "hydra.sweep.subdir=same")
+    assert (ended.returncode, ended.stderr) == (1, "error: 1 of 1 jobs failed: same\n")
+    assert "job 1 failed: resume: the run began with another configuration: seed=2 (it was 1)" in ended.stdout
+    assert result_of(tmp_path / "here" / "same")["seed"] == 1

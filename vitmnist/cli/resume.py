@@ -6,6 +6,7 @@ A record is data: it is checked against the schema, and nothing of it is given t
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -14,7 +15,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, ConfigTypeError
 
 from vitmnist.cli.arguments import is_of_hydra
-from vitmnist.cli.command import program
 from vitmnist.config import is_group
 from vitmnist.config.compose import compose
 from vitmnist.config.schema import Config
@@ -113,7 +113,8 @@ def is_completed(folder: Path, config: Config) -> bool:
     run, shown = read_run(folder), display_path(folder)
     if run.status != "completed":
         return False
-    if config != recorded_config(folder, []):
+    recorded = replace(recorded_config(folder, []), resume=config.resume)
+    if config != recorded:
         if has_checkpoint(folder):
             return False
         raise ConfigError(
@@ -122,6 +123,6 @@ def is_completed(folder: Path, config: Config) -> bool:
         )
     accuracy = run.quality("eval_acc")
     result = "" if accuracy is None else f", accuracy {accuracy:.2f}%"
-    print(f"{shown}: completed, epoch {len(run.epochs)}/{config.epochs}{result}; train further with")
-    print(f"    {program()} {shlex.quote(f'resume={shown}')} epochs=N")
+    further = shlex.join([f"resume={shown}", "epochs=N"])
+    print(f"{shown}: completed, epoch {len(run.epochs)}/{config.epochs}{result}; {further} trains further")
     return True

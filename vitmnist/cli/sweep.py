@@ -22,10 +22,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from vitmnist.cli.arguments import quoted, without_keys
 from vitmnist.cli.messages import describe
+from vitmnist.cli.resume import is_completed
 from vitmnist.cli.start import Start, import_trainer
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
-from vitmnist.config.values import flatten, to_plain_dict
 from vitmnist.errors import (
     ConfigError,
     ExitCode,
@@ -39,7 +39,7 @@ from vitmnist.runtime.files import display_path
 from vitmnist.runtime.run_folder import InUseError, has_checkpoint, locked
 from vitmnist.runtime.signals import StopSignal, interruption
 from vitmnist.runtime.world import launched
-from vitmnist.tracking.result import Result, Run, choices_of, read_run
+from vitmnist.tracking.result import Result, choices_of, read_run
 
 log = logging.getLogger(__name__)
 
@@ -141,31 +141,22 @@ class Job:
         Raises:
             RunInterrupted: the sweep was asked to stop, and not only this job by its max_minutes.
         """
-        job, stop = HydraConfig.get(), self.stop or _stop_signal_of_launcher()
+        job = HydraConfig.get()
         folder = Path(job.runtime.output_dir)
-        trainer, before = import_trainer(), read_run(folder)
-        differing = _differing_keys(before, composed)
-        if before.status == "completed" and not differing:
-            log.info("completed before")
-            return before.quality(search_objective(composed).name)
-        if before.status == "failed" and not differing and _is_search(job):  # its failed trial already counts
-            return None
         overrides = without_keys(list(job.overrides.task), ["resume"])
+        stop = self.stop or _stop_signal_of_launcher()
+        trainer = import_trainer()
+        gc.collect()  # a compiled step of the job before is a reference cycle that holds memory
         try:
-            gc.collect()  # a compiled step of the job before is a reference cycle that holds memory
             if stop.request:  # received too late to stop the previous job
                 raise interruption(stop.request)
-            if differing:
-                raise ConfigError(
-                    f"{display_path(folder)}: holds the records of another job, with another {', '.join(differing)}; "
-                    "let hydra.sweep.subdir contain ${hydra.job.num}, or begin a new sweep"
-                )
+            config = validate(Config, composed)
+            if _is_search(job) and read_run(folder).status == "failed":  # its failed trial already counts
+                return None
             with locked(folder):
-                if not has_checkpoint(folder):
-                    (folder / "result.json").unlink(missing_ok=True)
-                resume = str(folder) if has_checkpoint(folder) else None
-                config = replace(validate(Config, composed), resume=resume)
-                trainer(config, folder, overrides, stop).fit()
+                if not is_completed(folder, config):
+                    resume = str(folder) if has_checkpoint(folder) else None
+                    trainer(replace(config, resume=resume), folder, overrides, stop).fit()
             return read_run(folder).quality(search_objective(config).name)
         except RunInterrupted as error:
             if not isinstance(error, TimeLimitReached) and not _is_parallel(job):  # joblib would kill the other jobs
@@ -200,16 +191,6 @@ def _stop_signal_of_launcher() -> StopSignal:
     if parent := multiprocessing.parent_process():  # joblib's processes outlive it
         stop.follow(parent.pid)  # type: ignore[arg-type]
     return stop
-
-
-def _differing_keys(before: Run, composed: DictConfig) -> list[str]:
-    """The keys in which a job differs from the one whose records its folder holds; none if it holds no records."""
-    recorded = flatten(before.result.config or {})
-    try:
-        now = flatten(to_plain_dict(validate(Config, composed)))
-    except ConfigError:  # the job is refused for it when it starts
-        return []
-    return [key for key, value in recorded.items() if key in now and key != "resume" and now[key] != value]
 
 
 def _write_report(folder: Path) -> None:
