@@ -125,8 +125,9 @@ def _take_all(config: Config, typed: set[str]) -> None:
     if "data.holdout" not in typed:
         config.data.holdout = None
     options = config.data.dataset
-    everything = {"test_share": 0.0, "train_size": None, "test_size": None}
-    options |= {key: all_ for key, all_ in everything.items() if key in options and f"data.dataset.{key}" not in typed}
+    for key, unlimited in {"test_share": 0.0, "train_size": None, "test_size": None}.items():
+        if key in options and f"data.dataset.{key}" not in typed:
+            options[key] = unlimited
 
 
 def _warn_if_images_changed(folder: Path, dataset: Dataset) -> None:
@@ -140,24 +141,20 @@ def _warn_if_images_changed(folder: Path, dataset: Dataset) -> None:
 def class_metrics(matrix: Tensor, classes: tuple[str, ...], metrics: Mapping[str, float]) -> dict[str, Any]:
     """Accuracy, metrics, and precision, recall and F1 of each class, in percent; None where one is not a number."""
     correct, actual, predicted = matrix.diagonal().double(), matrix.sum(dim=1), matrix.sum(dim=0)
-    by_class = {
-        "precision": 100 * correct / predicted,
-        "recall": 100 * correct / actual,
-        "f1": 200 * correct / (actual + predicted),
-    }
-
-    def number(value: float) -> float | None:
-        return value if isfinite(value) else None
-
+    precision = 100 * correct / predicted  # not a number for a class without predictions
+    recall = 100 * correct / actual
+    f1 = 200 * correct / (actual + predicted)
     return {
         "images": int(matrix.sum()),
         "accuracy": metrics["acc"],
-        **{name: number(value) for name, value in metrics.items()},
+        **{name: _finite_or_none(value) for name, value in metrics.items()},
         "classes": [
             {
                 "class": name,
                 "images": int(actual[label]),
-                **{key: number(values[label].item()) for key, values in by_class.items()},
+                "precision": _finite_or_none(precision[label].item()),
+                "recall": _finite_or_none(recall[label].item()),
+                "f1": _finite_or_none(f1[label].item()),
             }
             for label, name in enumerate(classes)
         ],
@@ -165,15 +162,19 @@ def class_metrics(matrix: Tensor, classes: tuple[str, ...], metrics: Mapping[str
     }
 
 
+def _finite_or_none(value: float) -> float | None:
+    return value if isfinite(value) else None
+
+
 def _text(metrics: dict[str, Any]) -> str:
     lines = [f"accuracy {metrics['accuracy']:.2f}% of {metrics['images']:,} images"]
     for name in METRICS.names():
         metric = METRICS.description_of(name)
         if name != "acc":  # which is the first line
-            lines.append(f"{name} {_number(metrics[name], metric.unit, metric.digits or 2)}")
+            lines.append(f"{name} {_format_value(metrics[name], metric.unit, metric.digits or 2)}")
     names = [printable(row["class"]) for row in metrics["classes"]]
     rows = [
-        [name, row["images"], *(_number(row[key], "%") for key in ("precision", "recall", "f1"))]
+        [name, row["images"], *(_format_value(row[key], "%") for key in ("precision", "recall", "f1"))]
         for name, row in zip(names, metrics["classes"], strict=True)
     ]
     by_class = tabulate(rows, ["class", "images", "precision", "recall", "F1"], **ALIGNED)
@@ -182,7 +183,7 @@ def _text(metrics: dict[str, Any]) -> str:
     return "\n".join([*lines, "", by_class, "", title, tabulate(counts, **ALIGNED)])
 
 
-def _number(value: float | None, unit: str, digits: int = 2) -> str:
+def _format_value(value: float | None, unit: str, digits: int = 2) -> str:
     return "–" if value is None else f"{value:.{digits}f}{unit}"
 
 
