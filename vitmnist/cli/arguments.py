@@ -26,13 +26,14 @@ class Arguments:
 
     Args:
         options: the parsed options of Hydra's command line.
-        overrides: keys and groups, with `--config-dir` as one, and without `resume=FOLDER`.
-        run: the folder of the run to resume, with `resume=FOLDER`.
+        overrides: keys and groups; `--config-dir` and `resume=FOLDER` are written as `hydra.searchpath` and
+            `hydra.run.dir`.
+        must_resume: the run in `hydra.run.dir` is resumed, because `resume=FOLDER` was typed.
     """
 
     options: Namespace
     overrides: list[str]
-    run: Path | None = None
+    must_resume: bool = False
 
 
 def parse(typed: list[str]) -> Arguments:
@@ -42,10 +43,10 @@ def parse(typed: list[str]) -> Arguments:
     for flag in [*unknown, *(f"--{name}" for name in UNSUPPORTED if getattr(options, name.replace("-", "_")))]:
         raise ConfigError(f"{flag}: there is no such option; keys are typed without dashes, as in epochs=3")
     if options.config_dir:  # as an override, because the configuration is composed without Hydra's command line
-        folder = Path(options.config_dir).resolve()
-        if not folder.is_dir():
+        config_dir = Path(options.config_dir).resolve()
+        if not config_dir.is_dir():
             raise ConfigError(f"--config-dir: {options.config_dir}: there is no such folder")
-        overrides.append(f"hydra.searchpath=[{quoted(folder.as_uri())}]")
+        overrides.append(f"hydra.searchpath=[{quoted(config_dir.as_uri())}]")
     if options.multirun:
         overrides.append("hydra.mode=MULTIRUN")
     resume = value_of("resume", overrides)
@@ -65,7 +66,8 @@ def parse(typed: list[str]) -> Arguments:
                 f"{name}: cannot be typed with resume={resume}, which resumes one run in its own folder, with its "
                 "recorded configuration; a sweep is resumed by its own command with hydra.sweep.dir=FOLDER resume=auto"
             )
-    return Arguments(options, without_keys(overrides, ["resume"]), Path(os.path.expanduser(resume)))
+    folder = f"hydra.run.dir={quoted(os.path.expanduser(resume))}"
+    return Arguments(options, [*without_keys(overrides, ["resume"]), folder], must_resume=True)
 
 
 def key_of(override: str) -> str:

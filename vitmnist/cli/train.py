@@ -25,7 +25,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, read_write
 
 import vitmnist
-from vitmnist.cli.arguments import AUTO_FORM, Arguments, is_of_hydra, key_of, parse, quoted, value_of, without_keys
+from vitmnist.cli.arguments import AUTO_FORM, Arguments, is_of_hydra, key_of, parse, value_of, without_keys
 from vitmnist.cli.resume import GLOBAL_GROUPS, is_completed, is_resumable, recorded_config, recorded_overrides
 from vitmnist.cli.start import Start, exit_with_message, import_trainer
 from vitmnist.cli.sweep import prepare_sweep, reported
@@ -113,8 +113,8 @@ def compose_with_hydra(start: Start, arguments: Arguments) -> tuple[DictConfig, 
     composer = GlobalHydra.instance().hydra
     assert composer
     overrides = arguments.overrides
-    if arguments.run:  # its values are recorded
-        overrides = [*filter(is_of_hydra, overrides), f"hydra.run.dir={quoted(str(arguments.run))}"]
+    if arguments.must_resume:  # the other values are recorded
+        overrides = [*filter(is_of_hydra, overrides)]
     composed = composer.compose_config("config", overrides, RunMode.MULTIRUN, validate_sweep_overrides=False)
     HydraConfig.instance().set_config(composed)  # for ${hydra:runtime.cwd}; Hydra does so only later
     if composed.hydra.mode != RunMode.MULTIRUN:
@@ -138,7 +138,7 @@ def configure_run(start: Start, composed: DictConfig, arguments: Arguments) -> C
     folder = Path(composed.hydra.run.dir)
     shown = display_path(folder)
     is_auto = composed.resume == "auto"
-    must_resume = bool(arguments.run) or (is_auto and is_resumable(folder))
+    must_resume = arguments.must_resume or (is_auto and is_resumable(folder))
     if not must_resume:
         values = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
         config = replace(validate(Config, values), resume=None)
@@ -156,7 +156,7 @@ def configure_run(start: Start, composed: DictConfig, arguments: Arguments) -> C
         composed.hydra.runtime.output_dir = str(folder.absolute())
     configure_log(composed.hydra.job_logging, composed.hydra.verbose)
     start.resources.enter_context(env_override(composed.hydra.job.env_set))
-    earlier = recorded_overrides(folder) if arguments.run else []
+    earlier = recorded_overrides(folder) if arguments.must_resume else []
     overrides = [*without_keys(earlier, [*map(key_of, typed)]), *typed]
     return ConfiguredRun(config, folder.absolute(), [text for text in overrides if not is_of_hydra(text)])
 
