@@ -65,9 +65,7 @@ def test_a_sweep_with_a_failing_job_ends_in_a_complete_report_and_goes_on(
     (failed,) = (row for row in rows(sweep) if row["status"] != "completed")
     assert failed["status"] == f"failed: {results[1]['error']}"
     for name in ("report.md", "report.html"):
-        text = (sweep / name).read_text()
-        assert "checkpoints" in text  # the reason
-        assert "Equal training and evaluation losses, epoch for epoch and to the last bit" in text
+        assert "checkpoints" in (sweep / name).read_text(), "the reason"
     for loader in LOADERS:
         assert re.search(rf"^ *\d+ +{loader}( of ram)? .*completed", ended.stdout, re.MULTILINE), ended.stdout
 
@@ -150,9 +148,9 @@ def test_an_experiment_is_a_sweep_and_its_jobs_go_on_alone(succeed: Printed, qui
 def test_a_failed_job_leaves_no_model(quick: list[str], refuse: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
     alive = []
 
-    def count(trainer: Trainer) -> None:
+    def count(trainer: Trainer) -> object:
         alive.append(sum(type(item) is CNN for item in gc.get_objects()))
-        build_data(trainer)
+        return build_data(trainer)
 
     build_data = Trainer.build_data
     monkeypatch.setattr(Trainer, "build_data", count)
