@@ -230,7 +230,8 @@ class Trainer:
         values = self.config.data.loader
         if isinstance(options := LOADERS.member(values)[1], AutoOptions):
             self.selection = self.time_loaders(options, sets) if world.is_main else None
-            values = world.broadcast_object(lambda: self.selection.values if self.selection else values)
+            name = world.broadcast_object(lambda: self.selection.name if self.selection else None)
+            values = LOADERS.complete({"name": name})
         # All together, because the first loader may leave no room for the second.
         needs = needs_of(values, sets, self.device)
         check_fits(values["name"], needs, self.device, others=("ram", "cache", "disk"))
@@ -248,13 +249,13 @@ class Trainer:
         # Before the timing, so that the memory of compiling does not count as memory that a loader must leave free.
         step.compile(ResidentBatch(*train, step.device))
 
-        def timed(loader: Loader) -> Candidate:
+        def as_candidate(loader: Loader) -> Candidate:
             step.compile(loader)  # once more if the loader delivers floats
             return candidate_of(loader, step.device, step, lambda epoch: step.batches(loader, epoch))
 
         log.info("timing %s for a few batches each", ", ".join(options.candidates or ()) or "all loaders")
         try:
-            selection, _ = select_loader(options, *train, step.device, timed=timed, also=others)
+            selection, _ = select_loader(options, *train, step.device, as_candidate=as_candidate, other_sets=others)
         finally:
             step.load_state_dict(initial)
             step.model.zero_grad()
@@ -274,7 +275,7 @@ class Trainer:
         """Record dataset, loader choice, options of the step and environment."""
         result, dataset = self.result, self.dataset
         if self.selection:
-            result.choices["loader"] = self.selection.values["name"]
+            result.choices["loader"] = self.selection.name
             result.auto = self.selection.record()
         result.loader, result.eval_split = {**self.train_loader.settings}, dataset.eval_split
         result.trainer, result.compile_s = self.step.config.to_dict(), self.step.compile_s or None

@@ -154,7 +154,7 @@ sys.exit()
     [
         (2, [], "which script? Type SCRIPT.py or -m package.module"),
         (1, ["missing.py"], "missing.py: there is no such file; type the path of a Python file"),
-        (1, ["-m", "missing.module"], "-m missing.module: there is no such module"),
+        (1, ["-m", "missing.module"], "-m missing.module: No module named 'missing'"),
         (2, ["--stepz", "3", "mine.py"], "unrecognized arguments: --stepz"),
         (2, ["--steps", "0", "mine.py"], "--steps 0: must be at least 1"),
         (2, ["--fail-above", "nan", "mine.py"], "--fail-above nan: must be from 0 to 100"),
