@@ -7,8 +7,9 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from vitmnist.checkpoint.manager import Checkpoint, CheckpointManager, load_chec
 from vitmnist.checkpoint.storage import read_initial_weights
 from vitmnist.config.schema import Config
 from vitmnist.config.values import to_plain_dict
-from vitmnist.data.datasets.base import Dataset, Split
+from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import DataError, TrainingError, classify
 from vitmnist.loaders.auto import AutoOptions, LoaderSelection, ResidentBatch, candidate_of, select_loader
@@ -229,7 +230,7 @@ class Trainer:
         sets = [(self.dataset.train, self.sampler), (evaluated, eval_sampler(evaluated, eval_batch, world))]
         values = self.config.data.loader
         if isinstance(options := LOADERS.member(values)[1], AutoOptions):
-            self.selection = self.time_loaders(options, sets) if world.is_main else None
+            self.selection = self.time_loaders(options) if world.is_main else None
             name = world.broadcast_object(lambda: self.selection.name if self.selection else None)
             values = LOADERS.complete({"name": name})
         # All together, because the first loader may leave no room for the second.
@@ -241,13 +242,13 @@ class Trainer:
         if step.compile_s:
             log.info("compilation took %.1f s, which no epoch includes", step.compile_s)
 
-    def time_loaders(self, options: AutoOptions, sets: Sequence[tuple[Split, EpochSampler]]) -> LoaderSelection:
+    def time_loaders(self, options: AutoOptions) -> LoaderSelection:
         """Time the loaders with the run's own training step, then restore its state."""
-        step, (train, *others) = self.step, sets
+        step, train, sampler = self.step, self.dataset.train, self.sampler
         initial = copy.deepcopy(step.state_dict())
 
         # Before the timing, so that the memory of compiling does not count as memory that a loader must leave free.
-        step.compile(ResidentBatch(*train, step.device))
+        step.compile(ResidentBatch(train, sampler, step.device))
 
         def as_candidate(loader: Loader) -> Candidate:
             step.compile(loader)  # once more if the loader delivers floats
@@ -255,7 +256,7 @@ class Trainer:
 
         log.info("timing %s for a few batches each", ", ".join(options.candidates or ()) or "all loaders")
         try:
-            selection, _ = select_loader(options, *train, step.device, as_candidate=as_candidate, other_sets=others)
+            selection, _ = select_loader(options, train, sampler, step.device, as_candidate=as_candidate)
         finally:
             step.load_state_dict(initial)
             step.model.zero_grad()
@@ -276,7 +277,7 @@ class Trainer:
         result, dataset = self.result, self.dataset
         if self.selection:
             result.choices["loader"] = self.selection.name
-            result.auto = self.selection.record()
+            result.auto = asdict(self.selection)
         result.loader, result.eval_split = {**self.train_loader.settings}, dataset.eval_split
         result.trainer, result.compile_s = self.step.config.to_dict(), self.step.compile_s or None
         result.dataset = {

@@ -19,7 +19,6 @@ from argparse import REMAINDER, ArgumentParser, Namespace
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.util import find_spec
-from math import inf
 from pathlib import Path
 from types import ModuleType
 
@@ -37,8 +36,6 @@ def _parse(parser: ArgumentParser) -> Namespace:
     parser.add_argument("--warm-up", type=int, default=10, help="batches before that (10)")
     parser.add_argument("--stop", action="store_true", help="end the script when they have been observed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
-    limit = "exit with 1 if the script waits for its loaders for more than this percentage of the time"
-    parser.add_argument("--fail-above", type=float, metavar="PCT", help=limit)
     parser.add_argument("-m", dest="module", nargs=REMAINDER, help="run a module, as python -m does")
     parser.add_argument("script", nargs=REMAINDER, help="the script and its arguments")
     options = parser.parse_args()
@@ -48,8 +45,6 @@ def _parse(parser: ArgumentParser) -> Namespace:
         parser.error(f"--steps {options.steps}: must be at least 1")
     if options.warm_up < 0:
         parser.error(f"--warm-up {options.warm_up}: must be at least 0")
-    if options.fail_above is not None and not 0 <= options.fail_above <= 100:
-        parser.error(f"--fail-above {options.fail_above:g}: must be from 0 to 100")
     if not (options.module or options.script):
         parser.error("which script? Type SCRIPT.py or -m package.module after the options")
     return options
@@ -66,15 +61,10 @@ def main(options: Namespace) -> None:
     observer.end()
     report = describe_script(observer, _exit_code(ended))
     _print(format_report(report))
-    waiting_pct = inf if report.waiting_pct is None else report.waiting_pct
-    is_failed = options.fail_above is not None and waiting_pct > options.fail_above
-    if is_failed:
-        waiting = "was not measured" if waiting_pct == inf else f"takes {waiting_pct:.1f}% of the time"
-        _print(f"failed: waiting {waiting}, and --fail-above allows {options.fail_above:g}%")
     if json_file:
         json_file = json_file if report.rank is None else json_file.with_stem(f"{json_file.stem}-rank{report.rank}")
         json_file.write_text(json.dumps(asdict(report), indent=2) + "\n")
-    sys.exit(report.exit_code or int(is_failed))
+    sys.exit(report.exit_code)
 
 
 def _print(text: str) -> None:

@@ -29,16 +29,11 @@ from vitmnist.timing.benchmark import Benchmark, Candidate, rows_of
 from vitmnist.timing.table import Row
 
 AS_IT_IS = "as it is"
-PROFILED_SAMPLES, PROFILED_S = 16, 0.5
-"""Samples read to see where their time goes, at most, and about how many seconds that may take."""
-DECODE_S = 3.0
-"""Decoding is timed on as many samples as one process reads in this time."""
-TRY_BATCHES, TRY_S = 50, 6.0
-"""How many batches of each candidate are timed after a script, and about how many seconds that may take in all."""
-LATE_S = 30.0
-"""Seconds without a batch after which workers count as failed."""
-GAIN = 0.2
-"""The share of the time that a change must save to be named."""
+PROFILED_SAMPLES, PROFILED_S = 16, 0.5  # Samples read to see where their time goes, and the seconds that this may take
+DECODE_S = 3.0  # Decoding is timed on as many samples as one process reads in this time.
+TRY_BATCHES, TRY_S = 50, 6.0  # Batches of each candidate that are timed after a script, and the seconds for all of them
+LATE_S = 30.0  # Seconds without a batch after which workers count as failed
+GAIN = 0.2  # The share of the time that a change must save to be named
 
 Form = Literal["exact", "tensor"]
 

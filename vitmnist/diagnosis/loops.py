@@ -19,12 +19,10 @@ from vitmnist.runtime.files import display_path
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-LIBRARIES = (sysconfig.get_paths()["stdlib"], str(Path(__file__).parent.parent))
-"""Folders of Python's library and of this package."""
-PACKAGES = {"site-packages", "dist-packages"}
-"""Names of folders with installed packages, which may be those of another environment."""
-COLLECTING_S = 0.0002
-"""If the median step is shorter and the batches are kept, the loop collects them, and works on them later."""
+LIBRARIES = (sysconfig.get_paths()["stdlib"], str(Path(__file__).parent.parent), "<frozen")
+"""How the files of Python's library and of this package begin."""
+PACKAGES = {"site-packages", "dist-packages"}  # Folders with installed packages, also those of another environment
+COLLECTING_S = 0.0002  # If the median step is shorter and the batches are kept, the loop works on them later.
 
 
 class Unmeasured(str, Enum):
@@ -56,13 +54,11 @@ class LoaderInfo:
 
 def _calling_line() -> str:
     """File and line of the user's code that iterates, not of a library such as tqdm that does so for it."""
-    frames = [(frame.f_code.co_filename, line) for frame, line in walk_stack(inspect.currentframe())]
-    callers = [caller for caller in frames if not caller[0].startswith((str(Path(__file__).parent), "<frozen"))]
-    for file, line in callers:
+    for frame, line in walk_stack(inspect.currentframe()):
+        file = frame.f_code.co_filename
         if not file.startswith(LIBRARIES) and PACKAGES.isdisjoint(Path(file).parts):
             return f"{display_path(file)}:{line}"
-    file, line = callers[0]
-    return f"{display_path(file)}:{line}"
+    return "in an installed package"
 
 
 @dataclass

@@ -16,7 +16,6 @@ from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from vitmnist.diagnosis.loops import LoaderInfo, Loop, Pass, Unmeasured
-from vitmnist.runtime.cpu import CpuClock
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -45,9 +44,6 @@ class Observer:
         self._threads_inside: set[int] = set()  # Threads that are within a call of a loader
         self._process = os.getpid()
         self._observed: set[type] = set()
-        self._cpu_clock = CpuClock()
-        self.cores = self._cpu_clock.cores()
-        """Processor cores in use from the warm-up to the end."""
         self._observe_torch("import", ())
         sys.addaudithook(self._observe_torch)  # An import event follows that of torch's module, which imports others.
 
@@ -77,7 +73,7 @@ class Observer:
             return
         most = max((loop.batches for loop in self.loops), default=0)
         if not self.is_warm and most >= self.warm_up:
-            self.is_warm, self._cpu_clock = True, CpuClock()
+            self.is_warm = True
             for loop in self.loops:
                 loop.forget(perf_counter())
         elif self.is_warm and self.steps is not None and most >= self.steps:
@@ -89,7 +85,7 @@ class Observer:
     def end(self) -> None:
         """Observe no more."""
         if not self.ended:
-            self.ended, self.cores = perf_counter(), self._cpu_clock.cores()
+            self.ended = perf_counter()
             for loop in self.loops:
                 for pass_ in loop.passes[-1:]:
                     loop.note_collecting(pass_)

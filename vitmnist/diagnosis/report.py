@@ -11,7 +11,7 @@ from math import inf
 
 from vitmnist.diagnosis.loops import LoaderInfo, Loop, Unmeasured
 from vitmnist.diagnosis.observer import Observer
-from vitmnist.runtime.cpu import NOTICEABLE, Cores
+from vitmnist.runtime.cpu import NOTICEABLE
 from vitmnist.timing.table import (
     COMPUTE_BOUND_PCT,
     Bottleneck,
@@ -83,7 +83,6 @@ class Report:
     before_s: float
     between_s: float
     after_s: float
-    cores: Cores
     bottleneck: Bottleneck | None
     loops: list[LoopReport]
 
@@ -125,7 +124,6 @@ def describe_script(observer: Observer, exit_code: int) -> Report:
         before_s=(observer.first_iter or observer.started) - observer.started,
         between_s=sum((later[0] - earlier[1] for earlier, later in pairwise(passes)), 0.0),
         after_s=ended - passes[-1][1] if passes else 0.0,
-        cores=observer.cores,
         bottleneck=bottleneck,
         loops=reports,
     )
@@ -192,7 +190,7 @@ def format_report(report: Report) -> str:
         not_counted = f"; not counted: {', '.join(others)} the passes over the loaders" if others else ""
         lines.append(f"script: {steps} in {format_s(report.seconds)}{not_counted}")
     if report.bottleneck and report.waiting_pct is not None:
-        text = format_bottleneck(report.bottleneck, report.waiting_pct, report.steps, report.cores)
+        text = format_bottleneck(report.bottleneck, report.waiting_pct, report.steps)
         lines.append(f"verdict: {text}")
     for index, loop in enumerate(report.loops, 1):
         lines += ["", *_format_loop(index, loop)]

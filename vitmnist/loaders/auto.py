@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from typing import Any
@@ -47,19 +47,14 @@ class LoaderSelection:
 
     name: str
     reason: str
-    rows: list[Row]
+    candidates: list[Row]
     model_alone_s: float | None
-
-    def record(self) -> dict[str, Any]:
-        """For `result.json`."""
-        candidates = [asdict(row) for row in self.rows]
-        return {"name": self.name, "reason": self.reason, "candidates": candidates, "model_alone_s": self.model_alone_s}
 
     def table(self) -> str:
         """The table as text."""
         alone_s = self.model_alone_s
         alone = "" if alone_s is None else f"(the model alone, without loading: {format_s(alone_s)})\n"
-        return f"{format_rows(self.rows)}\n{alone}chosen: {self.name}, {self.reason}"
+        return f"{format_rows(self.candidates)}\n{alone}chosen: {self.name}, {self.reason}"
 
 
 class ResidentBatch(Loader):
@@ -116,13 +111,11 @@ def select_loader(
     device: torch.device,
     *,
     as_candidate: Callable[[Loader], Candidate] | None = None,
-    other_sets: Sequence[tuple[SampleSource, EpochSampler]] = (),
 ) -> tuple[LoaderSelection, SampleSource]:
     """Time the loaders that fit and select the fastest.
 
     Args:
         as_candidate: makes a loader a candidate with a training step; without it, batches are dropped.
-        other_sets: sets for which a loader of the same kind will be built, whose memory counts too.
 
     Returns:
         The selection, and the set to build the loader from, which a trial may have decoded.
@@ -131,7 +124,7 @@ def select_loader(
         ConfigError: an unknown candidate, or none that can be used.
     """
     with ExitStack() as stack:
-        trials = LoaderTrials(stack, data, sampler, device, as_candidate, other_sets)
+        trials = LoaderTrials(stack, data, sampler, device, as_candidate)
         for name in _names_to_try(options):
             # A file would only hold what is in memory already.
             if options.candidates or place_of(name) is not Place.FILE or trials.decoded is None:
@@ -167,7 +160,6 @@ class LoaderTrials(Benchmark):
     sampler: EpochSampler
     device: torch.device
     as_candidate: Callable[[Loader], Candidate] | None
-    other_sets: Sequence[tuple[SampleSource, EpochSampler]]
 
     def __post_init__(self) -> None:
         self.decoded: SampleSource | None = None
@@ -187,8 +179,7 @@ class LoaderTrials(Benchmark):
     def build(self, name: str) -> Candidate:
         """A loader, if there is memory for it next to the model and the loaders that were built before."""
         values, data = LOADERS.complete({"name": name}), self.data_for(name)
-        needs = needs_of(values, [(data, self.sampler), *self.other_sets], self.device)
-        check_fits(name, needs, self.device, self.model_memory)
+        check_fits(name, needs_of(values, [(data, self.sampler)], self.device), self.device, self.model_memory)
         started = time.perf_counter()
         loader = LOADERS.build(values, data, self.sampler, self.device)
         set_up_s = time.perf_counter() - started
@@ -199,11 +190,9 @@ class LoaderTrials(Benchmark):
 
 
 def _reason(chosen: str, epochs_s: Mapping[str, Figure]) -> str:
-    """Why a loader was chosen, and which others are within noise of it: those whose ranges overlap with its own."""
+    """Why a loader was chosen, and which others are within noise of it: their ranges overlap with its own."""
     best = epochs_s[chosen]
-    text = f"{best.median:.3g} s an epoch expected, "
-    if len(epochs_s) == 1:
-        return f"{text}the only loader that fits"
+    text = f"{best.median:.3g} s an epoch expected, the least"
     others = {name: figure for name, figure in epochs_s.items() if name != chosen}
     equal = [name for name, figure in others.items() if figure.low <= best.high and best.low <= figure.high]
-    return f"{text}the least" + (f"; within noise of it: {', '.join(equal)}" if equal else "")
+    return f"{text}; within noise of it: {', '.join(equal)}" if equal else text

@@ -32,8 +32,7 @@ that are not pairs (dict, list, tuple, None, str)."""
 
 Batches = Generator[LoadedBatch, None, None]
 
-INDEX_NBYTES = 8
-"""Bytes of an index (int64). A device that keeps the set also gets the order of an epoch."""
+INDEX_NBYTES = 8  # Bytes of an index (int64). A device that keeps the set also gets the order of an epoch.
 
 
 class Place(Enum):

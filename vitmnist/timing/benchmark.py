@@ -22,10 +22,8 @@ from vitmnist.runtime.cpu import NOTICEABLE
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.timing.table import Figure, Row
 
-BLOCKS = 5
-"""Timed blocks of each candidate; their range is the noise."""
-WARM_UP = 2
-"""Batches of the first block, which is not counted: a step may compile, and memory is touched for the first time."""
+BLOCKS = 5  # Timed blocks of each candidate; their range is the noise.
+WARM_UP = 2  # Batches of the first block, which is not counted: a step may compile, and memory is touched first.
 CPU = torch.device("cpu")
 Item = TypeVar("Item")
 Step = Callable[..., object]

@@ -70,9 +70,9 @@ def format_rows(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-COMPUTE_BOUND_PCT = 10.0  # Below this share of waiting, the step is the limit
-INPUT_BOUND_PCT = 60.0  # Above this share of waiting, the loader is the limit
-FEW_STEPS = 20  # With fewer steps there is no verdict
+COMPUTE_BOUND_PCT = 10.0  # Below this share of waiting, the step is the limit.
+INPUT_BOUND_PCT = 60.0  # Above this share of waiting, the loader is the limit.
+FEW_STEPS = 20  # With fewer steps there is no verdict.
 
 
 class Bottleneck(str, Enum):
@@ -93,7 +93,7 @@ class Bottleneck(str, Enum):
         return cls.INPUT if waiting_pct > INPUT_BOUND_PCT else cls.BALANCED
 
 
-def format_bottleneck(bottleneck: Bottleneck, waiting_pct: float, steps: int, cores: Cores | None) -> str:
+def format_bottleneck(bottleneck: Bottleneck, waiting_pct: float, steps: int, cores: Cores | None = None) -> str:
     """One sentence, without a bound of the gain: the time of the step without loading is not known."""
     if bottleneck is Bottleneck.TOO_FEW_STEPS:
         return format_few_steps(steps)
