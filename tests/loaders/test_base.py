@@ -162,18 +162,6 @@ def test_workers_leave_ctrl_c_to_the_training_process(workers: Workers) -> None:
     assert not workers()
 
 
-def test_a_default_device_of_torch_is_no_matter() -> None:
-    torch.set_default_device("meta")
-    try:
-        for name in ("ram", "gpu_slice"):  # `DataLoader` itself cannot bear it
-            pair = torch.arange(6, device="cpu"), torch.arange(6, device="cpu")
-            with make_loader(name, pair, batch_size=4, device="cpu", seed=0) as loader:
-                batches = list(loader.epoch(0))
-            assert sorted(value for images, _ in batches for value in images.tolist()) == list(range(6))
-    finally:
-        torch.set_default_device(None)
-
-
 def test_numbers_of_numpy_are_whole_numbers() -> None:
     pair = torch.arange(6), torch.arange(6)
     with make_loader("ram", pair, batch_size=np.int64(4), device="cpu", seed=np.uint8(1)) as loader:

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -119,7 +119,7 @@ class WorkerLoader(Loader):
         self.settings = {"num_workers": self.num_workers}
         self.buffered = self.num_workers * options.prefetch_factor
         self.pin_memory = device.type == "cuda"
-        self._idle: list[tuple[data.DataLoader[Any], list[BatchKey]]] = []
+        self._idle: list[data.DataLoader[Any]] = []
         # At interpreter exit multiprocessing would end idle workers by a signal, which torch reports as their failure.
         weakref.finalize(self, self._idle.clear)
 
@@ -134,14 +134,15 @@ class WorkerLoader(Loader):
         with warnings.catch_warnings():
             # torch warns of more workers than cores, but samples that wait for a disk gain from them.
             warnings.filterwarnings("ignore", "This DataLoader will create")
-            dataloader, keys = self._idle.pop() if self._idle else self._build(workers)
+            dataloader = self._idle.pop() if self._idle else self._build(workers)
+            keys = cast(list[BatchKey], dataloader.sampler)
             keys[:] = [(epoch, as_tensor(indices).numpy()) for indices in self.sampler.batches(epoch, start)]
             iterator = iter(dataloader)
         try:
             for batch in iterator:
                 yield map_tensors(self.backend.to_device, batch)
             if workers and not self._idle:
-                self._idle.append((dataloader, keys))
+                self._idle.append(dataloader)
         except Exception as error:
             if not workers or (explained := _explained(error)) is error:
                 raise
@@ -159,11 +160,10 @@ class WorkerLoader(Loader):
         super().close()
         self._idle.clear()  # nothing else refers to these DataLoaders, so their workers end
 
-    def _build(self, workers: int) -> tuple[data.DataLoader[Any], list[BatchKey]]:
-        keys: list[BatchKey] = []  # Filled before each pass, with a key for each batch of the epoch
-        dataloader: data.DataLoader[Any] = data.DataLoader(
+    def _build(self, workers: int) -> data.DataLoader[Any]:
+        return data.DataLoader(
             self.reader,
-            sampler=keys,
+            sampler=[],  # Filled before each pass, with a key for each batch of the epoch
             batch_size=None,  # A key stands for a whole batch.
             num_workers=workers,
             collate_fn=unchanged,
@@ -175,7 +175,6 @@ class WorkerLoader(Loader):
             # DataLoader draws a seed for its workers, from the global generator if it has none.
             generator=torch.Generator(),
         )
-        return dataloader, keys
 
 
 class BatchReader(data.Dataset[Any]):

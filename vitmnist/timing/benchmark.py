@@ -232,12 +232,8 @@ def rows_of(candidates: Sequence[Candidate], length: float | None, is_compared: 
 
 def as_one_argument_step(step: Step) -> Callable[[Any], object]:
     """A function of one batch: `step(batch)`, or `step(*batch)` if the step has several required arguments."""
-    try:
-        parameters = inspect.signature(step).parameters.values()
-    except (TypeError, ValueError):  # a builtin
-        return step
+    parameters = inspect.signature(step).parameters.values()
     required = [p for p in parameters if p.kind in POSITIONAL and p.default is p.empty]
-    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    if len(required) < 2 and not takes_any:
+    if len(required) < 2:
         return step
     return lambda batch: step(*batch) if isinstance(batch, (tuple, list)) else step(batch)
