@@ -60,11 +60,9 @@ def log_early_stop(result: Result, monitor: Monitor) -> None:
     """Log that training stopped before its last epoch, and why."""
     best = monitor.best_epoch(result.epochs)
     if result.stopped_early and best is not None:
-        name = monitor.metric.name
-        log.info(
-            "stopped early: no epoch was better than epoch %d (%s %.4g) for %d epochs (patience)",
-            *(best + 1, name, result.epochs[best][name], len(result.epochs) - 1 - best),
-        )
+        message = "stopped early: no epoch was better than epoch %d (%s %.4g) for %d epochs (patience)"
+        name, epochs = monitor.metric.name, result.epochs
+        log.info(message, best + 1, name, epochs[best][name], len(epochs) - 1 - best)
 
 
 def log_test(result: Result, monitor: Monitor) -> None:

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
 from vitmnist.config.schema import Config
 from vitmnist.config.values import flatten
 from vitmnist.errors import ConfigError, DataError, PeerError, classify
-from vitmnist.metrics.epoch_table import Metric, epoch_metrics, find_metric, summary_metrics
+from vitmnist.metrics.epoch_table import DATA_WAIT_PCT, Metric, epoch_metrics, find_metric, summary_metrics
 from vitmnist.runtime.files import UnreadableError, append, csv_text, read_json, read_yaml, write_atomic
 from vitmnist.runtime.run_folder import is_in_use
 from vitmnist.runtime.signals import StopSignal, interruption
@@ -27,10 +27,12 @@ from vitmnist.tracking.epoch_record import EpochRecord, Monitor, steady_epochs, 
 
 log = logging.getLogger(__name__)
 
-ENDED = ("completed", "failed", "interrupted")  # `status` in result.json has one of these values.
-TEST_ACC = "test_acc"  # The section `test` of result.json has this key.
-# The folder of a run has these records, as Hydra writes them.
+ENDED = ("completed", "failed", "interrupted")
+"""The values that `status` has in `result.json`."""
+TEST_ACC = "test_acc"
+"""The key of the accuracy in the section `test` of `result.json`."""
 CONFIG, OVERRIDES = Path(".hydra/config.yaml"), Path(".hydra/overrides.yaml")
+"""The records of the configuration and the command line in the folder of a run, under Hydra's names."""
 
 
 @dataclass(kw_only=True)
@@ -92,12 +94,12 @@ class Result:
 
     def bottleneck(self) -> Bottleneck | None:
         """What limits training, the loader or the step; None before the end of an epoch."""
-        waiting_pct, steps = self.summary()["data_wait_pct_median"], self._steps()
+        waiting_pct, steps = summarize(self.epochs, DATA_WAIT_PCT), self._steps()
         return None if waiting_pct is None or not steps else Bottleneck.of(waiting_pct, steps)
 
     def verdict(self) -> str | None:
         """The same in one sentence."""
-        bottleneck, waiting_pct = self.bottleneck(), self.summary()["data_wait_pct_median"]
+        bottleneck, waiting_pct = self.bottleneck(), summarize(self.epochs, DATA_WAIT_PCT)
         if bottleneck is None or waiting_pct is None:
             return None
         return format_bottleneck(bottleneck, waiting_pct, self._steps(), cores=None)
@@ -150,7 +152,7 @@ def recording_outcome(result: Result, config: Config, folder: Path, stop: StopSi
     try:
         yield
     except BaseException as raised:
-        error = world.root_cause(raised)
+        error = world.first_failure(raised)
         if stop.request and classify(error).cause == "worker":
             error = interruption(stop.request)  # the signal that stops the run stops its workers too
         record_failure(error, result, config, folder, world)
@@ -233,8 +235,7 @@ class Run:
         A name such as `test_acc` is of the test split, evaluated once at the end.
         """
         if name.startswith("test_"):
-            value = (self.result.test or {}).get(name)
-            return value if isinstance(value, int | float) else None
+            return (self.result.test or {}).get(name)
         best = None
         if self.result.eval_split == "validation":
             best = Monitor(monitored([self])).best_epoch(self.epochs)
@@ -295,13 +296,12 @@ def _flat(config: object) -> dict[str, Any]:
     return {key: str(value) if isinstance(value, list) else value for key, value in values.items()}
 
 
-# A search writes this file into the folder of its sweep.
 SEARCH_RESULT = "optimization_results.yaml"
+"""The file that a search writes into the folder of its sweep."""
 
 
 def search_summary(folder: Path) -> str:
     """The sentence about the best trial in the folder of a search; empty if there is none."""
-    with suppress(FileNotFoundError, UnreadableError):
-        values = read_yaml(folder / SEARCH_RESULT)
-        return str(values.get("summary") or "") if isinstance(values, dict) else ""
+    with suppress(FileNotFoundError):
+        return str(cast("dict[str, object]", read_yaml(folder / SEARCH_RESULT))["summary"])
     return ""
