@@ -20,7 +20,7 @@ from vitmnist.config.validation import validate
 from vitmnist.errors import ExitCode
 from vitmnist.runtime.run_folder import locked
 from vitmnist.tracking.result import find_runs
-from vitmnist.training.model import check_config
+from vitmnist.training.setup import check_config
 
 
 def test_a_run_leaves_its_records(succeed: Printed, quick: list[str], tmp_path: Path) -> None:

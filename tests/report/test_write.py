@@ -10,8 +10,8 @@ from PIL import Image
 
 from tests.support.processes import run_python
 from tests.support.records import run
+from vitmnist.metrics.epoch_table import epoch_metrics
 from vitmnist.report.write import write_report
-from vitmnist.tracking.epoch_table import epoch_metrics
 
 
 def test_all_files_agree(tmp_path: Path) -> None:

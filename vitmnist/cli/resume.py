@@ -24,7 +24,7 @@ from vitmnist.config.values import complete_record, to_plain_dict
 from vitmnist.errors import ConfigError, UnknownKeyError
 from vitmnist.runtime.files import UnreadableError, display_path, read_yaml
 from vitmnist.runtime.run_folder import has_checkpoint
-from vitmnist.tracking.epoch_table import may_train_longer
+from vitmnist.tracking.epoch_record import may_train_longer
 from vitmnist.tracking.result import CONFIG, OVERRIDES, read_run
 
 GLOBAL_GROUPS = ("experiment", "hparams_search")  # Their files set keys of other groups (`@package _global_`).

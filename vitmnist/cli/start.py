@@ -24,7 +24,7 @@ from vitmnist.cli.messages import describe
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.config.values import to_plain_dict
-from vitmnist.errors import ConfigError
+from vitmnist.errors import ConfigError, PeerError
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.run_folder import locked
 from vitmnist.runtime.signals import StopSignal, end_interrupted, handled_by, ignore_stopping
@@ -95,7 +95,7 @@ def exit_with_message(start: Start) -> Iterator[None]:
         # Torch takes a second to leave; a signal in that time must not make a completed run look like a failed one.
         atexit.register(ignore_stopping)
     if failed:
-        error = start.world.root_cause(failed)
+        error = start.world.first_failure(failed)
         failure = describe(error, start.typed)
         if not failure.is_user_error and not start.is_training:  # by Hydra's grammar, or a sweeper
             message = f"{failure.message} (HYDRA_FULL_ERROR=1 shows the traceback)"
@@ -104,8 +104,8 @@ def exit_with_message(start: Start) -> Iterator[None]:
             # Before Hydra has configured logging, this goes to stderr.
             log.warning("%s%s", failure.message, start.hint())
             sys.exit(failure.exit_code)
-        if not start.world.report_failure(error, failure.message):
-            sys.exit(failure.exit_code)
+        if isinstance(error, PeerError) and not start.world.is_main:
+            sys.exit(failure.exit_code)  # the rank that failed shows its message, and rank 0 repeats it
         end(error, failure)
     if start.world.is_main and not start.is_training:  # after --help, or nothing was left to do
         start.world.broadcast_object(lambda: None)

@@ -37,11 +37,11 @@ from vitmnist.errors import (
     TimeLimitReached,
     TrainingError,
 )
+from vitmnist.metrics.epoch_table import search_objective
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.run_folder import InUseError, has_checkpoint, locked
 from vitmnist.runtime.signals import StopSignal, interruption
 from vitmnist.runtime.world import launched
-from vitmnist.tracking.epoch_table import search_objective
 from vitmnist.tracking.result import Result, Run, choices_of, read_run
 
 log = logging.getLogger(__name__)

@@ -13,12 +13,12 @@ from tabulate import tabulate
 
 from vitmnist.config.values import value_text
 from vitmnist.errors import printable
+from vitmnist.metrics.epoch_table import EPOCH_S, epoch_metrics
 from vitmnist.report.comparison import EMPTY_CELL, Comparison, Configuration, compare
 from vitmnist.report.plots import draw
-from vitmnist.report.statistics import Spread, seconds
+from vitmnist.report.statistics import Spread, format_seconds
 from vitmnist.report.summary import quality_text, summary
 from vitmnist.runtime.files import csv_text, write_atomic
-from vitmnist.tracking.epoch_table import epoch_metrics
 from vitmnist.tracking.result import TEST_ACC, find_runs, read_run
 
 Table = tuple[list[str], list[list[str]]]  # header, rows
@@ -81,10 +81,9 @@ def as_text(comparisons: Sequence[Comparison]) -> str:
 
 
 def _blocks(comparisons: Sequence[Comparison]) -> Iterator[tuple[Comparison, list[str], Table]]:
-    """Each comparison, the heading and sentences about it, and its table."""
-    several = ["Runs from different machines or datasets are not compared with each other."] * (len(comparisons) > 1)
+    """Each comparison, its heading if there are several, the sentences about it, and its table."""
     for index, comparison in enumerate(comparisons, 1):
-        heading = [*several[: index == 1], f"## {index}. {comparison.machine_and_data}"] if several else []
+        heading = [f"## {index}. {comparison.machine_and_data}"] if len(comparisons) > 1 else []
         yield comparison, [*heading, *summary(comparison)], table(comparison)
 
 
@@ -118,7 +117,7 @@ def _measured(comparison: Comparison, row: Configuration) -> dict[str, str]:
     for name, column in epoch_metrics().items():
         if column.column:
             cells.setdefault(column.column, _median(row.spreads[name], column.digits))
-        if name == "epoch_s":
+        if name == EPOCH_S.name:
             cells["spread"] = str(row.epoch_s) if row.epoch_s and row.epoch_s.n > 1 else EMPTY_CELL
             cells["× fastest"] = str(comparison.ratio(row) or EMPTY_CELL)
     return cells | {"status": row.status}
@@ -127,7 +126,7 @@ def _measured(comparison: Comparison, row: Configuration) -> dict[str, str]:
 def _median(spread: Spread | None, digits: int | None = None) -> str:
     if spread is None:
         return EMPTY_CELL
-    return seconds(spread.median) if digits is None else f"{spread.median:,.{digits}f}"
+    return format_seconds(spread.median) if digits is None else f"{spread.median:,.{digits}f}"
 
 
 def as_csv(comparisons: Sequence[Comparison]) -> str:

@@ -17,6 +17,17 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import DataError, TrainingError
 from vitmnist.loaders.base import Loader
 from vitmnist.metrics import METRICS, batch_metrics, confusion_metrics
+from vitmnist.metrics.epoch_table import (
+    COMPUTE_S,
+    DATA_WAIT_PCT,
+    DATA_WAIT_S,
+    EVAL_S,
+    FIRST_BATCH_S,
+    IMAGES_PER_S,
+    SAVE_S,
+    TRAIN_S,
+    metric_name,
+)
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.training.step import TrainStep
@@ -31,7 +42,7 @@ def train_epoch(
     """Train on the remaining batches of an epoch, one step per batch.
 
     Returns:
-        The epoch's metrics by their names in `vitmnist.tracking.epoch_table`.
+        The epoch's metrics by their names in `vitmnist.metrics.epoch_table`.
 
     Raises:
         TrainingError: a loss is not finite; names the first such step.
@@ -108,7 +119,7 @@ class EpochProgress:
                 )
 
     def compute(self) -> dict[str, float]:
-        """The metrics so far, by their names in `vitmnist.tracking.epoch_table`; waits for the device.
+        """The metrics so far, by their names in `vitmnist.metrics.epoch_table`; waits for the device.
 
         Raises:
             TrainingError: a loss is not finite.
@@ -118,13 +129,13 @@ class EpochProgress:
         train_s = seconds["waiting"] + seconds["computing"] + seconds["other"]
         return {
             **self.metrics.compute("train"),
-            "train_s": train_s,
-            "first_batch_s": seconds["first_batch"],
-            "data_wait_s": seconds["waiting"],
-            "data_wait_pct": 100 * seconds["waiting"] / train_s,
-            "compute_s": seconds["computing"],
-            "save_s": seconds["saving"],
-            "images_per_s": sum(self.metrics.sizes) / train_s,
+            TRAIN_S.name: train_s,
+            FIRST_BATCH_S.name: seconds["first_batch"],
+            DATA_WAIT_S.name: seconds["waiting"],
+            DATA_WAIT_PCT.name: 100 * seconds["waiting"] / train_s,
+            COMPUTE_S.name: seconds["computing"],
+            SAVE_S.name: seconds["saving"],
+            IMAGES_PER_S.name: sum(self.metrics.sizes) / train_s,
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -166,7 +177,7 @@ def evaluate(
     With several ranks, each evaluates a part, and all return the metrics and predictions of every image.
 
     Returns:
-        The metrics by their names in `vitmnist.tracking.epoch_table`, and the predictions.
+        The metrics by their names in `vitmnist.metrics.epoch_table`, and the predictions.
     """
     model.eval()
     world.broadcast_buffers(model)  # a rank's own statistics would not be those that are saved
@@ -191,10 +202,9 @@ def evaluate(
     parts = ("labels", "confidence", "targets")
     of_rank = Predictions(*(torch.cat([getattr(batch, part) for batch in predictions]) for part in parts))
     gathered = _of_all_ranks(of_rank, sampler, world)
-    values = metrics.compute("eval") | {
-        f"eval_{name}": value for name, value in confusion_metrics(gathered.confusion_matrix(logits.shape[1])).items()
-    }
-    return {**values, "eval_s": sum(seconds.values()), "save_s": saving}, gathered
+    of_confusion = confusion_metrics(gathered.confusion_matrix(logits.shape[1]))
+    values = metrics.compute("eval") | {metric_name("eval", name): value for name, value in of_confusion.items()}
+    return {**values, EVAL_S.name: sum(seconds.values()), SAVE_S.name: saving}, gathered
 
 
 def _of_all_ranks(of_rank: Predictions, sampler: EpochSampler, world: World) -> Predictions:
@@ -260,7 +270,7 @@ class MetricAccumulator:
         for name in batch_metrics():
             scale = 100 if METRICS.description_of(name).unit == "%" else 1
             means[name] = scale * math.fsum(self.per_batch(name)) / sum(sizes)
-        return {f"{split}_{name}": mean for name, mean in means.items()}
+        return {metric_name(split, name): mean for name, mean in means.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """The sums over all ranks, as plain values and CPU tensors."""
