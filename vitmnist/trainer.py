@@ -367,7 +367,7 @@ class Trainer:
         values = {key.replace("eval_", "test_"): value for key, value in metrics.items() if key.startswith("eval_")}
         check_metrics(values, "test split")
         self.result.test = {"weights": name, **values}
-        log_test(self.result, self.monitor)
+        log_test(self.result.test)
 
 
 @dataclass(eq=False)
