@@ -69,7 +69,7 @@ def test_prefetch_wraps_disk_for_samples_and_ram_for_tensors() -> None:
         make_loader("prefetch", ImageDataset(), **COMMON) as samples,
         make_loader("prefetch", PAIR, **COMMON) as tensors,
     ):
-        assert type(samples.base).__name__ == "DiskLoader"
+        assert type(samples.base).__name__ == "WorkerLoader"
         assert type(tensors.base).__name__ == "RamLoader"
 
 
