@@ -144,4 +144,4 @@ def test_optuna_is_imported_by_a_search_only(quick: list[str], start: Start, tmp
         1,
         "error: hydra/sweeper=optuna is not installed; type pip install 'vitmnist[search]'\n",
     )
-    assert not (tmp_path / "other").exists()
+    assert not jobs(tmp_path / "other")

@@ -6,6 +6,7 @@ A record is data: it is checked against the schema, and nothing of it is given t
 from __future__ import annotations
 
 import shlex
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,11 +93,10 @@ def _recorded_values(folder: Path) -> dict[str, object]:
 
 def recorded_overrides(folder: Path) -> list[str]:
     """The overrides that a run was started with, to be shown; empty if they are lost."""
-    try:
+    with suppress(FileNotFoundError, UnreadableError):
         recorded = read_yaml(folder / OVERRIDES)
-    except (FileNotFoundError, UnreadableError):
-        return []
-    return [str(override) for override in recorded] if isinstance(recorded, list) else []
+        return [str(override) for override in recorded] if isinstance(recorded, list) else []
+    return []
 
 
 def is_resumable(folder: Path) -> bool:

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from vitmnist.config.validation import validate
 from vitmnist.errors import (
     ConfigError,
     ExitCode,
-    MissingExtraError,
     RunInterrupted,
     TimeLimitReached,
     TrainingError,
@@ -62,16 +60,12 @@ def prepare_sweep(start: Start, composed: DictConfig, typed: list[str]) -> list[
             "torchrun would run them all. Start the sweep with python, or each of its jobs with torchrun"
         )
     search_objective(composed)  # raises an error for another name
-    folder, repeats = Path(composed.hydra.sweep.dir), composed.repeats
+    folder = Path(composed.hydra.sweep.dir)
     overrides = [*typed, f"hydra.sweep.dir={quoted(str(folder))}"]
-    if composed.hydra.runtime.choices["hydra/sweeper"] == "optuna" and find_spec("optuna") is None:
-        raise MissingExtraError("hydra/sweeper=optuna", "search")
-    if repeats < 1:
-        raise ConfigError(f"repeats={repeats}: must be at least 1")
-    if repeats > 1:
-        if _is_search(composed.hydra):
-            raise ConfigError("repeats: is for sweeps over listed values, not for a search")
-        overrides = [f"repeat={','.join(map(str, range(1, repeats + 1)))}", *overrides, ROUNDS]
+    if composed.repeats < 1:
+        raise ConfigError(f"repeats={composed.repeats}: must be at least 1")
+    if composed.repeats > 1 and not _is_search(composed.hydra):
+        overrides = [f"repeat={','.join(map(str, range(1, composed.repeats + 1)))}", *overrides, ROUNDS]
     again = without_keys(start.typed, ["resume", "hydra.sweep.dir"])
     again += [f"hydra.sweep.dir={quoted(display_path(folder))}", "resume=auto"]
     start.lock_folder(folder, "hydra.sweep.dir", again, must_be_new=composed.resume != "auto")
