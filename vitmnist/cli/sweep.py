@@ -21,8 +21,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from vitmnist.cli.arguments import quoted, without_keys
 from vitmnist.cli.messages import describe
+from vitmnist.cli.process import TrainingProcess, import_trainer
 from vitmnist.cli.resume import is_completed
-from vitmnist.cli.start import Start, import_trainer
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.errors import (
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 ROUNDS = "hydra.sweeper._target_=hydra_plugins.vitmnist_sweepers.RoundsSweeper"
 
 
-def prepare_sweep(start: Start, composed: DictConfig, typed: list[str]) -> list[str]:
+def prepare_sweep(process: TrainingProcess, composed: DictConfig, typed: list[str]) -> list[str]:
     """Check a sweep, and lock its folder.
 
     Returns:
@@ -66,23 +66,23 @@ def prepare_sweep(start: Start, composed: DictConfig, typed: list[str]) -> list[
         raise ConfigError(f"repeats={composed.repeats}: must be at least 1")
     if composed.repeats > 1 and not _is_search(composed.hydra):
         overrides = [f"repeat={','.join(map(str, range(1, composed.repeats + 1)))}", *overrides, ROUNDS]
-    again = without_keys(start.typed, ["resume", "hydra.sweep.dir"])
+    again = without_keys(process.typed, ["resume", "hydra.sweep.dir"])
     again += [f"hydra.sweep.dir={quoted(display_path(folder))}", "resume=auto"]
-    start.lock_folder(folder, "hydra.sweep.dir", again, must_be_new=composed.resume != "auto")
+    process.lock_folder(folder, "hydra.sweep.dir", again, must_be_new=composed.resume != "auto")
     if _is_parallel(composed.hydra):
-        start.stop.lead()
+        process.stop.lead()
     return overrides
 
 
 @contextmanager
-def reported(start: Start) -> Iterator[Job]:
+def reported(process: TrainingProcess) -> Iterator[Job]:
     """Report on the jobs that the block runs with the given `Job`, also when the sweep is stopped.
 
     Raises:
         TrainingError: names the jobs that failed.
         RunInterrupted: the sweep was asked to stop, or a job has reached its max_minutes, or is in use.
     """
-    job, folder, stop = Job(start.stop), start.folder, start.stop
+    job, folder, stop = Job(process.stop), process.folder, process.stop
     assert folder
     try:
         yield job
