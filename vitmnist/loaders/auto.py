@@ -191,7 +191,7 @@ class LoaderBenchmark(Benchmark):
         if self.timed:
             model = self.timed(ResidentBatch(self.data, self.sampler, self.device))
             model.is_required = True  # An error is that of the step
-            self.model_memory, _ = peak_memory(model.time_block, self.device)
+            self.model_memory = peak_memory(model.time_block, self.device)
             self.candidates.append(model)
 
     def add_loader(self, name: str, values: Mapping[str, Any]) -> Candidate:
