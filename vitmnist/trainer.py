@@ -41,7 +41,7 @@ from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.timing.benchmark import Candidate
 from vitmnist.tracking.environment import PeakMemory, describe_environment
-from vitmnist.tracking.epoch_record import EpochRecord, Monitor, check_metrics, epoch_record, may_train_longer
+from vitmnist.tracking.epoch_record import EpochRecord, Monitor, check_metrics, epoch_record
 from vitmnist.tracking.images import epoch_images
 from vitmnist.tracking.log import log_early_stop, log_epoch, log_setup, log_test, log_verdict
 from vitmnist.tracking.loggers import LOGGERS, Logger, parse_loggers
@@ -347,8 +347,7 @@ class Trainer:
             loaders=loaders,
             loggers=loggers,
             peak_memory=peak_memory,
-            must_train=before is not None
-            and (bool(before.progress) or may_train_longer(before.config, to_plain_dict(self.config))),
+            must_train=before is not None and before.progress is not None,
         )
 
     def evaluate_on_test(
@@ -367,7 +366,7 @@ class Trainer:
         values = {key.replace("eval_", "test_"): value for key, value in metrics.items() if key.startswith("eval_")}
         check_metrics(values, "test split")
         self.result.test = {"weights": name, **values}
-        log_test(self.result, self.monitor)
+        log_test(self.result.test)
 
 
 @dataclass(eq=False)
@@ -376,7 +375,7 @@ class EpochRecorder:
 
     Args:
         loggers: of rank 0; the other ranks have none.
-        must_train: a run that had stopped early trains on, because it may train longer than before.
+        must_train: the run is resumed within an epoch, which ends whatever `patience` says.
         is_first_epoch: no epoch has ended since the start or resume of this process.
     """
 

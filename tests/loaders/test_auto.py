@@ -124,7 +124,7 @@ def test_what_a_loader_keeps_decides_what_auto_builds_it_from(
 @pytest.mark.usefixtures("registered")
 def test_auto_leaves_the_model_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """`ram` would fit by itself, but not next to the model's step, which is measured."""
-    size = MAPPED.rows.nbytes
+    size = MAPPED.nbytes
     monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=size + 2**27))
     sizes = chain([2**28], repeat(1))  # 256 MiB at first: the process's memory varies by a few MiB by itself
 

@@ -37,7 +37,8 @@ FORMAT = 9
 """The format number is raised when a field changes its meaning, or when resuming would train differently."""
 DIGEST_SIZE = hashlib.sha256().digest_size
 
-_intact: set[Path] = set()  # This process has written or verified these files, so they may become `previous.pt`.
+_intact: set[Path] = set()
+"""Files `last.pt` that this process has written or verified, so that they may become `previous.pt`."""
 
 
 class DamagedError(DataError):
@@ -67,8 +68,9 @@ def save(folder: Path, state: dict[str, Any], best: bool = False) -> None:
         write_atomic(last, content, previous if last in _intact and last.exists() else None)
         _intact.add(last)
     except OSError as error:
-        is_kept = last.exists() or previous.exists()
-        kept = f"; the previous checkpoint is kept, and resume={display_path(folder)} continues from it" * is_kept
+        kept = ""
+        if last.exists() or previous.exists():
+            kept = f"; the previous checkpoint is kept, and resume={display_path(folder)} continues from it"
         raise DataError(
             f"cannot write the checkpoint {error.filename or checkpoints}: {error.strerror}{kept}"
         ) from error
@@ -81,24 +83,19 @@ def load(folder: Path) -> dict[str, Any] | None:
         DamagedError: all checkpoints are damaged.
         DataError: one cannot be read, or is of another version of the program.
     """
-    checkpoints = folder / FOLDER
-    damage: list[str] = []
-    for path in (checkpoints / "last.pt", checkpoints / "previous.pt"):
-        _intact.discard(path)
-        if not path.exists():
-            continue
+    last, previous = folder / FOLDER / "last.pt", folder / FOLDER / "previous.pt"
+    _intact.discard(last)
+    if last.exists():
         try:
-            state = read(path)
+            state = read(last)
         except DamagedError as error:
-            damage.append(str(error))
-            continue
-        if damage:
-            log.warning("%s; %s is used", damage[0], path.name)
-        _intact.add(path)
-        return state
-    if damage:
-        raise DamagedError(f"{checkpoints}: all checkpoints are damaged:\n" + "\n".join(damage))
-    return None
+            if not previous.exists():
+                raise
+            log.warning("%s; %s is read instead", error, previous.name)
+        else:
+            _intact.add(last)
+            return state
+    return read(previous) if previous.exists() else None
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -7,7 +7,6 @@ The metadata of a field describe its key, or all keys of its section:
 
 affects      result (the default), timing, or nothing; the report compares runs by what affects either
 may_change   whether a resumed run may have another value; by default only what does not affect the result may
-in_hparams   whether TensorBoard's HParams has a column for it; by default unless it affects nothing
 registry     where the members of a config group are registered, as `module:NAME`
 """
 
@@ -39,7 +38,7 @@ class DataConfig:
     root: str = config_field(affects="nothing")
     shuffle: Shuffle = MISSING
     holdout: int | float | None = bounded(above=0)
-    holdout_seed: int = bounded(at_least=0, at_most=2**63 - 1, in_hparams=False)
+    holdout_seed: int = bounded(at_least=0, at_most=2**63 - 1)
     drop_last: bool = MISSING
     normalize: Any = MISSING
     dataset: dict[str, Any] = group("vitmnist.data.datasets.base:DATASETS")
@@ -104,7 +103,7 @@ class Config:
 
     batch_size: int = bounded(at_least=1)
     epochs: int = bounded(at_least=1, may_change=True)
-    seed: int = bounded(at_least=0, at_most=2**63 - 1, in_hparams=False)
+    seed: int = bounded(at_least=0, at_most=2**63 - 1)
     device: str = config_field(affects="timing")
     model: dict[str, Any] = group("vitmnist.models:MODELS")
     init: str | None = MISSING
@@ -140,11 +139,6 @@ def may_change(metadata: Mapping[str, Any]) -> bool:
 def affects_nothing(metadata: Mapping[str, Any]) -> bool:
     """Whether a key affects neither the result nor the timing."""
     return metadata.get("affects") == "nothing"
-
-
-def is_in_hparams(metadata: Mapping[str, Any]) -> bool:
-    """Whether TensorBoard's HParams has a column for a key that was typed."""
-    return bool(metadata.get("in_hparams", not affects_nothing(metadata)))
 
 
 def keys_where(

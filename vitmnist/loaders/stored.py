@@ -18,7 +18,7 @@ from vitmnist.runtime.device import Backend, Event, backend_of
 from vitmnist.runtime.files import home_expanded
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.store.cache_file import DEFAULT_FOLDER
-from vitmnist.store.rows import Location, Rows
+from vitmnist.store.rows import Location, gather_rows, row_buffers
 
 
 class HostLoader(Loader):
@@ -27,33 +27,33 @@ class HostLoader(Loader):
     def __init__(self, tensors: TensorSet, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
         tensors.check_on_host()
-        self.rows, self.backend = tensors.rows, backend_of(device)
-        self.buffers = PinnedBuffers(self.backend, self.rows, min(sampler.rank_batch_size, sampler.size))
+        self.tensors, self.backend = tensors.tensors, backend_of(device)
+        self.buffers = PinnedBuffers(self.backend, self.tensors, min(sampler.rank_batch_size, sampler.size))
 
     def batches(self, number: int, start: int) -> Batches:
         if self.backend.is_async:
             for indices in self.sampler.batches(number, start):
                 yield self.buffers.send(indices)
         else:
-            yield from gather(self.rows, self.sampler, number, start)
+            yield from gather(self.tensors, self.sampler, number, start)
 
 
-def gather(rows: Rows, sampler: EpochSampler, number: int, start: int) -> Batches:
+def gather(tensors: tuple[Tensor, ...], sampler: EpochSampler, number: int, start: int) -> Batches:
     """The batches of an epoch on the device of images and labels: views where they are contiguous, else gathered.
 
     `index_select` copies whole rows; `images[indices]` computes an address per element and takes several times as
     long. For labels, which are small, the call costs more than the copy, so those of an epoch are gathered at once.
     """
-    images, labels = rows.tensors
+    images, labels = tensors
     if sampler.shuffle == "sample" and labels.dim() == 1:
-        indices, image_rows = sampler.indices(number, start, images.device), Rows((images,))
+        indices = sampler.indices(number, start, images.device)
         ordered = labels.index_select(0, indices)
         for first in range(0, len(indices), sampler.rank_batch_size):
             span = slice(first, first + sampler.rank_batch_size)
-            yield image_rows.gather(indices[span])[0], ordered[span]
+            yield gather_rows([images], indices[span])[0], ordered[span]
     else:
         for of_batch in sampler.batches(number, start, images.device):
-            batch_images, batch_labels = rows.gather(of_batch)
+            batch_images, batch_labels = gather_rows(tensors, of_batch)
             yield batch_images, batch_labels
 
 
@@ -66,8 +66,8 @@ class PinnedBuffers:
 
     DEPTH = 4
 
-    def __init__(self, backend: Backend, rows: Rows, batch_size: int) -> None:
-        self._backend, self._rows, self._batch_size = backend, rows, batch_size
+    def __init__(self, backend: Backend, tensors: tuple[Tensor, ...], batch_size: int) -> None:
+        self._backend, self._tensors, self._batch_size = backend, tensors, batch_size
         self._sent: deque[tuple[tuple[Tensor, ...], Event]] = deque()  # (buffers, event after their copy), oldest first
         self._lock = threading.Lock()
 
@@ -80,9 +80,9 @@ class PinnedBuffers:
             event.synchronize()
         else:
             with torch.inference_mode(False):  # the buffers are also filled outside of inference mode
-                buffers = self._rows.buffers(self._batch_size, self._backend.empty_pinned)
+                buffers = row_buffers(self._tensors, self._batch_size, self._backend.empty_pinned)
         # If this fails, the buffers are dropped: a copy out of them may be under way.
-        images, labels = map(self._backend.to_device, self._rows.gather(indices, out=buffers))
+        images, labels = map(self._backend.to_device, gather_rows(self._tensors, indices, out=buffers))
         self._sent.append((buffers, self._backend.record_event()))
         return images, labels
 
@@ -151,8 +151,8 @@ class GpuSliceLoader(Loader):
             )
         needs = self.needs(options, data, sampler, device)
         check_fits("gpu_slice", needs, device, others=("ram", "cache", "disk"))
-        rows = data.keep(Location("ram")).rows if device.type == "cpu" else data.rows
-        self.rows = Rows(tuple(map(backend_of(device).to_device, rows.tensors)))
+        tensors = data.keep(Location("ram")).tensors if device.type == "cpu" else data.tensors
+        self.tensors = tuple(map(backend_of(device).to_device, tensors))
 
     def batches(self, number: int, start: int) -> Batches:
-        return gather(self.rows, self.sampler, number, start)
+        return gather(self.tensors, self.sampler, number, start)

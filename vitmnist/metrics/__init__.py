@@ -26,7 +26,7 @@ class BatchMetric:
     Args:
         unit: % multiplies the value by 100.
         tag: TensorBoard shows `train/TAG` and `eval/TAG`.
-        column: the title of the evaluation's column in the report and in HParams; None has no column.
+        column: the title of the evaluation's column in the report; None has no column.
         digits: after the decimal point in the report.
         direction: whether the highest or the lowest value is the best.
     """

@@ -26,7 +26,7 @@ class Metric:
         name: the key in the record of an epoch.
         unit: s, %, MiB, images/s; empty for a loss.
         tag: where TensorBoard shows it.
-        column: the title of its column in the report and in HParams; None for a metric that only the CSV file has.
+        column: the title of its column in the report; None for a metric that only the CSV file has.
         digits: after the decimal point in the report; None prints seconds with three significant digits.
         direction: whether the highest or the lowest value is the best.
         over_epochs: how a run's epochs become one number in the report and in the summary.

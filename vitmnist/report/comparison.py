@@ -34,7 +34,7 @@ CHECKSUMS = "SHA-256 of the data"
 """The title of the checksums of a dataset."""
 
 
-def overrides(values: Mapping[str, object]) -> str:
+def _overrides(values: Mapping[str, object]) -> str:
     """Keys and values as on the command line: `data/loader=ram batch_size=500`."""
     return " ".join(f"{key}={value}" for key, value in values.items())
 
@@ -49,13 +49,13 @@ class Configuration:
     @property
     def label(self) -> str:
         """Its values as overrides."""
-        return overrides(self.values)
+        return _overrides(self.values)
 
     @property
     def without_loader(self) -> str:
         """Its values as overrides, without the loader and its options."""
         shared = [key for key in self.values if key != LOADER and not key.startswith(LOADER_OPTION)]
-        return overrides({key: self.values[key] for key in shared})
+        return _overrides({key: self.values[key] for key in shared})
 
     @property
     def loader(self) -> str:
@@ -139,11 +139,7 @@ class Comparison:
         # Runs of several seeds in a round share the state of the machine: they count as one.
         return Differences(
             {
-                row: {
-                    key: math.log(time)
-                    for key, runs in row.rounds.items()
-                    if (time := median(_values(runs, EPOCH_S.name))) > 0
-                }
+                row: {key: math.log(median(_values(runs, EPOCH_S.name))) for key, runs in row.rounds.items()}
                 for row in self.ranked
             }
         )
@@ -185,9 +181,14 @@ class Comparison:
         rank = {shared: place for place, shared in enumerate(self.by_quality)} if self.differs else {}
 
         def key(row: Configuration) -> tuple[float, ...]:
-            size, time = row.values.get("batch_size"), row.epoch_s
-            by_time = not time, size if isinstance(size, int) else 0, not row.rounds, time.median if time else 0.0
-            return rank.get(row.without_loader, len(rank)), *by_time
+            batch_size = row.values.get("batch_size")
+            return (
+                rank.get(row.without_loader, len(rank)),
+                row.epoch_s is None,
+                batch_size if isinstance(batch_size, int) else 0,
+                not row.rounds,
+                row.epoch_s.median if row.epoch_s else 0.0,
+            )
 
         return sorted(self.rows, key=key)
 
@@ -212,18 +213,17 @@ def compare(runs: Sequence[Run]) -> list[Comparison]:
 
 def _overlapping(runs: Iterable[Run]) -> set[Path]:
     """The folders of the runs that were active at the same time as another run on their host."""
-    by_host: dict[str, list[tuple[float, float, Path]]] = defaultdict(list)
-    for run in runs:
+    by_host: dict[str, list[Run]] = defaultdict(list)
+    for run in sorted(runs, key=lambda run: run.result.began_at):
         if host := (run.result.environment or {}).get("host"):
-            by_host[str(host)].append((run.result.began_at, run.result.ended_at or 0.0, run.folder))
+            by_host[host].append(run)
     folders: set[Path] = set()
-    for spans in by_host.values():
-        latest_end, latest = 0.0, Path()  # of the runs that began before
-        for start, end, folder in sorted(spans):
-            if start < latest_end:
-                folders |= {folder, latest}
-            if end > latest_end:
-                latest_end, latest = end, folder
+    for first, *others in by_host.values():
+        last_to_end = first
+        for run in others:
+            if run.result.began_at < (last_to_end.result.ended_at or 0.0):
+                folders |= {run.folder, last_to_end.folder}
+            last_to_end = max(last_to_end, run, key=lambda run: run.result.ended_at or 0.0)
     return folders
 
 

@@ -23,7 +23,8 @@ class InUseError(ConfigError):
     exit_code = ExitCode.UNFINISHED
 
 
-_locked: set[Path] = set()  # This process has locked these folders.
+_locked: set[Path] = set()
+"""The folders that this process has locked."""
 
 
 @contextmanager

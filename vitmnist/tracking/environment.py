@@ -5,12 +5,11 @@ Timings without them cannot be compared. None stands for what this machine canno
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import re
 import subprocess
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "platform": platform.platform(),
         "python": platform.python_version(),
         "vitmnist": vitmnist.__version__,
-        **{name: package_version(name) for name in PACKAGES},
+        **{name: version(name) for name in PACKAGES},
         "cuda": torch.version.cuda,
         "cpu": cpuinfo("model name") or platform.processor() or platform.machine(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -53,13 +52,6 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         **source_state(Path(vitmnist.__file__).parent.parent),
     }
-
-
-def package_version(name: str) -> str | None:
-    """The version of a distribution; None if the package comes from one of another name, as nightly builds do."""
-    with contextlib.suppress(PackageNotFoundError):
-        return version(name)
-    return None
 
 
 def source_state(root: Path) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import Dataset
@@ -60,18 +62,14 @@ def log_early_stop(result: Result, monitor: Monitor) -> None:
     """Log that training stopped before its last epoch, and why."""
     best = monitor.best_epoch(result.epochs)
     if result.stopped_early and best is not None:
-        name = monitor.metric.name
-        log.info(
-            "stopped early: no epoch was better than epoch %d (%s %.4g) for %d epochs (patience)",
-            *(best + 1, name, result.epochs[best][name], len(result.epochs) - 1 - best),
-        )
+        message = "stopped early: no epoch was better than epoch %d (%s %.4g) for %d epochs (patience)"
+        name, epochs = monitor.metric.name, result.epochs
+        log.info(message, best + 1, name, epochs[best][name], len(epochs) - 1 - best)
 
 
-def log_test(result: Result, monitor: Monitor) -> None:
+def log_test(test: Mapping[str, Any]) -> None:
     """Log the evaluation on the test split."""
-    best, test = monitor.best_epoch(result.epochs), result.test or {}
-    which = f"best weights, of epoch {best + 1}" if test["weights"] == "best" and best is not None else "final weights"
-    log.info("test split  loss %.4f acc %.2f%%  (%s)", test["test_loss"], test["test_acc"], which)
+    log.info("test split  loss %.4f acc %.2f%%  (%s weights)", test["test_loss"], test["test_acc"], test["weights"])
 
 
 def log_verdict(result: Result) -> None:

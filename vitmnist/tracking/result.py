@@ -9,15 +9,16 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
 from vitmnist.config.schema import Config
 from vitmnist.config.values import flatten
 from vitmnist.errors import ConfigError, DataError, PeerError, classify
-from vitmnist.metrics.epoch_table import Metric, epoch_metrics, find_metric, summary_metrics
+from vitmnist.metrics.epoch_table import DATA_WAIT_PCT, Metric, epoch_metrics, find_metric, summary_metrics
 from vitmnist.runtime.files import UnreadableError, append, csv_text, read_json, read_yaml, write_atomic
 from vitmnist.runtime.run_folder import is_in_use
 from vitmnist.runtime.signals import StopSignal, interruption
@@ -27,10 +28,12 @@ from vitmnist.tracking.epoch_record import EpochRecord, Monitor, steady_epochs, 
 
 log = logging.getLogger(__name__)
 
-ENDED = ("completed", "failed", "interrupted")  # `status` in result.json has one of these values.
-TEST_ACC = "test_acc"  # The section `test` of result.json has this key.
-# The folder of a run has these records, as Hydra writes them.
+ENDED = ("completed", "failed", "interrupted")
+"""The values that `status` has in `result.json`."""
+TEST_ACC = "test_acc"
+"""The key of the accuracy in the section `test` of `result.json`."""
 CONFIG, OVERRIDES = Path(".hydra/config.yaml"), Path(".hydra/overrides.yaml")
+"""The records of the configuration and the command line in the folder of a run, under Hydra's names."""
 
 
 @dataclass(kw_only=True)
@@ -92,12 +95,12 @@ class Result:
 
     def bottleneck(self) -> Bottleneck | None:
         """What limits training, the loader or the step; None before the end of an epoch."""
-        waiting_pct, steps = self.summary()["data_wait_pct_median"], self._steps()
+        waiting_pct, steps = summarize(self.epochs, DATA_WAIT_PCT), self._steps()
         return None if waiting_pct is None or not steps else Bottleneck.of(waiting_pct, steps)
 
     def verdict(self) -> str | None:
         """The same in one sentence."""
-        bottleneck, waiting_pct = self.bottleneck(), self.summary()["data_wait_pct_median"]
+        bottleneck, waiting_pct = self.bottleneck(), summarize(self.epochs, DATA_WAIT_PCT)
         if bottleneck is None or waiting_pct is None:
             return None
         return format_bottleneck(bottleneck, waiting_pct, self._steps(), cores=None)
@@ -181,22 +184,27 @@ def record_failure(error: BaseException, result: Result, config: Config, folder:
 
 @dataclass(frozen=True)
 class Run:
-    """A run and its records.
+    """A run and its record.
 
     Args:
-        status: completed, failed, interrupted, running, killed (no `result.json`), not started, or unreadable.
-        reason: why it did not complete.
-        config: the configuration by full keys such as `data.loader.name`; empty if unknown.
-        result: `result.json`, or an empty `Result`.
+        result: `result.json`. Without one that can be read, its status is running, killed, not started, or unreadable.
         overlapping: another run was active on the same machine at the same time.
     """
 
     folder: Path
-    status: str
-    reason: str
-    config: Mapping[str, Any]
     result: Result
     overlapping: bool = False
+
+    @property
+    def status(self) -> str:
+        """How it ended, or its state if it has not."""
+        return self.result.status
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The configuration by full keys such as `data.loader.name`, with lists as text; empty if unknown."""
+        values = flatten(self.result.config or {})
+        return {key: str(value) if isinstance(value, list) else value for key, value in values.items()}
 
     @property
     def epochs(self) -> list[EpochRecord]:
@@ -219,7 +227,7 @@ class Run:
     def state(self) -> str:
         """How it ended and why, and why its times are not compared."""
         if self.status != "completed":
-            return f"{self.status}: {self.reason}" if self.reason else self.status
+            return f"{self.status}: {self.result.error}" if self.result.error else self.status
         remarks = {
             "resumed": self.result.resumed,
             "overlapping": self.overlapping,
@@ -233,8 +241,7 @@ class Run:
         A name such as `test_acc` is of the test split, evaluated once at the end.
         """
         if name.startswith("test_"):
-            value = (self.result.test or {}).get(name)
-            return value if isinstance(value, int | float) else None
+            return (self.result.test or {}).get(name)
         best = None
         if self.result.eval_split == "validation":
             best = Monitor(monitored([self])).best_epoch(self.epochs)
@@ -275,33 +282,27 @@ def _natural(path: Path) -> list[int | str]:
 def read_run(folder: Path) -> Run:
     """The run of a folder; with the status `unreadable` and the reason if its `result.json` is damaged."""
     try:
-        result = Result.from_json(folder / "result.json")
-        return Run(folder, result.status, result.error or "", _flat(result.config), result)
+        return Run(folder, Result.from_json(folder / "result.json"))
     except DataError as error:
-        status, reason = "unreadable", str(error)
+        result = Result(status="unreadable", error=str(error))
     except FileNotFoundError:
-        status, reason = "not started", ""
+        result = Result(status="not started")
         if (folder / ".lock").exists():
-            status, reason = ("running", "") if is_in_use(folder) else ("killed", "it left no result.json")
-    config = None
+            result = Result(status="killed", error="it left no result.json")
+            if is_in_use(folder):
+                result = Result(status="running")
     with suppress(FileNotFoundError, UnreadableError):
         config = read_yaml(folder / CONFIG)  # with interpolations as they are written
-    return Run(folder, status, reason, _flat(config), Result())
+        result.config = config if isinstance(config, dict) else None
+    return Run(folder, result)
 
 
-def _flat(config: object) -> dict[str, Any]:
-    """Values by full keys, with lists as text; empty for what is not a configuration."""
-    values = flatten(config) if isinstance(config, dict) else {}
-    return {key: str(value) if isinstance(value, list) else value for key, value in values.items()}
-
-
-# A search writes this file into the folder of its sweep.
 SEARCH_RESULT = "optimization_results.yaml"
+"""The file that a search writes into the folder of its sweep."""
 
 
 def search_summary(folder: Path) -> str:
     """The sentence about the best trial in the folder of a search; empty if there is none."""
-    with suppress(FileNotFoundError, UnreadableError):
-        values = read_yaml(folder / SEARCH_RESULT)
-        return str(values.get("summary") or "") if isinstance(values, dict) else ""
+    with suppress(FileNotFoundError):
+        return str(cast("dict[str, object]", read_yaml(folder / SEARCH_RESULT))["summary"])
     return ""

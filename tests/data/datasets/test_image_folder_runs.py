@@ -31,7 +31,7 @@ def test_training_and_test_set_must_fit_into_memory_together(
     loader: str, folder: Path, refuse: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pets = load(folder)
-    needed = pets.train.rows.nbytes + pets.test.rows.nbytes
+    needed = pets.train.nbytes + pets.test.nbytes
     monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=needed - 1))
     printed = refuse(*overrides(folder), f"data/loader={loader}", "device=cpu")
     assert re.search(rf"{loader}: the set takes .* are free; data/loader=cache or data/loader=disk would work", printed)

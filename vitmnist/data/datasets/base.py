@@ -212,7 +212,7 @@ def held_out(dataset: Dataset, size: int | float, seed: int) -> Dataset:
             raise ConfigError(f"{key}: the set has {len(whole)} training images; leave some of them")
         train, validation = whole.part(slice(left)), whole.part(slice(left, None))
     elif size < 1:
-        check_fits(key, Memory(host=whole.rows.nbytes), torch.device("cpu"))
+        check_fits(key, Memory(host=whole.nbytes), torch.device("cpu"))
         drawn = _stratified(whole.labels, size, seed)
         dataset = replace(dataset, folds_of={"holdout": size, **dataset.sha256})
         if not drawn.any():
