@@ -7,7 +7,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -236,8 +236,9 @@ class Trainer:
         sets = [(train, data.sampler), (evaluated, self.eval_sampler(evaluated, step))]
         values, selection = self.config.data.loader, None
         if isinstance(options := LOADERS.member(values)[1], AutoOptions):
-            selection = self.time_loaders(options, sets, step) if self.world.is_main else None
-            values = self.world.broadcast_object(lambda: selection.values if selection else values)
+            selection = self.time_loaders(options, data, step) if self.world.is_main else None
+            name = self.world.broadcast_object(lambda: selection.name if selection else None)
+            values = LOADERS.complete({"name": name})
         # All together, because the first loader may leave no room for the second.
         needs = needs_of(values, sets, self.device)
         check_fits(values["name"], needs, self.device, others=("ram", "cache", "disk"))
@@ -254,23 +255,21 @@ class Trainer:
         batch_size = self.world.broadcast_object(lambda: step.microbatch_size) * self.world.size
         return EpochSampler(len(split), batch_size, 0, "none", rank=self.world.rank, ranks=self.world.size)
 
-    def time_loaders(
-        self, options: AutoOptions, sets: Sequence[tuple[Split, EpochSampler]], step: TrainStep
-    ) -> LoaderSelection:
+    def time_loaders(self, options: AutoOptions, data: Data, step: TrainStep) -> LoaderSelection:
         """Time the loaders with the run's own training step, then restore its state."""
-        train, *others = sets
+        train, sampler = data.dataset.train, data.sampler
         initial = copy.deepcopy(step.state_dict())
 
         # Before the timing, so that the memory of compiling does not count as memory that a loader must leave free.
-        step.compile(ResidentBatch(*train, step.device))
+        step.compile(ResidentBatch(train, sampler, step.device))
 
-        def timed(loader: Loader) -> Candidate:
+        def as_candidate(loader: Loader) -> Candidate:
             step.compile(loader)  # once more if the loader delivers floats
             return candidate_of(loader, step.device, step, lambda epoch: step.batches(loader, epoch))
 
         log.info("timing %s for a few batches each", ", ".join(options.candidates or ()) or "all loaders")
         try:
-            selection, _ = select_loader(options, *train, step.device, timed=timed, also=others)
+            selection, _ = select_loader(options, train, sampler, step.device, as_candidate=as_candidate)
         finally:
             step.load_state_dict(initial)
             step.model.zero_grad()
@@ -290,8 +289,8 @@ class Trainer:
         """Record dataset, loader choice, options of the step and environment."""
         result, world = self.result, self.world
         if loaders.selection:
-            result.choices["loader"] = loaders.selection.values["name"]
-            result.auto = loaders.selection.record()
+            result.choices["loader"] = loaders.selection.name
+            result.auto = asdict(loaders.selection)
         result.loader, result.eval_split = {**loaders.train.settings}, dataset.eval_split
         result.trainer, result.compile_s = asdict(step.config), step.compile_s or None
         result.dataset = {

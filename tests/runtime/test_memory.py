@@ -16,7 +16,7 @@ from vitmnist import make_loader
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import TensorSet
 from vitmnist.loaders.base import INDEX_NBYTES
-from vitmnist.loaders.stored import GpuSliceLoader
+from vitmnist.loaders.decoded import GpuSliceLoader
 from vitmnist.registry import NoOptions
 from vitmnist.runtime import memory
 from vitmnist.runtime.memory import DoesNotFitError, Memory, check_fits, free_memory, peak_memory

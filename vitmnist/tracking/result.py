@@ -103,7 +103,7 @@ class Result:
         bottleneck, waiting_pct = self.bottleneck(), summarize(self.epochs, DATA_WAIT_PCT)
         if bottleneck is None or waiting_pct is None:
             return None
-        return format_bottleneck(bottleneck, waiting_pct, self._steps(), cores=None)
+        return format_bottleneck(bottleneck, waiting_pct, self._steps())
 
     def _steps(self) -> int:
         images = (self.dataset or {}).get("train_size") or 0
