@@ -103,7 +103,6 @@ MISTAKES_OF_RUNS = {  # also in the command line, and found when a run is set up
     "data/dataset=image_folder data.dataset.path=nowhere": "data.dataset.path=nowhere: there is no such folder",
     "--epochs 3": "--epochs: there is no such option; keys are typed without dashes, as in epochs=3",
     "hydra.run.dir=file/run": "file/run: Not a directory; name another folder with hydra.run.dir=FOLDER",
-    'data.root="~nosuchuser/x"': "~nosuchuser/x: there is no such user; type the full name of a folder",
     "data.root=~/mnist": "LexerNoViableAltException: data.root=~/mnist",
     # Given weights, and learning rates by parameter.
     r"init=no\${where}": "init=no${where}: there is no such file or folder",

@@ -168,7 +168,7 @@ class LoaderTrials(Benchmark):
         if self.as_candidate:
             model = self.as_candidate(ResidentBatch(self.data, self.sampler, self.device))
             model.is_required = True  # An error is one of the step.
-            self.model_memory, _ = peak_memory(model.time_block, self.device)
+            self.model_memory = peak_memory(model.time_block, self.device)
             self.candidates.append(model)
 
     def data_for(self, name: str) -> SampleSource:
