@@ -34,7 +34,7 @@ class TrainingProcess:
 
     Args:
         typed: the command line.
-        resources: the lock of the folder and the like, released at the end.
+        resources: what is released at the end, such as the lock of the folder.
         folder: the output folder of the run or sweep, once it is locked.
         resume_with: the arguments that resume the run or sweep.
     """
