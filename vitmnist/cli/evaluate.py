@@ -4,8 +4,8 @@
     vitmnist evaluate outputs/runs/DATE/TIME-… --mistakes mistakes.csv --grid mistakes.png
     vitmnist evaluate outputs/runs/DATE/TIME-… data/dataset=kmnist --json
 
-The weights are the best ones if there are any (best.pt), else those at the end. The split is that of the evaluations in
-training: validation, or without one test. --split names another.
+The weights are the best ones if there are any (best.pt), else the final ones. The split is the one that was evaluated
+in training: validation if there is such a split, else test. --split names another.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from vitmnist.training.loop import Predictions
 SPLITS = ("train", "validation", "test")
 ALIGNED: Any = {"tablefmt": "plain", "disable_numparse": True, "stralign": "right"}  # options of `tabulate`
 OVERRIDABLE = ("data", "device", "batch_size")
-"""Keys and sections that an evaluation can override; the model is always that of the run."""
+"""Keys and sections that an evaluation can override; the run decides on the model."""
 
 
 @dataclass(frozen=True)

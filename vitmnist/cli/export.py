@@ -42,7 +42,7 @@ class Format:
     """A file format.
 
     Args:
-        packages: those of the extra `export` that it needs.
+        packages: the packages of the extra `export` that it needs.
         usage: Python code that loads the file `{name}` and classifies `images`, a NumPy array.
         load: turns the content of the file into a function from uint8 `[B, C, H, W]` to logits.
     """
@@ -118,7 +118,7 @@ def model_card(
     Args:
         name: the name of the exported file.
         content: the bytes of that file.
-        summary: the accuracy of the exported model, and how far its logits are from those of the original.
+        summary: what `export_model` says about the accuracy and the logits.
         overrides: the command line of the training.
     """
     channels, height, width = trained.shape

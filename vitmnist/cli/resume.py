@@ -35,7 +35,7 @@ def recorded_config(folder: Path, typed: list[str]) -> Config:
     An override of a group replaces that section, unless it names the member that is recorded.
 
     Args:
-        typed: overrides as for `train.py`; those of `hydra` only serve to find the members of groups.
+        typed: overrides as for `train.py`; `hydra` overrides only serve to find the members of groups.
 
     Raises:
         ConfigError: the folder holds no run, its record is damaged, or an override cannot be used; also the exceptions
@@ -75,7 +75,7 @@ def _apply(config: DictConfig, override: Override, searchpath: list[str]) -> Non
 
 
 def _recorded_values(folder: Path) -> dict[str, object]:
-    """The recorded values without those of Hydra; raises `ConfigError` if there are none, or they are damaged."""
+    """The recorded values without the section `hydra`; raises `ConfigError` if there are none, or they are damaged."""
     source = folder / CONFIG
     try:
         recorded = read_yaml(source)

@@ -163,7 +163,7 @@ class Job:
         return None
 
     def _record(self, error: Exception, composed: DictConfig, folder: Path, overrides: list[str]) -> None:
-        """Record why a job failed. The records of an earlier start stay, and so do those of another process."""
+        """Record why a job failed. The records of an earlier start or of another process stay."""
         failure = describe(error)
         job = HydraConfig.get().job
         log.error("job %s failed: %s", job.num, failure.message, exc_info=not failure.is_user_error)

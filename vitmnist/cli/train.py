@@ -108,12 +108,15 @@ def is_answered(typed: list[str]) -> bool:
 
 
 def compose_with_hydra(process: TrainingProcess, arguments: Arguments) -> tuple[DictConfig, Callable[..., object]]:
-    """Compose the configuration, for a run to resume only that of Hydra; also returns what runs the jobs of a sweep."""
+    """Compose the configuration, and return it with the function that runs the jobs of a sweep.
+
+    A run to resume has recorded values, so only the section `hydra` is composed for it.
+    """
     process.resources.enter_context(initialize_config_dir(str(CONF), job_name="train", version_base="1.3"))
     composer = GlobalHydra.instance().hydra
     assert composer
     overrides = arguments.overrides
-    if arguments.must_resume:  # the other values are recorded
+    if arguments.must_resume:
         overrides = [*filter(is_of_hydra, overrides)]
     composed = composer.compose_config("config", overrides, RunMode.MULTIRUN, validate_sweep_overrides=False)
     HydraConfig.instance().set_config(composed)  # for ${hydra:runtime.cwd}; Hydra does so only later
