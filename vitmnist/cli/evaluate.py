@@ -41,9 +41,10 @@ from vitmnist.training import loop
 from vitmnist.training.loop import Predictions
 
 SPLITS = ("train", "validation", "test")
-ALIGNED: Any = {"tablefmt": "plain", "disable_numparse": True, "stralign": "right"}  # options of `tabulate`
+# The options of `tabulate` for columns that are aligned on the right.
+ALIGNED: Any = {"tablefmt": "plain", "disable_numparse": True, "stralign": "right"}
+# The keys and sections that an evaluation can override; the run decides on the model.
 OVERRIDABLE = ("data", "device", "batch_size")
-"""Keys and sections that an evaluation can override; the run decides on the model."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ from vitmnist.runtime.files import UnreadableError, display_path, read_yaml
 from vitmnist.runtime.run_folder import has_checkpoint
 from vitmnist.tracking.result import CONFIG, OVERRIDES, read_run
 
-GLOBAL_GROUPS = ("experiment", "hparams_search")  # Their files set keys of other groups (`@package _global_`).
+# The files of these groups set keys of other groups (`@package _global_`).
+GLOBAL_GROUPS = ("experiment", "hparams_search")
 
 
 def recorded_config(folder: Path, typed: list[str]) -> Config:
