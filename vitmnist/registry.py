@@ -114,10 +114,9 @@ class Registry(Members["type[DataclassInstance]", Built]):
         from vitmnist.config.validation import join, validate  # imports OmegaConf, which a script may not need
 
         key = self.group.replace("/", ".") if key is None else key
-        if isinstance(values, str) and self._find(values):
-            raise ConfigError(f"{key}={values}: must have its name as a key; type {{name: {values}}}")
         if not isinstance(values, Mapping):
-            raise ConfigError(f"{key}={'null' if values is None else values}: must be one of {', '.join(self.names())}")
+            shown = "null" if values is None else str(values)
+            raise ConfigError(f"{key}={shown}: must be {{name: NAME}}; {allowed_names(shown, self.names())}")
         options = dict(values)
         name = options.pop("name", None)
         if not (member := self._find(str(name))):
