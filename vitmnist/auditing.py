@@ -37,7 +37,7 @@ class ProbeBatch(NamedTuple):
     """Copies of the indices `[B]` and random numbers `[B, 3]` of a batch; None if the loader leaves these out."""
 
     indices: np.ndarray[Any, Any]
-    numbers: np.ndarray[Any, Any] | None
+    numbers: Any
 
 
 class Property(NamedTuple):

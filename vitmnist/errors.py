@@ -206,17 +206,12 @@ FAILURES: tuple[tuple[type[BaseException], str, Failure], ...] = (
     ),
     (
         RuntimeError,
-        "^DataLoader timed out.*",
+        r"^DataLoader (timed out|worker \(pid).*",
         Failure(
-            "disk: no batch came from a worker in time; look for what blocks it, or raise data.loader.timeout_s "
-            "(null waits forever): {text}",
+            "disk: {text}: a killed worker often exceeded the memory limit; one that is slow may need a larger "
+            f"data.loader.timeout_s (null waits forever); {FEWER_WORKERS}",
             cause="worker",
         ),
-    ),
-    (
-        RuntimeError,
-        r"^DataLoader worker \(pid.*",
-        Failure(f"disk: {{text}} (a killed worker often exceeded the memory limit); {FEWER_WORKERS}", cause="worker"),
     ),
 )
 """The type of an exception, a pattern of its message, and how it is reported: `{text}` is what the pattern matches."""

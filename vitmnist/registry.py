@@ -49,8 +49,7 @@ class Members(Generic[Description, Built]):
         """Decorator that registers a class or function under `name`."""
 
         def decorate(builder: Builder) -> Builder:
-            is_own = builder.__module__.startswith(f"{self.package}.")  # its package is being imported
-            if name in self._registered or (not is_own and name in self._members):
+            if name in self._registered:
                 raise ValueError(f"{self.group}: {name!r} is registered already; choose another name")
             self._registered[name] = (description, builder)  # type: ignore[assignment]
             return builder

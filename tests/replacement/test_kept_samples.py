@@ -21,7 +21,7 @@ from tests.support.pictures import Pictures, assert_same, check_same, draw, run
 from tests.support.samples import Made, Pairs
 from vitmnist import from_dataloader
 from vitmnist.data import randomness
-from vitmnist.errors import ConfigError, DataError
+from vitmnist.errors import DataError
 from vitmnist.store import read_once
 from vitmnist.store.samples import IMAGE_MODES, encode_samples, samples_in_file, samples_in_memory
 from vitmnist.store.tree import find_difference, flatten
@@ -199,11 +199,6 @@ def test_samples_that_differ_without_a_generator_are_refused(collate: Any, monke
     monkeypatch.setattr(randomness, "PROBES", 5)
     with pytest.raises(DataError, match=r"^ram: .* of samples .* random without a generator that can be seen"):
         from_dataloader(DataLoader(RandomAtTimes(), 16, collate_fn=collate), "ram")
-
-
-def test_gpu_slice_says_why_it_takes_rows_only() -> None:
-    with pytest.raises(ConfigError, match=r"^gpu_slice: batch\['text'\]\[0\] is a str, .*; use ram"):
-        from_dataloader(DataLoader(Pairs(), 4, collate_fn=lambda samples: {"text": ["a"]}), "gpu_slice")
 
 
 VALUES: list[Any] = [

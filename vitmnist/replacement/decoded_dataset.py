@@ -145,12 +145,10 @@ class BatchRows:
         if not leaves:
             raise NoRowsError("the batch has no tensor")
         for path, leaf in zip(structure.paths(), leaves, strict=True):
-            if type(leaf) is not Tensor:  # a subclass would not be delivered as one
-                raise NoRowsError(f"batch{path} is a {type(leaf).__name__}")
-            if leaf.layout != torch.strided or leaf.is_nested or leaf.requires_grad:
-                raise NoRowsError(f"batch{path} is sparse, nested or requires a gradient")
-            if not leaf.dim() or len(leaf) != size:
-                raise NoRowsError(f"batch{path} has shape {list(leaf.shape)}, which has no row per sample ({size})")
+            # A tensor of a subclass, or one with a gradient, would not be delivered as such.
+            is_plain = type(leaf) is Tensor and leaf.layout == torch.strided and not leaf.is_nested
+            if not is_plain or leaf.requires_grad or not leaf.dim() or len(leaf) != size:
+                raise NoRowsError(f"batch{path} is no plain tensor with a row for each sample")
         return cls(Rows(tuple(leaves)), structure)
 
     @property

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch.utils.data import DataLoader
 
-from vitmnist.data.randomness import RandomSampleError, preserved_random_state, probe_indices, read_probes
+from vitmnist.data.randomness import RandomSampleError, preserved_random_state, probe_indices
 from vitmnist.data.sources import copied
 from vitmnist.errors import ConfigError, DataError, UserError, allowed_names, described
 from vitmnist.replacement.decoded_dataset import (
@@ -38,7 +37,6 @@ from vitmnist.replacement.split_transforms import (
     SplitTransforms,
     Transform,
     TransformGuard,
-    named_sample,
     transform_parts,
 )
 from vitmnist.replacement.tensor_dataloader import with_tensors
@@ -48,15 +46,8 @@ from vitmnist.store.cache_file import DEFAULT_FOLDER
 from vitmnist.store.read_once import unchanged
 from vitmnist.store.rows import Location
 
-STORES = ("gpu_slice", "ram", "cache")
+LOADERS = ("auto", "ram", "cache", "gpu_slice")
 TRANSFORM_MODES = ("exact", "tensor")
-
-
-class Steps(NamedTuple):
-    """The two steps that make a sample: `decode(index)` is kept, and `transform` of it is the sample."""
-
-    decode: Callable[[int], object]
-    transform: Transform
 
 
 def from_dataloader(
@@ -67,8 +58,6 @@ def from_dataloader(
     folder: str = DEFAULT_FOLDER,
     fingerprint: str | None = None,
     transforms: Literal["exact", "tensor"] = "exact",
-    decode: Callable[[int], Any] | None = None,
-    transform: Callable[[Any], Any] | None = None,
 ) -> DataLoader[Any]:
     """A `DataLoader` with the same batches, in the same order, over samples that are decoded once.
 
@@ -88,11 +77,9 @@ def from_dataloader(
 
     Args:
         loader: where the samples are kept. ram: in memory; cache: in a memory-mapped file; gpu_slice: on the device,
-            not for random samples. auto: the first that fits of gpu_slice (if `device` is a CUDA device), ram and
-            cache. If the samples cannot be kept, auto warns with the reason, and returns the DataLoader that it was
-            given; with transforms="tensor", what makes that impossible is an error.
-        device: where batches are delivered by gpu_slice (by default the current CUDA device). Otherwise batches are on
-            the host, as those of the original.
+            not for random samples. auto: ram, or cache if they do not fit in memory. If the samples cannot be kept,
+            auto warns with the reason, and returns the original; with transforms="tensor", that is an error.
+        device: where gpu_slice keeps samples and delivers batches; by default the current CUDA device.
         folder: of the files of cache.
         fingerprint: names the decoded contents, so that later processes find them in `folder`. Without one, the file is
             for this process only.
@@ -100,9 +87,6 @@ def from_dataloader(
             bit for bit. tensor: they get uint8 tensors `[C, H, W]`; the same random transforms, but resizing and
             colours round differently. If torchvision's common ones are all that is random, they are drawn as before
             and applied in threads of this process.
-        decode: with `transform`, the two steps of a sample for any other dataset: `decode(index)` returns what is kept
-            of it, dicts, lists and tuples of pictures, tensors, arrays, numbers and text.
-        transform: makes the sample from what `decode` returned.
 
     Raises:
         ConfigError: a loader or an option that is unknown or cannot be used; samples that are random apart from their
@@ -110,7 +94,7 @@ def from_dataloader(
         DataError: samples that cannot be read or kept, or batches that would differ from the original's.
         DoesNotFitError: memory, or the disk of `folder`, is too small.
     """
-    _check_options(loader, device, transforms, decode, transform)
+    _check_options(loader, device, transforms)
     if not isinstance(dataloader, DataLoader):
         check_replaceable(dataloader)
     if isinstance(dataloader.dataset, DecodedDataset):
@@ -118,40 +102,33 @@ def from_dataloader(
     target = choose_device("auto" if device is None else str(device))
     if target.type == "cpu":
         keep_freed_memory()
-    steps = Steps(decode, transform) if decode and transform else None
     to_tensors = transforms == "tensor"
-    with_gpu = device is not None and target.type == "cuda" and not steps
-    stores = (STORES if with_gpu else STORES[1:]) if loader == "auto" else (loader,)
-    for name in stores:
+    for name in ("ram", "cache") if loader == "auto" else (loader,):
         try:
             store = Location(name, target, Path(folder).expanduser(), fingerprint)
-            return _replaced(dataloader, store, steps, to_tensors)
+            return _replace(dataloader, store, to_tensors)
         except UserError as error:
-            reason = error
-            is_of_all_stores = name != "gpu_slice" and not isinstance(error, DoesNotFitError)
-            if loader != "auto" or (to_tensors and is_of_all_stores):
+            is_too_large = isinstance(error, DoesNotFitError)
+            if loader != "auto" or (to_tensors and not is_too_large):
                 raise
-            if is_of_all_stores:
+            reason = error
+            if not is_too_large:
                 break
     warnings.warn(f"from_dataloader returns the DataLoader as it is, undecoded: {reason}", stacklevel=2)
     return dataloader
 
 
-def _check_options(loader: str, device: object, transforms: str, decode: object, transform: object) -> None:
-    if loader not in (*STORES, "auto"):
-        raise ConfigError(f"loader={loader}: {allowed_names(loader, (*STORES, 'auto'))}")
+def _check_options(loader: str, device: object, transforms: str) -> None:
+    if loader not in LOADERS:
+        raise ConfigError(f"loader={loader}: {allowed_names(loader, LOADERS)}")
     if transforms not in TRANSFORM_MODES:
         raise ConfigError(f"transforms={transforms}: {allowed_names(transforms, TRANSFORM_MODES)}")
-    if device is not None and loader in ("ram", "cache"):
-        raise ConfigError(f"device={device}: {loader} delivers batches on the host; leave device out, or use gpu_slice")
-    if (decode is None) != (transform is None):
-        raise ConfigError("decode= and transform= are the two steps of a sample; give both")
-    if decode is not None and transforms == "tensor":
-        raise ConfigError("transforms='tensor' is for transforms of the dataset; leave decode= and transform= out")
+    if device is not None and loader != "gpu_slice":
+        raise ConfigError(f"device={device}: only loader='gpu_slice' delivers batches on a device; leave device out")
 
 
-def _replaced(dataloader: DataLoader[Any], store: Location, steps: Steps | None, to_tensors: bool) -> DataLoader[Any]:
-    """The replacement that keeps its samples in `store`; raises as `from_dataloader`.
+def _replace(dataloader: DataLoader[Any], store: Location, to_tensors: bool) -> DataLoader[Any]:
+    """Build the replacement that keeps its samples in `store`; raises as `from_dataloader`.
 
     A sample that turns out to be random while all are read is added to the probes, and the replacement tried again.
 
@@ -164,14 +141,13 @@ def _replaced(dataloader: DataLoader[Any], store: Location, steps: Steps | None,
     while True:
         try:
             with preserved_random_state(dataset, dataloader.collate_fn):
-                return _decoded(dataloader, store, steps, to_tensors, probes)
+                return _build(dataloader, store, to_tensors, probes)
         except RandomSampleError as error:
             if error.index in probes:
                 raise ConfigError(
                     f"{store.loader}: {error} apart from the transforms in the attributes transform and transforms of "
                     "the dataset (not of its class), or one of these keeps a state from sample to sample; move all "
-                    "that is random there, name the two steps with decode= and transform=, or use the DataLoader as "
-                    "it is"
+                    "that is random there, or use the DataLoader as it is"
                 ) from error
             probes = [*probes, error.index]
         except ConfigError:
@@ -180,39 +156,34 @@ def _replaced(dataloader: DataLoader[Any], store: Location, steps: Steps | None,
             raise DataError(f"{store.loader}: {described(error)}") from error
 
 
-def _decoded(
-    dataloader: DataLoader[Any], store: Location, steps: Steps | None, to_tensors: bool, probes: Sequence[int]
-) -> DataLoader[Any]:
-    """The replacement, of the kind that `probes` show to be possible; raises `RandomSampleError` for another sample."""
+def _build(dataloader: DataLoader[Any], store: Location, to_tensors: bool, probes: Sequence[int]) -> DataLoader[Any]:
+    """Build a replacement of the kind that fits the samples `probes`; raises `RandomSampleError` for another sample."""
     dataset: Any = dataloader.dataset
-    probed: list[Any] = []
-    reason: str | None = "decode= and transform= make single samples"
-    if not steps:
-        probed, reason = find_random(dataloader, probes)
+    probed, reason = find_random(dataloader, probes)
     is_random = reason is not None
     if not is_random:
         try:
-            return _gathered(dataloader, store, probed)
+            return _build_gathered(dataloader, store, probed)
         except NoRowsError as error:
             reason = str(error)
     if store.loader == "gpu_slice":
         raise ConfigError(f"gpu_slice: {reason}, so batches are made on the host; use ram")
-    if steps:
-        probed = read_probes(partial(named_sample, steps.decode), probes, (steps.decode, dataset))
-        return _kept(dataloader, store, steps, probed, ())
     if not is_random:
-        return _kept(dataloader, store, Steps(dataset.__getitem__, unchanged), probed, transform_parts(dataset))
+        return _build_transformed(dataloader, store, dataset.__getitem__, unchanged, probed, transform_parts(dataset))
     split = SplitTransforms(dataset, probes)
     once = [part for parts in split.deterministic for part in parts]
-    exact = _kept(dataloader, store, Steps(split.decode, split.transform), split.probed, once)
+    exact = _build_transformed(dataloader, store, split.decode, split.transform, split.probed, once)
     return with_tensors(exact, split, probes) if to_tensors else exact
 
 
-def _gathered(dataloader: DataLoader[Any], store: Location, probed: list[Any]) -> DataLoader[Any]:
-    """The replacement whose batches are gathered from rows of tensors; raises as `from_dataloader`, and `NoRowsError`.
+def _build_gathered(dataloader: DataLoader[Any], store: Location, probed: list[Any]) -> DataLoader[Any]:
+    """Build a replacement whose batches are gathered from rows of tensors.
 
     Args:
         probed: samples on which the collate function is tried.
+
+    Raises:
+        NoRowsError: its batches are no such rows.
     """
     dataset: Any = dataloader.dataset
     collate, on_device, workers = dataloader.collate_fn, store.loader == "gpu_slice", workers_needed(dataloader)
@@ -236,19 +207,26 @@ def _gathered(dataloader: DataLoader[Any], store: Location, probed: list[Any]) -
     return replaced
 
 
-def _kept(
-    dataloader: DataLoader[Any], store: Location, steps: Steps, probed: Sequence[object], once: Sequence[Transform]
+def _build_transformed(
+    dataloader: DataLoader[Any],
+    store: Location,
+    decode: Callable[[int], object],
+    transform: Transform,
+    probed: Sequence[object],
+    once: Sequence[Transform],
 ) -> DataLoader[Any]:
-    """The replacement that keeps single samples and has the workers of the original; raises as `from_dataloader`.
+    """Build a replacement that keeps single samples, and has the workers of the original.
 
     Args:
+        decode: makes what is kept of a sample, from its index.
+        transform: makes the sample of it.
         probed: some decoded samples.
-        once: transforms of the dataset that `steps.decode` applies.
+        once: transforms of the dataset that `decode` applies.
     """
     dataset: Any = dataloader.dataset
     guard = TransformGuard(dataset, once)
-    samples = keep_samples(dataloader, steps.decode, probed, store)
-    decoded = TransformedDataset(dataset, guard, samples, steps.transform)
+    samples = keep_samples(dataloader, decode, probed, store)
+    decoded = TransformedDataset(dataset, guard, samples, transform)
     replaced = rebuilt(dataloader, DecodedDataLoader, dataset=decoded)
     check_same_batches(dataloader, replaced)
     guard.ignore_changes()

@@ -145,8 +145,8 @@ def check_same_batches(original: DataLoader[Any], replaced: DataLoader[Any], wit
         if difference := find_difference(seeded_batch(replaced.dataset, replaced.collate_fn, indices), expected):
             samples = ", ".join(map(str, indices[:3]))
             raise DataError(
-                f"{difference} of samples {samples}, … is not what the DataLoader makes of them: fingerprint=, or "
-                "decode= and transform=, do not fit, or samples depend on what was read before, or are random without "
-                "a generator that can be seen (such as default_rng() in each call); keep no state between samples, "
-                "name the random step with decode= and transform=, or use the DataLoader as it is"
+                f"{difference} of samples {samples}, … is not what the DataLoader makes of them: fingerprint= does not "
+                "fit, or samples depend on what was read before, or are random without a generator that can be seen "
+                "(such as default_rng() in each call); keep no state between samples, move the random step into the "
+                "attribute transform of the dataset, or use the DataLoader as it is"
             )

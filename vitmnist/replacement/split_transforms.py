@@ -24,9 +24,11 @@ Transform = Callable[..., Any]
 Inputs = Any
 """The arguments of a transform, a tuple: an image, or for a joint transform an image and its target; or a dict by name.
 """
-DecodedSample = tuple[list[int], object, list[Inputs]]
-"""The attribute that each call of a transform was of, the sample with placeholders, and the inputs of each call."""
-ADVICE = "name the two steps with decode= and transform="
+Call = tuple[int, Inputs]
+"""Which attribute holds the transform that was called, and what it got."""
+DecodedSample = tuple[object, list[Call]]
+"""A sample with placeholders for the results of its calls."""
+ADVICE = "leave all that follows to its attribute transform"
 
 
 class TransformPlaceholder(NamedTuple):
@@ -66,7 +68,7 @@ class SplitTransforms:
         self._attributes = list(transform_attributes(dataset))
         self.random = [single_transforms(vars(owner)[name]) for owner, name in self._attributes]
         self.deterministic: list[list[Transform]] = [[] for _ in self._attributes]
-        self._calls: list[tuple[int, Inputs]] = []
+        self._calls: list[Call] = []
         self.probed = read_probes(partial(named_sample, self.decode), probes, dataset)
         with naming(f"one of the samples {', '.join(map(str, probes))}"):
             for attribute in range(len(self._attributes)):
@@ -74,21 +76,17 @@ class SplitTransforms:
 
     def _split(self, attribute: int) -> None:
         """Move the transforms before the first random one to `deterministic`, and apply them to the probed samples."""
-        # Lists of inputs, with the position of an input of this attribute.
-        calls = [
-            (inputs, call)
-            for attributes, _, inputs in self.probed
-            for call, of_attribute in enumerate(attributes)
-            if of_attribute == attribute
-        ]
-        if calls and isinstance(calls[0][0][calls[0][1]], dict):  # such a Compose converts arguments and results
+        probed_calls = [calls for _, calls in self.probed]
+        inputs = [inputs for calls in probed_calls for called, inputs in calls if called == attribute]
+        if inputs and isinstance(inputs[0], dict):  # such a Compose converts arguments and results
             owner, name = self._attributes[attribute]
             self.random[attribute] = [vars(owner)[name]]
-        random = self.random[attribute]
-        while calls and random and not any(is_random(random[0], inputs[call]) for inputs, call in calls):
-            self.deterministic[attribute].append(random.pop(0))
-            for inputs, call in calls:
-                inputs[call] = apply(self.deterministic[attribute][-1:], inputs[call])
+        random, deterministic = self.random[attribute], self.deterministic[attribute]
+        while inputs and random and not any(is_random(random[0], arguments) for arguments in inputs):
+            deterministic.append(random.pop(0))
+            inputs = [apply(deterministic[-1:], arguments) for arguments in inputs]
+        for calls in probed_calls:
+            calls[:] = [(called, inputs.pop(0) if called == attribute else other) for called, other in calls]
 
     def decode(self, index: int) -> DecodedSample:
         """The sample after the first step."""
@@ -101,36 +99,35 @@ class SplitTransforms:
             raise DataError(
                 f"its dataset uses its transform, or what that returns ({described(error)}); {ADVICE}"
             ) from error
-        return [attribute for attribute, _ in self._calls], sample, [inputs for _, inputs in self._calls]
+        return sample, list(self._calls)
 
     def transform(self, decoded: DecodedSample, random: Sequence[Sequence[Transform]] | None = None) -> Any:
         """The sample that the original dataset would have made; `random` are other random transforms."""
-        attributes, sample, calls = decoded
+        sample, calls = decoded
         transforms = self.random if random is None else random
-        results = [apply(transforms[attribute], inputs) for attribute, inputs in zip(attributes, calls, strict=True)]
-        return with_results(sample, results)
+        return with_results(sample, [apply(transforms[attribute], inputs) for attribute, inputs in calls])
 
     @contextmanager
     def _recording(self) -> Iterator[None]:
         """Replace the dataset's transforms by `_record` for a while."""
         before = [vars(owner)[name] for owner, name in self._attributes]
         try:
-            for position, (owner, name) in enumerate(self._attributes):
-                vars(owner)[name] = partial(self._record, position)
+            for attribute, (owner, name) in enumerate(self._attributes):
+                vars(owner)[name] = partial(self._record, attribute)
             yield
         finally:
             for (owner, name), transform in zip(self._attributes, before, strict=True):
                 vars(owner)[name] = transform
 
-    def _record(self, position: int, *inputs: object, **named: object) -> object:
+    def _record(self, attribute: int, *inputs: object, **named: object) -> object:
         if inputs and named:
             raise TypeError("its transform gets arguments with and without names")
         call = len(self._calls)
-        decoded = apply(self.deterministic[position], named or inputs)
+        decoded = apply(self.deterministic[attribute], named or inputs)
         for value in decoded.values() if isinstance(decoded, dict) else decoded:
             if isinstance(value, Image.Image):
                 value.load()  # while its file is open
-        self._calls.append((position, decoded))
+        self._calls.append((attribute, decoded))
         if named:
             return {name: TransformPlaceholder(call, name) for name in named}
         outputs = tuple(TransformPlaceholder(call, result) for result in range(len(inputs)))
@@ -180,17 +177,13 @@ def single_transforms(transform: Transform) -> list[Transform]:
 def apply(transforms: Sequence[Transform], inputs: Inputs) -> Inputs:
     """Apply transforms one after another."""
     for transform in transforms:
-        try:
-            if isinstance(inputs, dict):
-                inputs = transform(**inputs)
-                continue
-            result = transform(*inputs)
-            if len(inputs) > 1 and not (isinstance(result, tuple | list) and len(result) == len(inputs)):
-                raise TypeError(f"it gets {len(inputs)} arguments and does not return as many results; {ADVICE}")
-            inputs = tuple(result) if len(inputs) > 1 else (result,)
-        except Exception as error:
-            name = getattr(transform, "__name__", type(transform).__name__)
-            raise DataError(f"the transform {name} cannot be applied: {described(error)}") from error
+        if isinstance(inputs, dict):
+            inputs = transform(**inputs)
+            continue
+        result = transform(*inputs)
+        if len(inputs) > 1 and not (isinstance(result, tuple | list) and len(result) == len(inputs)):
+            raise DataError(f"a transform gets {len(inputs)} arguments, and does not return as many results; {ADVICE}")
+        inputs = tuple(result) if len(inputs) > 1 else (result,)
     return inputs
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
@@ -20,8 +19,8 @@ from vitmnist.replacement.original import COMPARED_SIZE, check_same_batches, reb
 from vitmnist.replacement.split_transforms import SplitTransforms
 from vitmnist.replacement.tensor_transforms import (
     DrawnDataset,
-    batch_difference,
     can_be_drawn,
+    check_rounding,
     tensor_transforms,
 )
 from vitmnist.runtime.ordered_map import ordered_map
@@ -48,15 +47,9 @@ def with_tensors(exact: DataLoader[Any], split: SplitTransforms, probes: Sequenc
     probes = probes[: exact.batch_size or COMPARED_SIZE]
     expected = seeded_batch(dataset, exact.collate_fn, probes)
     try:
-        mean, largest = batch_difference(seeded_batch(in_workers.dataset, exact.collate_fn, probes), expected)
+        check_rounding(seeded_batch(in_workers.dataset, exact.collate_fn, probes), expected)
     except DataError as error:
         raise ConfigError(f"transforms='tensor': {error}; use transforms='exact'") from error
-    if largest:
-        warnings.warn(
-            f"transforms='tensor': the same random transforms, with pixels that differ by {mean:.2g}% of their range "
-            f"on average, at most by {largest:.2g}%",
-            stacklevel=5,
-        )
     # A collate function of the user may draw, or ask for its worker.
     if exact.collate_fn is not default_collate or not all(map(can_be_drawn, chain.from_iterable(transforms))):
         return in_workers

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from vitmnist.data.sources import collate_with
-from vitmnist.errors import DataError, described, naming
+from vitmnist.errors import DataError, naming
 from vitmnist.replacement.decoded_dataset import FetchedBatch, TransformedDataset
 from vitmnist.replacement.split_transforms import Transform, apply, with_results
 from vitmnist.runtime.cpu import available_cores
@@ -107,29 +107,22 @@ def _of_tensor(transform: Any) -> list[Transform]:
     return [AsV2(transform) if is_v1 and name in ("Resize", *LIKE_V2) else transform]
 
 
-def batch_difference(batch: object, expected: object) -> tuple[float, float]:
-    """Mean and largest difference of the tensors of two batches, in percent of the range of their values.
-
-    Raises:
-        DataError: a tensor has another dtype or shape, or differs by more than rounding.
-    """
-    largest, means = 0.0, [0.0]
+def check_rounding(batch: object, expected: object) -> None:
+    """Raise `DataError` if a tensor of a batch has another dtype or shape, or differs by more than rounding."""
     for actual, reference in zip_longest(flatten(batch)[0], flatten(expected)[0]):
         kinds = [_kind(actual), _kind(reference)]
         if kinds[0] != kinds[1]:
             raise DataError(f"the batch has {kinds[0]} where that of PIL images has {kinds[1]}")
         if not isinstance(reference, Tensor) or torch.equal(actual, reference):
             continue
-        difference, values = (actual.double() - reference.double()).abs(), reference.double()
-        scale = 100 / max((values.max() - values.min()).item(), 1e-9)
-        largest = max(largest, scale * difference.max().item())
-        means.append(scale * difference.mean().item())
-    if max(means) > TOLERANCE:
-        raise DataError(
-            f"values differ by {max(means):.2g}% of their range from those of PIL images, more than the {TOLERANCE:g}% "
-            "of rounding"
-        )
-    return max(means), largest
+        values = reference.double()
+        value_range = (values.max() - values.min()).item()
+        difference = 100 * (actual.double() - values).abs().mean().item() / max(value_range, 1e-9)
+        if difference > TOLERANCE:
+            raise DataError(
+                f"values differ by {difference:.2g}% of their range from those of PIL images, more than the "
+                f"{TOLERANCE:g}% of rounding"
+            )
 
 
 def _kind(value: object) -> str:
@@ -153,10 +146,8 @@ def draw(transforms: Sequence[Transform], shape: Shape) -> tuple[list[Transform]
             steps.append(transform)
             shape = tuple(transform(_like(shape).byte()).shape) if name in RESIZING else shape
             continue
-        try:
+        with naming(f"the transform {name}"):  # a crop may be larger than the picture
             steps += _draw(transform, name, _like(shape))
-        except Exception as error:  # such as a crop that is larger than the picture
-            raise DataError(f"the transform {name} cannot be applied: {described(error)}") from error
         if name in ("RandomCrop", "RandomResizedCrop"):
             shape = (shape[0], *transform.size)  # type: ignore[attr-defined]
     return steps, shape
@@ -214,12 +205,8 @@ class DrawnPicture(NamedTuple):
     shape: Shape
 
 
-class DrawnSample(NamedTuple):
-    """A sample with placeholders for its pictures."""
-
-    sample_index: int
-    sample: object
-    pictures: list[DrawnPicture]
+DrawnSample = tuple[int, object, list[DrawnPicture]]
+"""The index of a sample, the sample with placeholders, and its pictures."""
 
 
 class DrawnDataset(TransformedDataset):
@@ -240,12 +227,12 @@ class DrawnDataset(TransformedDataset):
         samples: list[DrawnSample] = []
         for index in indices:
             with naming(f"sample {index}"):
-                attributes, sample, calls = self._samples.load(index, as_views=True)
+                sample, calls = self._samples.load(index, as_views=True)
                 pictures = [
                     DrawnPicture(image, *draw(transforms[attribute], tuple(image.shape)))
-                    for attribute, (image,) in zip(attributes, calls, strict=True)
+                    for attribute, (image,) in calls
                 ]
-                samples.append(DrawnSample(index, sample, pictures))
+                samples.append((index, sample, pictures))
         return DrawnBatch(samples, 1 if get_worker_info() else max(torch.get_num_threads(), self._threads))
 
 
@@ -260,7 +247,7 @@ class DrawnBatch(FetchedBatch):
         """The batch, as of torch's `default_collate`."""
         # Pictures are made in the rows of their batch, so that no tensor is copied into it.
         batches: list[tuple[Tensor, list[Tensor]]] = []
-        for pictures in zip(*(sample.pictures for sample in self.samples), strict=True):
+        for pictures in zip(*(pictures for *_, pictures in self.samples), strict=True):
             batch = torch.empty((len(pictures), *pictures[0].shape), device="cpu")
             batches.append((batch, list(batch)))
         samples: list[Any] = [None] * len(self.samples)
