@@ -24,8 +24,9 @@ from vitmnist.loaders.auto import ResidentBatch
 from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.timer import synchronize
-from vitmnist.trainer import Trainer
+from vitmnist.trainer import Data, Loaders, Trainer
 from vitmnist.training.loop import EpochProgress, train_epoch
+from vitmnist.training.step import TrainStep
 
 LR = 0.003
 
@@ -40,15 +41,15 @@ def new_model(split: Split, device: torch.device, kind: type[ViT] = ViT) -> torc
     return kind(ViTOptions(), (channels, height, width), len(split.classes)).to(device)
 
 
-def new_trainer(overrides: list[str], stack: ExitStack) -> Trainer:
-    """What `train.py` would build with these overrides, without records; `stack` closes the loaders."""
+def build_run(overrides: list[str], stack: ExitStack) -> tuple[Data, TrainStep, Loaders]:
+    """What `train.py` would train with these overrides, without records; `stack` closes the loaders."""
     trainer = Trainer(validate(Config, compose(overrides)), Path(), overrides, StopSignal())
     stack.enter_context(trainer.stack)
-    trainer.build_data()
-    trainer.build_step()
-    trainer.build_loaders()
-    trainer.distribute()
-    return trainer
+    data = trainer.build_data()
+    step = trainer.build_step(data)
+    loaders = trainer.build_loaders(data, step)
+    trainer.distribute(step)
+    return data, step, loaders
 
 
 def our_loop(overrides: list[str], stack: ExitStack, is_resident: bool = False) -> tuple[Epoch, str]:
@@ -57,10 +58,10 @@ def our_loop(overrides: list[str], stack: ExitStack, is_resident: bool = False) 
     Args:
         is_resident: train on one batch that stays on the device, over and over.
     """
-    trainer = new_trainer(overrides, stack)
-    step, loader, device = trainer.step, trainer.train_loader, trainer.device
+    data, step, loaders = build_run(overrides, stack)
+    loader, device = loaders.train, step.device
     if is_resident:
-        loader = ResidentBatch(trainer.dataset.train, loader.sampler, device)
+        loader = ResidentBatch(data.dataset.train, loader.sampler, device)
 
     def epoch(number: int) -> tuple[float, float]:
         metrics = train_epoch(step, loader, EpochProgress(number, loader.sampler, device))

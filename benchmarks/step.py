@@ -26,7 +26,7 @@ from statistics import median
 
 import torch
 import torch.nn.functional as F
-from loops import new_trainer
+from loops import build_run
 from rounds import at_least_one, command_line, main, raise_clocks, report, spread, table, take_turns
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from tqdm import tqdm
@@ -52,9 +52,9 @@ def steps() -> dict[str, list[str]]:
 
 def one_step(overrides: list[str], stack: ExitStack) -> Work:
     """A call that takes one step, always on the same batch of indices or images."""
-    trainer = new_trainer(overrides, stack)
-    batch = next(trainer.step.batches(trainer.train_loader, 0))
-    return lambda: trainer.step(batch)
+    _, step, loaders = build_run(overrides, stack)
+    batch = next(step.batches(loaders.train, 0))
+    return lambda: step(batch)
 
 
 def attention(batch: int, device: torch.device, dtype: torch.dtype, backend: SDPBackend | None) -> Work:

@@ -21,10 +21,11 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
+from dataclasses import asdict
 from statistics import fmean, stdev
 from typing import Any
 
-from loops import new_trainer
+from loops import build_run
 from rounds import at_least_one, command_line, main, report, table
 from tqdm import tqdm
 
@@ -43,20 +44,20 @@ def train_once(overrides: list[str]) -> dict[str, Any]:
     """Train and evaluate once; returns accuracy in percent, seconds of the warm clock, options and environment."""
     with ExitStack() as stack:
         epochs = validate(Config, compose([RECIPE, *overrides])).epochs
-        trainer = new_trainer([RECIPE, *overrides], stack)
-        step, loader = trainer.step, trainer.train_loader
+        _, step, loaders = build_run([RECIPE, *overrides], stack)
+        loader = loaders.train
         synchronize(step.device)
         start = time.perf_counter()
         for epoch in range(epochs):
             train_epoch(step, loader, EpochProgress(epoch, loader.sampler, step.device))
-        metrics, _ = evaluate(step.eval_model, trainer.eval_loader, trainer.step.preprocess)
+        metrics, _ = evaluate(step.eval_model, loaders.evaluation, step.preprocess)
         seconds = time.perf_counter() - start
     return {
         "accuracy": metrics["eval_acc"],
         "warm_s": seconds,
         "epochs": epochs,
         "batch_size": loader.sampler.batch_size,
-        "trainer": trainer.step.config.to_dict(),
+        "trainer": asdict(step.config),
         "environment": describe_environment(step.device),
     }
 

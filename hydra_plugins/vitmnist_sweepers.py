@@ -24,8 +24,8 @@ from omegaconf import DictConfig
 
 from vitmnist.cli.arguments import key_of
 from vitmnist.errors import ConfigError
+from vitmnist.metrics.epoch_table import search_objective
 from vitmnist.runtime.files import write_atomic
-from vitmnist.tracking.epoch_table import search_objective
 from vitmnist.tracking.result import SEARCH_RESULT, read_run
 
 if TYPE_CHECKING:  # Hydra imports this module at every start, but only a search needs Optuna

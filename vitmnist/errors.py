@@ -199,6 +199,14 @@ FAILURES: tuple[tuple[type[BaseException], str, Failure], ...] = (
     ),
     (
         RuntimeError,
+        r".*(/gloo/|NCCL).*",
+        Failure(
+            "another rank does not answer: it failed (see its own message), was killed, or hung for "
+            "distributed.timeout_s: {text}"
+        ),
+    ),
+    (
+        RuntimeError,
         r"\S+ does not have a deterministic implementation",
         Failure(
             "{text}, so a resumed run would not repeat every bit; use another one, or set trainer.deterministic=false"

@@ -1,15 +1,12 @@
-"""Takes the README's screenshots of a sweep in TensorBoard, and of its report.
+"""Takes the screenshot of a report in the documentation.
 
 python -m docs.scripts.screenshots outputs/sweeps/DATE/TIME docs/pictures
 """
 
 from __future__ import annotations
 
-import re
 import shutil
-import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,33 +32,9 @@ def chromium() -> Iterator[Page]:
         browser.close()
 
 
-@contextmanager
-def tensorboard(logdir: Path) -> Iterator[str]:
-    """Start a TensorBoard for `logdir`; yields its local address."""
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", ".", "--host", "127.0.0.1", "--port", "0"]
-    with subprocess.Popen(command, cwd=logdir, stderr=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stderr
-            stderr = server.stderr
-            yield next(address[0] for line in stderr if (address := re.search(r"http://\S+", line)))
-            threading.Thread(target=stderr.read, daemon=True).start()
-        finally:
-            server.terminate()
-
-
-def open_hparams(page: Page, address: str) -> None:
-    """Show the table of the HParams dashboard."""
-    page.goto(f"{address}#hparams")
-    expect(page.get_by_text("Trial ID").first).to_be_visible()
-
-
 def take_pictures(sweep: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    with tensorboard(sweep) as address, chromium() as page:
-        page.set_viewport_size({"width": 2000, "height": 900})
-        open_hparams(page, address)
-        page.wait_for_timeout(3000)
-        page.screenshot(path=folder / "tensorboard-hparams.png")
+    with chromium() as page:
         page.set_viewport_size({"width": 1200, "height": 900})
         page.goto((sweep / "report.html").resolve().as_uri())
         page.screenshot(path=folder / "report.png", full_page=True)

@@ -16,7 +16,7 @@ from tests.support.pages import blocks
 BEGINS, RESUMES, DONE = "epoch 1/2", "resumed after", "completed, epoch 2/2"
 REFUSED = "holds records already, which would be overwritten"
 NO_RUN = "holds no run; name a folder such as outputs/runs/"
-ALL_DAMAGED = "run/checkpoints: all checkpoints are damaged"
+ALL_DAMAGED = ".pt: is damaged or not a checkpoint: its checksum does not match"
 DAMAGED_RECORD = "run/.hydra/config.yaml: is not YAML: "
 EXPECTED = {
     # State of the folder: with resume=auto hydra.run.dir=DIR, with resume=DIR, with hydra.run.dir=DIR alone
@@ -28,7 +28,7 @@ EXPECTED = {
     "killed": (RESUMES, RESUMES, REFUSED),
     "damaged result": (RESUMES, RESUMES, REFUSED),
     "damaged records": (DAMAGED_RECORD, DAMAGED_RECORD, REFUSED),
-    "damaged checkpoints": (BEGINS, ALL_DAMAGED, REFUSED),
+    "damaged checkpoints": (ALL_DAMAGED, ALL_DAMAGED, REFUSED),
     "completed": (DONE, DONE, REFUSED),
     "completed, without checkpoints": (DONE, DONE, REFUSED),
 }

@@ -12,7 +12,7 @@ import yaml
 
 from tests.conftest import REPOSITORY
 from tests.support.records import DATASET, compared, epoch, rows, run, the_only
-from vitmnist.report.statistics import seconds
+from vitmnist.report.statistics import format_seconds
 from vitmnist.report.summary import summary
 from vitmnist.report.write import as_csv, as_markdown, as_text
 
@@ -78,7 +78,7 @@ def test_a_run_contributes_the_median_of_its_steady_epochs(tmp_path: Path) -> No
     )
     assert ram.items() >= {"images/s": "25", "accuracy, %": "90.00", "host, MiB": "700"}.items()
     assert (disk["epoch, s"], disk["status"]) == ("12.0", "completed, first epoch only")
-    assert not {"GPU, MiB", "GPU busy, %", "× fastest", "spread", "saving, s"} & ram.keys()  # empty in all rows
+    assert not {"GPU, MiB", "× fastest", "spread", "saving, s"} & ram.keys()  # empty in all rows
 
 
 def test_quality_stands_before_time_with_its_seeds_and_the_test_split_and_orders_the_rows(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_machines_and_datasets_are_not_compared_with_each_other(other: dict[str,
     headlines = [summary(comparison)[0] for comparison in comparisons]
     assert headlines == ["1.00 s per epoch (single run).", "5.00 s per epoch (single run)."]
     for text in (as_markdown(comparisons), as_text(comparisons)):
-        assert "Runs from different machines or datasets are not compared" in text
+        assert all(f"## {index}. Some CPU" in text for index in (1, 2))
     assert len({row["comparison"] for row in csv.DictReader(io.StringIO(as_csv(comparisons)))}) == 2
 
 
@@ -173,7 +173,6 @@ def test_hold_outs_drawn_from_one_dataset_are_folds_of_a_row(tmp_path: Path) -> 
         "Best accuracy: model.depth=6, 88.50% (88.00% to 89.00% over 2 seeds). 2 seeds cannot tell whether that is "
         "more than noise; set seed=1,2,3 or more."
     )
-    assert not [sentence for sentence in summary(folds) if "losses" in sentence], "each fold has its own losses"
     assert [row["over seeds"] for row in rows(folds)] == ["88.00–89.00, n=2", "83.00–84.00, n=2"]
 
 
@@ -182,8 +181,8 @@ def test_numbers_are_rounded_in_the_table_but_not_in_the_csv(tmp_path: Path) -> 
     run(tmp_path / "1", config={"lr": 0.003})
     assert [row["lr"] for row in rows(the_only(tmp_path))] == ["0.00145", "0.003"]
     assert "0.0014462662489" in as_csv(compared(tmp_path))
-    times = {0.0: "0.000", 0.0001: "<0.001", 0.0123: "0.012", 1.234: "1.23", 12.34: "12.3", 1234: "1234"}
-    assert [seconds(time) for time in times] == list(times.values())
+    times = {0.0: "0.00", 0.0123: "0.0123", 1.234: "1.23", 12.34: "12.3", 1234.5: "1234"}
+    assert [format_seconds(time) for time in times] == list(times.values())
 
 
 def test_a_report_begins_with_the_best_trial_of_a_search(tmp_path: Path) -> None:

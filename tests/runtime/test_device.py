@@ -18,11 +18,10 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import TensorSet
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import LOADERS, Loader
-from vitmnist.loaders.stored import PinnedBuffers
+from vitmnist.loaders.decoded import PinnedBuffers
 from vitmnist.replacement.decoded_dataset import BatchRows
 from vitmnist.runtime import device as device_module
 from vitmnist.runtime.device import PassedEvent, choose_device
-from vitmnist.store.rows import Rows
 
 DEVICE = torch.device("privateuseone")
 LOADED = ["ram", "cache", "disk", "gpu_slice"]
@@ -183,7 +182,7 @@ def test_indices_of_gathered_samples_come_from_pinned_memory(data: TensorSet, mo
     """For a copy from any other the host waits, and so for all work that is queued."""
     device = FakeBackend(DEVICE)
     monkeypatch.setitem(device_module.BACKENDS, "cpu", lambda _: device)
-    kept = replace(BatchRows.of([data.images], 50), rows=Rows((device.to_device(data.images),)))
+    kept = replace(BatchRows.of([data.images], 50), tensors=(device.to_device(data.images),))
     seen: list[Tensor] = []
     wanted = [[number, 49 - number] for number in range(10)]
     for indices in wanted:

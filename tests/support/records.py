@@ -15,7 +15,7 @@ from vitmnist.tracking.result import find_runs, read_run
 Records = list[dict[str, Any]]  # arguments of `run`
 
 ENVIRONMENT = {
-    **{"host": "here", "cpu": "Some CPU", "cpu_count": 4, "gpu": None, "gpu_driver": None, "torch_threads": 4},
+    **{"host": "here", "cpu": "Some CPU", "cpu_count": 4, "gpu": None, "torch_threads": 4},
     **{"python": "3.12.1", "torch": "2.15.0", "git_commit": "a" * 40, "git_dirty": False},
 }
 DATASET = {"name": "mnist", "train_size": 60, "test_size": 10000, "sha256": {"train_images": "0" * 64}}
@@ -36,8 +36,6 @@ def epoch(seconds: float, loss: float = 0.5, **figures: Any) -> dict[str, Any]:
         "eval_acc": 90.0,
         "host_peak_mib": 700.0,
         "gpu_peak_mib": None,
-        "cores_busy": None,
-        "gpu_util_pct": None,
         "ended_at": 0.0,
         **figures,
     }
@@ -120,6 +118,4 @@ def rows(comparison: Comparison) -> list[dict[str, str]]:
     return [dict(zip(header, line, strict=True)) for line in lines]
 
 
-BROKEN = a("cache", 1.0, status="interrupted", error="SIGTERM")
 LOST = a("cache", epochs=[], status="failed", error="no memory")
-SAME = "Equal training and evaluation losses, epoch for epoch and to the last bit, with the same seed: disk, ram."

@@ -4,42 +4,15 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.conftest import REPOSITORY
-from vitmnist.tracking import environment as environment_module
-from vitmnist.tracking.environment import HardwareFigures, describe_environment, source_state
+from vitmnist.tracking.environment import describe_environment, source_state
 
 CPU = torch.device("cpu")
-
-
-def test_gpu_utilisation_is_the_mean_of_all_samples_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the driver replaced: the machine may have no GPU. It keeps only the last two samples."""
-    samples: list[SimpleNamespace] = []
-
-    def read(handle: object, kind: int, since: int) -> tuple[int, list[SimpleNamespace]]:
-        return 0, [sample for sample in samples[-2:] if sample.timeStamp > since]
-
-    def add(seconds: float, percent: int) -> None:
-        time_stamp = int((started + seconds) * 1_000_000)
-        samples.append(SimpleNamespace(timeStamp=time_stamp, sampleValue=SimpleNamespace(uiVal=percent)))
-
-    monkeypatch.setattr(environment_module, "gpu_handle", lambda device: "handle")
-    monkeypatch.setattr(environment_module.pynvml, "nvmlDeviceGetSamples", read)
-    started = time.time()
-    add(-1.0, 100)  # before the run
-    figures = HardwareFigures(CPU)
-    assert figures.gpu_util_pct() is None
-    add(1.0, 10)
-    add(2.0, 30)
-    assert figures.gpu_util_pct() == figures.gpu_util_pct() == 20.0, "also of an epoch without a new sample"
-    add(3.0, 80)
-    assert figures.gpu_util_pct() == 40.0
 
 
 def test_the_environment_has_what_decides_speed_and_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:

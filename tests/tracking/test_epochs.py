@@ -12,7 +12,8 @@ import pytest
 from tests.conftest import Printed, Start, Train, result_of
 from vitmnist.errors import ExitCode, TrainingError
 from vitmnist.metrics import METRICS, BatchMetric
-from vitmnist.tracking.epoch_table import epoch_metrics, epoch_record
+from vitmnist.metrics.epoch_table import epoch_metrics
+from vitmnist.tracking.epoch_record import epoch_record
 from vitmnist.tracking.result import Result, epoch_columns
 
 
@@ -31,14 +32,14 @@ def assert_same_epochs(folder: Path) -> None:
 
 
 def test_a_missing_value_is_an_empty_cell_that_pandas_and_csv_read(tmp_path: Path) -> None:
-    epoch = dict.fromkeys(epoch_metrics(), 0.1) | {"gpu_util_pct": None, "ended_at": 1700000000.25}
+    epoch = dict.fromkeys(epoch_metrics(), 0.1) | {"gpu_peak_mib": None, "ended_at": 1700000000.25}
     epochs = [{"epoch": number, **epoch, "first_of_start": not number, "steps": []} for number in (0, 1)]
     Result(overrides=[], choices={}, epochs=epochs[:1]).write_epochs(tmp_path)
     Result(overrides=[], choices={}, epochs=epochs).append_epoch(tmp_path)
-    assert [row["gpu_util_pct"] for row in rows(tmp_path)] == ["", ""]
+    assert [row["gpu_peak_mib"] for row in rows(tmp_path)] == ["", ""]
     table = pandas.read_csv(tmp_path / "epochs.csv")
     assert list(table.columns) == list(epoch_columns())
-    assert table["gpu_util_pct"].isna().all()
+    assert table["gpu_peak_mib"].isna().all()
     assert (table["epoch"].tolist(), table["first_of_start"].tolist()) == ([0, 1], [True, False])
     assert table["ended_at"].tolist() == [1700000000.25] * 2
 

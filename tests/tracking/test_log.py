@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from vitmnist.tracking.epoch_table import epoch_metrics
+from vitmnist.metrics.epoch_table import epoch_metrics
 from vitmnist.tracking.log import log_verdict
 from vitmnist.tracking.result import Result
 
@@ -14,19 +14,18 @@ ADVICE = "; data/loader=auto measures which loader helps"
 
 
 @pytest.mark.parametrize(
-    ("waiting_pct", "cores_busy", "train_size", "message"),
+    ("waiting_pct", "train_size", "message"),
     [
-        (30.0, 1.0, 960, "balanced: 30% of the time is spent waiting for data, with 1.0 of 2 cores busy" + ADVICE),
-        (5.0, 1.0, 960, "compute-bound: 5% of the time is spent waiting for data, with 1.0 of 2 cores busy"),
-        (30.0, 1.0, 480, "no verdict: it needs 20 steps, and only 10 were measured"),
+        (30.0, 960, "balanced: 30% of the time is spent waiting for data" + ADVICE),
+        (5.0, 960, "compute-bound: 5% of the time is spent waiting for data"),
+        (30.0, 480, "no verdict: it needs 20 steps, and only 10 were measured"),
     ],
 )
 def test_a_run_ends_with_what_limited_it_and_no_bound_that_was_not_measured(
-    waiting_pct: float, cores_busy: float, train_size: int, message: str, caplog: pytest.LogCaptureFixture
+    waiting_pct: float, train_size: int, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     record = {metric.name: 1.0 for metric in epoch_metrics().values()} | {"epoch": 0, "data_wait_pct": waiting_pct}
-    result = Result(overrides=[], choices={}, epochs=[record | {"cores_busy": cores_busy}], batch_size=50)
-    result.dataset, result.environment = {"train_size": train_size}, {"cpu_count": 2}
+    result = Result(epochs=[record], batch_size=50, dataset={"train_size": train_size})
     with caplog.at_level(logging.INFO):
         log_verdict(result)
     assert caplog.messages == [message]

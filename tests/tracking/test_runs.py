@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,29 +18,22 @@ from vitmnist.tracking.result import find_runs, read_run
     [
         (b"\0\0\0\0", "is not JSON: Expecting value"),
         (b"{}", "is not the result of a run"),
-        (b'{"seed": ' + b"9" * 5000 + b"}", "is not JSON: Exceeds the limit"),
-        ({"status": "done"}, "is not the result of a run"),
-        ({"epochs": 3}, "epochs: 3 is not of the type list[dict[str, typing.Any]]"),
-        ({"epochs": [{"epoch_s": "1"}]}, "epochs: epoch_s is '1'; it must be finite and not negative"),
-        ({"environment": ["x"]}, "environment: ['x'] is not of the type dict[str, typing.Any] | None"),
+        (b'{"status": "done", "epochs": []}', "is not the result of a run"),
     ],
 )
-def test_what_cannot_be_read_is_a_row_with_the_reason(content: Any, reason: str, tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_a_row_with_the_reason(content: bytes, reason: str, tmp_path: Path) -> None:
     run(tmp_path / "0")
-    for name in ("1", "2"):
-        file = run(tmp_path / name, "disk") / "result.json"
-        changed = json.dumps(json.loads(file.read_text()) | content).encode() if isinstance(content, dict) else content
-        file.write_bytes(changed)
+    file = run(tmp_path / "1", "disk") / "result.json"
+    file.write_bytes(content)
     states = [row["status"] for comparison in compared(tmp_path) for row in rows(comparison)]
     assert states[0] == "completed"
-    for number in (1, 2):
-        assert states[number].startswith(f"unreadable: {number}/result.json: {reason}")
+    assert states[1].startswith(f"unreadable: 1/result.json: {reason}")
 
 
 def test_control_characters_of_a_record_are_escaped_where_they_are_printed(tmp_path: Path) -> None:
     bad = run(tmp_path / "1\x1b[2J", config={"title": "\x9b"}, status="failed", error="\x1b[31mred", device="\ud800")
     run(tmp_path / "2", device="cpu")
-    assert all(map(str.isprintable, Progress.of(read_run(bad)).row(0.0).values()))
+    assert all(map(str.isprintable, Progress.of(read_run(bad)).row().values()))
     assert as_text(write_report([tmp_path], tmp_path)).replace("\n", "").isprintable()
 
 

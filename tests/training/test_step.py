@@ -238,20 +238,6 @@ def test_compiled_batch_normalisation_sees_no_padding(
         torch.testing.assert_close(value, plain.state_dict()[name], rtol=1e-4, atol=1e-5)
 
 
-def test_memory_that_compiling_lacks_is_not_asked_for_again(tiny: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    step, calls = make_step(tiny, compile=True), []
-
-    def forward_backward(batch: Batch) -> None:
-        calls.append(batch)
-        if len(calls) == 2:  # the first compiled call
-            raise torch.OutOfMemoryError
-
-    monkeypatch.setattr(step, "forward_backward", forward_backward)
-    with pytest.raises(torch.OutOfMemoryError):
-        step.compile(make_loader(tiny, "ram"))
-    assert len(calls) == 2
-
-
 def test_a_schedule_is_asked_for_the_steps_of_the_run_alone(tiny: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     step, asked = make_step(tiny), []
     monkeypatch.setattr(step, "schedule", lambda index: asked.append(index) or 1.0)

@@ -21,7 +21,7 @@ from vitmnist.augment.base import (
     random_signed,
     random_uniform,
 )
-from vitmnist.config.validation import bounded
+from vitmnist.config.validation import config_field
 from vitmnist.errors import ConfigError, DataError
 
 LUMA = (0.2989, 0.587, 0.114)  # ITU-R 601-2, as in torchvision
@@ -40,7 +40,7 @@ class Moving(Operation):
 class ShiftOptions:
     """pixels: largest translation in each direction, in whole pixels."""
 
-    pixels: int = bounded(2, at_least=0)
+    pixels: int = config_field(2, at_least=0)
 
 
 @OPERATIONS.register("shift", ShiftOptions)
@@ -67,10 +67,10 @@ class Shift(Moving):
 class AffineOptions:
     """degrees, pixels, scale, shear_degrees: the largest rotation, translation, change of size, and shear."""
 
-    degrees: float = bounded(10.0, at_least=0, at_most=180)
-    pixels: float = bounded(2.0, at_least=0)
-    scale: float = bounded(0.1, at_least=0, below=1)
-    shear_degrees: float = bounded(5.0, at_least=0, below=90)
+    degrees: float = config_field(10.0, at_least=0, at_most=180)
+    pixels: float = config_field(2.0, at_least=0)
+    scale: float = config_field(0.1, at_least=0, below=1)
+    shear_degrees: float = config_field(5.0, at_least=0, below=90)
 
 
 @OPERATIONS.register("affine", AffineOptions)
@@ -107,9 +107,9 @@ class Affine(Moving):
 class RandomResizedCropOptions:
     """size: side of the result, null: that of the image. scale: area of the crop. ratio: its width over height."""
 
-    size: int | None = bounded(None, at_least=1)
-    scale: tuple[float, float] = bounded((0.08, 1.0), above=0, at_most=1)
-    ratio: tuple[float, float] = bounded((0.75, 1.3333), above=0)
+    size: int | None = config_field(None, at_least=1)
+    scale: tuple[float, float] = config_field((0.08, 1.0), above=0, at_most=1)
+    ratio: tuple[float, float] = config_field((0.75, 1.3333), above=0)
 
 
 @OPERATIONS.register("random_resized_crop", RandomResizedCropOptions)
@@ -155,7 +155,7 @@ def _resampled(first: Tensor, end: Tensor, side: int, to_side: int) -> Tensor:
 class HorizontalFlipOptions:
     """p: probability."""
 
-    p: float = bounded(0.5, at_least=0, at_most=1)
+    p: float = config_field(0.5, at_least=0, at_most=1)
 
 
 @OPERATIONS.register("horizontal_flip", HorizontalFlipOptions)
@@ -178,9 +178,9 @@ class HorizontalFlip(Operation):
 class RandomErasingOptions:
     """p: probability. scale: area of the box as a share of the image's. ratio: its height over width."""
 
-    p: float = bounded(0.5, at_least=0, at_most=1)
-    scale: tuple[float, float] = bounded((0.02, 0.33), at_least=0, at_most=1)
-    ratio: tuple[float, float] = bounded((0.3, 3.3), above=0)
+    p: float = config_field(0.5, at_least=0, at_most=1)
+    scale: tuple[float, float] = config_field((0.02, 0.33), at_least=0, at_most=1)
+    ratio: tuple[float, float] = config_field((0.3, 3.3), above=0)
 
 
 @OPERATIONS.register("random_erasing", RandomErasingOptions)
@@ -201,10 +201,10 @@ class RandomErasing(Operation):
 class ColorJitterOptions:
     """brightness, contrast, saturation: factors 1 - x to 1 + x, at least 0. hue: turns of the colour wheel, -x to x."""
 
-    brightness: float = bounded(0.2, at_least=0)
-    contrast: float = bounded(0.2, at_least=0)
-    saturation: float = bounded(0.2, at_least=0)
-    hue: float = bounded(0.0, at_least=0, at_most=0.5)
+    brightness: float = config_field(0.2, at_least=0)
+    contrast: float = config_field(0.2, at_least=0)
+    saturation: float = config_field(0.2, at_least=0)
+    hue: float = config_field(0.0, at_least=0, at_most=0.5)
 
 
 @OPERATIONS.register("color_jitter", ColorJitterOptions)
@@ -277,7 +277,7 @@ QUANTILES = 4096  # of the beta distribution, with linear interpolation in betwe
 class MixingOptions:
     """alpha: of the distribution Beta(alpha, alpha) of the weights; near 0 mixes few images, 1 is uniform."""
 
-    alpha: float = bounded(1.0, above=0, at_most=10)
+    alpha: float = config_field(1.0, above=0, at_most=10)
 
 
 class BetaMixing(Mixing):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,7 +22,7 @@ from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.signals import StopSignal, interruption
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import World
-from vitmnist.tracking.epoch_table import Monitor
+from vitmnist.tracking.epoch_record import Monitor
 from vitmnist.tracking.result import Result
 from vitmnist.training.loop import EpochProgress
 from vitmnist.training.step import TrainStep
@@ -42,7 +42,7 @@ class Checkpoint:
         model_info: see `model_info`.
         dataset_sha256: checksums of the dataset's tensors.
         step: `TrainStep.state_dict()`.
-        step_config: `StepConfig.to_dict()`.
+        step_config: `StepConfig` as plain values.
         device: "cpu" or "cuda".
         epochs: the records of the completed epochs.
         rng: `RandomState.to_dict()` of each rank.
@@ -90,7 +90,7 @@ class CheckpointManager:
             model_info=self._model_info,
             dataset_sha256=(self.result.dataset or {})["sha256"],
             step=step.state_dict(),
-            step_config=step.config.to_dict(),
+            step_config=asdict(step.config),
             device=step.device.type,
             epochs=self.result.epochs,
             rng=self.world.all_gather_object(RandomState(device=step.device).to_dict()),

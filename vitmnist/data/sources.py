@@ -27,7 +27,7 @@ from vitmnist.data.randomness import (
 from vitmnist.data.sampler import as_tensor
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.store.read_once import MapStyleDataset, read_once, reading_workers
-from vitmnist.store.rows import Location, Rows, keep
+from vitmnist.store.rows import Location, gather_rows, keep
 from vitmnist.store.tree import tree_map
 
 Tensors = TypeVar("Tensors", bound="TensorSet")
@@ -106,29 +106,34 @@ class TensorSet(SampleSource):
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of images and labels."""
+        return self.images.nbytes + self.labels.nbytes
+
     @cached_property
-    def rows(self) -> Rows:
+    def tensors(self) -> tuple[Tensor, Tensor]:
         """Images and labels, without their gradients."""
-        return Rows((self.images.detach(), self.labels.detach()), self.is_mapped)
+        return self.images.detach(), self.labels.detach()
 
     def read(self, indices: slice | Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
-        images, labels = self.rows.gather(indices)
+        images, labels = gather_rows(self.tensors, indices)
         return images, labels
 
     def chunks(self) -> Iterable[tuple[Tensor, Tensor]]:
         return zip(self.images.split(CHUNK), self.labels.split(CHUNK), strict=True)
 
     def bytes_to_load(self, device: torch.device) -> int:
-        return self.rows.nbytes if self.is_mapped or self.images.device.type != device.type else 0
+        return self.nbytes if self.is_mapped or self.images.device.type != device.type else 0
 
     def keep(self, location: Location) -> TensorSet:
         if location.loader == "ram":
-            return TensorSet(*(tensor.clone() for tensor in self.rows.tensors)) if self.is_mapped else self
+            return TensorSet(*(tensor.clone() for tensor in self.tensors)) if self.is_mapped else self
         self.check_on_host()
         if self.is_mapped or not len(self):
             return self
         contents = f"{self.images.dtype} {list(self.images.shape)} {digest(self.images)}"
-        images, _ = keep(self.chunks, len(self), replace(location, fingerprint=contents)).tensors
+        images, _ = keep(self.chunks, len(self), replace(location, fingerprint=contents))
         return TensorSet(images, self.labels, is_mapped=True)  # sets of other labels share the file
 
     def stored(self) -> SampleSource:
@@ -220,8 +225,8 @@ class DatasetSource(SampleSource):
 
     def keep(self, location: Location) -> TensorSet:
         contents = location.fingerprint and f"{location.fingerprint}, {len(self)} samples"
-        rows = keep(self.chunks, len(self), replace(location, fingerprint=contents))
-        return TensorSet(*rows.tensors, is_mapped=rows.is_mapped)
+        images, labels = keep(self.chunks, len(self), replace(location, fingerprint=contents))
+        return TensorSet(images, labels, is_mapped=location.loader == "cache")
 
     def _pairs(self, read: Callable[[slice], object], rows: range) -> tuple[Tensor, Tensor]:
         """The images and labels at some rows; raises `DataError` if it has others."""

@@ -1,4 +1,4 @@
-"""The registry of metrics: every module in this folder registers some, each a function.
+"""The registry of metrics: every module in this folder but `epoch_table` registers some, each a function.
 
 The report, which starts without torch, imports this folder too: a module imports torch for its type hints only.
 """
@@ -26,7 +26,7 @@ class BatchMetric:
     Args:
         unit: % multiplies the value by 100.
         tag: TensorBoard shows `train/TAG` and `eval/TAG`.
-        column: the title of the evaluation's column in the report and in HParams; None has no column.
+        column: the title of the evaluation's column in the report; None has no column.
         digits: after the decimal point in the report.
         direction: whether the highest or the lowest value is the best.
     """

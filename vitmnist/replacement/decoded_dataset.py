@@ -18,7 +18,7 @@ from vitmnist.replacement.split_transforms import TransformGuard, named_sample
 from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.store.read_once import MapStyleDataset, WrappedDataset, read_once, reading_workers
-from vitmnist.store.rows import Location, Rows, keep
+from vitmnist.store.rows import Location, gather_rows, keep
 from vitmnist.store.samples import Samples, encode_samples, samples_in_file, samples_in_memory
 from vitmnist.store.tree import Structure, flatten, unflatten
 
@@ -131,7 +131,7 @@ class NoRowsError(DataError):
 class BatchRows:
     """The tensors of a batch, and how they are nested in it."""
 
-    rows: Rows
+    tensors: tuple[Tensor, ...]
     structure: Structure
 
     @classmethod
@@ -149,18 +149,18 @@ class BatchRows:
             is_plain = type(leaf) is Tensor and leaf.layout == torch.strided and not leaf.is_nested
             if not is_plain or leaf.requires_grad or not leaf.dim() or len(leaf) != size:
                 raise NoRowsError(f"batch{path} is no plain tensor with a row for each sample")
-        return cls(Rows(tuple(leaves)), structure)
+        return cls(tuple(leaves), structure)
 
     @property
     def signature(self) -> list[str]:
         """The path of each tensor in the batch, with its dtype and its shape per sample."""
-        pairs = zip(self.structure.paths(), self.rows.tensors, strict=True)
+        pairs = zip(self.structure.paths(), self.tensors, strict=True)
         return [f"batch{path}: {tensor.dtype} {list(tensor.shape[1:])}" for path, tensor in pairs]
 
     @property
     def sample_nbytes(self) -> int:
         """Bytes of a sample."""
-        return sum(tensor[0].nbytes for tensor in self.rows.tensors)
+        return sum(tensor[0].nbytes for tensor in self.tensors)
 
     def check_same(self, other: BatchRows) -> None:
         """Raise `NoRowsError` if another batch has another structure, dtype or shape per sample."""
@@ -174,13 +174,15 @@ class BatchRows:
         """The batch of some of the samples; raises `DataError` for an index that no sample has."""
         # A third of the time of torch.tensor, for 256 numbers.
         rows = torch.frombuffer(array("q", indices), dtype=torch.int64)
-        if rows.min() < 0 or rows.max() >= len(self.rows):  # on a GPU, index_select would end the process
+        if rows.min() < 0 or rows.max() >= len(self.tensors[0]):  # on a GPU, index_select would end the process
             shown = ", ".join(map(str, list(indices)[:3]))
-            raise DataError(f"the sampler gives {shown}, …; decoded samples have the indices 0 to {len(self.rows) - 1}")
-        backend = backend_of(self.rows.tensors[0].device)
+            raise DataError(
+                f"the sampler gives {shown}, …; decoded samples have the indices 0 to {len(self.tensors[0]) - 1}"
+            )
+        backend = backend_of(self.tensors[0].device)
         if backend.is_async:  # out of pageable memory the host would wait for the copy, and for all work before it
             rows = backend.to_device(backend.empty_pinned(rows.shape, rows.dtype).copy_(rows))
-        return unflatten(self.rows.gather(rows), self.structure)
+        return unflatten(gather_rows(self.tensors, rows), self.structure)
 
 
 Chunk = TypeVar("Chunk")
@@ -206,7 +208,7 @@ def keep_rows(dataloader: DataLoader[Any], first: BatchRows, location: Location)
         is_cuda = location.loader == "gpu_slice" and location.device.type == "cuda"
         check_fits(location.loader, Memory(needed, needed if is_cuda else 0), location.device)
     contents = location.fingerprint and f"{location.fingerprint}, {size} samples, {first.signature}"
-    files = [str(index) for index in range(len(first.rows.tensors))]
+    files = [str(index) for index in range(len(first.tensors))]
     return BatchRows(keep(chunks, size, replace(location, fingerprint=contents), files), first.structure)
 
 
@@ -277,7 +279,7 @@ def _read_rows(
 ) -> tuple[Tensor, ...]:
     chunk = BatchRows.of(read_batch(dataset, collate, indices), len(indices))
     first.check_same(chunk)
-    return chunk.rows.tensors
+    return chunk.tensors
 
 
 def _read_samples(decode: Callable[[int], object], structure: Structure | None, indices: range) -> Samples:

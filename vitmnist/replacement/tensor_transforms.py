@@ -233,34 +233,40 @@ class DrawnDataset(TransformedDataset):
                     for attribute, (image,) in calls
                 ]
                 samples.append((index, sample, pictures))
-        return DrawnBatch(samples, 1 if get_worker_info() else max(torch.get_num_threads(), self._threads))
+        # In the thread that consumes the batches: glibc returns the memory of threads that end with an epoch.
+        batches = [
+            torch.empty((len(pictures), *pictures[0].shape), device="cpu")
+            for pictures in zip(*(pictures for *_, pictures in samples), strict=True)
+        ]
+        return DrawnBatch(samples, batches, 1 if get_worker_info() else max(torch.get_num_threads(), self._threads))
 
 
 class DrawnBatch(FetchedBatch):
-    """The samples of a batch before their transforms are applied, in threads."""
+    """The samples of a batch before their transforms are applied, in threads.
 
-    def __init__(self, samples: Sequence[DrawnSample], threads: int) -> None:
-        self.samples, self.threads = samples, threads
+    Args:
+        batches: for the pictures of each call, not filled yet. Pictures are made in their rows, so none is copied.
+    """
+
+    def __init__(self, samples: Sequence[DrawnSample], batches: Sequence[Tensor], threads: int) -> None:
+        self.samples, self.batches, self.threads = samples, batches, threads
 
     @property
     def content(self) -> object:
         """The batch, as of torch's `default_collate`."""
-        # Pictures are made in the rows of their batch, so that no tensor is copied into it.
-        batches: list[tuple[Tensor, list[Tensor]]] = []
-        for pictures in zip(*(pictures for *_, pictures in self.samples), strict=True):
-            batch = torch.empty((len(pictures), *pictures[0].shape), device="cpu")
-            batches.append((batch, list(batch)))
+        rows_of_calls = [list(batch) for batch in self.batches]
         samples: list[Any] = [None] * len(self.samples)
 
         def make(span: slice) -> None:
             for position in range(*span.indices(len(samples))):
                 index, sample, pictures = self.samples[position]
                 with naming(f"sample {index}"):
-                    results = [(_made(picture, batches[call][1][position]),) for call, picture in enumerate(pictures)]
+                    pairs = zip(pictures, rows_of_calls, strict=True)
+                    results = [(_made(picture, rows[position]),) for picture, rows in pairs]
                 samples[position] = with_results(sample, results)
 
         def stack(tensors: list[Tensor], *, collate_fn_map: object = None) -> Tensor:
-            for batch, rows in batches:
+            for batch, rows in zip(self.batches, rows_of_calls, strict=True):
                 if all(row is tensor for row, tensor in zip(rows, tensors, strict=True)):
                     return batch
             return torch.stack(tensors)

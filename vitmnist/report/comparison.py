@@ -19,17 +19,22 @@ from typing import Any
 
 from vitmnist.config.schema import affects_nothing, keys_where
 from vitmnist.config.values import is_under
+from vitmnist.metrics.epoch_table import EPOCH_S, Metric, epoch_metrics
 from vitmnist.report.statistics import Differences, Ratio, Spread, ratio
-from vitmnist.tracking.epoch_table import Metric, epoch_metrics, summarize
+from vitmnist.tracking.epoch_record import summarize
 from vitmnist.tracking.result import TEST_ACC, Run, monitored
 
-EMPTY_CELL = "–"  # not measured, or not applicable
-LOADER, LOADER_OPTION = "data/loader", "data.loader."  # columns of a comparison
-MACHINE = ("host", "cpu", "cpu_count")  # keys of `environment` that identify a machine
+EMPTY_CELL = "–"
+"""The text of a cell whose value was not measured, or does not apply."""
+LOADER, LOADER_OPTION = "data/loader", "data.loader."
+"""The column of the loader, and how the columns of its options begin."""
+MACHINE = ("host", "cpu", "cpu_count")
+"""These keys of `environment` identify a machine."""
 CHECKSUMS = "SHA-256 of the data"
+"""The title of the checksums of a dataset."""
 
 
-def overrides(values: Mapping[str, object]) -> str:
+def _overrides(values: Mapping[str, object]) -> str:
     """Keys and values as on the command line: `data/loader=ram batch_size=500`."""
     return " ".join(f"{key}={value}" for key, value in values.items())
 
@@ -44,13 +49,13 @@ class Configuration:
     @property
     def label(self) -> str:
         """Its values as overrides."""
-        return overrides(self.values)
+        return _overrides(self.values)
 
     @property
     def without_loader(self) -> str:
         """Its values as overrides, without the loader and its options."""
         shared = [key for key in self.values if key != LOADER and not key.startswith(LOADER_OPTION)]
-        return overrides({key: self.values[key] for key in shared})
+        return _overrides({key: self.values[key] for key in shared})
 
     @property
     def loader(self) -> str:
@@ -83,7 +88,7 @@ class Configuration:
     @property
     def epoch_s(self) -> Spread | None:
         """Seconds per epoch, evaluation included."""
-        return self.spreads["epoch_s"]
+        return self.spreads[EPOCH_S.name]
 
     def by_seed(self, name: str) -> dict[str, float]:
         """A metric of quality by seed. Runs with the same one are not independent: the first one counts."""
@@ -134,11 +139,7 @@ class Comparison:
         # Runs of several seeds in a round share the state of the machine: they count as one.
         return Differences(
             {
-                row: {
-                    key: math.log(time)
-                    for key, runs in row.rounds.items()
-                    if (time := median(_values(runs, "epoch_s"))) > 0
-                }
+                row: {key: math.log(median(_values(runs, EPOCH_S.name))) for key, runs in row.rounds.items()}
                 for row in self.ranked
             }
         )
@@ -180,9 +181,14 @@ class Comparison:
         rank = {shared: place for place, shared in enumerate(self.by_quality)} if self.differs else {}
 
         def key(row: Configuration) -> tuple[float, ...]:
-            size, time = row.values.get("batch_size"), row.epoch_s
-            by_time = not time, size if isinstance(size, int) else 0, not row.rounds, time.median if time else 0.0
-            return rank.get(row.without_loader, len(rank)), *by_time
+            batch_size = row.values.get("batch_size")
+            return (
+                rank.get(row.without_loader, len(rank)),
+                row.epoch_s is None,
+                batch_size if isinstance(batch_size, int) else 0,
+                not row.rounds,
+                row.epoch_s.median if row.epoch_s else 0.0,
+            )
 
         return sorted(self.rows, key=key)
 
@@ -207,18 +213,17 @@ def compare(runs: Sequence[Run]) -> list[Comparison]:
 
 def _overlapping(runs: Iterable[Run]) -> set[Path]:
     """The folders of the runs that were active at the same time as another run on their host."""
-    by_host: dict[str, list[tuple[float, float, Path]]] = defaultdict(list)
-    for run in runs:
+    by_host: dict[str, list[Run]] = defaultdict(list)
+    for run in sorted(runs, key=lambda run: run.result.began_at):
         if host := (run.result.environment or {}).get("host"):
-            by_host[str(host)].append((run.result.began_at, run.result.ended_at or 0.0, run.folder))
+            by_host[host].append(run)
     folders: set[Path] = set()
-    for spans in by_host.values():
-        latest_end, latest = 0.0, Path()  # of the runs that began before
-        for start, end, folder in sorted(spans):
-            if start < latest_end:
-                folders |= {folder, latest}
-            if end > latest_end:
-                latest_end, latest = end, folder
+    for first, *others in by_host.values():
+        last_to_end = first
+        for run in others:
+            if run.result.began_at < (last_to_end.result.ended_at or 0.0):
+                folders |= {run.folder, last_to_end.folder}
+            last_to_end = max(last_to_end, run, key=lambda run: run.result.ended_at or 0.0)
     return folders
 
 
@@ -232,21 +237,20 @@ def _identity(run: Run) -> tuple[str, ...]:
 def _comparison(runs: Sequence[Run]) -> Comparison:
     configs = [_displayed_config(run) for run in runs]
     facts_by_run = [_facts(run) for run in runs]
-    titles = dict.fromkeys(title for facts in facts_by_run for title in facts)
-    texts = {title: {facts.get(title, EMPTY_CELL) for facts in facts_by_run if facts} for title in titles}
+    common = {title: text for facts in facts_by_run for title, text in facts.items()}
+    started = [facts for facts in facts_by_run if facts]
+    varied = [title for title in common if len({facts.get(title) for facts in started}) > 1]
     # A key as it is typed: a config group with slashes, any other key with dots.
     columns = {
         key: key.removesuffix(".name").replace(".", "/") if key.endswith(".name") else key
         for key in _varied_keys(configs)
     }
-    varied = [title for title in titles if len(texts[title]) > 1]
-    rows: dict[tuple[str, str], Configuration] = {}
+    rows: dict[str, Configuration] = {}
     for run, config, facts in zip(runs, configs, facts_by_run, strict=True):
         values = {title: config[key] for key, title in columns.items() if key in config}
-        values |= {title: facts[title] for title in varied if facts.get(title, EMPTY_CELL) != EMPTY_CELL}
-        unique = str(run.folder) if run.status == "unreadable" else ""  # it repeats no other run
-        rows.setdefault((unique, repr(values)), Configuration(values, [])).runs.append(run)
-    common = {title: min(texts[title]) for title in titles if title not in varied and texts[title] != {EMPTY_CELL}}
+        values |= {title: facts[title] for title in varied if title in facts}
+        rows.setdefault(repr(values), Configuration(values, [])).runs.append(run)
+    common = {title: text for title, text in common.items() if title not in varied}
     return Comparison([*columns.values(), *varied], list(rows.values()), common)
 
 
@@ -281,7 +285,7 @@ def _varied_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _facts(run: Run) -> dict[str, str]:
-    """Machine, software and data of a run, by title; empty if it never started."""
+    """Machine, software and data of a run, by title, without what does not apply; empty if it never started."""
     environment, dataset = run.result.environment or {}, run.result.dataset or {}
     if not environment:
         return {}
@@ -293,18 +297,18 @@ def _facts(run: Run) -> dict[str, str]:
         "data": f"{fact_text(dataset.get('name'))}, images: {', '.join(sizes)}" if dataset else None,
         CHECKSUMS: dataset.get("folds_of") or dataset.get("sha256"),
     }
-    return {title.replace("_", " "): fact_text(value) for title, value in facts.items()}
+    return {title.replace("_", " "): fact_text(value) for title, value in facts.items() if value not in (None, {})}
 
 
 def fact_text(value: object) -> str:
     """A value of `environment` or `dataset`; commits and checksums are cut to 12 digits."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}={fact_text(item)}" for key, item in sorted(value.items())) or EMPTY_CELL
+        return ", ".join(f"{key}={fact_text(item)}" for key, item in sorted(value.items()))
     if isinstance(value, str) and len(value) in (40, 64) and value.isalnum():
         return value[:12]
     if type(value) is int:
         return f"{value:,}"
-    return EMPTY_CELL if value is None else str(value)
+    return str(value)
 
 
 def _values(runs: Iterable[Run], name: str) -> list[float]:

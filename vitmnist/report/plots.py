@@ -1,11 +1,10 @@
-"""Draws the chart of a report: for each comparison its qualities, if they differ, and its times per epoch."""
+"""Draws the chart of a report: the times per epoch of each comparison."""
 
 from __future__ import annotations
 
 import io
 import textwrap
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import Any
 
 from matplotlib import rc_context
@@ -16,9 +15,9 @@ from matplotlib.patches import Patch
 
 from vitmnist.config.values import value_text
 from vitmnist.errors import printable
+from vitmnist.metrics.epoch_table import COMPUTE_S, DATA_WAIT_S
 from vitmnist.report.comparison import Comparison, Configuration
-from vitmnist.report.statistics import seconds
-from vitmnist.report.summary import quality_text, quality_title
+from vitmnist.report.statistics import format_seconds
 
 # Okabe and Ito, Color Universal Design, 2008: distinguishable with any colour vision. Loaders take them in turn.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
@@ -27,53 +26,50 @@ PHASES: dict[str, dict[str, Any]] = {
     "computing": {},
     "other (evaluation, saving)": {"alpha": 0.35},
 }
-"""How the parts of an epoch are drawn, all in the colour of the loader: the page also has a dark background."""
-WIDTH, ROW_HEIGHT, FONT = 5.0, 0.47, 10  # inches, points: on a phone, 360 pixels wide, text has 10 pixels
-MAX_ROWS = 100  # of a comparison that are drawn, the first ones of the table; a PNG has at most 2**16 pixels a side
+"""Styles of the parts of an epoch, all in the colour of the loader."""
+WIDTH, ROW_HEIGHT, FONT = 5.0, 0.47, 10
+"""Sizes in inches, and of the font in points: on a phone, 360 pixels wide, text has 10 pixels."""
+MAX_ROWS = 100
+"""A chart has the first rows of a table: a PNG has at most 2**16 pixels a side."""
 AXIS = "seconds per epoch, evaluation included (whiskers: range)\n×: times the lowest median; ≈: may be noise"
-NARROW: dict[str, Any] = {"handlelength": 1.4, "columnspacing": 1.2, "borderaxespad": 0.1}  # three entries in a line
-LABEL, LINE = 42, 62  # characters that fit above a bar next to its figures, and in the width of the chart
+NARROW: dict[str, Any] = {"handlelength": 1.4, "columnspacing": 1.2, "borderaxespad": 0.1}
+"""The style of a legend whose three entries fit in a line."""
+LABEL, LINE = 42, 62
+"""Characters that fit above a bar next to its time, and in the width of the chart."""
 
 
-@rc_context({"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "vitmnist"})
-def draw(comparisons: Sequence[Comparison]) -> tuple[bytes, str]:
-    """One chart for each comparison, as PNG and as an SVG element with a transparent background."""
-    figure, png, svg = chart(comparisons), io.BytesIO(), io.StringIO()
-    figure.savefig(png, format="png", dpi=160, metadata={"Software": None})
-    no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    figure.savefig(svg, format="svg", transparent=True, metadata=no_metadata)
-    text = svg.getvalue()
-    return png.getvalue(), text[text.index("<svg") :]
+@rc_context({"text.parse_math": False})
+def draw(comparisons: Sequence[Comparison]) -> bytes:
+    """The chart as PNG."""
+    png = io.BytesIO()
+    chart(comparisons).savefig(png, format="png", dpi=160, metadata={"Software": None})
+    return png.getvalue()
 
 
 def chart(comparisons: Sequence[Comparison]) -> Figure:
-    """All plots of each comparison that has times, one below the other, with one legend."""
-    shown = [
-        (comparison, rows, plot)
-        for comparison in comparisons
-        if (rows := [row for row in comparison.ordered if row.epoch_s][:MAX_ROWS])
-        for plot in ([qualities] if comparison.differs else []) + [epoch_times]
-    ]
-    heights = [1.4 + ROW_HEIGHT * len(rows) for _, rows, _ in shown]
+    """The times of each comparison that has any, one below the other, with one legend."""
+    shown = [(comparison, [row for row in comparison.ordered if row.epoch_s][:MAX_ROWS]) for comparison in comparisons]
+    shown = [(comparison, rows) for comparison, rows in shown if rows]
+    heights = [1.4 + ROW_HEIGHT * len(rows) for _, rows in shown]
     figure = Figure(figsize=(WIDTH, max(sum(heights) + 0.5, 2.0)), layout="constrained")
     FigureCanvasAgg(figure)
     if not shown:
         figure.text(0.02, 0.5, "no epoch has been measured yet", va="center")
         return figure
-    loaders = dict.fromkeys(_loader(row) for comparison, *_ in shown for row in comparison.rows)
+    loaders = dict.fromkeys(_loader(row) for comparison, _ in shown for row in comparison.rows)
     colours = {name: COLOURS[position % len(COLOURS)] for position, name in enumerate(loaders)}
     axes = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False).flat
-    for axis, (comparison, rows, plot) in zip(axes, shown, strict=True):
-        plot(axis, comparison, rows, colours)
+    for axis, (comparison, rows) in zip(axes, shown, strict=True):
+        _draw_times(axis, comparison, rows, colours)
     grey = {"facecolor": "#777777", "edgecolor": "#777777"}
     handles = [Patch(label=name, **{**grey, **style}) for name, style in PHASES.items()]
     figure.legend(handles=handles, loc="outside upper left", ncols=3, frameon=False, **NARROW)
     return figure
 
 
-def epoch_times(axis: Axes, comparison: Comparison, rows: Sequence[Configuration], colours: Mapping[str, str]) -> None:
-    """A bar for each row: its time per epoch, divided into phases, and how it compares with the fastest."""
-    texts = []
+def _draw_times(axis: Axes, comparison: Comparison, rows: Sequence[Configuration], colours: Mapping[str, str]) -> None:
+    """A bar for each row: its time per epoch, divided into phases; above it its values, and how its time compares."""
+    position: dict[str, Any] = {"transform": axis.get_yaxis_transform(), "va": "bottom", "fontsize": FONT}
     for y, row in enumerate(rows):
         time, colour, start = row.epoch_s, colours[_loader(row)], 0.0
         assert time
@@ -83,45 +79,30 @@ def epoch_times(axis: Axes, comparison: Comparison, rows: Sequence[Configuration
         if time.n > 1:
             errors = [[time.median - time.low], [time.high - time.median]]
             axis.errorbar(time.median, y, xerr=errors, color="black", linewidth=1, capsize=3)
-        ratio = comparison.ratio(row)
-        relative = f", {'' if ratio.is_difference else '≈'}{ratio.mean:.2f}×" if ratio else ""
-        if row in comparison.ranked[:1]:
-            relative = ", 1×"
-        texts.append(f"{seconds(time.median)} s{relative if row.rounds else ', not ranked'}")
-    axis.set_xlim(0, 1.01 * max(row.epoch_s.high for row in rows if row.epoch_s))
-    _finish(axis, comparison, rows, texts, "Time per epoch", AXIS)
-
-
-def qualities(axis: Axes, comparison: Comparison, rows: Sequence[Configuration], colours: Mapping[str, str]) -> None:
-    """A line for each row: the monitored metric of each seed, and above it their median."""
-    metric, texts = comparison.metric, []
-    for y, row in enumerate(rows):
-        values = sorted(row.by_seed(metric.name).values())
-        axis.plot(values, [y] * len(values), "o-", color=colours[_loader(row)], markersize=7, linewidth=2)
-        texts.append(quality_text(metric, median(values)) if values else "not completed")
-    axis.margins(x=0.03)
-    best, title = "highest" if metric.direction == "max" else "lowest", quality_title(metric)
-    label = f"{metric.column or metric.name} (a point for each seed, above it the median)\nthe {best} is the best"
-    _finish(axis, comparison, rows, texts, title[0].upper() + title[1:], label)
-
-
-def _finish(
-    axis: Axes, comparison: Comparison, rows: Sequence[Configuration], texts: Sequence[str], title: str, label: str
-) -> None:
-    """Write the values of each row and a text above it, where both have the whole width; set title and label."""
-    position: dict[str, Any] = {"transform": axis.get_yaxis_transform(), "va": "bottom", "fontsize": FONT}
-    for y, (row, text) in enumerate(zip(rows, texts, strict=True)):
         values = [value_text(row.values[column]) for column in comparison.columns if column in row.values]
         name = printable(", ".join(values)) or "all runs"  # without the keys, which the title names
         axis.text(0, y - 0.25, name if len(name) <= LABEL else f"{name[: LABEL - 1]}…", ha="left", **position)
-        axis.text(1, y - 0.25, text, ha="right", **position)
+        axis.text(1, y - 0.25, _time_text(comparison, row), ha="right", **position)
+    axis.set(xlim=(0, 1.01 * max(row.epoch_s.high for row in rows if row.epoch_s)))
     axis.set(yticks=[], ylim=(len(rows) - 0.6, -0.8))
     axis.spines[["top", "right", "left"]].set_visible(False)
     axis.tick_params(labelsize=FONT)
-    axis.set_xlabel(label, fontsize=FONT, loc="left")
-    titles = [f"{title} by {', '.join(comparison.columns)}".removesuffix(" by "), comparison.machine_and_data]
+    axis.set_xlabel(AXIS, fontsize=FONT, loc="left")
+    titles = [f"Time per epoch by {', '.join(comparison.columns)}".removesuffix(" by "), comparison.machine_and_data]
     lines = [line for title in titles for line in textwrap.wrap(printable(title), LINE, max_lines=3, placeholder=" …")]
     axis.set_title("\n".join(lines), fontsize=FONT, loc="left")
+
+
+def _time_text(comparison: Comparison, row: Configuration) -> str:
+    """Seconds per epoch, and their ratio to the lowest median."""
+    assert row.epoch_s
+    seconds = f"{format_seconds(row.epoch_s.median)} s"
+    if not row.rounds:
+        return f"{seconds}, not ranked"
+    if row is comparison.ranked[0]:
+        return f"{seconds}, 1×"
+    ratio = comparison.ratio(row)
+    return f"{seconds}, {'' if ratio.is_difference else '≈'}{ratio.mean:.2f}×" if ratio else seconds
 
 
 def _loader(row: Configuration) -> str:
@@ -131,7 +112,7 @@ def _loader(row: Configuration) -> str:
 def _phases(row: Configuration) -> tuple[float, float, float]:
     """Seconds of an epoch spent waiting, computing and on the rest, which add up to its median time."""
     assert row.epoch_s
-    epoch, wait, compute = row.epoch_s.median, row.spread("data_wait_s"), row.spread("compute_s")
+    epoch, wait, compute = row.epoch_s.median, row.spread(DATA_WAIT_S.name), row.spread(COMPUTE_S.name)
     waiting = wait.median if wait else 0.0
     # The medians may come from different runs, so the two could exceed the epoch.
     computing = min(compute.median if compute else 0.0, epoch - waiting)

@@ -7,14 +7,17 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from statistics import fmean, median
+from statistics import fmean, median, variance
 from typing import Generic, TypeVar
 
 T = TypeVar("T", bound=Hashable)
 
-NEGLIGIBLE = 1.01  # factors closer to 1 than this are not called a difference
-ERROR = 0.05  # probability that a table names a false difference, or that an interval misses the true value
-MIN_ROUNDS = 3  # two rounds, or seeds, do not tell noise from a difference
+NEGLIGIBLE = 1.01
+"""Factors closer to 1 than this are not called a difference."""
+ERROR = 0.05
+"""The probability that a table names a false difference, or that an interval misses the true value."""
+MIN_ROUNDS = 3
+"""Fewer rounds, or seeds, do not tell noise from a difference."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,9 @@ class Spread:
         return cls(median(values), min(values), max(values), len(values)) if values else None
 
     def __str__(self) -> str:
-        return "single run" if self.n == 1 else f"range {seconds(self.low)}–{seconds(self.high)}, n={self.n}"
+        if self.n == 1:
+            return "single run"
+        return f"range {format_seconds(self.low)}–{format_seconds(self.high)}, n={self.n}"
 
 
 @dataclass(frozen=True)
@@ -88,18 +93,16 @@ class Differences(Generic[T]):
         pairs = 0
         for pair in combinations(values, 2):
             deltas = self._deltas(*pair)
-            if len(deltas) < MIN_ROUNDS:
-                continue
-            pairs, mean = pairs + 1, fmean(deltas)
-            for name in (*pair, None):
-                self._squares[name] += sum((delta - mean) ** 2 for delta in deltas)
-                self._freedoms[name] += len(deltas) - 1
+            if len(deltas) >= MIN_ROUNDS:
+                pairs += 1
+                for name in (*pair, None):
+                    self._squares[name] += (len(deltas) - 1) * variance(deltas)
+                    self._freedoms[name] += len(deltas) - 1
         self._level = 1 - ERROR / 2 / max(pairs, 1)
-        in_block: dict[str, int] = defaultdict(int)
-        for name in self._freedoms.keys() - {None}:
-            for block in values[name]:  # type: ignore[index]
-                in_block[block] += 1
-        self._freedom = sum(count - 1 for count in in_block.values()) - (len(self._freedoms) - 2)
+        # The residual degrees of freedom of a two-way layout: configurations by blocks.
+        compared = [name for name in values if name in self._freedoms]
+        blocks = [block for name in compared for block in values[name]]
+        self._freedom = len(blocks) - len(set(blocks)) - len(compared) + 1
 
     def get(self, first: T, second: T) -> Difference | None:
         """The difference of two configurations; None if they are the same, unknown, or have no common block."""
@@ -111,8 +114,8 @@ class Differences(Generic[T]):
             return Difference(mean, count, None, None)
         from scipy.special import stdtrit  # imported where it is used: not every report has three rounds
 
-        variance = max(self._squares[name] / self._freedoms[name] for name in (first, second, None))
-        margin = stdtrit(max(self._freedom, count - 1), self._level) * math.sqrt(variance / count)
+        pooled = max(self._squares[name] / self._freedoms[name] for name in (first, second, None))
+        margin = stdtrit(max(self._freedom, count - 1), self._level) * math.sqrt(pooled / count)
         return Difference(mean, count, mean - margin, mean + margin)
 
     def _deltas(self, first: T, second: T) -> list[float]:
@@ -128,8 +131,6 @@ def ratio(logs: Difference | None) -> Ratio | None:
     return Ratio(math.exp(logs.mean), logs.blocks, low, high)
 
 
-def seconds(value: float) -> str:
-    """Three significant digits, but never finer than a millisecond."""
-    if 0 < value < 0.001:
-        return "<0.001"
-    return f"{value:.{3 - min(3, len(str(int(value))))}f}" if value >= 1 else f"{value:.3f}"
+def format_seconds(value: float) -> str:
+    """Three significant digits, or whole seconds."""
+    return f"{value:.0f}" if value >= 100 else f"{value:#.3g}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -13,18 +14,20 @@ from tabulate import tabulate
 
 from vitmnist.config.values import value_text
 from vitmnist.errors import printable
+from vitmnist.metrics.epoch_table import EPOCH_S, epoch_metrics
 from vitmnist.report.comparison import EMPTY_CELL, Comparison, Configuration, compare
 from vitmnist.report.plots import draw
-from vitmnist.report.statistics import Spread, seconds
+from vitmnist.report.statistics import Spread, format_seconds
 from vitmnist.report.summary import quality_text, summary
 from vitmnist.runtime.files import csv_text, write_atomic
-from vitmnist.tracking.epoch_table import epoch_metrics
 from vitmnist.tracking.result import TEST_ACC, find_runs, read_run
 
-Table = tuple[list[str], list[list[str]]]  # header, rows
+Table = tuple[list[str], list[list[str]]]
+"""The titles of the columns, and the cells of each row."""
 
-FACTS = "machine, software and data"  # folded in Markdown and on the page
-CHART = "![Seconds per epoch](report.png)"  # in Markdown
+FACTS = "machine, software and data"
+"""The title of the table that is folded in Markdown and on the page."""
+CHART = "report.png"
 LEGEND = """
 An epoch is a training pass and the evaluation after it; a run counts with its median epoch, without the first one after
 each start. × fastest: geometric mean of the ratios to the row with the lowest median, over the rounds that both have,
@@ -44,9 +47,9 @@ def write_report(folders: Iterable[Path], output: Path) -> list[Comparison]:
     """
     comparisons = compare([read_run(folder) for folder in find_runs(folders)])
     output.mkdir(parents=True, exist_ok=True)
-    text, (png, svg) = as_markdown(comparisons), draw(comparisons)
-    write_atomic(output / "report.png", png)  # no lock: each file is replaced as a whole
-    for suffix, content in {"csv": as_csv(comparisons), "md": text, "html": as_html(text, svg)}.items():
+    text, png = as_markdown(comparisons), draw(comparisons)
+    write_atomic(output / CHART, png)
+    for suffix, content in {"csv": as_csv(comparisons), "md": text, "html": as_html(text, png)}.items():
         write_atomic(output / f"report.{suffix}", content.encode(errors="backslashreplace"))
     return comparisons
 
@@ -59,16 +62,15 @@ def as_markdown(comparisons: Sequence[Comparison]) -> str:
         if comparison.facts:
             facts = _tabulated(([FACTS, ""], [list(fact) for fact in comparison.facts.items()]), _escape, "github")
             blocks.append(f'<details markdown="1"><summary>{FACTS}</summary>\n\n{facts}\n\n</details>')
-    return "\n\n".join(["# Report", CHART, *blocks, LEGEND.lstrip()])
+    return "\n\n".join(["# Report", f"![Seconds per epoch]({CHART})", *blocks, LEGEND.lstrip()])
 
 
-def as_html(text: str, svg: str) -> str:
-    """The Markdown report as a page that needs no other file, with `svg` in place of the chart."""
+def as_html(text: str, png: bytes) -> str:
+    """The Markdown report as a page that needs no other file, with the chart in it."""
     body = markdown(text, extensions=["tables", "md_in_html"], output_format="html")
     # Wide tables scroll within their own box, which the keyboard can reach.
     body = body.replace("<table>", '<div class="scroll" tabindex="0"><table>').replace("</table>", "</table></div>")
-    chart = svg.replace("<svg", '<svg role="img" aria-label="Seconds per epoch"', 1)
-    body = body.replace(markdown(CHART, output_format="html"), chart)
+    body = body.replace(f'src="{CHART}"', f'src="data:image/png;base64,{b64encode(png).decode()}"', 1)
     return files("vitmnist.report").joinpath("page.html").read_text(encoding="utf-8").replace("BODY", body)
 
 
@@ -81,10 +83,9 @@ def as_text(comparisons: Sequence[Comparison]) -> str:
 
 
 def _blocks(comparisons: Sequence[Comparison]) -> Iterator[tuple[Comparison, list[str], Table]]:
-    """Each comparison, the heading and sentences about it, and its table."""
-    several = ["Runs from different machines or datasets are not compared with each other."] * (len(comparisons) > 1)
+    """Each comparison, its heading if there are several, the sentences about it, and its table."""
     for index, comparison in enumerate(comparisons, 1):
-        heading = [*several[: index == 1], f"## {index}. {comparison.machine_and_data}"] if several else []
+        heading = [f"## {index}. {comparison.machine_and_data}"] if len(comparisons) > 1 else []
         yield comparison, [*heading, *summary(comparison)], table(comparison)
 
 
@@ -118,7 +119,7 @@ def _measured(comparison: Comparison, row: Configuration) -> dict[str, str]:
     for name, column in epoch_metrics().items():
         if column.column:
             cells.setdefault(column.column, _median(row.spreads[name], column.digits))
-        if name == "epoch_s":
+        if name == EPOCH_S.name:
             cells["spread"] = str(row.epoch_s) if row.epoch_s and row.epoch_s.n > 1 else EMPTY_CELL
             cells["× fastest"] = str(comparison.ratio(row) or EMPTY_CELL)
     return cells | {"status": row.status}
@@ -127,7 +128,7 @@ def _measured(comparison: Comparison, row: Configuration) -> dict[str, str]:
 def _median(spread: Spread | None, digits: int | None = None) -> str:
     if spread is None:
         return EMPTY_CELL
-    return seconds(spread.median) if digits is None else f"{spread.median:,.{digits}f}"
+    return format_seconds(spread.median) if digits is None else f"{spread.median:,.{digits}f}"
 
 
 def as_csv(comparisons: Sequence[Comparison]) -> str:

@@ -1,60 +1,23 @@
-"""The processor: its cores and how many are in use, torch's threads on them, and on Linux instruction sets and cache.
+"""The processor: its cores, torch's threads on them, and on Linux its instruction sets.
 
 This module imports torch only where threads are limited, so that `status` answers at once.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-import psutil
 from threadpoolctl import ThreadpoolController
 
 CPUINFO = Path("/proc/cpuinfo")
-CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-KIB = 1024
-NOTICEABLE = 0.05  # Smaller shares of the time are neglected.
-
-
-@dataclass(frozen=True)
-class Cores:
-    """Average number of processor cores that this process and its worker processes use, of those that they may use."""
-
-    available: int
-    busy: float
-
-    def __str__(self) -> str:
-        return f"{self.busy:.1f} of {self.available} cores busy"
-
-
-class CpuClock:
-    """Counts the processor time of this process and of its worker processes from its construction on."""
-
-    def __init__(self) -> None:
-        self._began, self._used_before_s = time.perf_counter(), used_seconds()
-
-    def cores(self) -> Cores:
-        """The cores in use so far."""
-        used_s = max(0.0, used_seconds() - self._used_before_s)
-        return Cores(available_cores(), used_s / max(time.perf_counter() - self._began, 1e-9))
-
-
-def used_seconds() -> float:
-    """Processor time of this process and those that it has started by multiprocessing, such as DataLoader workers."""
-    seconds = time.process_time() + sum(psutil.Process().cpu_times()[2:4])  # those of ended children
-    # Not psutil's children(): it scans all processes of the machine, and meanwhile workers get ahead of the loop.
-    for child in multiprocessing.active_children():
-        with suppress(psutil.Error):
-            seconds += sum(psutil.Process(child.pid).cpu_times()[:4])
-    return float(seconds)
+NOTICEABLE = 0.05
+"""Smaller shares of the time are neglected."""
 
 
 def available_cores() -> int:
@@ -91,14 +54,6 @@ def has_bf16_units() -> bool:
     return has_amd_bf16 or not {"amx_bf16", "bf16"}.isdisjoint(flags)
 
 
-def last_level_cache() -> int | None:
-    """Bytes of the largest cache of the first core; None if unknown."""
-    with suppress(OSError, ValueError):
-        sizes = [int(path.read_text().strip().removesuffix("K")) * KIB for path in CACHES.glob("index*/size")]
-        return max(sizes, default=None)
-    return None
-
-
 def limit_to_one_core() -> AbstractContextManager[Any]:
     """Limit torch to one core in this thread, from now on, or to the end of a `with` block.
 
@@ -114,29 +69,31 @@ def limit_to_one_core() -> AbstractContextManager[Any]:
 
 @cache
 def _openmp() -> ThreadpoolController:
-    """Found once: looking for the loaded libraries takes a millisecond."""
+    """The OpenMP libraries of this process. Looking for them takes a millisecond."""
     return ThreadpoolController()
 
 
 def one_core_each() -> Callable[[], AbstractContextManager[Any]]:
-    """The context of threads that decode next to a training step; while the first lives, idle cores do not spin."""
-    first = iter((stop_idle_spinning,))
+    """The context of threads that decode next to a training step: one core for each, and no core that spins.
+
+    After each operation of torch on several cores, GNU's OpenMP (libgomp) lets its threads spin for 5 to 10 ms, on
+    cores that other threads need: where two threads read pictures of 64×64 next to a training step, a picture took 1.7
+    ms of processor time, and 1.2 ms without. Threads of libgomp do not spin where there are more of them than cores, so
+    the first thread of this context starts a second team, which lives as long as the thread:
+    https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html
+    """
+    entered = count()
 
     def enter() -> AbstractContextManager[Any]:
-        next(first, int)()
+        if next(entered) == 0:
+            _start_second_team()
         return limit_to_one_core()
 
     return enter
 
 
-def stop_idle_spinning() -> None:
-    """Let idle OpenMP threads sleep at once, in the whole process and as long as the calling thread lives.
-
-    After each operation of torch on several cores, GNU's OpenMP (libgomp) lets its threads spin for 5 to 10 ms, on
-    cores that other threads need: where two threads read pictures of 64×64 next to a training step, a picture took 1.7
-    ms of processor time, and 1.2 ms without. It does not where there are more OpenMP threads than cores, which
-    a second team sees to: https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html
-    """
+def _start_second_team() -> None:
+    """Compute with a thread on each core, if torch uses several."""
     import torch
 
     if torch.get_num_threads() > 1:

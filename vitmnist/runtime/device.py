@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -27,17 +28,14 @@ def choose_device(name: str, world: World = SINGLE_PROCESS) -> torch.device:
     Raises:
         ConfigError: this machine does not have that device, or not enough of them.
     """
+    if not re.fullmatch(r"auto|cpu|cuda(:[1-9]?\d)?", name):
+        raise ConfigError(f"device={name}: not known; allowed: auto, cpu, cuda, cuda:0, cuda:1, …")
     count, is_available = torch.cuda.device_count(), torch.cuda.is_available()
     if name == "auto":
         if count and not is_available:
             log.warning("device=auto: no GPU can be used: %s", _why_unavailable())
         name = "cuda" if is_available else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = torch.device("meta")
-    if device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index):
-        raise ConfigError(f"device={name}: not known; allowed: auto, cpu, cuda, cuda:0, cuda:1, …")
+    device = torch.device(name)
     if device.type == "cpu":
         return device
     if world.size > 1:
@@ -56,38 +54,16 @@ def choose_device(name: str, world: World = SINGLE_PROCESS) -> torch.device:
     return device
 
 
-def agree_on_device(name: str, world: World) -> torch.device:
-    """This rank's device; all ranks have one of the same type.
-
-    Raises:
-        ConfigError: a rank has no device, or one of another type; the same error on each rank.
-    """
-    if world.size == 1:
-        return choose_device(name)
-    try:
-        device, reason = choose_device(name, world), None
-    except ConfigError as error:
-        device, reason = torch.device("cpu"), str(error)
-    ranks = world.all_gather_object((reason, device.type))
-    for rank, (reason, kind) in enumerate(ranks):
-        if reason:
-            raise ConfigError(reason)
-        if kind != ranks[0][1]:
-            raise ConfigError(f"device={name}: is {ranks[0][1]} on rank 0 and {kind} on rank {rank}; name one")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    return device
-
-
 def _why_unavailable() -> str:
     """Why torch cannot use CUDA: no driver, one that is too old, a variable that hides the GPUs."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    hidden = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible!r})"
+    reason = "torch sees no CUDA device here"
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        reason += f" (CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']!r})"
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
-        return f"torch sees no CUDA device here{hidden}: {first_line(error).split('. ')[0]}"
-    return f"torch sees no CUDA device here{hidden}"
+        reason += f": {first_line(error).split('. ')[0]}"
+    return reason
 
 
 class Event(Protocol):

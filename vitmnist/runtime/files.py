@@ -6,14 +6,13 @@ import csv
 import io
 import json
 import os
-import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
 
-from vitmnist.errors import ConfigError, first_line, printable
+from vitmnist.errors import first_line, printable
 
 # libyaml is about ten times as fast as the parser in Python. It limits the depth of nesting.
 YAML_LOADER: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -32,26 +31,26 @@ def naming_file(path: Path) -> Iterator[None]:
 def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> None:
     """Write `content` to a temporary file and rename it: readers and crashes see the old file or the new one.
 
+    A process that is killed leaves its temporary file, which the next one overwrites.
+
     Args:
         previous: a name for the old file, which a crash between two renames leaves under that name only.
 
     Raises:
         OSError: with `path` as its filename, not the temporary file.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # `run_folder` recognises such names
+    temporary = path.with_name(f".{path.name}.tmp")
     with naming_file(path):
         try:
-            with temporary.open("xb") as file:
+            with temporary.open("wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             if previous:
                 path.replace(previous)
             temporary.replace(path)
-        except BaseException:
-            with suppress(OSError):  # the folder may be gone
-                temporary.unlink()
-            raise
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def append(path: Path, content: bytes) -> None:
@@ -61,11 +60,8 @@ def append(path: Path, content: bytes) -> None:
 
 
 def home_expanded(folder: str) -> Path:
-    """A folder whose name may begin with `~` or `~USER`; raises `ConfigError` if there is no such user."""
-    try:
-        return Path(folder).expanduser()
-    except RuntimeError as error:
-        raise ConfigError(f"{folder}: there is no such user; type the full name of a folder") from error
+    """A folder whose name may begin with `~` or `~USER`; the name as it is if there is no such user."""
+    return Path(os.path.expanduser(folder))
 
 
 def display_path(path: Path | str) -> str:
@@ -85,12 +81,7 @@ def read_json(path: Path) -> object:
         FileNotFoundError: there is no such file.
         UnreadableError: it cannot be read, or is not JSON.
     """
-    content = _read(path)
-    try:
-        value: object = json.loads(content)
-    except (ValueError, RecursionError) as error:  # ValueError: also an integer of too many digits
-        raise UnreadableError(f"is not JSON: {error}") from error
-    return value
+    return _parsed(path, "JSON", json.loads)
 
 
 def read_yaml(path: Path) -> object:
@@ -100,21 +91,18 @@ def read_yaml(path: Path) -> object:
         FileNotFoundError: there is no such file.
         UnreadableError: it cannot be read, or is not YAML of plain values.
     """
-    content = _read(path)
-    try:
-        value: object = yaml.load(content, YAML_LOADER)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: such as the 13th month
-        raise UnreadableError(f"is not YAML: {first_line(error)}") from error
-    return value
+    return _parsed(path, "YAML", lambda content: yaml.load(content, YAML_LOADER))
 
 
-def _read(path: Path) -> bytes:
-    if not path.is_file():  # opening a FIFO would wait for a writer
-        raise FileNotFoundError(f"{path}: there is no such file")
+def _parsed(path: Path, language: str, parse: Callable[[bytes], object]) -> object:
     try:
-        return path.read_bytes()
+        return parse(path.read_bytes())
+    except FileNotFoundError:
+        raise
     except OSError as error:
         raise UnreadableError(f"cannot be read: {error.strerror}") from error
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        raise UnreadableError(f"is not {language}: {first_line(error)}") from error
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> str:

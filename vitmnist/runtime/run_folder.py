@@ -23,7 +23,8 @@ class InUseError(ConfigError):
     exit_code = ExitCode.UNFINISHED
 
 
-_locked: set[Path] = set()  # This process has locked these folders.
+_locked: set[Path] = set()
+"""The folders that this process has locked."""
 
 
 @contextmanager
@@ -45,7 +46,6 @@ def locked(folder: Path) -> Iterator[None]:
         if not _try_lock(file, folder):
             raise InUseError(f"{display_path(folder)}: in use by another process; wait for it, or stop it")
         _locked.add(path)
-        _remove_unfinished(path)
         yield
     finally:
         _locked.discard(path)
@@ -87,10 +87,3 @@ def is_in_use(folder: Path) -> bool:
 def has_checkpoint(folder: Path) -> bool:
     """Whether a run has left a checkpoint in its folder, complete or not."""
     return any(folder.glob("checkpoints/*.pt"))
-
-
-def _remove_unfinished(folder: Path) -> None:
-    """Remove temporary files from a run or sweep that processes left when they were killed in `write_atomic`."""
-    for part in (folder, folder / ".hydra", folder / "checkpoints"):
-        for temporary in part.glob(f".*.{8 * '[0-9a-f]'}"):
-            temporary.unlink(missing_ok=True)

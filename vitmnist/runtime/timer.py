@@ -1,29 +1,17 @@
-"""Where the time of an epoch goes: its phases, without synchronising the device inside it, and a profile of steps."""
+"""Where the time of an epoch goes: its phases, without synchronising the device inside it."""
 
 from __future__ import annotations
 
-import logging
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
 import torch
-from torch.profiler import ProfilerAction, ProfilerActivity, profile
-
-from vitmnist.runtime.files import write_atomic
-
-log = logging.getLogger(__name__)
 
 Phase = Literal["waiting", "computing", "saving", "other"]
 Mark = float | torch.cuda.Event
 Item = TypeVar("Item")
-
-SKIPPED, RECORDED, ROWS = 4, 5, 25
-"""Steps of a profiled epoch that are skipped and recorded at most, and rows of the table of operations."""
 
 
 def synchronize(device: torch.device) -> None:
@@ -90,34 +78,3 @@ class EpochTimer:
                 yield phase, end - begin  # type: ignore[operator]
             else:
                 yield phase, float(begin.elapsed_time(end)) / 1000  # type: ignore[arg-type]
-
-
-@contextmanager
-def profiled(folder: Path, steps: int, device: torch.device) -> Iterator[Callable[[], None]]:
-    """Profile some steps of an epoch into `profile/trace.json` and `profile/operations.txt`.
-
-    Yields a function to call after each step. The first steps are skipped if there are enough. Profiled steps take
-    longer.
-
-    Args:
-        folder: of the run.
-        steps: number of steps in the epoch.
-    """
-    steps = max(steps, 1)  # 0 if the run was resumed from the end of an epoch
-    recorded = min(RECORDED, steps)
-    last = min(SKIPPED + RECORDED, steps) - 1
-
-    def action(step: int) -> ProfilerAction:
-        if step == last:
-            return ProfilerAction.RECORD_AND_SAVE
-        return ProfilerAction.RECORD if last - recorded < step < last else ProfilerAction.NONE
-
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-    with profile(activities=activities, schedule=action, profile_memory=True) as profiler:
-        yield profiler.step
-    output = folder / "profile"
-    output.mkdir(exist_ok=True)
-    profiler.export_chrome_trace(str(output / "trace.json"))
-    table = profiler.key_averages().table(sort_by=f"self_{device.type}_time_total", row_limit=ROWS)
-    write_atomic(output / "operations.txt", table.encode())
-    log.info("%d steps were profiled, which makes them slower; see %s", recorded, os.path.relpath(output))

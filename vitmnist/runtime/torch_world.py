@@ -6,25 +6,27 @@ import io
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed import DistError, Work
+from torch.distributed import Work
 from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from vitmnist.errors import ConfigError, PeerError, classify, first_line
+from vitmnist.errors import ConfigError, PeerError, TrainingError, classify, first_line
 from vitmnist.runtime.world import Value, World
 
-POLL_S = 0.002  # A waiting rank handles signals this often.
-MEETING = timedelta(minutes=5)  # All ranks must be started within this time.
-NCCL_LATER = timedelta(minutes=2)  # NCCL waits this much longer than gloo (see `connect`).
-SETUP = timedelta(hours=6)  # The other ranks of a machine wait this long for the one that decodes the dataset.
+POLL_S = 0.002
+"""A waiting rank handles signals this often, in seconds."""
+RENDEZVOUS_TIMEOUT = timedelta(minutes=5)
+"""All ranks must be started within this time."""
+SETUP_TIMEOUT = timedelta(hours=6)
+"""The other ranks of a machine wait this long for the rank that decodes the dataset."""
+NCCL_EXTRA_TIMEOUT = timedelta(minutes=2)
+"""NCCL waits this much longer than gloo (see `connect`)."""
 
 
 class TorchWorld(World):
@@ -40,11 +42,11 @@ class TorchWorld(World):
         self._device_group: Any = None  # for tensors on the run's device
         self._pending: tuple[Tensor, Work] | None = None
         try:
-            store, self.rank, self.size = next(rendezvous("env://", timeout=MEETING))
+            store, self.rank, self.size = next(rendezvous("env://", timeout=RENDEZVOUS_TIMEOUT))
             # torchrun keeps its store across restarts, so each start needs keys of its own.
             self._store = PrefixStore(f"vitmnist/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
             distributed.init_process_group(
-                "gloo", store=self._store, rank=self.rank, world_size=self.size, timeout=SETUP
+                "gloo", store=self._store, rank=self.rank, world_size=self.size, timeout=SETUP_TIMEOUT
             )
             self.barrier()  # all are connected: a rank that hosts the store may fail from here on
         except (RuntimeError, ValueError, KeyError) as error:
@@ -75,7 +77,7 @@ class TorchWorld(World):
         self._group = self._device_group = distributed.new_group(timeout=timeout, backend="gloo")
         if device.type == "cuda":
             # NCCL's watchdog ends the process at its timeout. By then gloo has raised the error that is recorded.
-            self._device_group = distributed.new_group(timeout=timeout + NCCL_LATER, backend="nccl")
+            self._device_group = distributed.new_group(timeout=timeout + NCCL_EXTRA_TIMEOUT, backend="nccl")
 
     def barrier(self) -> None:
         self._wait(distributed.all_reduce(torch.zeros(()), group=self._group, async_op=True))
@@ -102,49 +104,21 @@ class TorchWorld(World):
     def wrap_ddp(self, module: nn.Module) -> nn.Module:
         return DistributedDataParallel(module, process_group=self._device_group, gradient_as_bucket_view=True)
 
-    def root_cause(self, error: BaseException) -> BaseException:
+    def first_failure(self, error: BaseException) -> BaseException:
         failure = classify(error)
         if failure.status == "interrupted" or isinstance(error, PeerError) or not distributed.is_initialized():
             return error
-        closed = self._closed()
-        is_of_peer = isinstance(error, DistError) or (isinstance(error, RuntimeError) and bool(closed))
-        message = "" if is_of_peer and not failure.is_user_error else f"{self.rank} {failure.message}"
-        # Without torchrun, rank 0 keeps the store.
-        first = "" if 0 in closed else self._first_failure(message)
-        rank, _, reason = first.partition(" ")
-        if rank:
-            return error if rank == str(self.rank) else PeerError(f"rank {rank} failed: {reason}")
-        silent = f"rank {closed[0]}" if closed else "another rank"
-        return PeerError(
-            f"{silent} does not answer: it failed (see its own message), was killed, or hung for distributed.timeout_s"
-        )
-
-    def report_failure(self, error: BaseException, message: str) -> bool:
-        get_error_handler().record_exception(PeerError(message))
-        if self.is_main or not isinstance(error, PeerError) or not distributed.is_initialized():
-            return True
-        # Rank 0 shows it, unless it is the one that does not answer; before training it has said why it ended.
-        return self._group is not None and 0 in self._closed()
+        # A rank that fails writes its message here before its connections break, so it comes before those of its peers.
+        try:
+            message = self._store.compare_set("failed", "", f"{self.rank} {failure.message}").decode()
+        except RuntimeError:  # without torchrun, rank 0 keeps the store
+            return TrainingError("rank 0 has ended: see its message; if it has none, it was killed")
+        rank, _, reason = message.partition(" ")
+        return error if rank == str(self.rank) else PeerError(f"rank {rank} failed: {reason}")
 
     def disconnect(self) -> None:
         if distributed.is_initialized():
             distributed.destroy_process_group()
-
-    def _first_failure(self, message: str) -> str:
-        """The first rank that failed by itself, a space, and its message: `message` if none has; empty if unknown."""
-        with suppress(RuntimeError):  # rank 0 is ending
-            return self._store.compare_set("failed", "", message).decode()
-        return ""
-
-    def _closed(self) -> list[int]:
-        """The ranks whose connection has broken, or was given up after the timeout: gloo refuses to send to them."""
-        closed = []
-        for rank in set(range(self.size)) - {self.rank}:
-            try:
-                distributed.isend(torch.zeros(1), rank, self._group)
-            except RuntimeError:
-                closed.append(rank)
-        return closed
 
     @staticmethod
     def _wait(work: Work | None) -> None:

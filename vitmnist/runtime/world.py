@@ -60,13 +60,9 @@ class World:
         """Wrap `module` so that its backward pass averages the gradients over the ranks."""
         return module
 
-    def root_cause(self, error: BaseException) -> BaseException:
-        """`error`, or a `PeerError` if another rank has caused it."""
+    def first_failure(self, error: BaseException) -> BaseException:
+        """`error`, or a `PeerError` with the message of the rank that failed before this one."""
         return error
-
-    def report_failure(self, error: BaseException, message: str) -> bool:
-        """Hand the message to `torchrun`; returns whether this rank shows it too, so that it is shown once."""
-        return True
 
     def disconnect(self) -> None:
         """Close the connections after success. After a failure it would wait for the rank that failed."""

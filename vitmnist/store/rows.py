@@ -18,39 +18,6 @@ LARGE = 96 * 96  # Pixels of an image from which on images are handled one by on
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Tensors with a row for each sample, such as images and labels.
-
-    Args:
-        tensors: `[N, …]` each, of any dtype, on one device.
-        is_mapped: they are memory-mapped files, whose pages are read on demand.
-    """
-
-    tensors: tuple[Tensor, ...]
-    is_mapped: bool = False
-
-    def __len__(self) -> int:
-        return len(self.tensors[0])
-
-    @property
-    def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors)
-
-    def gather(self, indices: slice | Tensor, out: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
-        """The rows at `indices`, int64 `[B]` on the device of the tensors: views if they are a slice.
-
-        Args:
-            out: the `buffers`, of at least B rows; the result is their first rows.
-        """
-        buffers: Sequence[Tensor | None] = out or [None] * len(self.tensors)
-        return tuple(_gather(*pair, indices) for pair in zip(self.tensors, buffers, strict=True))
-
-    def buffers(self, size: int, empty: Callable[[tuple[int, ...], torch.dtype], Tensor]) -> tuple[Tensor, ...]:
-        """Buffers of `size` rows for `gather`, made by `empty(shape, dtype)`."""
-        return tuple(empty((size, *rows.shape[1:]), rows.dtype) for rows in map(rows_in_memory, self.tensors))
-
-
-@dataclass(frozen=True)
 class Location:
     """Where decoded samples are kept.
 
@@ -67,17 +34,17 @@ class Location:
 
 def keep(
     chunks: Callable[[], Chunks], size: int, location: Location, names: Sequence[str] = ("images", "labels")
-) -> Rows:
-    """All samples as rows of tensors, in this location; raises as `decode_once`.
+) -> tuple[Tensor, ...]:
+    """The tensors of all samples, in this location; raises as `decode_once`.
 
     Args:
         chunks: makes the tensors of consecutive samples.
         size: how many samples there are in all.
-        names: of the tensors, in a file.
+        names: what the files of the tensors are called.
     """
     if location.loader == "cache":
         mapped, _ = decode_once(location.folder, location.fingerprint, size, chunks, names=names)
-        return Rows(mapped, is_mapped=True)
+        return mapped
     tensors: tuple[Tensor, ...] = ()
     filled = 0
     for chunk in chunks():
@@ -88,8 +55,7 @@ def keep(
         filled += len(chunk[0])
     if not tensors:
         raise DataError("the dataset is empty")
-    on_device = location.loader == "gpu_slice"
-    return Rows(tuple(tensor.to(location.device) for tensor in tensors) if on_device else tensors)
+    return tuple(tensor.to(location.device) for tensor in tensors) if location.loader == "gpu_slice" else tensors
 
 
 def is_large(shape: Sequence[int]) -> bool:
@@ -101,6 +67,24 @@ def rows_in_memory(images: Tensor) -> Tensor:
     """A view whose rows are contiguous: images that have their channels last in memory as `[N, H, W, C]`."""
     is_last = images.dim() == 4 and images.stride(1) == 1 and images.is_contiguous(memory_format=torch.channels_last)
     return images.permute(0, 2, 3, 1) if is_last and images.shape[1] > 1 else images
+
+
+def row_buffers(
+    tensors: Sequence[Tensor], size: int, empty: Callable[[tuple[int, ...], torch.dtype], Tensor]
+) -> tuple[Tensor, ...]:
+    """Buffers of `size` rows for `gather_rows`, made by `empty(shape, dtype)`."""
+    return tuple(empty((size, *rows.shape[1:]), rows.dtype) for rows in map(rows_in_memory, tensors))
+
+
+def gather_rows(tensors: Sequence[Tensor], indices: slice | Tensor, out: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
+    """The rows at `indices`, int64 `[B]` on the device of the tensors: views if they are a slice.
+
+    Args:
+        tensors: `[N, …]` each, of any dtype, on one device.
+        out: the `row_buffers`, of at least B rows; the result is their first rows.
+    """
+    buffers: Sequence[Tensor | None] = out or [None] * len(tensors)
+    return tuple(_gather(*pair, indices) for pair in zip(tensors, buffers, strict=True))
 
 
 def _gather(tensor: Tensor, buffer: Tensor | None, indices: slice | Tensor) -> Tensor:

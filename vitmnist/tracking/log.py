@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.loaders.base import Loader
+from vitmnist.metrics.epoch_table import DATA_WAIT_PCT, EPOCH_S, EVAL_LOSS, IMAGES_PER_S, TRAIN_LOSS
 from vitmnist.runtime.world import World
 from vitmnist.timing.table import Bottleneck
-from vitmnist.tracking.epoch_table import EpochRecord, Monitor
+from vitmnist.tracking.epoch_record import EpochRecord, Monitor
 from vitmnist.tracking.result import Result
 from vitmnist.training.step import TrainStep
 
@@ -45,8 +48,13 @@ def log_epoch(record: EpochRecord, epochs: int) -> None:
         "%.2f s, %.1f%% of training waiting for data, %s images/s",
         record["epoch"] + 1,
         epochs,
-        *(record[name] for name in ("train_loss", "train_acc", "eval_loss", "eval_acc", "epoch_s", "data_wait_pct")),
-        f"{record['images_per_s']:,.0f}",
+        record[TRAIN_LOSS.name],
+        record["train_acc"],
+        record[EVAL_LOSS.name],
+        record["eval_acc"],
+        record[EPOCH_S.name],
+        record[DATA_WAIT_PCT.name],
+        f"{record[IMAGES_PER_S.name]:,.0f}",
     )
 
 
@@ -54,18 +62,14 @@ def log_early_stop(result: Result, monitor: Monitor) -> None:
     """Log that training stopped before its last epoch, and why."""
     best = monitor.best_epoch(result.epochs)
     if result.stopped_early and best is not None:
-        name = monitor.metric.name
-        log.info(
-            "stopped early: no epoch was better than epoch %d (%s %.4g) for %d epochs (patience)",
-            *(best + 1, name, result.epochs[best][name], len(result.epochs) - 1 - best),
-        )
+        message = "stopped early: no epoch was better than epoch %d (%s %.4g) for %d epochs (patience)"
+        name, epochs = monitor.metric.name, result.epochs
+        log.info(message, best + 1, name, epochs[best][name], len(epochs) - 1 - best)
 
 
-def log_test(result: Result, monitor: Monitor) -> None:
+def log_test(test: Mapping[str, Any]) -> None:
     """Log the evaluation on the test split."""
-    best, test = monitor.best_epoch(result.epochs), result.test or {}
-    which = f"best weights, of epoch {best + 1}" if test["weights"] == "best" and best is not None else "final weights"
-    log.info("test split  loss %.4f acc %.2f%%  (%s)", test["test_loss"], test["test_acc"], which)
+    log.info("test split  loss %.4f acc %.2f%%  (%s weights)", test["test_loss"], test["test_acc"], test["weights"])
 
 
 def log_verdict(result: Result) -> None:

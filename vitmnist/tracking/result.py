@@ -8,40 +8,32 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, cast
 
 import yaml
 
 from vitmnist.config.schema import Config
 from vitmnist.config.values import flatten
 from vitmnist.errors import ConfigError, DataError, PeerError, classify
-from vitmnist.runtime.cpu import Cores
+from vitmnist.metrics.epoch_table import DATA_WAIT_PCT, Metric, epoch_metrics, find_metric, summary_metrics
 from vitmnist.runtime.files import UnreadableError, append, csv_text, read_json, read_yaml, write_atomic
 from vitmnist.runtime.run_folder import is_in_use
 from vitmnist.runtime.signals import StopSignal, interruption
 from vitmnist.runtime.world import World
 from vitmnist.timing.table import Bottleneck, format_bottleneck
-from vitmnist.tracking.epoch_table import (
-    EpochRecord,
-    Metric,
-    Monitor,
-    check_numbers,
-    epoch_metrics,
-    find_metric,
-    steady_epochs,
-    summarize,
-    summary_metrics,
-)
+from vitmnist.tracking.epoch_record import EpochRecord, Monitor, steady_epochs, summarize
 
 log = logging.getLogger(__name__)
 
-ENDED = ("completed", "failed", "interrupted")  # `status` in result.json has one of these values.
-TEST_ACC = "test_acc"  # The section `test` of result.json has this key.
-# The folder of a run has these records, as Hydra writes them.
+ENDED = ("completed", "failed", "interrupted")
+"""The values that `status` has in `result.json`."""
+TEST_ACC = "test_acc"
+"""The key of the accuracy in the section `test` of `result.json`."""
 CONFIG, OVERRIDES = Path(".hydra/config.yaml"), Path(".hydra/overrides.yaml")
+"""The records of the configuration and the command line in the folder of a run, under Hydra's names."""
 
 
 @dataclass(kw_only=True)
@@ -82,7 +74,7 @@ class Result:
 
         Raises:
             FileNotFoundError: there is no such file.
-            DataError: it cannot be read, or is not a record; names the file and the key.
+            DataError: it cannot be read, or is not a record; names the file.
         """
         name = f"{path.parent.name}/{path.name}"
         try:
@@ -91,16 +83,7 @@ class Result:
             raise DataError(f"{name}: {error}") from error
         if not isinstance(content, dict) or content.get("status") not in ENDED or "epochs" not in content:
             raise DataError(f"{name}: is not the result of a run")
-        kinds = get_type_hints(cls)
-        for key in content.keys() & kinds.keys():
-            if not has_type(content[key], kinds[key]):
-                raise DataError(f"{name}: {key}: {content[key]!r:.50} is not of the type {kinds[key]}")
-        for epoch in content["epochs"]:
-            if not isinstance(epoch, dict):
-                raise DataError(f"{name}: epochs: {epoch!r:.50} is not the record of an epoch")
-            metrics = {metric: epoch.get(metric) for metric in epoch_metrics()}
-            check_numbers(metrics, lambda reason: DataError(f"{name}: epochs: {reason}"))
-        return cls(**{key: content[key] for key in content.keys() & kinds.keys()})
+        return cls(**{field.name: content[field.name] for field in fields(cls) if field.name in content})
 
     def summary(self) -> dict[str, float | None]:
         """The run as a whole: `summary_metrics` of its epochs, and the seconds before the first; None: not measured."""
@@ -112,24 +95,19 @@ class Result:
 
     def bottleneck(self) -> Bottleneck | None:
         """What limits training, the loader or the step; None before the end of an epoch."""
-        waiting_pct, steps = self.summary()["data_wait_pct_median"], self._steps()
+        waiting_pct, steps = summarize(self.epochs, DATA_WAIT_PCT), self._steps()
         return None if waiting_pct is None or not steps else Bottleneck.of(waiting_pct, steps)
 
     def verdict(self) -> str | None:
         """The same in one sentence."""
-        bottleneck, waiting_pct = self.bottleneck(), self.summary()["data_wait_pct_median"]
+        bottleneck, waiting_pct = self.bottleneck(), summarize(self.epochs, DATA_WAIT_PCT)
         if bottleneck is None or waiting_pct is None:
             return None
-        return format_bottleneck(bottleneck, waiting_pct, self._steps(), self._cores())
+        return format_bottleneck(bottleneck, waiting_pct, self._steps())
 
     def _steps(self) -> int:
         images = (self.dataset or {}).get("train_size") or 0
         return len(self.epochs) * -(-images // self.batch_size) if self.batch_size else 0
-
-    def _cores(self) -> Cores | None:
-        busy = self.epochs[-1].get("cores_busy") if self.epochs else None
-        available = (self.environment or {}).get("cpu_count")
-        return None if busy is None or available is None else Cores(available, busy)
 
     def write(self, folder: Path) -> None:
         """Write `result.json` into `folder` atomically.
@@ -175,7 +153,7 @@ def recording_outcome(result: Result, config: Config, folder: Path, stop: StopSi
     try:
         yield
     except BaseException as raised:
-        error = world.root_cause(raised)
+        error = world.first_failure(raised)
         if stop.request and classify(error).cause == "worker":
             error = interruption(stop.request)  # the signal that stops the run stops its workers too
         record_failure(error, result, config, folder, world)
@@ -206,22 +184,27 @@ def record_failure(error: BaseException, result: Result, config: Config, folder:
 
 @dataclass(frozen=True)
 class Run:
-    """A run and its records.
+    """A run and its record.
 
     Args:
-        status: completed, failed, interrupted, running, killed (no `result.json`), not started, or unreadable.
-        reason: why it did not complete.
-        config: the configuration by full keys such as `data.loader.name`; empty if unknown.
-        result: `result.json`, or an empty `Result`.
+        result: `result.json`. Without one that can be read, its status is running, killed, not started, or unreadable.
         overlapping: another run was active on the same machine at the same time.
     """
 
     folder: Path
-    status: str
-    reason: str
-    config: Mapping[str, Any]
     result: Result
     overlapping: bool = False
+
+    @property
+    def status(self) -> str:
+        """How it ended, or its state if it has not."""
+        return self.result.status
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The configuration by full keys such as `data.loader.name`, with lists as text; empty if unknown."""
+        values = flatten(self.result.config or {})
+        return {key: str(value) if isinstance(value, list) else value for key, value in values.items()}
 
     @property
     def epochs(self) -> list[EpochRecord]:
@@ -244,7 +227,7 @@ class Run:
     def state(self) -> str:
         """How it ended and why, and why its times are not compared."""
         if self.status != "completed":
-            return f"{self.status}: {self.reason}" if self.reason else self.status
+            return f"{self.status}: {self.result.error}" if self.result.error else self.status
         remarks = {
             "resumed": self.result.resumed,
             "overlapping": self.overlapping,
@@ -258,8 +241,7 @@ class Run:
         A name such as `test_acc` is of the test split, evaluated once at the end.
         """
         if name.startswith("test_"):
-            value = (self.result.test or {}).get(name)
-            return value if isinstance(value, int | float) else None
+            return (self.result.test or {}).get(name)
         best = None
         if self.result.eval_split == "validation":
             best = Monitor(monitored([self])).best_epoch(self.epochs)
@@ -300,40 +282,27 @@ def _natural(path: Path) -> list[int | str]:
 def read_run(folder: Path) -> Run:
     """The run of a folder; with the status `unreadable` and the reason if its `result.json` is damaged."""
     try:
-        result = Result.from_json(folder / "result.json")
-        return Run(folder, result.status, result.error or "", _flat(result.config), result)
+        return Run(folder, Result.from_json(folder / "result.json"))
     except DataError as error:
-        status, reason = "unreadable", str(error)
+        result = Result(status="unreadable", error=str(error))
     except FileNotFoundError:
-        status, reason = "not started", ""
+        result = Result(status="not started")
         if (folder / ".lock").exists():
-            status, reason = ("running", "") if is_in_use(folder) else ("killed", "it left no result.json")
-    config = None
+            result = Result(status="killed", error="it left no result.json")
+            if is_in_use(folder):
+                result = Result(status="running")
     with suppress(FileNotFoundError, UnreadableError):
         config = read_yaml(folder / CONFIG)  # with interpolations as they are written
-    return Run(folder, status, reason, _flat(config), Result())
+        result.config = config if isinstance(config, dict) else None
+    return Run(folder, result)
 
 
-def _flat(config: object) -> dict[str, Any]:
-    """Values by full keys, with lists as text; empty for what is not a configuration."""
-    values = flatten(config) if isinstance(config, dict) else {}
-    return {key: str(value) if isinstance(value, list) else value for key, value in values.items()}
-
-
-def has_type(value: object, kind: object) -> bool:
-    """Whether a JSON value has the type of an annotation of `Result`; the items of a list or dict may be anything."""
-    if isinstance(kind, UnionType):
-        return any(has_type(value, allowed) for allowed in get_args(kind))
-    return type(value) is (get_origin(kind) or kind) or (kind is float and type(value) is int)
-
-
-# A search writes this file into the folder of its sweep.
 SEARCH_RESULT = "optimization_results.yaml"
+"""The file that a search writes into the folder of its sweep."""
 
 
 def search_summary(folder: Path) -> str:
     """The sentence about the best trial in the folder of a search; empty if there is none."""
-    with suppress(FileNotFoundError, UnreadableError):
-        values = read_yaml(folder / SEARCH_RESULT)
-        return str(values.get("summary") or "") if isinstance(values, dict) else ""
+    with suppress(FileNotFoundError):
+        return str(cast("dict[str, object]", read_yaml(folder / SEARCH_RESULT))["summary"])
     return ""

@@ -17,12 +17,23 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import DataError, TrainingError
 from vitmnist.loaders.base import Loader
 from vitmnist.metrics import METRICS, batch_metrics, confusion_metrics
+from vitmnist.metrics.epoch_table import (
+    COMPUTE_S,
+    DATA_WAIT_PCT,
+    DATA_WAIT_S,
+    EVAL_S,
+    FIRST_BATCH_S,
+    IMAGES_PER_S,
+    SAVE_S,
+    TRAIN_S,
+    metric_name,
+)
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.training.step import TrainStep
 
 AfterStep = Callable[[EpochTimer], object]
-"""Called after each batch, outside of the computing time: progress bar, profiler, checkpoint, signals."""
+"""Called after each batch, outside of the computing time: progress bar, checkpoint, signals."""
 
 
 def train_epoch(
@@ -31,7 +42,7 @@ def train_epoch(
     """Train on the remaining batches of an epoch, one step per batch.
 
     Returns:
-        The epoch's metrics by their names in `vitmnist.tracking.epoch_table`.
+        The epoch's metrics by their names in `vitmnist.metrics.epoch_table`.
 
     Raises:
         TrainingError: a loss is not finite; names the first such step.
@@ -70,9 +81,12 @@ class EpochProgress:
         self.timer = EpochTimer(device)
         self.metrics = MetricAccumulator(sampler, device, world)
         self._device, self._log_every, self._steps_per_epoch = device, log_every, len(sampler)
-        self._lrs: list[float] = []  # of each step of the epoch
-        self._gradient_norms: dict[int, Tensor] = {}  # by step of the epoch; on the device until read
-        self._seconds_before: dict[str, float] = {}  # of earlier starts, if the run was resumed within this epoch
+        self._lrs: list[float] = []
+        """The learning rate of each step of the epoch."""
+        self._gradient_norms: dict[int, Tensor] = {}
+        """The gradient norms of the logged steps, by step of the epoch; on the device until they are read."""
+        self._seconds_before: dict[str, float] = {}
+        """The seconds of earlier starts, if the run was resumed within this epoch."""
 
     def log_step(self, step: TrainStep) -> None:
         """Store the learning rate and, if the step is logged, the gradient norm; does not wait for the device."""
@@ -108,7 +122,7 @@ class EpochProgress:
                 )
 
     def compute(self) -> dict[str, float]:
-        """The metrics so far, by their names in `vitmnist.tracking.epoch_table`; waits for the device.
+        """The metrics so far, by their names in `vitmnist.metrics.epoch_table`; waits for the device.
 
         Raises:
             TrainingError: a loss is not finite.
@@ -118,13 +132,13 @@ class EpochProgress:
         train_s = seconds["waiting"] + seconds["computing"] + seconds["other"]
         return {
             **self.metrics.compute("train"),
-            "train_s": train_s,
-            "first_batch_s": seconds["first_batch"],
-            "data_wait_s": seconds["waiting"],
-            "data_wait_pct": 100 * seconds["waiting"] / train_s,
-            "compute_s": seconds["computing"],
-            "save_s": seconds["saving"],
-            "images_per_s": sum(self.metrics.sizes) / train_s,
+            TRAIN_S.name: train_s,
+            FIRST_BATCH_S.name: seconds["first_batch"],
+            DATA_WAIT_S.name: seconds["waiting"],
+            DATA_WAIT_PCT.name: 100 * seconds["waiting"] / train_s,
+            COMPUTE_S.name: seconds["computing"],
+            SAVE_S.name: seconds["saving"],
+            IMAGES_PER_S.name: sum(self.metrics.sizes) / train_s,
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -145,9 +159,9 @@ class EpochProgress:
 
     def _seconds(self) -> dict[str, float]:
         """Seconds of each phase of the timer, and of the wait for the first batch of the epoch."""
-        first_batch = 0.0 if self._seconds_before else self.timer.first_wait()
-        now = [*self.timer.seconds().items(), ("first_batch", first_batch)]
-        return {phase: self._seconds_before.get(phase, 0.0) + seconds for phase, seconds in now}
+        before, seconds = self._seconds_before, self.timer.seconds()
+        first_batch = before.get("first_batch", self.timer.first_wait())
+        return {phase: before.get(phase, 0.0) + seconds[phase] for phase in seconds} | {"first_batch": first_batch}
 
     def _read_norms(self) -> dict[int, float]:
         norms = self._gradient_norms
@@ -166,13 +180,13 @@ def evaluate(
     With several ranks, each evaluates a part, and all return the metrics and predictions of every image.
 
     Returns:
-        The metrics by their names in `vitmnist.tracking.epoch_table`, and the predictions.
+        The metrics by their names in `vitmnist.metrics.epoch_table`, and the predictions.
     """
     model.eval()
     world.broadcast_buffers(model)  # a rank's own statistics would not be those that are saved
     sampler, device = loader.sampler, preprocess.mean.device
     metrics = MetricAccumulator(sampler, device, world)
-    functions, predictions = batch_metrics(), []
+    functions, batches = batch_metrics(), []
     timer = EpochTimer(device)
     timer.start()
     with torch.inference_mode():
@@ -182,33 +196,24 @@ def evaluate(
             logits, targets = model(preprocess(images))[:valid], labels[:valid]
             loss = F.cross_entropy(logits, targets, reduction="sum") / size
             metrics.update({"loss": loss} | {name: compute(logits, targets) for name, compute in functions.items()})
-            predictions.append(Predictions(logits.argmax(dim=1), logits.softmax(dim=1).amax(dim=1), targets))
+            batches.append((logits.argmax(dim=1), logits.softmax(dim=1).amax(dim=1), targets))
             timer.begin("other")
             after_step(timer)
     timer.stop()
     seconds = timer.seconds()
     saving = seconds.pop("saving")
-    parts = ("labels", "confidence", "targets")
-    of_rank = Predictions(*(torch.cat([getattr(batch, part) for batch in predictions]) for part in parts))
-    gathered = _of_all_ranks(of_rank, sampler, world)
-    values = metrics.compute("eval") | {
-        f"eval_{name}": value for name, value in confusion_metrics(gathered.confusion_matrix(logits.shape[1])).items()
-    }
-    return {**values, "eval_s": sum(seconds.values()), "save_s": saving}, gathered
-
-
-def _of_all_ranks(of_rank: Predictions, sampler: EpochSampler, world: World) -> Predictions:
-    """The predictions of all ranks, in split order."""
-    if world.size == 1:
-        return of_rank
+    labels, confidence, targets = map(torch.cat, zip(*batches, strict=True))
     # Without the rank's padding image, which is the last one if there is any.
-    indices = sampler.indices(0, device=of_rank.labels.device)[: len(of_rank.labels)]
-    return Predictions(
-        *(
-            world.all_reduce_sum(part.new_zeros(sampler.size).index_copy_(0, indices, part))
-            for part in (of_rank.labels, of_rank.confidence, of_rank.targets)
-        )
-    )
+    indices = sampler.indices(0, device=device)[: len(labels)]
+
+    def in_split_order(values: Tensor) -> Tensor:
+        """The values for the images of all ranks."""
+        return world.all_reduce_sum(values.new_zeros(sampler.size).index_copy_(0, indices, values))
+
+    predictions = Predictions(in_split_order(labels), in_split_order(confidence), in_split_order(targets))
+    of_confusion = confusion_metrics(predictions.confusion_matrix(logits.shape[1]))
+    values = metrics.compute("eval") | {metric_name("eval", name): value for name, value in of_confusion.items()}
+    return {**values, EVAL_S.name: sum(seconds.values()), SAVE_S.name: saving}, predictions
 
 
 class MetricAccumulator:
@@ -260,7 +265,7 @@ class MetricAccumulator:
         for name in batch_metrics():
             scale = 100 if METRICS.description_of(name).unit == "%" else 1
             means[name] = scale * math.fsum(self.per_batch(name)) / sum(sizes)
-        return {f"{split}_{name}": mean for name, mean in means.items()}
+        return {metric_name(split, name): mean for name, mean in means.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """The sums over all ranks, as plain values and CPU tensors."""

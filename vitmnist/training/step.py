@@ -207,18 +207,14 @@ class TrainStep:
             try:
                 try:
                     self.forward_backward(batch)  # reuses what earlier jobs of a sweep have compiled
-                except torch.OutOfMemoryError:
-                    raise
                 except Exception:
                     torch.compiler.reset()  # torch compiles at most eight versions; earlier jobs may have used them up
                     self.forward_backward(batch)
-            except torch.OutOfMemoryError:
-                raise
             except Exception as error:  # dynamo and inductor raise many types
                 self.forward, self.mixed, self.pad = self.eager, self.preprocess.mixed, False
                 reason = f"failed: {first_line(error)}"
                 if "compile" not in self.config.reasons:
-                    raise ConfigError(f"trainer.compile=true: {reason}; type trainer.compile=false") from error
+                    raise ConfigError(f"trainer.compile=true: {reason}; set trainer.compile=false") from error
                 log.info("trainer.compile=false: %s", reason)
                 self.config = replace(self.config, compile=False, reasons={**self.config.reasons, "compile": reason})
                 return
@@ -263,7 +259,7 @@ class ModelAndLoss(nn.Module):
     Mixed images come from `Preprocess.mixed`, with `targets`, the class probabilities `[B, classes]`, and without keys.
     """
 
-    def __init__(self, model: nn.Module, preprocess: Preprocess, precision: Precision, loss: Loss) -> None:
+    def __init__(self, model: nn.Module, preprocess: Preprocess, precision: str, loss: Loss) -> None:
         super().__init__()
         self.model = model
         self._preprocess = preprocess.forward  # not a submodule: DDP would broadcast its constants in each step

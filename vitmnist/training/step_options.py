@@ -3,52 +3,43 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
 from vitmnist.config.schema import Precision, TrainerConfig
-from vitmnist.runtime.cpu import BF16_UNITS, has_bf16_units, last_level_cache
+from vitmnist.runtime.cpu import BF16_UNITS, has_bf16_units
 
-CACHE_PER_IMAGE = 16 * 1024
-"""Bytes of last-level cache per image of a microbatch: 2,048 images with 32 MiB. There the articles' transformer (bf16,
-batch 500 and 5000, sizes from 125 to the whole batch) was fastest with 1,000 to 2,500 images, compiled or not."""
-DEFAULT_CACHE = 32 * 2**20
+CPU_MICRO_BATCH = 2048
+"""The most images of a microbatch on a CPU. With 32 MiB of cache, the articles' transformer (bf16, batch 500 and 5000,
+sizes from 125 to the whole batch) was fastest with 1,000 to 2,500 images, compiled or not."""
 COMPILE_FROM_IMAGES = {Precision.bf16: 400_000, Precision.fp32: 4_000_000}
 """Training images, over all epochs, from which compiling pays on two cores of a CPU. Without a cache it takes 40 s. It
 saves 0.1 ms an image in bf16 (batch 500: 147 ms a step without, 95 ms with), and 0.01 ms in float32 (115 and 111 ms).
-It holds on a GPU too until one has measured its own: there as well a short run would mostly compile."""
+The same thresholds apply to a GPU, where nobody has measured them: a short run would mostly compile there too."""
 
 
 @dataclass(frozen=True)
 class StepConfig:
-    """How a training step is computed. Changes the result by rounding only.
+    """How a training step is computed. All of these options change the result only by rounding.
 
     Exception: batch normalisation takes its statistics from a microbatch.
 
-    `reasons` explains, by key, each value that the configuration left to `auto`.
+    Args:
+        precision: fp32 or bf16.
+        reasons: why the value is what it is, by key, for each value that the configuration left to `auto`.
     """
 
     micro_batch: int | None = None
     compile: bool = False
-    precision: Precision = Precision.fp32
+    precision: str = Precision.fp32.value
     fused: bool = False
     reasons: dict[str, str] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
-        return {**asdict(self), "precision": self.precision.value}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> StepConfig:
-        """From `to_dict()`."""
-        return cls(**{**values, "precision": Precision(values["precision"])})
-
     def describe(self) -> str:
         """A line for each value that was `auto`."""
-        values = self.to_dict()
+        values = asdict(self)
         return "\n".join(
             f"trainer.{key}={values[key] if isinstance(values[key], str) else json.dumps(values[key])}: {reason}"
             for key, reason in self.reasons.items()
@@ -62,26 +53,25 @@ def resolve_step_config(config: TrainerConfig, device: torch.device, batch_size:
         batch_size: images per batch of one rank.
         images: training images of the whole run, over all epochs.
     """
-    is_cuda, bf16 = device.type == "cuda", _has_bf16(device)
-    units = ("the GPU", "compute capability 8.0 or higher") if is_cuda else ("the processor", BF16_UNITS)
-    precision = Precision.bf16 if bf16 else Precision.fp32
+    is_cuda, has_bf16 = device.type == "cuda", _has_bf16(device)
+    units = "the GPU {} compute capability 8.0 or higher" if is_cuda else f"the processor {{}} {BF16_UNITS}"
+    precision = Precision.bf16 if has_bf16 else Precision.fp32
     compile_from = COMPILE_FROM_IMAGES[precision if config.precision == Precision.auto else config.precision]
-    cache = last_level_cache() or DEFAULT_CACHE
-    rules: dict[str, tuple[Any, str]] = {
+    choices: dict[str, tuple[Any, str]] = {
         "fused": (True, "one kernel updates all weights"),
-        "precision": (precision, f"{units[0]} {'has' if bf16 else 'lacks'} {units[1]}"),
-        "micro_batch": (None, "the GPU computes the whole batch at once")
-        if is_cuda
-        else (min(batch_size, max(cache // CACHE_PER_IMAGE, 1)), f"{cache >> 20} MiB of cache, 16 KiB per image"),
+        "precision": (precision.value, units.format("has" if has_bf16 else "lacks")),
+        "micro_batch": (min(batch_size, CPU_MICRO_BATCH), f"at most {CPU_MICRO_BATCH:,} images stay in the cache"),
         "compile": (
             images >= compile_from,
-            f"the run trains on {images:,} images, and compiling pays from {compile_from:,} on"
-            + (" (as a CPU measured it)" if is_cuda else ""),
+            f"the run trains on {images:,} images, and compiling pays from {compile_from:,} on",
         ),
     }
-    configured = {key: getattr(config, key) for key in rules}
-    resolved = {key: rules[key][0] if value == "auto" else value for key, value in configured.items()}
-    return StepConfig(**resolved, reasons={key: rules[key][1] for key, value in configured.items() if value == "auto"})
+    if is_cuda:
+        choices["micro_batch"] = (None, "the GPU computes the whole batch at once")
+    values = {**vars(config), "precision": config.precision.value}
+    auto = {key: choice for key, choice in choices.items() if values[key] == "auto"}
+    resolved = {key: auto[key][0] if key in auto else values[key] for key in choices}
+    return StepConfig(**resolved, reasons={key: reason for key, (_, reason) in auto.items()})
 
 
 def _has_bf16(device: torch.device) -> bool:

@@ -1,4 +1,4 @@
-"""Loaders that keep all samples and gather batches by index: in memory, in a file, or on the run's device."""
+"""Loaders of a set that is decoded once: `ram`, `cache` and `gpu_slice` gather each batch of it by index."""
 
 from __future__ import annotations
 
@@ -12,48 +12,48 @@ from torch import Tensor
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource, TensorSet
 from vitmnist.errors import ConfigError
-from vitmnist.loaders.base import LOADERS, Batch, Batches, Loader, Place
+from vitmnist.loaders.base import LOADERS, Batches, LoadedBatch, Loader, Place
 from vitmnist.registry import NoOptions
 from vitmnist.runtime.device import Backend, Event, backend_of
 from vitmnist.runtime.files import home_expanded
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.store.cache_file import DEFAULT_FOLDER
-from vitmnist.store.rows import Location, Rows
+from vitmnist.store.rows import Location, gather_rows, row_buffers
 
 
 class HostLoader(Loader):
-    """Takes batches from rows in host memory or in a file. On the CPU contiguous batches are views of them."""
+    """Gathers batches from rows in host memory or in a file. On the CPU, contiguous batches are views of the rows."""
 
     def __init__(self, tensors: TensorSet, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
         tensors.check_on_host()
-        self.rows, self.backend = tensors.rows, backend_of(device)
-        self.buffers = PinnedBuffers(self.backend, self.rows, min(sampler.rank_batch_size, sampler.size))
+        self.tensors, self.backend = tensors.tensors, backend_of(device)
+        self.buffers = PinnedBuffers(self.backend, self.tensors, min(sampler.rank_batch_size, sampler.size))
 
-    def batches(self, number: int, start: int) -> Batches:
+    def batches(self, epoch: int, start: int) -> Batches:
         if self.backend.is_async:
-            for indices in self.sampler.batches(number, start):
+            for indices in self.sampler.batches(epoch, start):
                 yield self.buffers.send(indices)
         else:
-            yield from gather(self.rows, self.sampler, number, start)
+            yield from gather(self.tensors, self.sampler, epoch, start)
 
 
-def gather(rows: Rows, sampler: EpochSampler, number: int, start: int) -> Batches:
-    """The batches of an epoch on the device of images and labels: views where they are contiguous, else gathered.
+def gather(tensors: tuple[Tensor, ...], sampler: EpochSampler, epoch: int, start: int) -> Batches:
+    """The batches of an epoch on the device of the tensors: views of contiguous rows, copies of others.
 
     `index_select` copies whole rows; `images[indices]` computes an address per element and takes several times as
     long. For labels, which are small, the call costs more than the copy, so those of an epoch are gathered at once.
     """
-    images, labels = rows.tensors
+    images, labels = tensors
     if sampler.shuffle == "sample" and labels.dim() == 1:
-        indices, image_rows = sampler.indices(number, start, images.device), Rows((images,))
+        indices = sampler.indices(epoch, start, images.device)
         ordered = labels.index_select(0, indices)
         for first in range(0, len(indices), sampler.rank_batch_size):
             span = slice(first, first + sampler.rank_batch_size)
-            yield image_rows.gather(indices[span])[0], ordered[span]
+            yield gather_rows([images], indices[span])[0], ordered[span]
     else:
-        for of_batch in sampler.batches(number, start, images.device):
-            batch_images, batch_labels = rows.gather(of_batch)
+        for batch_indices in sampler.batches(epoch, start, images.device):
+            batch_images, batch_labels = gather_rows(tensors, batch_indices)
             yield batch_images, batch_labels
 
 
@@ -66,12 +66,13 @@ class PinnedBuffers:
 
     DEPTH = 4
 
-    def __init__(self, backend: Backend, rows: Rows, batch_size: int) -> None:
-        self._backend, self._rows, self._batch_size = backend, rows, batch_size
-        self._sent: deque[tuple[tuple[Tensor, ...], Event]] = deque()  # (buffers, event after their copy), oldest first
+    def __init__(self, backend: Backend, tensors: tuple[Tensor, ...], batch_size: int) -> None:
+        self._backend, self._tensors, self._batch_size = backend, tensors, batch_size
+        # Buffers with the event that follows the copy out of them, oldest first.
+        self._sent: deque[tuple[tuple[Tensor, ...], Event]] = deque()
         self._lock = threading.Lock()
 
-    def send(self, indices: slice | Tensor) -> Batch:
+    def send(self, indices: slice | Tensor) -> LoadedBatch:
         """Queue a copy of the batch with these indices to the device, on the current stream."""
         with self._lock:
             oldest = self._sent.popleft() if len(self._sent) >= self.DEPTH else None
@@ -80,9 +81,9 @@ class PinnedBuffers:
             event.synchronize()
         else:
             with torch.inference_mode(False):  # the buffers are also filled outside of inference mode
-                buffers = self._rows.buffers(self._batch_size, self._backend.empty_pinned)
+                buffers = row_buffers(self._tensors, self._batch_size, self._backend.empty_pinned)
         # If this fails, the buffers are dropped: a copy out of them may be under way.
-        images, labels = map(self._backend.to_device, self._rows.gather(indices, out=buffers))
+        images, labels = map(self._backend.to_device, gather_rows(self._tensors, indices, out=buffers))
         self._sent.append((buffers, self._backend.record_event()))
         return images, labels
 
@@ -151,8 +152,8 @@ class GpuSliceLoader(Loader):
             )
         needs = self.needs(options, data, sampler, device)
         check_fits("gpu_slice", needs, device, others=("ram", "cache", "disk"))
-        rows = data.keep(Location("ram")).rows if device.type == "cpu" else data.rows
-        self.rows = Rows(tuple(map(backend_of(device).to_device, rows.tensors)))
+        tensors = data.keep(Location("ram")).tensors if device.type == "cpu" else data.tensors
+        self.tensors = tuple(map(backend_of(device).to_device, tensors))
 
-    def batches(self, number: int, start: int) -> Batches:
-        return gather(self.rows, self.sampler, number, start)
+    def batches(self, epoch: int, start: int) -> Batches:
+        yield from gather(self.tensors, self.sampler, epoch, start)

@@ -1,4 +1,4 @@
-"""Builds the model of a configuration, and refuses before training what does not fit."""
+"""What a run builds from its configuration before its first step, and the checks that refuse what does not fit."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from vitmnist.augment.preprocess import build_augment, input_size
 from vitmnist.config.schema import Config, registries
-from vitmnist.data.datasets.base import DATASETS, Split, configured_statistics
+from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset, configured_statistics, prepare
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.errors import ConfigError, classify, described, first_line
+from vitmnist.errors import ConfigError, DataError, PeerError, classify, described, first_line
 from vitmnist.models import MODELS
 from vitmnist.runtime.world import World
 from vitmnist.training.fine_tuning import load_initial_weights
@@ -34,6 +34,45 @@ def check_config(config: Config, device: torch.device | str = "cpu") -> None:
         size = shape[0], *input_size(augment, *shape[1:])
         model = MODELS.build(config.model, size, 2).to(device)
         _check_outputs(config.model["name"], model, torch.zeros(2, *size, device=device), 2)
+
+
+def read_dataset(config: Config, world: World) -> Dataset:
+    """Read the dataset. On each machine the first rank downloads or decodes it, then the others read the files.
+
+    Raises:
+        ConfigError, DataError: it cannot be read or evaluated, or differs between machines.
+    """
+    if world.local_rank:
+        world.barrier()
+    dataset = build_dataset(config.data.dataset, config.data.root)
+    if not world.local_rank:
+        world.barrier()
+    dataset = prepare(dataset, config.data)
+    if dataset.eval_split == "train":
+        raise ConfigError(f"{dataset.name}: has neither validation nor test images; type data.holdout=0.1")
+    if config.patience and dataset.validation is None:
+        raise ConfigError(
+            f"patience={config.patience}: needs a validation split, or the test split would choose the epoch; type "
+            "data.holdout=0.1 to hold out a tenth of the training images, or keep a folder val/ next to train/"
+        )
+    checksums = [sums for sums in world.all_gather_object(None if world.local_rank else dataset.sha256) if sums]
+    if differing := [name for name in checksums[0] if len({sums[name] for sums in checksums}) > 1]:
+        kind = DataError if world.is_main else PeerError  # every rank sees the difference, and rank 0 shows it for all
+        raise kind(f"data.root={config.data.root}: {', '.join(differing)} differ between the machines")
+    return dataset
+
+
+def train_sampler(config: Config, dataset: Dataset, world: World) -> EpochSampler:
+    """The sampler of this rank's part of the training batches; raises `ConfigError` if there is no batch."""
+    data = config.data
+    options = config.batch_size, config.seed, data.shuffle, data.drop_last
+    sampler = EpochSampler(len(dataset.train), *options, world.rank, world.size)
+    if not len(sampler):
+        raise ConfigError(
+            f"batch_size={config.batch_size} exceeds the {sampler.size} training images, so data.drop_last=true leaves "
+            f"no batch; type batch_size={sampler.size} or less, or data.drop_last=false"
+        )
+    return sampler
 
 
 def build_model(config: Config, split: Split, device: torch.device, weights: Mapping[str, Tensor] | None) -> nn.Module:
@@ -73,7 +112,7 @@ def _check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) ->
         )
 
 
-def check_batch_norm(name: str, step: TrainStep, split: Split, sampler: EpochSampler, world: World) -> None:
+def check_batch_norm(name: str, step: TrainStep, split: Split, sampler: EpochSampler) -> None:
     """Warn if batch normalisation sees microbatches; raise `ConfigError` if it would see one value per channel."""
     if not step.has_batch_norm:
         return
@@ -83,13 +122,13 @@ def check_batch_norm(name: str, step: TrainStep, split: Split, sampler: EpochSam
             "trainer.micro_batch=null takes them from the whole batch",
             step.config.micro_batch,
         )
-    sizes = (max(sampler.num_valid(batch), 1) for batch in (0, len(sampler) - 1))  # of a rank without images: padding
-    is_single = [(size % step.microbatch_size or step.microbatch_size) == 1 for size in sizes]
-    in_first, in_last = map(any, zip(*world.all_gather_object(is_single), strict=True))
+    sizes = [max(sampler.num_valid(batch), 1) for batch in (0, len(sampler) - 1)]  # a rank without images: padding
+    in_first, in_last = ((size % step.microbatch_size or step.microbatch_size) == 1 for size in sizes)
+    if not (in_first or in_last):
+        return
     try:
-        if in_first or in_last:
-            with torch.no_grad(), preserved_buffers(step.model):  # the generators are seeded later
-                step.model(step.preprocess(split.images[:1].to(step.device)))
+        with torch.no_grad(), preserved_buffers(step.model):  # the generators are seeded later
+            step.model(step.preprocess(split.images[:1].to(step.device)))
     except ValueError as error:
         advice = "trainer.micro_batch=null, or a larger batch_size" if in_first else "data.drop_last=true"
         raise ConfigError(

@@ -1,0 +1,118 @@
+"""The table of the metrics of an epoch, for the training loop, the records, TensorBoard and the report.
+
+A metric of logits and labels, or of the confusion matrix, is a module of its own in this folder. Any other is a
+constant here, a row of `epoch_metrics`, and a value in the dict of `EpochProgress.compute` or `evaluate` (both in
+`vitmnist/training/loop.py`), or of `Trainer.finish_epoch`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Literal
+
+from omegaconf import DictConfig
+
+from vitmnist.config.schema import Config
+from vitmnist.errors import ConfigError, allowed_names
+from vitmnist.metrics import METRICS, batch_metrics
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A value that is measured in each epoch.
+
+    Args:
+        name: the key in the record of an epoch.
+        unit: s, %, MiB, images/s; empty for a loss.
+        tag: where TensorBoard shows it.
+        column: the title of its column in the report; None for a metric that only the CSV file has.
+        digits: after the decimal point in the report; None prints seconds with three significant digits.
+        direction: whether the highest or the lowest value is the best.
+        over_epochs: how a run's epochs become one number in the report and in the summary.
+    """
+
+    name: str
+    unit: str
+    tag: str
+    column: str | None = None
+    digits: int | None = None
+    over_epochs: Literal["median", "max", "last"] = "median"
+    direction: Literal["max", "min"] = "min"
+
+    @property
+    def sign(self) -> int:
+        """A value times this is the larger the better."""
+        return 1 if self.direction == "max" else -1
+
+
+def metric_name(split: str, name: str) -> str:
+    """The name in a record of a registered metric, or of the loss: `eval_acc`, `train_loss`."""
+    return f"{split}_{name}"
+
+
+EPOCH_S = Metric("epoch_s", "s", "time/epoch_s", "epoch, s")
+TRAIN_S = Metric("train_s", "s", "time/train_s", "training, s")
+EVAL_S = Metric("eval_s", "s", "time/eval_s")
+SAVE_S = Metric("save_s", "s", "time/save_s", "saving, s")
+FIRST_BATCH_S = Metric("first_batch_s", "s", "time/first_batch_s", "first batch, s")
+DATA_WAIT_S = Metric("data_wait_s", "s", "time/data_wait_s", "waiting, s")
+DATA_WAIT_PCT = Metric("data_wait_pct", "%", "time/data_wait_pct", "waiting, %", digits=1)
+COMPUTE_S = Metric("compute_s", "s", "time/compute_s")
+TRAIN_LOSS = Metric(metric_name("train", "loss"), "", "train/loss", over_epochs="last")
+EVAL_LOSS = Metric(metric_name("eval", "loss"), "", "eval/loss", over_epochs="last")
+IMAGES_PER_S = Metric("images_per_s", "images/s", "throughput/images_per_s", "images/s", digits=0, direction="max")
+HOST_PEAK_MIB = Metric("host_peak_mib", "MiB", "memory/host_mib", "host, MiB", digits=0, over_epochs="max")
+GPU_PEAK_MIB = Metric("gpu_peak_mib", "MiB", "memory/gpu_mib", "GPU, MiB", digits=0, over_epochs="max")
+
+
+@cache
+def epoch_metrics() -> dict[str, Metric]:
+    """The metrics of an epoch, by name, in the order of the report's columns.
+
+    Not built when this module is imported: a package that registers a metric may import it.
+
+    Raises:
+        ValueError: two have the same name.
+    """
+    of_training = [_registered("train", name, column=None) for name in batch_metrics()]
+    of_evaluation = [_registered("eval", name) for name in METRICS.names()]
+    times = [EPOCH_S, TRAIN_S, EVAL_S, SAVE_S, FIRST_BATCH_S, DATA_WAIT_S, DATA_WAIT_PCT, COMPUTE_S]
+    of_machine = [IMAGES_PER_S, HOST_PEAK_MIB, GPU_PEAK_MIB]
+    table = [*times, TRAIN_LOSS, *of_training, EVAL_LOSS, *of_evaluation, *of_machine]
+    by_name = {metric.name: metric for metric in table}
+    if twice := {metric.name for metric in table if metric is not by_name[metric.name]}:
+        raise ValueError(f"two metrics are called {', '.join(sorted(twice))}; choose another name in vitmnist/metrics")
+    return by_name
+
+
+def _registered(split: str, name: str, **changes: Any) -> Metric:
+    """The row of a registered metric for a split."""
+    description = METRICS.description_of(name)
+    fields = vars(description) | {"tag": f"{split}/{description.tag}"} | changes
+    return Metric(metric_name(split, name), over_epochs="last", **fields)
+
+
+@cache
+def summary_metrics() -> dict[str, Metric]:
+    """The metrics that also describe a run as a whole, by their keys in its summary."""
+    shown = {f"{metric.name}_{metric.over_epochs}": metric for metric in epoch_metrics().values() if metric.column}
+    return {**shown, "eval_acc_best": replace(epoch_metrics()["eval_acc"], over_epochs="max")}
+
+
+def find_metric(name: str, key: str) -> Metric:
+    """The metric of an epoch that is called `name` or `eval_NAME`; `key` is where the configuration names it.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    by_name = epoch_metrics()
+    if metric := by_name.get(name) or by_name.get(metric_name("eval", name)):
+        return metric
+    raise ConfigError(f"{key}={name}: not a metric of an epoch; {allowed_names(name, by_name)}")
+
+
+def search_objective(config: Config | DictConfig) -> Metric:
+    """The metric that a search optimises: `sweep.objective`, or else `monitor`; raises like `find_metric`."""
+    name = config.sweep.objective
+    return find_metric(config.monitor, "monitor") if name is None else find_metric(name, "sweep.objective")
