@@ -28,7 +28,7 @@ from vitmnist.config.values import to_plain_dict
 from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import DataError, classify
-from vitmnist.loaders.auto import AutoOptions, LoaderSelection, ResidentBatch, candidate_of, select_loader
+from vitmnist.loaders.auto import AutoOptions, LoaderSelection, candidate_of, select_loader
 from vitmnist.loaders.base import LOADERS, Loader, needs_of
 from vitmnist.losses import LOSSES
 from vitmnist.metrics.epoch_table import EPOCH_S, EVAL_S, SAVE_S, TRAIN_S, find_metric
@@ -259,9 +259,6 @@ class Trainer:
         """Time the loaders with the run's own training step, then restore its state."""
         train, sampler = data.dataset.train, data.sampler
         initial = copy.deepcopy(step.state_dict())
-
-        # Before the timing, so that the memory of compiling does not count as memory that a loader must leave free.
-        step.compile(ResidentBatch(train, sampler, step.device))
 
         def as_candidate(loader: Loader) -> Candidate:
             step.compile(loader)  # once more if the loader delivers floats

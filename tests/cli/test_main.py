@@ -109,7 +109,6 @@ MISTAKES_OF_RUNS = {  # also in the command line, and found when a run is set up
     "data.root=/nowhere logger=[tensorboard,{name:wandb,team:us}]": "logger.1.team: there is no such key",
     "patience=2": "patience=2: needs a validation split",
     "device=cuda:99": "device=cuda:99: torch sees ",
-    "data/loader=prefetch data/loader@data.loader.base=auto": "prefetch cannot wrap auto",
     "data/loader=auto data.loader.candidates=[rem]": "data.loader.candidates=rem: not known; did you mean 'ram'?",
     "data/loader=cache data.loader.folder=file": "the cache folder file cannot be used: ",
     "data/dataset=image_folder data.dataset.path=nowhere": "data.dataset.path=nowhere: there is no such folder",

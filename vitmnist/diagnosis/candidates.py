@@ -41,17 +41,20 @@ Form = Literal["exact", "tensor"]
 class ImitatedStep:
     """Takes as long as a step of a script, and as much processor time, on as many threads.
 
-    The work is a fixed number of hashes, by their processor time without workers, so it takes longer where these use
-    the cores. For the rest of the time it sleeps.
+    The work is a fixed number of hashes, calibrated while no workers run. So it takes longer where workers use the
+    cores, as the step of the script does. For the rest of the time it sleeps.
     """
 
     def __init__(self, step_s: float, cores: float) -> None:
-        self.threads, self._hashes, self._block = max(1, round(cores)), 1000, bytes(2**15)
-        self._pool, share = ThreadPoolExecutor(self.threads), min(cores / self.threads, 1.0)
+        self.threads = max(1, round(cores))
+        busy_share = min(cores / self.threads, 1.0)
+        self._pool = ThreadPoolExecutor(self.threads)
+        self._block = bytes(2**15)
+        self._hashes = 1000
         began = time.thread_time()
         self._compute()
-        self._hashes = round(share * step_s * self._hashes / (time.thread_time() - began))
-        self._rest_s = (1 - share) * step_s
+        self._hashes = round(busy_share * step_s * self._hashes / (time.thread_time() - began))
+        self._rest_s = (1 - busy_share) * step_s
 
     def __call__(self, batch: object) -> None:
         others = [self._pool.submit(self._compute) for _ in range(self.threads - 1)]
@@ -62,7 +65,7 @@ class ImitatedStep:
 
     def _compute(self) -> None:
         for _ in range(self._hashes):
-            sha256(self._block)  # releases the interpreter's lock
+            sha256(self._block)  # Releases the interpreter's lock
 
 
 def add_alternatives(benchmark: Benchmark, loader: DataLoader[object], now: Candidate) -> dict[str, float]:

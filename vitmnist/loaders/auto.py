@@ -21,16 +21,16 @@ from vitmnist.data.randomness import preserved_random_state
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource
 from vitmnist.errors import ConfigError, allowed_names
-from vitmnist.loaders.base import LOADERS, Batches, LoadedBatch, Loader, Place, WrapperOptions, needs_of, place_of
+from vitmnist.loaders.base import LOADERS, Batches, LoadedBatch, Loader, Place, needs_of, place_of
 from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.memory import Memory, check_fits, peak_memory
 from vitmnist.store.tree import map_tensors
 from vitmnist.timing.benchmark import Benchmark, Candidate, Step, as_one_argument_step, rows_of
-from vitmnist.timing.table import Figure, Row, format_rows, format_s
+from vitmnist.timing.table import Figure, Row, format_rows
 
 
 @dataclass
-class AutoOptions(WrapperOptions):
+class AutoOptions:
     """See `conf/data/loader/auto.yaml`."""
 
     batches: int = bounded(30, at_least=1)
@@ -40,25 +40,19 @@ class AutoOptions(WrapperOptions):
 
 @dataclass(frozen=True)
 class LoaderSelection:
-    """The name of the selected loader, the reason, and the table of expected seconds of an epoch.
-
-    `model_alone_s` is an epoch of the model over one batch that is already on the device; None without a model.
-    """
+    """The name of the selected loader, the reason, and the rows of the table."""
 
     name: str
     reason: str
     candidates: list[Row]
-    model_alone_s: float | None
 
     def table(self) -> str:
         """The table as text."""
-        alone_s = self.model_alone_s
-        alone = "" if alone_s is None else f"(the model alone, without loading: {format_s(alone_s)})\n"
-        return f"{format_rows(self.candidates)}\n{alone}chosen: {self.name}, {self.reason}"
+        return f"{format_rows(self.candidates)}\nchosen: {self.name}, {self.reason}"
 
 
 class ResidentBatch(Loader):
-    """Repeats one batch that is already on the device, to time a model that never waits for data."""
+    """Repeats one batch that is already on the device, for a model that never waits for data."""
 
     def __init__(self, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
@@ -131,13 +125,11 @@ def select_loader(
                 trials.add(name, partial(trials.build, name))
         trials.run(options.batches, options.seconds * len(trials.candidates))
     rows = rows_of(trials.candidates, len(sampler), is_compared=False)
-    alone = rows.pop(0).epoch_s if as_candidate else None
     epochs_s = {row.name: row.epoch_s for row in rows if row.epoch_s}
     if not epochs_s:
         raise ConfigError("\n".join(["no candidate can be used:", *(f"{row.name}: {row.error}" for row in rows)]))
     name = min(epochs_s, key=lambda name: epochs_s[name].median)
-    selection = LoaderSelection(name, _reason(name, epochs_s), rows, alone.median if alone else None)
-    return selection, trials.data_for(name)
+    return LoaderSelection(name, _reason(name, epochs_s), rows), trials.data_for(name)
 
 
 def _names_to_try(options: AutoOptions) -> list[str]:
@@ -154,7 +146,7 @@ def _names_to_try(options: AutoOptions) -> list[str]:
 
 @dataclass
 class LoaderTrials(Benchmark):
-    """Times the loaders of `auto`, after the model alone if there is one. See `select_loader` for the arguments."""
+    """Times the loaders that fit into memory next to the model; the arguments are those of `select_loader`."""
 
     data: SampleSource
     sampler: EpochSampler
@@ -169,7 +161,6 @@ class LoaderTrials(Benchmark):
             model = self.as_candidate(ResidentBatch(self.data, self.sampler, self.device))
             model.is_required = True  # An error is one of the step.
             self.model_memory, _ = peak_memory(model.time_block, self.device)
-            self.candidates.append(model)
 
     def data_for(self, name: str) -> SampleSource:
         """The set for a loader of this name: the decoded one, if the loader keeps all samples in memory."""

@@ -44,10 +44,6 @@ class Place(Enum):
     NOWHERE = "nowhere"
 
 
-class WrapperOptions:
-    """Base class for the options of a loader that wraps another one. Such loaders do not wrap each other."""
-
-
 class Loader(ABC):
     """Delivers the batches of a sampler on a device.
 

@@ -43,18 +43,18 @@ def make_loader(
     Args:
         name: disk, ram, gpu_slice, prefetch, cache, auto, or your own, passed to `register`.
         data: a split of `load_dataset`; a pair `(images, labels)` of tensors or NumPy arrays with the same first
-            dimension, which are not copied; or, for disk, ram, cache and prefetch, any map-style
-            `torch.utils.data.Dataset`. ram and cache refuse random samples; they cannot see a generator that is made
-            for each sample, such as `default_rng()`, or `secrets`.
+            dimension, which are not copied; or any map-style `torch.utils.data.Dataset`. All but disk and prefetch of
+            disk refuse random samples; they cannot see a generator that is made for each sample, such as
+            `default_rng()`, or `secrets`.
         batch_size: samples in a batch, of all ranks together.
         device: where batches are delivered; `auto` is the first CUDA device, or the CPU.
         seed: of the order, at least 0; every loader delivers the same batches for the same seed.
         shuffle: sample, batch or none; see `EpochSampler`.
         drop_last: leave out a last batch shorter than `batch_size`.
-        step: for `auto`, a function `step(images, labels)` that trains on a batch (`step(batch)` if samples are not
-            pairs), with which the candidates are timed. It really trains, on a few dozen batches per candidate and more
-            with many workers: give it a copy of the model, or load the model's weights afterwards. Random generators
-            are restored.
+        step: a function `step(images, labels)` that trains on a batch (`step(batch)` if samples are not pairs), with
+            which `auto` times its candidates. It really trains, on a few dozen batches per candidate and more with
+            many workers: give it a copy of the model, or load the model's weights afterwards. Random generators are
+            restored.
         rank: of this process, where several train one model and each gets its part of every batch. By default the rank
             in `torch.distributed`, if it is initialised; 0 in a single process.
         world_size: the number of these processes.
@@ -68,12 +68,10 @@ def make_loader(
     """
     loaded = loadable(data, seed)
     sampler = EpochSampler(len(loaded), batch_size, seed, shuffle, drop_last, *_ranks(rank, world_size))
-    if step and name != "auto":
-        raise ConfigError(f"step: is timed by auto; {name} has no use for it")
     target = choose_device(str(device))
     if target.type == "cpu":
         keep_freed_memory()
-    parts = (loaded, sampler, target, *([step] if step else []))
+    parts = (loaded, sampler, target, *([step] if step and name == "auto" else []))
     return LOADERS.build(_complete({"name": name, **options}), *parts, key="")
 
 
