@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from typing import Any
 
 import torch
 
@@ -63,21 +62,6 @@ class ResidentBatch(Loader):
         yield from repeat(self._batch, len(self) - start)
 
 
-def candidate_of(
-    loader: Loader,
-    device: torch.device,
-    step: Callable[[Any], object] | None = None,
-    epoch: Callable[[int], Any] | None = None,
-) -> Candidate:
-    """A loader as a candidate; a short last batch is not timed, because its time would mislead.
-
-    Args:
-        epoch: yields the step's arguments for an epoch; by default `loader.epoch`.
-    """
-    sampler = loader.sampler
-    return Candidate(loader, device, step, epoch or loader.epoch, sampler.size // sampler.batch_size or 1)
-
-
 @LOADERS.register("auto", AutoOptions)
 def auto(
     options: AutoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device, step: Step | None = None
@@ -90,7 +74,7 @@ def auto(
     Raises:
         ConfigError: no candidate can be used.
     """
-    as_candidate = partial(candidate_of, device=device, step=as_one_argument_step(step)) if step else None
+    as_candidate = partial(Candidate, device=device, step=as_one_argument_step(step)) if step else None
     # The number of steps depends on the time they take, but what they draw must not change what follows.
     with preserved_random_state(device=device):
         selection, data = select_loader(options, data, sampler, device, as_candidate=as_candidate)
@@ -170,12 +154,12 @@ class LoaderTrials(Benchmark):
     def build(self, name: str) -> Candidate:
         """A loader, if there is memory for it next to the model and the loaders that were built before."""
         values, data = LOADERS.complete({"name": name}), self.data_for(name)
-        check_fits(name, needs_of(values, [(data, self.sampler)], self.device), self.device, self.model_memory)
+        check_fits(name, needs_of(values, data, self.sampler, self.device), self.device, self.model_memory)
         started = time.perf_counter()
         loader = LOADERS.build(values, data, self.sampler, self.device)
         set_up_s = time.perf_counter() - started
         self.decoded = self.decoded or loader.decoded
-        candidate = self.as_candidate(loader) if self.as_candidate else candidate_of(loader, self.device)
+        candidate = self.as_candidate(loader) if self.as_candidate else Candidate(loader, self.device)
         candidate.set_up_s = set_up_s
         return candidate
 

@@ -55,7 +55,7 @@ class PrefetchLoader(Loader):
     @classmethod
     def needs(cls, options: PrefetchOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> Memory:
         """What the base needs; the queue holds a few batches."""
-        return needs_of(_base_values(options, data), [(data, sampler)], device)
+        return needs_of(_base_values(options, data), data, sampler, device)
 
     def batches(self, epoch: int, start: int) -> Batches:
         # The thread must not refer to this loader, which refers to it: in a reference cycle, an abandoned loader would
