@@ -32,7 +32,8 @@ from vitmnist.store.tree import tree_map
 
 Tensors = TypeVar("Tensors", bound="TensorSet")
 Sample = TypeVar("Sample")
-CHUNK = 1024  # samples of a set of tensors that are written at a time
+CHUNK = 1024
+"""Samples of a set of tensors that are written at a time."""
 
 
 class SampleSource(ABC):
@@ -140,9 +141,10 @@ class TensorSet(SampleSource):
         self.check_on_host()
         return self
 
-    def part(self: Tensors, span: slice) -> Tensors:
-        """The samples of a span, as views."""
-        return replace(self, images=self.images[span], labels=self.labels[span])
+    def taken(self: Tensors, rows: slice | Tensor) -> Tensors:
+        """The samples at these indices, int64 `[N]`: views if they are a slice, else copied into memory."""
+        images, labels = self.read(rows)
+        return replace(self, images=images, labels=labels, is_mapped=self.is_mapped and isinstance(rows, slice))
 
     def check_on_host(self) -> None:
         """Raise `DataError` if the tensors are not in host memory."""
