@@ -215,28 +215,28 @@ class ColorJitter(Operation):
     """
 
     def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor, ...]:
-        """The factors of those that are not 0, float32 `[B, 1, 1, 1]`, then the turns, `[B, 1, 1]`."""
+        """The factors of brightness, contrast and saturation, float32 `[B, 1, 1, 1]`, then the turns, `[B, 1, 1]`."""
         options = self.options
         strengths = enumerate((options.brightness, options.contrast, options.saturation))
-        bounds = [(index, max(0.0, 1 - strength), 1 + strength) for index, strength in strengths if strength]
-        factors = [random_uniform(keys, *bound).float()[:, None, None, None] for bound in bounds]
-        return *factors, random_uniform(keys, 3, -options.hue, options.hue).float()[:, None, None]
+        factors = [random_uniform(keys, index, max(0.0, 1 - most), 1 + most).float() for index, most in strengths]
+        turns = random_uniform(keys, 3, -options.hue, options.hue).float()
+        return *(factor[:, None, None, None] for factor in factors), turns[:, None, None]
 
-    def forward(self, images: Tensor, *drawn: Tensor) -> Tensor:
+    def forward(
+        self, images: Tensor, brightness: Tensor, contrast: Tensor, saturation: Tensor, turns: Tensor
+    ) -> Tensor:
         """In place, except for the hue."""
         channels = images.shape[1]
         if channels not in (1, 3):
             raise DataError(f"color_jitter: takes images of 1 or 3 channels, found {channels}; leave it out")
-        *factors, turns = drawn
-        factor = iter(factors)
         if self.options.brightness:
-            images.mul_(next(factor)).clamp_(0, 1)
+            images.mul_(brightness).clamp_(0, 1)
         if self.options.contrast:
             # Row by row: of a single image, torch would divide one sum among its threads, and round it accordingly.
             mean = _luma(images).contiguous().mean(dim=3, keepdim=True).mean(dim=2, keepdim=True)
-            torch.lerp(mean, images, next(factor), out=images).clamp_(0, 1)
+            torch.lerp(mean, images, contrast, out=images).clamp_(0, 1)
         if self.options.saturation and channels == 3:
-            torch.lerp(_luma(images), images, next(factor), out=images).clamp_(0, 1)
+            torch.lerp(_luma(images), images, saturation, out=images).clamp_(0, 1)
         if self.options.hue and channels == 3:
             images = _turn_hue(images, turns)
         return images

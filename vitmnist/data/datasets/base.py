@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vitmnist.config.schema import DataConfig
 from vitmnist.config.validation import bounded, validate
-from vitmnist.data.channel_statistics import channel_statistics
+from vitmnist.data.channel_statistics import channel_statistics, check_statistics
 from vitmnist.data.images import ImageReader, Mode, Pixels
 from vitmnist.data.sources import DatasetSource, SampleSource, TensorSet, digest
 from vitmnist.errors import ConfigError, DataError, classify
@@ -321,12 +321,12 @@ def configured_statistics(normalize: object, channels: int | None = None) -> Sta
     if normalize != "imagenet" and not isinstance(normalize, Mapping):
         raise ConfigError(f"{key}={normalize}: must be dataset, imagenet, or {{mean: [..], std: [..]}}")
     statistics = validate(Statistics, normalize, key) if isinstance(normalize, Mapping) else IMAGENET
-    sizes = len(statistics.mean), len(statistics.std)
-    if sizes[0] != sizes[1] or (channels and sizes[0] != channels):
-        needed = f"; the images have {channels} (data.dataset.mode of a folder)" if channels else ""
-        raise ConfigError(f"{key}={normalize}: has {sizes[0]} means and {sizes[1]} deviations{needed}")
-    if not all(0 <= mean <= 1 for mean in statistics.mean) or not all(0 < std <= 1 for std in statistics.std):
-        raise ConfigError(f"{key}={normalize}: must be those of images scaled to 0…1")
+    check_statistics(key, statistics.mean, statistics.std)
+    if channels and len(statistics.mean) != channels:
+        raise ConfigError(
+            f"{key}={normalize}: has {len(statistics.mean)} means, and the images have {channels} channels "
+            "(data.dataset.mode of a folder)"
+        )
     return statistics
 
 
