@@ -191,7 +191,7 @@ def test_a_cache_in_a_read_only_folder_is_used(tmp_path: Path, monkeypatch: pyte
 
 def test_samples_of_different_shapes_are_named(tmp_path: Path) -> None:
     ragged = Made(lambda index: (torch.zeros(2 + (index // 256)), index), 300)
-    with pytest.raises(DataError, match=r"from 256 on are torch.float32 \[3\] and .*, those before torch.float32 \[2\]"):
+    with pytest.raises(DataError, match=r"256 on are torch.float32 \[3\] and .*, those before torch.float32 \[2\]"):
         make_loader("cache", ragged, folder=str(tmp_path), **ORDER)
 
 
