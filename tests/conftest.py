@@ -28,7 +28,7 @@ from vitmnist.errors import ExitCode
 from vitmnist.runtime.cpu import available_cores
 
 PLAIN = "log.images_every_epochs=null"  # drawing images takes most of the time of a short run
-BRIEF = ("data.loader.seconds=0.1", "data.loader.worker_counts=[]")  # `auto` times each loader for seconds
+BRIEF = ("data.loader.seconds=0.1",)  # `auto` times each loader for seconds
 STATEFUL = ("schedule=one_cycle", "ema_decay=0.9", "data/augment=shift")  # what a resumed run has to continue
 CallHere = Callable[..., "subprocess.CompletedProcess[str]"]
 Train = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -7,7 +7,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -22,7 +22,7 @@ from tqdm import tqdm
 from vitmnist.augment.preprocess import Preprocess, build_augment
 from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.manager import Checkpoint, CheckpointManager, load_checkpoint
-from vitmnist.checkpoint.storage import read_initial_weights
+from vitmnist.checkpoint.weights import read_initial_weights
 from vitmnist.config.schema import Config
 from vitmnist.config.values import to_plain_dict
 from vitmnist.data.datasets.base import Dataset, Split
@@ -41,7 +41,7 @@ from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.timing.benchmark import Candidate
 from vitmnist.tracking.environment import PeakMemory, describe_environment
-from vitmnist.tracking.epoch_record import EpochRecord, Monitor, check_metrics, epoch_record, may_train_longer
+from vitmnist.tracking.epoch_record import EpochRecord, Monitor, check_metrics, epoch_record
 from vitmnist.tracking.images import epoch_images
 from vitmnist.tracking.log import log_early_stop, log_epoch, log_setup, log_test, log_verdict
 from vitmnist.tracking.loggers import LOGGERS, Logger, parse_loggers
@@ -150,13 +150,13 @@ class Trainer:
                     self.folder, config, data.dataset, step, result, self.stop, world, self.monitor
                 )
                 progress = self.restore(data, checkpoints)
-                recorder = self.open_records(data, step, loaders, checkpoints)
+                recorder = self.open_records(loaders, checkpoints)
                 data = replace(data, checkpoint=None, weights=None)  # frees their memory
                 # `finish_epoch` adds the wait for the first batch.
                 result.setup_s = time.time() - result.began_at - (result.compile_s or 0.0)
                 # From here on a signal stops the run after a step, when it can be saved. Before, nothing can be lost.
                 until_recorded.enter_context(self.stop.listening(deadline))
-                while not recorder.is_done():
+                while progress.metrics.steps or not recorder.is_done():  # an epoch under way is completed first
                     with recorder.instrument(progress, "train", loaders.train) as after_step:
                         train = train_epoch(step, loaders.train, progress, after_step)
                     with recorder.instrument(progress, data.dataset.eval_split, loaders.evaluation) as after_step:
@@ -171,7 +171,7 @@ class Trainer:
                 loader_options = loaders.options
                 self.loader_stack.close()
                 del loaders, recorder  # with their sets: there may be no memory for a third one
-                self.evaluate_on_test(data.dataset, step, loader_options, checkpoints)
+                self.evaluate_on_test(loader_options, checkpoints)
             log_verdict(result)
         return result
 
@@ -236,8 +236,9 @@ class Trainer:
         sets = [(train, data.sampler), (evaluated, self.eval_sampler(evaluated, step))]
         values, selection = self.config.data.loader, None
         if isinstance(options := LOADERS.member(values)[1], AutoOptions):
-            selection = self.time_loaders(options, sets, step) if self.world.is_main else None
-            values = self.world.broadcast_object(lambda: selection.values if selection else values)
+            selection = self.time_loaders(options, data, step) if self.world.is_main else None
+            name = self.world.broadcast_object(lambda: selection.name if selection else None)
+            values = LOADERS.complete({"name": name})
         # All together, because the first loader may leave no room for the second.
         needs = needs_of(values, sets, self.device)
         check_fits(values["name"], needs, self.device, others=("ram", "cache", "disk"))
@@ -254,23 +255,21 @@ class Trainer:
         batch_size = self.world.broadcast_object(lambda: step.microbatch_size) * self.world.size
         return EpochSampler(len(split), batch_size, 0, "none", rank=self.world.rank, ranks=self.world.size)
 
-    def time_loaders(
-        self, options: AutoOptions, sets: Sequence[tuple[Split, EpochSampler]], step: TrainStep
-    ) -> LoaderSelection:
+    def time_loaders(self, options: AutoOptions, data: Data, step: TrainStep) -> LoaderSelection:
         """Time the loaders with the run's own training step, then restore its state."""
-        train, *others = sets
+        train, sampler = data.dataset.train, data.sampler
         initial = copy.deepcopy(step.state_dict())
 
         # Before the timing, so that the memory of compiling does not count as memory that a loader must leave free.
-        step.compile(ResidentBatch(*train, step.device))
+        step.compile(ResidentBatch(train, sampler, step.device))
 
-        def timed(loader: Loader) -> Candidate:
+        def as_candidate(loader: Loader) -> Candidate:
             step.compile(loader)  # once more if the loader delivers floats
             return candidate_of(loader, step.device, step, lambda epoch: step.batches(loader, epoch))
 
         log.info("timing %s for a few batches each", ", ".join(options.candidates or ()) or "all loaders")
         try:
-            selection, _ = select_loader(options, *train, step.device, timed=timed, also=others)
+            selection, _ = select_loader(options, train, sampler, step.device, as_candidate=as_candidate)
         finally:
             step.load_state_dict(initial)
             step.model.zero_grad()
@@ -290,8 +289,8 @@ class Trainer:
         """Record dataset, loader choice, options of the step and environment."""
         result, world = self.result, self.world
         if loaders.selection:
-            result.choices["loader"] = loaders.selection.values["name"]
-            result.auto = loaders.selection.record()
+            result.choices["loader"] = loaders.selection.name
+            result.auto = asdict(loaders.selection)
         result.loader, result.eval_split = {**loaders.train.settings}, dataset.eval_split
         result.trainer, result.compile_s = asdict(step.config), step.compile_s or None
         result.dataset = {
@@ -326,13 +325,11 @@ class Trainer:
         """The progress of the next epoch, at its beginning."""
         return EpochProgress(len(self.result.epochs), sampler, self.device, self.config.log.every_steps, self.world)
 
-    def open_records(
-        self, data: Data, step: TrainStep, loaders: Loaders, checkpoints: CheckpointManager
-    ) -> EpochRecorder:
+    def open_records(self, loaders: Loaders, checkpoints: CheckpointManager) -> EpochRecorder:
         """Log the run, open its loggers, and remove what was recorded after the checkpoint."""
-        result, folder, before = self.result, self.folder, data.checkpoint
+        result, folder = self.result, self.folder
         peak_memory = PeakMemory(self.device)  # after set-up, whose memory it must not count
-        log_setup(self.config, result, data.dataset, step, loaders.train, self.world)
+        log_setup(self.config, result, checkpoints.dataset, checkpoints.step, loaders.train, self.world)
         loggers: list[Logger] = []
         if self.world.is_main:
             loggers += [
@@ -342,23 +339,15 @@ class Trainer:
             result.write_epochs(folder)  # drops what was recorded after the checkpoint, and a row that was cut off
             for earlier in ("result.json", f"{storage.FOLDER}/final.safetensors"):
                 (folder / earlier).unlink(missing_ok=True)
-        return EpochRecorder(
-            checkpoints=checkpoints,
-            loaders=loaders,
-            loggers=loggers,
-            peak_memory=peak_memory,
-            must_train=before is not None
-            and (bool(before.progress) or may_train_longer(before.config, to_plain_dict(self.config))),
-        )
+        return EpochRecorder(checkpoints, loaders, loggers, peak_memory)
 
-    def evaluate_on_test(
-        self, dataset: Dataset, step: TrainStep, loader_options: Mapping[str, Any], checkpoints: CheckpointManager
-    ) -> None:
+    def evaluate_on_test(self, loader_options: Mapping[str, Any], checkpoints: CheckpointManager) -> None:
         """Evaluate the best weights on the test split, if epochs were evaluated on a validation split.
 
         Raises:
             TrainingError: a loss or metric that no record may have.
         """
+        dataset, step = checkpoints.dataset, checkpoints.step
         if dataset.validation is None or dataset.test is None:
             return
         name, sampler = checkpoints.load_best_weights(), self.eval_sampler(dataset.test, step)
@@ -367,7 +356,7 @@ class Trainer:
         values = {key.replace("eval_", "test_"): value for key, value in metrics.items() if key.startswith("eval_")}
         check_metrics(values, "test split")
         self.result.test = {"weights": name, **values}
-        log_test(self.result, self.monitor)
+        log_test(self.result.test)
 
 
 @dataclass(eq=False)
@@ -376,7 +365,6 @@ class EpochRecorder:
 
     Args:
         loggers: of rank 0; the other ranks have none.
-        must_train: a run that had stopped early trains on, because it may train longer than before.
         is_first_epoch: no epoch has ended since the start or resume of this process.
     """
 
@@ -384,7 +372,6 @@ class EpochRecorder:
     loaders: Loaders
     loggers: list[Logger]
     peak_memory: PeakMemory
-    must_train: bool
     is_first_epoch: bool = True
 
     def __post_init__(self) -> None:
@@ -394,8 +381,8 @@ class EpochRecorder:
 
     def is_done(self) -> bool:
         """Whether all epochs are done, or none has been better for as long as `patience` allows."""
-        epochs, must_train = self.result.epochs, self.must_train and self.is_first_epoch
-        return len(epochs) >= self.config.epochs or (self.monitor.is_exhausted(epochs) and not must_train)
+        epochs = self.result.epochs
+        return len(epochs) >= self.config.epochs or self.monitor.is_exhausted(epochs)
 
     @contextmanager
     def instrument(self, progress: EpochProgress, split: str, loader: Loader) -> Iterator[AfterStep]:

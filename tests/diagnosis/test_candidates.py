@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from tests.support.samples import Made
 from vitmnist import from_dataloader
 from vitmnist.diagnosis.candidates import ImitatedStep, best_change, decode_part, time_parts, try_loaders
-from vitmnist.diagnosis.observer import LoaderInfo, Loop, Pass
+from vitmnist.diagnosis.loops import LoaderInfo, Loop, Pass
 from vitmnist.timing.table import Figure, Row, format_rows
 
 
@@ -64,9 +64,7 @@ def loop_over(dataset: Any, **options: Any) -> Loop:
     """A loop of a script over 10 batches, with a step of 1 ms."""
     loader = DataLoader(dataset, 4, **options)
     passes = [Pass(0.0, 1.0, object, batches=10, is_exhausted=True)]
-    return Loop(
-        LoaderInfo("Made", 40, 4, 0, "mine.py:1"), loader, DataLoader, passes=passes, batches=10, steps_s=[0.001]
-    )
+    return Loop(LoaderInfo("Made", 40, 4, 0, "mine.py:1"), loader, passes=passes, batches=10, steps_s=[0.001])
 
 
 @pytest.mark.parametrize(

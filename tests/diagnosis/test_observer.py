@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.scripts import SLOW_DATA, diagnose
-from vitmnist.diagnosis.observer import LoaderInfo, Unmeasured
+from vitmnist.diagnosis.loops import LoaderInfo, Unmeasured
 from vitmnist.diagnosis.report import Incomplete
 
 
@@ -26,9 +26,8 @@ for epoch in range(2):
 iterator = iter(DataLoader(Slow(), batch_size=2, num_workers=1))
 assert len(iterator) == 12 and iter(iterator) is iterator and iterator._num_workers == 1
 """
-    ended, report = diagnose(tmp_path, script, "--warm-up=3", "--fail-above=10")
-    assert ended.returncode == 1
-    assert "% of the time, which exceeds --fail-above 10%" in ended.stderr
+    ended, report = diagnose(tmp_path, script, "--warm-up=3")
+    assert ended.returncode == 0, ended.stderr
     assert (report["incomplete"], report["exit_code"], report["steps"]) == (None, 0, 24)
     main, workers, stream, fast, slow, *rebuilt = report["loops"]
     assert [loop["batches"] for loop in report["loops"]] == [21, 24, 24, 12, 12, 12, 8]
@@ -114,12 +113,11 @@ threading.Thread(target=fill).start()
 while batches.get() is not None:
     time.sleep(0.002)
 """
-    ended, report = diagnose(tmp_path, script, "--warm-up=0", "--fail-above=100")
+    ended, report = diagnose(tmp_path, script, "--warm-up=0")
     (loop,) = report["loops"]
     assert (report["waiting_pct"], report["bottleneck"], report["incomplete"]) == (None, None, Incomplete.OTHER_THREAD)
     assert (loop["batches"], loop["waiting_pct"], loop["unmeasured"]) == (24, None, Unmeasured.OTHER_THREAD)
-    assert "failed: nothing was measured to compare with --fail-above 100%" in ended.stderr
-    assert "waiting " not in ended.stderr
+    assert "verdict" not in ended.stderr
 
 
 def test_few_steps_have_figures_and_no_verdict_and_each_rank_a_file(tmp_path: Path) -> None:

@@ -24,8 +24,7 @@ from vitmnist.loaders.base import LOADERS
 
 LOADER_OPTIONS = {
     "disk": {"name": "disk", "num_workers": 0},
-    "disk, 1 worker": {"name": "disk", "num_workers": 1, "persistent_workers": False},
-    "disk, 2 persistent workers": {"name": "disk", "num_workers": 2},
+    "disk, 2 workers": {"name": "disk", "num_workers": 2},
     "ram": {"name": "ram"},
     "gpu_slice": {"name": "gpu_slice"},
     "cache": {"name": "cache"},
@@ -51,13 +50,12 @@ DATA = {
 }
 KINDS = {  # starting processes takes most of the time, hence one kind of data for each loader with workers
     "auto": ["split"],
-    "disk, 1 worker": ["split"],
-    "disk, 2 persistent workers": ["pair of tensors"],
+    "disk, 2 workers": ["pair of tensors"],
     "prefetch of disk, 0 workers": ["map-style dataset"],  # of which it starts one
     "prefetch of gpu_slice": ["split"],
     "prefetch of cache": ["map-style dataset"],
 }
-SLOW = (("disk, 1 worker", "split"), ("prefetch", "map-style dataset"))  # which starts two workers
+SLOW = (("prefetch", "map-style dataset"),)  # which starts two workers
 CASES = [
     pytest.param(label, data, marks=pytest.mark.slow if (label, data) in SLOW else ())
     for label in LOADER_OPTIONS
@@ -162,18 +160,6 @@ def test_workers_leave_ctrl_c_to_the_training_process(workers: Workers) -> None:
         time.sleep(0.2)
         assert len(list(batches)) == 7
     assert not workers()
-
-
-def test_a_default_device_of_torch_is_no_matter() -> None:
-    torch.set_default_device("meta")
-    try:
-        for name in ("ram", "gpu_slice"):  # `DataLoader` itself cannot bear it
-            pair = torch.arange(6, device="cpu"), torch.arange(6, device="cpu")
-            with make_loader(name, pair, batch_size=4, device="cpu", seed=0) as loader:
-                batches = list(loader.epoch(0))
-            assert sorted(value for images, _ in batches for value in images.tolist()) == list(range(6))
-    finally:
-        torch.set_default_device(None)
 
 
 def test_numbers_of_numpy_are_whole_numbers() -> None:

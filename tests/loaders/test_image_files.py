@@ -73,7 +73,7 @@ def test_contract(folder: Path, given: dict[str, Any], options: dict[str, Any]) 
     ("name", "options"),
     [
         ("prefetch", {"base": "disk"}),
-        ("auto", {"candidates": ["disk"], "batches": 1, "worker_counts": []}),
+        ("auto", {"candidates": ["disk"], "batches": 1}),
         pytest.param("disk", {"num_workers": 1}, marks=pytest.mark.slow),
     ],
 )

@@ -1,4 +1,4 @@
-"""`report.html` in a real browser: readable at any width and in both modes, without requests."""
+"""`report.html` in a real browser: readable at any width, without requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from docs.scripts.screenshots import CHROMIUM, chromium
-from tests.support.records import LOST, Records, a, rounds, write
+from tests.support.records import LOST, Records, a, write
 from vitmnist.report.write import write_report
 
 pytestmark = [
@@ -32,36 +32,18 @@ def page() -> Iterator[Page]:
         yield page
 
 
-def open_report(page: Page, folder: Path, width: int = 1280) -> None:
-    page.set_viewport_size({"width": width, "height": 844})
-    page.goto((folder / "report.html").as_uri())
-
-
-def overflow(page: Page) -> int:
-    """By how many pixels the page is wider than the window."""
-    return page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-
-
 @pytest.mark.parametrize("name", REPORTS)
 def test_nothing_overflows_the_page_and_nothing_is_requested(name: str, page: Page, tmp_path: Path) -> None:
     write_report([write(tmp_path, REPORTS[name])], tmp_path)
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     for width in (1280, 390):
-        open_report(page, tmp_path, width)
-        assert overflow(page) == 0, width
+        page.set_viewport_size({"width": width, "height": 844})
+        page.goto((tmp_path / "report.html").as_uri())
+        overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        assert page.evaluate(overflow) == 0, width
         expect(page.get_by_role("img", name="Seconds per epoch")).to_be_visible()
         for box in page.locator(".scroll").all():  # each fits, whatever it contains
             assert box.bounding_box()["width"] <= width
     assert set(asked) == {(tmp_path / "report.html").as_uri()}
     assert page.evaluate("window.hacked") is None
-
-
-def test_a_report_has_light_and_dark_mode(page: Page, tmp_path: Path) -> None:
-    write_report([write(tmp_path, rounds(2, disk=12.0, ram=0.75))], tmp_path)
-    for scheme, colour in (("light", "rgb(0, 0, 0)"), ("dark", "rgb(255, 255, 255)")):
-        page.emulate_media(color_scheme=scheme)
-        open_report(page, tmp_path, 1032)
-        for elements, name in (("p", "color"), ("svg text", "fill"), ('[style*="stroke: #000000"]', "stroke")):
-            styles = f"elements => elements.map(element => getComputedStyle(element).{name})"
-            assert set(page.locator(elements).evaluate_all(styles)) == {colour}

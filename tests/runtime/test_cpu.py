@@ -1,43 +1,13 @@
-"""Processor time of this process and of those that it has started."""
+"""What is known of the processor."""
 
 from __future__ import annotations
 
-import multiprocessing
-import subprocess
-import sys
-import time
-from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
 
 from vitmnist.runtime import cpu
-from vitmnist.runtime.cpu import CpuClock, has_bf16_units
-
-COMPUTE = "import time\nwhile time.process_time() < 0.3: pass"
-
-
-def compute(done: Event, finish: Event) -> None:
-    while time.process_time() < 0.3:
-        pass
-    done.set()
-    finish.wait()
-
-
-def test_processes_that_live_and_that_have_ended_are_counted() -> None:
-    context = multiprocessing.get_context("fork")
-    done, finish = context.Event(), context.Event()
-    living = context.Process(target=compute, args=(done, finish))
-    clock, began = CpuClock(), time.perf_counter()
-    subprocess.run([sys.executable, "-c", COMPUTE], check=True)
-    living.start()
-    assert done.wait(60)
-    cores, seconds = clock.cores(), time.perf_counter() - began
-    finish.set()
-    living.join()
-    assert cores.busy * seconds > 0.5
-    assert cores.busy <= cores.available + 0.5
-    assert str(cores) == f"{cores.busy:.1f} of {cores.available} cores busy"
+from vitmnist.runtime.cpu import has_bf16_units
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from vitmnist.augment.base import (
     random_boxes,
     random_uniform,
 )
-from vitmnist.config.validation import bounded
+from vitmnist.config.validation import config_field
 from vitmnist.errors import ConfigError, DataError
 
 LUMA = (0.2989, 0.587, 0.114)
@@ -30,7 +30,7 @@ LUMA = (0.2989, 0.587, 0.114)
 class ShiftOptions:
     """pixels: largest translation in each direction, in whole pixels."""
 
-    pixels: int = bounded(2, at_least=0)
+    pixels: int = config_field(2, at_least=0)
 
 
 @OPERATIONS.register("shift", ShiftOptions)
@@ -62,9 +62,9 @@ class Shift(Operation):
 class RandomResizedCropOptions:
     """size: side of the result, null: that of the image. scale: area of the crop. ratio: its width over height."""
 
-    size: int | None = bounded(None, at_least=1)
-    scale: tuple[float, float] = bounded((0.08, 1.0), above=0, at_most=1)
-    ratio: tuple[float, float] = bounded((0.75, 1.3333), above=0)
+    size: int | None = config_field(None, at_least=1)
+    scale: tuple[float, float] = config_field((0.08, 1.0), above=0, at_most=1)
+    ratio: tuple[float, float] = config_field((0.75, 1.3333), above=0)
 
 
 @OPERATIONS.register("random_resized_crop", RandomResizedCropOptions)
@@ -110,7 +110,7 @@ def _resampled(first: Tensor, end: Tensor, side: int, to_side: int) -> Tensor:
 class HorizontalFlipOptions:
     """p: probability."""
 
-    p: float = bounded(0.5, at_least=0, at_most=1)
+    p: float = config_field(0.5, at_least=0, at_most=1)
 
 
 @OPERATIONS.register("horizontal_flip", HorizontalFlipOptions)
@@ -133,9 +133,9 @@ class HorizontalFlip(Operation):
 class RandomErasingOptions:
     """p: probability. scale: area of the box as a share of the image's. ratio: its height over width."""
 
-    p: float = bounded(0.5, at_least=0, at_most=1)
-    scale: tuple[float, float] = bounded((0.02, 0.33), at_least=0, at_most=1)
-    ratio: tuple[float, float] = bounded((0.3, 3.3), above=0)
+    p: float = config_field(0.5, at_least=0, at_most=1)
+    scale: tuple[float, float] = config_field((0.02, 0.33), at_least=0, at_most=1)
+    ratio: tuple[float, float] = config_field((0.3, 3.3), above=0)
 
 
 @OPERATIONS.register("random_erasing", RandomErasingOptions)
@@ -156,9 +156,9 @@ class RandomErasing(Operation):
 class ColorJitterOptions:
     """brightness, contrast, saturation: the factors are 1 - x to 1 + x, at least 0."""
 
-    brightness: float = bounded(0.2, at_least=0)
-    contrast: float = bounded(0.2, at_least=0)
-    saturation: float = bounded(0.2, at_least=0)
+    brightness: float = config_field(0.2, at_least=0)
+    contrast: float = config_field(0.2, at_least=0)
+    saturation: float = config_field(0.2, at_least=0)
 
 
 @OPERATIONS.register("color_jitter", ColorJitterOptions)
@@ -208,7 +208,7 @@ QUANTILES = 4096
 class MixingOptions:
     """alpha: of the distribution Beta(alpha, alpha) of the weights; near 0 mixes few images, 1 is uniform."""
 
-    alpha: float = bounded(1.0, above=0, at_most=10)
+    alpha: float = config_field(1.0, above=0, at_most=10)
 
 
 class BetaMixing(Mixing):

@@ -24,7 +24,7 @@ from types import ModuleType
 
 from vitmnist.cli.command import command
 from vitmnist.diagnosis.observer import Observer
-from vitmnist.diagnosis.report import describe_script, format_report, why_failed
+from vitmnist.diagnosis.report import describe_script, format_report
 from vitmnist.errors import DataError, ExitCode
 
 
@@ -36,8 +36,6 @@ def _parse(parser: ArgumentParser) -> Namespace:
     parser.add_argument("--warm-up", type=int, default=10, help="batches before that (10)")
     parser.add_argument("--stop", action="store_true", help="end the script when they have been observed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
-    limit = "exit with 1 if the script waits for its loaders for more than this percentage of the time"
-    parser.add_argument("--fail-above", type=float, metavar="PCT", help=limit)
     parser.add_argument("-m", dest="module", nargs=REMAINDER, help="run a module, as python -m does")
     parser.add_argument("script", nargs=REMAINDER, help="the script and its arguments")
     options = parser.parse_args()
@@ -47,8 +45,6 @@ def _parse(parser: ArgumentParser) -> Namespace:
         parser.error(f"--steps {options.steps}: must be at least 1")
     if options.warm_up < 0:
         parser.error(f"--warm-up {options.warm_up}: must be at least 0")
-    if options.fail_above is not None and not 0 <= options.fail_above <= 100:
-        parser.error(f"--fail-above {options.fail_above:g}: must be from 0 to 100")
     if not (options.module or options.script):
         parser.error("which script? Type SCRIPT.py or -m package.module after the options")
     return options
@@ -56,22 +52,19 @@ def _parse(parser: ArgumentParser) -> Namespace:
 
 @command("diagnose", _parse)
 def main(options: Namespace) -> None:
-    json_file: Path | None = options.json and options.json.absolute()  # the script may change the working directory
-    if options.json:
-        options.json.parent.stat()  # raises if there is none, before the script runs
+    json_file: Path | None = options.json and options.json.absolute()  # The script may change the working directory.
+    if json_file:
+        options.json.parent.stat()  # Raises if there is none, before the script runs.
     sys.argv = options.module or options.script
     observer = Observer(options.steps, options.warm_up, options.stop)
     ended = _run(bool(options.module))
     observer.end()
     report = describe_script(observer, _exit_code(ended))
     _print(format_report(report))
-    failure = None if options.fail_above is None else why_failed(report, options.fail_above)
-    if failure:
-        _print(failure)
     if json_file:
         json_file = json_file if report.rank is None else json_file.with_stem(f"{json_file.stem}-rank{report.rank}")
         json_file.write_text(json.dumps(asdict(report), indent=2) + "\n")
-    sys.exit(report.exit_code or int(failure is not None))
+    sys.exit(report.exit_code)
 
 
 def _print(text: str) -> None:
@@ -83,14 +76,16 @@ def _print(text: str) -> None:
 def _run(is_module: bool) -> BaseException | None:
     """Run the script of the command line as `__main__`, and return the exception that ended it."""
     name = sys.argv[0]
+    # As Python does, the import path begins with the working directory, or with the folder of the script.
+    sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(name))
     if is_module:
-        _set_import_folder(os.getcwd())
-        if not _is_module(name):
-            raise DataError(f"-m {name}: there is no such module, or package with a __main__.py")
+        try:
+            if find_spec(name) is None:
+                raise ModuleNotFoundError("there is no such module")
+        except ModuleNotFoundError as error:
+            raise DataError(f"-m {name}: {error}") from error
     elif not os.path.isfile(name):
         raise DataError(f"{name}: there is no such file; type the path of a Python file")
-    else:
-        _set_import_folder(os.path.dirname(os.path.realpath(name)))
     try:
         if is_module:
             runpy.run_module(name, run_name="__main__", alter_sys=True)
@@ -98,7 +93,7 @@ def _run(is_module: bool) -> BaseException | None:
             _run_script(os.path.abspath(name))
     except SystemExit as error:
         if not isinstance(error.code, int | None):
-            with suppress(ValueError):  # the script may have closed stderr
+            with suppress(ValueError):  # The script may have closed stderr.
                 print(error.code, file=sys.stderr)
         return error
     except BaseException as error:
@@ -115,22 +110,6 @@ def _run_script(path: str) -> None:
     sys.modules["__main__"] = main = ModuleType("__main__")
     main.__dict__.update(__file__=path, __builtins__=builtins)
     exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), main.__dict__)
-
-
-def _set_import_folder(folder: str) -> None:
-    """Put `folder` first in the import path, in place of the folder of vitmnist's own script."""
-    if not getattr(sys.flags, "safe_path", False):
-        sys.path[0] = folder
-
-
-def _is_module(name: str) -> bool:
-    try:
-        spec = find_spec(name)
-        return spec is not None and (spec.submodule_search_locations is None or bool(find_spec(f"{name}.__main__")))
-    except ModuleNotFoundError as error:
-        if f"{name}.".startswith(f"{error.name}."):
-            return False
-        raise  # a missing package that its __init__.py imports
 
 
 def _exit_code(ended: BaseException | None) -> int:

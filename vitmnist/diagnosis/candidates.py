@@ -14,25 +14,26 @@ from math import ceil, inf
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from vitmnist.data.randomness import RandomState
-from vitmnist.diagnosis.observer import Loop
+from vitmnist.diagnosis.loops import Loop
 from vitmnist.errors import ConfigError
 from vitmnist.replacement.decoded_dataset import DecodedDataset
 from vitmnist.replacement.from_dataloader import from_dataloader
 from vitmnist.replacement.original import check_replaceable, rebuilt
+from vitmnist.replacement.split_transforms import single_transforms, transform_attributes
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.timing.benchmark import Benchmark, Candidate, rows_of
 from vitmnist.timing.table import Row
 
 AS_IT_IS = "as it is"
-PROFILED_SAMPLES, PROFILED_S = 16, 0.5  # Samples read to see where their time goes, and about how long it may take
-DECODE_S = 3.0  # Decoding is timed on as many samples as one process reads in this time
-TRY_BATCHES, TRY_S = 50, 6.0  # For timing the candidates after a script
-LATE_S = 30.0  # Without a batch for so long, workers are said to fail
-GAIN = 0.2  # A change must save this share of the time to be named
+PROFILED_SAMPLES, PROFILED_S = 16, 0.5  # Samples read to see where their time goes, and the seconds that this may take
+DECODE_S = 3.0  # Decoding is timed on as many samples as one process reads in this time.
+TRY_BATCHES, TRY_S = 50, 6.0  # Batches of each candidate that are timed after a script, and the seconds for all of them
+LATE_S = 30.0  # Seconds without a batch after which workers count as failed
+GAIN = 0.2  # The share of the time that a change must save to be named
 
 Form = Literal["exact", "tensor"]
 
@@ -64,15 +65,6 @@ class ImitatedStep:
             sha256(self._block)  # releases the interpreter's lock
 
 
-class Part(Subset[object]):
-    """Some samples of a dataset, with its attributes, by which `from_dataloader` may refuse it."""
-
-    def __getattr__(self, name: str) -> object:
-        if name.startswith("__") or name == "dataset":
-            raise AttributeError(name)
-        return getattr(self.dataset, name)
-
-
 def add_alternatives(benchmark: Benchmark, loader: DataLoader[object], now: Candidate) -> dict[str, float]:
     """Add what else could deliver the batches of a loader: other workers if the step waits, and `from_dataloader`.
 
@@ -83,49 +75,54 @@ def add_alternatives(benchmark: Benchmark, loader: DataLoader[object], now: Cand
         Where the time of a sample goes, see `time_parts`.
     """
     parts, is_random = time_parts(loader)
-
-    def with_workers(workers: int, _: ExitStack) -> Candidate:
-        context = loader.multiprocessing_context or torch.multiprocessing
-        if workers and isinstance(loader.dataset, IterableDataset):
-            raise ConfigError("not tried: each worker may deliver all samples of an IterableDataset")
-        if workers and not loader.num_workers and context.get_start_method() != "fork":
-            raise ConfigError("not tried: workers are not forked, and would import the script again")
-        changed = limit_waiting(rebuilt(loader, num_workers=workers))
-        return Candidate("", changed, now.device, now.step, change=f"DataLoader(…, num_workers={workers})")
-
-    def decoded(form: Form, _: ExitStack) -> Candidate:
-        replaced, set_up_s = decode_part(loader, form, sum(parts.values()))
-        change = "loader = vitmnist.from_dataloader(loader)" if form == "exact" else None
-        return Candidate("", limit_waiting(replaced), now.device, now.step, set_up_s=set_up_s, change=change)
-
     if now.warm_up and now.warm_up.waits:
         # As many workers as make a batch per step, and none.
         work_s = max(now.warm_up.batch_s - now.warm_up.waiting_s, 1e-6)
         enough = ceil(max(loader.num_workers, 1) * now.warm_up.batch_s / work_s)
         for workers in sorted({0, max(2, min(enough, available_cores()))} - {loader.num_workers}):
-            benchmark.add(f"num_workers={workers}", partial(with_workers, workers))
+            benchmark.add(f"num_workers={workers}", partial(_with_workers, loader, now, workers))
     if not isinstance(loader.dataset, DecodedDataset):
-        exact = benchmark.add("from_dataloader", partial(decoded, "exact"))
+        sample_s = sum(parts.values())
+        exact = benchmark.add("from_dataloader", partial(_decoded, loader, now, "exact", sample_s))
         if is_random and not exact.error:
-            benchmark.add('from_dataloader, transforms="tensor"', partial(decoded, "tensor"))
+            name = 'from_dataloader, transforms="tensor"'
+            benchmark.add(name, partial(_decoded, loader, now, "tensor", sample_s))
     return parts
 
 
+def _with_workers(loader: DataLoader[object], now: Candidate, workers: int) -> Candidate:
+    """A loader with another number of workers."""
+    context = loader.multiprocessing_context or torch.multiprocessing
+    if workers and isinstance(loader.dataset, IterableDataset):
+        raise ConfigError("not tried: each worker may deliver all samples of an IterableDataset")
+    if workers and not loader.num_workers and context.get_start_method() != "fork":
+        raise ConfigError("not tried: workers are not forked, and would import the script again")
+    changed = limit_waiting(rebuilt(loader, num_workers=workers))
+    return Candidate(changed, now.device, now.step, change=f"DataLoader(…, num_workers={workers})")
+
+
+def _decoded(loader: DataLoader[object], now: Candidate, form: Form, sample_s: float) -> Candidate:
+    """What `from_dataloader` makes of a loader."""
+    replaced, set_up_s = decode_part(loader, form, sample_s)
+    change = "loader = vitmnist.from_dataloader(loader)" if form == "exact" else None
+    return Candidate(limit_waiting(replaced), now.device, now.step, set_up_s=set_up_s, change=change)
+
+
 def limit_waiting(loader: DataLoader[object]) -> DataLoader[object]:
-    """Let workers fail that make no batch: forked after a script, they lack the threads of its pools."""
+    """Make workers that deliver no batch an error: those forked after a script lack the threads of its pools."""
     if loader.num_workers:
         loader.timeout = loader.timeout or LATE_S
     return loader
 
 
 def decode_part(loader: DataLoader[object], form: Form, sample_s: float) -> tuple[DataLoader[object], float]:
-    """What `from_dataloader` makes of the samples that there is time for, and its seconds for all samples.
+    """What `from_dataloader` makes of as many samples as there is time for, and its set-up time for all of them.
 
     Args:
-        sample_s: seconds that reading a sample takes.
+        sample_s: how many seconds reading a sample takes.
 
     Raises:
-        UserError: it refuses the loader, or all samples do not fit in memory.
+        UserError: `from_dataloader` refuses the loader, or the samples do not fit in memory.
     """
     check_replaceable(loader)
     size = len(loader.dataset)  # type: ignore[arg-type]
@@ -133,11 +130,8 @@ def decode_part(loader: DataLoader[object], form: Form, sample_s: float) -> tupl
     count = min(size, max(8 * batch_size, int(DECODE_S / max(sample_s, 1e-6))))
     part = loader
     if count < size:
-        # A sampler of the script's own, and a generator, keep the workers.
-        is_plain = loader.batch_size and type(loader.sampler) in (SequentialSampler, RandomSampler)
-        generator = None if is_plain and loader.generator is None else torch.Generator()
-        order = {"batch_size": batch_size, "sampler": None, "shuffle": True, "generator": generator}
-        part = rebuilt(loader, dataset=Part(loader.dataset, range(count)), **order)
+        samples = Subset(loader.dataset, range(count))
+        part = rebuilt(loader, dataset=samples, batch_size=batch_size, sampler=None, shuffle=True)
     began = time.perf_counter()
     replaced = from_dataloader(part, "ram", transforms=form)
     set_up_s = (time.perf_counter() - began) * size / count
@@ -149,24 +143,25 @@ def try_loaders(loop: Loop) -> tuple[list[Row], dict[str, float]]:
     """The table of a loop of a script, with an imitated step, and where the time of a sample goes."""
     loader = loop.copy
     if loader is None:
-        return [Row(AS_IT_IS, error=f"a {loop.kind.__name__} cannot be built again")], {}
+        return [Row(AS_IT_IS, error="this loader cannot be built again")], {}
     length: float = loop.batches / len(loop.passes)
     with suppress(TypeError):
         length = len(loader)
     step = ImitatedStep(loop.step_s, loop.cores)
-    # The samples may print; torch warns of more workers than cores.
-    output = redirect_stdout(StringIO()), redirect_stderr(StringIO())
-    with ExitStack() as stack, warnings.catch_warnings(), output[0], output[1]:
-        warnings.simplefilter("ignore")
+    with ExitStack() as stack:
+        stack.enter_context(redirect_stdout(StringIO()))  # The samples may print.
+        stack.enter_context(redirect_stderr(StringIO()))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")  # For example, torch warns of more workers than cores.
         benchmark = Benchmark(stack)
-        now = benchmark.add(AS_IT_IS, lambda _: Candidate("", limit_waiting(rebuilt(loader)), step=step))
+        now = benchmark.add(AS_IT_IS, lambda: Candidate(limit_waiting(rebuilt(loader)), step=step))
         parts = add_alternatives(benchmark, loader, now)
         benchmark.run(TRY_BATCHES, TRY_S)
         return rows_of(benchmark.candidates, length), parts
 
 
 def best_change(rows: Sequence[Row], epochs: float = inf) -> str | None:
-    """The change that saves most of the time of so many epochs, if it is noticeable."""
+    """The change that saves most of the time of so many epochs, if it saves the share `GAIN` of it."""
 
     def seconds(row: Row) -> float:
         return row.epoch_s.median + (row.set_up_s or 0.0) / epochs if row.epoch_s else inf
@@ -176,51 +171,44 @@ def best_change(rows: Sequence[Row], epochs: float = inf) -> str | None:
 
 
 def time_parts(loader: DataLoader[object]) -> tuple[dict[str, float], bool]:
-    """Seconds per sample of reading, of each transform of a `Compose`, and of collating; whether samples are random."""
-    dataset, compose = loader.dataset, _compose_of(loader.dataset)
-    transforms = compose and compose.transforms
+    """Seconds per sample of reading, of each transform, and of collating; and whether samples are random."""
+    dataset: Any = loader.dataset
+    holders = [(owner, name, vars(owner)[name]) for owner, name in transform_attributes(dataset)]
     random_state = RandomState(dataset)
     times: dict[str, float] = {}
     parts: dict[str, float] = {}
-    with suppress(Exception):  # of a sample, or the collate function: the rows of the table then say why
+    with suppress(Exception):  # If a sample or the collate function fails, the rows of the table say why.
         began = time.perf_counter()
         dataset[0]
-        count = min(PROFILED_SAMPLES, len(dataset), max(2, int(PROFILED_S / (time.perf_counter() - began))))  # type: ignore[arg-type]
+        count = min(PROFILED_SAMPLES, len(dataset), max(2, int(PROFILED_S / (time.perf_counter() - began))))
         try:
-            if compose is not None:
-                compose.transforms = [_timed(transform, times) for transform in transforms]
+            for owner, name, transform in holders:
+                vars(owner)[name] = _timed(transform, times)
             began = time.perf_counter()
             samples = [dataset[index] for index in range(count)]
             read_s = time.perf_counter() - began - sum(times.values())
         finally:
-            if compose is not None:
-                compose.transforms = transforms
+            for owner, name, transform in holders:
+                vars(owner)[name] = transform
         began = time.perf_counter()
         (loader.collate_fn or list)(samples)
-        name = "decoding and reading" if compose else "reading and transforms"
-        parts = {name: read_s, **times, "collating": time.perf_counter() - began}
+        reading = "decoding and reading" if holders else "reading and transforms"
+        parts = {reading: read_s, **times, "collating": time.perf_counter() - began}
         parts = {name: seconds / count for name, seconds in parts.items()}
     return parts, bool(random_state.changed())
 
 
-def _compose_of(dataset: object) -> Any:
-    """The `Compose` of a dataset, or of the one in a `Subset`; None if there is none."""
-    while dataset is not None:
-        for name in ("transform", "transforms"):
-            if isinstance(getattr(getattr(dataset, name, None), "transforms", None), list):
-                return getattr(dataset, name)
-        dataset = getattr(dataset, "dataset", None)
-    return None
-
-
 def _timed(transform: Callable[..., object], times: dict[str, float]) -> Callable[..., object]:
-    """A transform that adds its seconds to `times`, by its name."""
-    name = getattr(transform, "__name__", type(transform).__name__)
+    """A transform that adds the seconds of each of its parts to `times`, by the name of the part."""
 
     def apply(*inputs: object, **named: object) -> object:
-        began = time.perf_counter()
-        result = transform(*inputs, **named)
-        times[name] = times.get(name, 0.0) + time.perf_counter() - began
-        return result
+        # A Compose of several arguments, or of named ones, converts them for its parts.
+        is_divisible = len(inputs) == 1 and not named
+        for part in single_transforms(transform) if is_divisible else [transform]:
+            began = time.perf_counter()
+            inputs = (part(*inputs, **named),)
+            name = getattr(part, "__name__", type(part).__name__)
+            times[name] = times.get(name, 0.0) + time.perf_counter() - began
+        return inputs[0]
 
     return apply

@@ -1,16 +1,17 @@
-"""The report on a user's script: dataclasses, which `--json` writes as they are, and text that is made of them."""
+"""The report on a user's script: dataclasses, which `--json` writes as they are, and their text."""
 
 from __future__ import annotations
 
 import gc
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
 from math import inf
 
-from vitmnist.diagnosis.observer import LoaderInfo, Loop, Observer, Unmeasured
-from vitmnist.runtime.cpu import NOTICEABLE, Cores
+from vitmnist.diagnosis.loops import LoaderInfo, Loop, Unmeasured
+from vitmnist.diagnosis.observer import Observer
+from vitmnist.runtime.cpu import NOTICEABLE
 from vitmnist.timing.table import (
     COMPUTE_BOUND_PCT,
     Bottleneck,
@@ -31,16 +32,17 @@ class Incomplete(str, Enum):
     ENDED_EARLY = "the script ended before --steps batches"
 
 
-@dataclass(frozen=True)
+@dataclass
 class LoopReport:
     """A loop over a loader; times in seconds.
 
     Args:
-        seconds: of all passes; `waiting_s` of them are spent inside `iter()` and `next()`.
+        seconds: the duration of all passes; `waiting_s` is the part that is spent inside `iter()` and `next()`.
         waiting_pct: None if `unmeasured` says why.
         step_s: the median time between two requests for batches.
-        parts: seconds of a sample: reading, each transform, collating.
+        parts: where the time of a sample goes: reading, each transform, collating.
         rows: the loader as it is and others, timed after the script with an imitated step.
+        change: the line to change in the script, if another loader saves a noticeable part of its time.
     """
 
     loader: LoaderInfo
@@ -61,11 +63,11 @@ class Report:
     """A script; times in seconds, percentages 0 to 100, None for what is not known.
 
     Args:
-        warm_up: batches that were not observed.
-        steps: batches of the loader that gave most after that.
-        seconds: of all passes, where overlapping ones count once.
-        before_s: before the first pass; `between_s` between passes, `after_s` after the last.
+        warm_up: how many batches were not observed.
+        steps: how many batches the loader that gave most has delivered after the warm-up.
         not_observed: classes of loaders that are none of `torch.utils.data`, if nothing else was iterated.
+        seconds: the duration of all passes, where overlapping ones count once.
+        before_s: the time before the first pass; `between_s` is between passes, `after_s` after the last one.
     """
 
     exit_code: int
@@ -81,28 +83,33 @@ class Report:
     before_s: float
     between_s: float
     after_s: float
-    cores: Cores
     bottleneck: Bottleneck | None
     loops: list[LoopReport]
 
 
 def describe_script(observer: Observer, exit_code: int) -> Report:
-    """What was observed of a script, and its loaders and others tried with an imitated step."""
+    """Describe what was observed of a script, and try other loaders with an imitated step where it waits."""
+    ended = observer.ended or inf
     loops = [loop for loop in observer.loops if loop.batches and observer.is_warm]
     steps = max((loop.batches for loop in loops), default=0)
     incomplete = _why_incomplete(observer, loops, steps)
     measured = [loop for loop in loops if not loop.unmeasured]
-    passes, merged = (_merge(those, observer.ended or inf) for those in (measured, loops))
-    seconds, waiting_s = sum(end - begin for begin, end in passes), sum(loop.waiting_s for loop in measured)
+    seconds = sum(end - begin for begin, end in _merged_passes(measured, ended))
+    waiting_s = sum(loop.waiting_s for loop in measured)
     waiting_pct = 100 * waiting_s / seconds if seconds and incomplete is not Incomplete.OTHER_THREAD else None
     bottleneck = None if waiting_pct is None else Bottleneck.of(waiting_pct, steps)
-    reports = [_describe_loop(loop, observer.ended or inf) for loop in loops]
+    reports = [_describe_loop(loop, ended) for loop in loops]
     if bottleneck in (Bottleneck.INPUT, Bottleneck.BALANCED) and exit_code == 0:
+        from vitmnist.diagnosis.candidates import best_change, try_loaders  # Imports what the script may never need
+
         longest_s = max(loop.waiting_s for loop in measured)
-        for index, (loop, report) in enumerate(zip(loops, reports, strict=True)):
+        for loop, report in zip(loops, reports, strict=True):
             if report.waiting_s >= longest_s / 2 and (report.waiting_pct or 0.0) >= COMPUTE_BOUND_PCT:
-                reports[index] = _tried(loop, report, inf if observer.is_stopped else report.passes)
-    is_rank = "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"  # As torchrun and others set them
+                report.rows, report.parts = try_loaders(loop)
+                report.change = best_change(report.rows, inf if observer.is_stopped else report.passes)
+    passes = _merged_passes(loops, ended)
+    # torchrun and other launchers set these variables.
+    is_rank = "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
     return Report(
         exit_code=exit_code,
         stopped=observer.is_stopped,
@@ -115,15 +122,14 @@ def describe_script(observer: Observer, exit_code: int) -> Report:
         waiting_s=waiting_s,
         waiting_pct=waiting_pct,
         before_s=(observer.first_iter or observer.started) - observer.started,
-        between_s=sum((later[0] - earlier[1] for earlier, later in pairwise(merged)), 0.0),
-        after_s=(observer.ended or inf) - merged[-1][1] if merged else 0.0,
-        cores=observer.cores,
+        between_s=sum((later[0] - earlier[1] for earlier, later in pairwise(passes)), 0.0),
+        after_s=ended - passes[-1][1] if passes else 0.0,
         bottleneck=bottleneck,
         loops=reports,
     )
 
 
-def _merge(loops: list[Loop], ended: float) -> list[tuple[float, float]]:
+def _merged_passes(loops: list[Loop], ended: float) -> list[tuple[float, float]]:
     """Begin and end of the passes in order, where overlapping ones are one."""
     merged: list[tuple[float, float]] = []
     for begin, end in sorted(interval for loop in loops for interval in loop.intervals(ended)):
@@ -137,19 +143,16 @@ def _merge(loops: list[Loop], ended: float) -> list[tuple[float, float]]:
 def _describe_loop(loop: Loop, ended: float) -> LoopReport:
     seconds = sum(end - begin for begin, end in loop.intervals(ended))
     waiting_pct = None if loop.unmeasured else 100 * loop.waiting_s / seconds
-    figures = (len(loop.passes), loop.batches, seconds, loop.waiting_s, waiting_pct, loop.step_s, loop.unmeasured)
-    return LoopReport(loop.info, *figures)
-
-
-def _tried(loop: Loop, report: LoopReport, epochs: float) -> LoopReport:
-    """The report with the table, for a script of so many epochs."""
-    from vitmnist.diagnosis.candidates import best_change, try_loaders  # loads what the script may never need
-
-    rows, parts = try_loaders(loop)
-    change = best_change(rows, epochs)
-    if change and loop.has_own_iteration:
-        change += f"  # of the plain DataLoader, before it becomes a {loop.kind.__name__}"
-    return replace(report, rows=rows, parts=parts, change=change)
+    return LoopReport(
+        loader=loop.info,
+        passes=len(loop.passes),
+        batches=loop.batches,
+        seconds=seconds,
+        waiting_s=loop.waiting_s,
+        waiting_pct=waiting_pct,
+        step_s=loop.step_s,
+        unmeasured=loop.unmeasured,
+    )
 
 
 def _why_incomplete(observer: Observer, loops: list[Loop], steps: int) -> Incomplete | None:
@@ -165,18 +168,10 @@ def _why_incomplete(observer: Observer, loops: list[Loop], steps: int) -> Incomp
 def _other_loaders() -> list[str]:
     """The classes of loaders that exist and are not observed."""
     kinds = {kind for kind in map(type, gc.get_objects()) if hasattr(kind, "__iter__")}
-    loaders = (kind for kind in kinds if any(base.__name__.endswith("Loader") for base in kind.__mro__))  # As TfmdDL
+    # fastai's `TfmdDL` has a base class with such a name.
+    loaders = (kind for kind in kinds if any(base.__name__.endswith("Loader") for base in kind.__mro__))
     names = (f"{kind.__module__}.{kind.__name__}" for kind in loaders)
     return sorted(name for name in names if not name.startswith("torch."))
-
-
-def why_failed(report: Report, limit: float) -> str | None:
-    """Why `--fail-above` fails: the script waits for more than `limit` percent of its time, or that is not known."""
-    if report.waiting_pct is None:
-        return f"failed: nothing was measured to compare with --fail-above {limit:g}%"
-    if report.waiting_pct <= limit:
-        return None
-    return f"failed: waiting takes {report.waiting_pct:.1f}% of the time, which exceeds --fail-above {limit:g}%"
 
 
 def format_report(report: Report) -> str:
@@ -195,7 +190,7 @@ def format_report(report: Report) -> str:
         not_counted = f"; not counted: {', '.join(others)} the passes over the loaders" if others else ""
         lines.append(f"script: {steps} in {format_s(report.seconds)}{not_counted}")
     if report.bottleneck and report.waiting_pct is not None:
-        text = format_bottleneck(report.bottleneck, report.waiting_pct, report.steps, report.cores)
+        text = format_bottleneck(report.bottleneck, report.waiting_pct, report.steps)
         lines.append(f"verdict: {text}")
     for index, loop in enumerate(report.loops, 1):
         lines += ["", *_format_loop(index, loop)]

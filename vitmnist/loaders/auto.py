@@ -7,65 +7,54 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
-from vitmnist.config.validation import AUTO, bounded, join
+from vitmnist.config.validation import config_field
 from vitmnist.data.randomness import preserved_random_state
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource
 from vitmnist.errors import ConfigError, allowed_names
-from vitmnist.loaders.base import LOADERS, Batch, Batches, Loader, Place, WrapperOptions, needs_of, place_of
-from vitmnist.runtime.cpu import available_cores
+from vitmnist.loaders.base import LOADERS, Batches, LoadedBatch, Loader, Place, WrapperOptions, needs_of, place_of
 from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.memory import Memory, check_fits, peak_memory
 from vitmnist.store.tree import map_tensors
-from vitmnist.timing.benchmark import Benchmark, Block, Candidate, Step, as_one_argument_step, rows_of
+from vitmnist.timing.benchmark import Benchmark, Candidate, Step, as_one_argument_step, rows_of
 from vitmnist.timing.table import Figure, Row, format_rows, format_s
-
-WORKER_COUNTS = (0, 2, 4, 8, 16, 32, 64)  # Tried up to the number of cores
 
 
 @dataclass
 class AutoOptions(WrapperOptions):
     """See `conf/data/loader/auto.yaml`."""
 
-    batches: int = bounded(30, at_least=1)
-    seconds: float = bounded(3.0, above=0)
-    worker_counts: list[int] | None = None
+    batches: int = config_field(30, at_least=1)
+    seconds: float = config_field(3.0, above=0)
     candidates: list[str] | None = None
 
 
 @dataclass(frozen=True)
 class LoaderSelection:
-    """The selected loader, the reason, and the table of expected seconds of an epoch.
+    """The name of the selected loader, the reason, and the table of expected seconds of an epoch.
 
     `model_alone_s` is an epoch of the model over one batch that is already on the device; None without a model.
     """
 
     name: str
-    values: dict[str, Any]
     reason: str
-    rows: list[Row]
+    candidates: list[Row]
     model_alone_s: float | None
-
-    def record(self) -> dict[str, Any]:
-        """For `result.json`."""
-        candidates = [asdict(row) for row in self.rows]
-        return {"name": self.name, "reason": self.reason, "candidates": candidates, "model_alone_s": self.model_alone_s}
 
     def table(self) -> str:
         """The table as text."""
         alone_s = self.model_alone_s
         alone = "" if alone_s is None else f"(the model alone, without loading: {format_s(alone_s)})\n"
-        return f"{format_rows(self.rows)}\n{alone}chosen: {self.name}, {self.reason}"
+        return f"{format_rows(self.candidates)}\n{alone}chosen: {self.name}, {self.reason}"
 
 
 class ResidentBatch(Loader):
@@ -74,9 +63,9 @@ class ResidentBatch(Loader):
     def __init__(self, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
         batch = data.read(slice(0, min(sampler.rank_batch_size, sampler.size)))
-        self._batch: Batch = map_tensors(backend_of(device).to_device, batch)
+        self._batch: LoadedBatch = map_tensors(backend_of(device).to_device, batch)
 
-    def batches(self, number: int, start: int) -> Batches:
+    def batches(self, epoch: int, start: int) -> Batches:
         yield from repeat(self._batch, len(self) - start)
 
 
@@ -89,17 +78,17 @@ def candidate_of(
     """A loader as a candidate; a short last batch is not timed, because its time would mislead.
 
     Args:
-        epoch: yields the step's arguments for epoch n; by default `loader.epoch`.
+        epoch: yields the step's arguments for an epoch; by default `loader.epoch`.
     """
     sampler = loader.sampler
-    return Candidate("", loader, device, step, epoch or loader.epoch, sampler.size // sampler.batch_size or 1)
+    return Candidate(loader, device, step, epoch or loader.epoch, sampler.size // sampler.batch_size or 1)
 
 
 @LOADERS.register("auto", AutoOptions)
 def auto(
     options: AutoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device, step: Step | None = None
 ) -> Loader:
-    """The loader with the fastest epoch; prints the table. Its `selection` is the `LoaderSelection`.
+    """The loader with the fastest epoch; prints the table to stderr.
 
     Args:
         step: a training step to time the candidates with; without one, batches are dropped.
@@ -107,14 +96,12 @@ def auto(
     Raises:
         ConfigError: no candidate can be used.
     """
-    timed = partial(candidate_of, device=device, step=as_one_argument_step(step)) if step else None
+    as_candidate = partial(candidate_of, device=device, step=as_one_argument_step(step)) if step else None
     # The number of steps depends on the time they take, but what they draw must not change what follows.
     with preserved_random_state(device=device):
-        selection, data = select_loader(options, data, sampler, device, "", timed)
+        selection, data = select_loader(options, data, sampler, device, as_candidate=as_candidate)
     print(selection.table(), file=sys.stderr)
-    loader = LOADERS.build(selection.values, data, sampler, device)
-    loader.selection = selection
-    return loader
+    return LOADERS.build(LOADERS.complete({"name": selection.name}), data, sampler, device)
 
 
 def select_loader(
@@ -122,16 +109,13 @@ def select_loader(
     data: SampleSource,
     sampler: EpochSampler,
     device: torch.device,
-    key: str = "data.loader",
-    timed: Callable[[Loader], Candidate] | None = None,
-    also: Sequence[tuple[SampleSource, EpochSampler]] = (),
+    *,
+    as_candidate: Callable[[Loader], Candidate] | None = None,
 ) -> tuple[LoaderSelection, SampleSource]:
     """Time the loaders that fit and select the fastest.
 
     Args:
-        key: where the options are in the configuration.
-        timed: makes a loader a candidate with a training step; without it, batches are dropped.
-        also: other sets for which a loader of the same kind will be built, whose memory counts too.
+        as_candidate: makes a loader a candidate with a training step; without it, batches are dropped.
 
     Returns:
         The selection, and the set to build the loader from, which a trial may have decoded.
@@ -139,114 +123,76 @@ def select_loader(
     Raises:
         ConfigError: an unknown candidate, or none that can be used.
     """
-    names = _candidates(options, key)
-    if not len(sampler):
-        values = LOADERS.complete({"name": names[0]})
-        return LoaderSelection(names[0], values, "an epoch has no batches", [], None), data
     with ExitStack() as stack:
-        loaders = LoaderBenchmark(stack, data, sampler, device, timed, also)
-        for name in tqdm(names, desc="building loaders", leave=False, disable=None):
+        trials = LoaderTrials(stack, data, sampler, device, as_candidate)
+        for name in _names_to_try(options):
             # A file would only hold what is in memory already.
-            if options.candidates or place_of(name) is not Place.FILE or loaders.decoded is None:
-                loaders.add_loader(name, {"name": name})
-        loaders.add_workers(options.worker_counts)
-        loaders.run(options.batches, options.seconds * len(loaders.candidates))
-    rows = rows_of(loaders.candidates, len(sampler), is_compared=False)
-    alone = rows.pop(0).epoch_s if timed else None
+            if options.candidates or place_of(name) is not Place.FILE or trials.decoded is None:
+                trials.add(name, partial(trials.build, name))
+        trials.run(options.batches, options.seconds * len(trials.candidates))
+    rows = rows_of(trials.candidates, len(sampler), is_compared=False)
+    alone = rows.pop(0).epoch_s if as_candidate else None
     epochs_s = {row.name: row.epoch_s for row in rows if row.epoch_s}
     if not epochs_s:
         raise ConfigError("\n".join(["no candidate can be used:", *(f"{row.name}: {row.error}" for row in rows)]))
     name = min(epochs_s, key=lambda name: epochs_s[name].median)
-    values, reason = loaders.values[name], _reason(name, epochs_s)
-    return LoaderSelection(name, values, reason, rows, alone.median if alone else None), loaders.data_for(values)
+    selection = LoaderSelection(name, _reason(name, epochs_s), rows, alone.median if alone else None)
+    return selection, trials.data_for(name)
 
 
-def _candidates(options: AutoOptions, key: str) -> list[str]:
+def _names_to_try(options: AutoOptions) -> list[str]:
     """The names of the loaders to try: those asked for, or all that are registered."""
-    if negative := [workers for workers in options.worker_counts or () if workers < 0]:
-        raise ConfigError(f"{join(key, 'worker_counts')}: {negative[0]} must be at least 0")
     names = [name for name in LOADERS.names() if LOADERS.description_of(name) is not AutoOptions]
     for name in options.candidates or ():
         if name not in names:
-            raise ConfigError(f"{join(key, 'candidates')}={name}: not known; {allowed_names(name, names)}")
-    # What decodes into memory first, because others reuse it; files last, because they may not be needed then.
+            raise ConfigError(f"data.loader.candidates={name}: not known; {allowed_names(name, names)}")
+    # Loaders that decode into memory come first, because others reuse what they have decoded. Files come last, because
+    # they may not be needed then.
     places = {name: place_of(name) for name in options.candidates or names}
     return sorted(places, key=lambda name: (places[name] is Place.FILE, places[name] is not Place.HOST))
 
 
 @dataclass
-class LoaderBenchmark(Benchmark):
-    """The loaders of `auto`; see `select_loader` for the arguments. With `timed`, the model alone comes first."""
+class LoaderTrials(Benchmark):
+    """Times the loaders of `auto`, after the model alone if there is one. See `select_loader` for the arguments."""
 
     data: SampleSource
     sampler: EpochSampler
     device: torch.device
-    timed: Callable[[Loader], Candidate] | None
-    also: Sequence[tuple[SampleSource, EpochSampler]]
+    as_candidate: Callable[[Loader], Candidate] | None
 
     def __post_init__(self) -> None:
-        self.decoded: SampleSource | None = None  # In host memory, once a loader has decoded the set
-        self.values: dict[str, dict[str, Any]] = {}  # The options of each candidate
+        self.decoded: SampleSource | None = None
+        """The set in host memory, once a loader has decoded it."""
         self.model_memory = Memory()
-        if self.timed:
-            model = self.timed(ResidentBatch(self.data, self.sampler, self.device))
-            model.is_required = True  # An error is that of the step
-            self.model_memory, _ = peak_memory(model.time_block, self.device)
+        if self.as_candidate:
+            model = self.as_candidate(ResidentBatch(self.data, self.sampler, self.device))
+            model.is_required = True  # An error is one of the step.
+            self.model_memory = peak_memory(model.time_block, self.device)
             self.candidates.append(model)
 
-    def add_loader(self, name: str, values: Mapping[str, Any]) -> Candidate:
-        """A loader with these options, as a row of this name."""
-        return self.add(name, partial(self._build, name, values))
-
-    def add_workers(self, counts: list[int] | None) -> None:
-        """Try other numbers of worker processes, unless the fastest loader already leaves nothing to wait for."""
-        timed = {
-            candidate: candidate.warm_up
-            for candidate in self.candidates
-            if candidate.name in self.values and candidate.warm_up
-        }
-        fastest = min(timed.values(), key=lambda block: block.batch_s, default=None)
-        for candidate, first in timed.items() if fastest and fastest.waits else ():
-            values = self.values[candidate.name]
-            workers = {**values, **getattr(candidate.source, "settings", {})}.get("num_workers")
-            # `auto` is left where threads read picture files, as many as there are cores: workers only if asked for.
-            if workers is None or (workers == AUTO and not counts):
-                continue
-            last: Block | None = first
-            for count in WORKER_COUNTS if counts is None else counts:
-                if counts is None and (not last or not last.waits or count > max(available_cores(), 2)):
-                    break
-                last = first
-                if count != workers:
-                    name = f"{candidate.name}, {count} workers"
-                    last = self.add_loader(name, {**values, "num_workers": count}).warm_up
-
-    def data_for(self, values: Mapping[str, Any]) -> SampleSource:
-        """The set for a loader: as another one has decoded it, if the loader keeps all of it in memory."""
-        is_kept = place_of(values["name"]) in (Place.HOST, Place.DEVICE)
+    def data_for(self, name: str) -> SampleSource:
+        """The set for a loader of this name: the decoded one, if the loader keeps all samples in memory."""
+        is_kept = place_of(name) in (Place.HOST, Place.DEVICE)
         return self.decoded if self.decoded is not None and is_kept else self.data
 
-    def _build(self, name: str, values: Mapping[str, Any], stack: ExitStack) -> Candidate:
-        """A loader, if there is memory for it next to the model and what was built before."""
-        values = LOADERS.complete(values)
-        data = self.data_for(values)
-        needs = needs_of(values, [(data, self.sampler), *self.also], self.device)
-        check_fits(values["name"], needs, self.device, self.model_memory)
+    def build(self, name: str) -> Candidate:
+        """A loader, if there is memory for it next to the model and the loaders that were built before."""
+        values, data = LOADERS.complete({"name": name}), self.data_for(name)
+        check_fits(name, needs_of(values, [(data, self.sampler)], self.device), self.device, self.model_memory)
         started = time.perf_counter()
-        loader = stack.enter_context(LOADERS.build(values, data, self.sampler, self.device))
+        loader = LOADERS.build(values, data, self.sampler, self.device)
         set_up_s = time.perf_counter() - started
-        self.values[name], self.decoded = values, self.decoded or loader.decoded
-        candidate = self.timed(loader) if self.timed else candidate_of(loader, self.device)
+        self.decoded = self.decoded or loader.decoded
+        candidate = self.as_candidate(loader) if self.as_candidate else candidate_of(loader, self.device)
         candidate.set_up_s = set_up_s
         return candidate
 
 
 def _reason(chosen: str, epochs_s: Mapping[str, Figure]) -> str:
-    """Why a loader was chosen, and which others are within noise of it: those whose ranges overlap with its own."""
+    """Why a loader was chosen, and which others are within noise of it: their ranges overlap with its own."""
     best = epochs_s[chosen]
-    text = f"{best.median:.3g} s an epoch expected, "
-    if len(epochs_s) == 1:
-        return f"{text}the only loader that fits"
+    text = f"{best.median:.3g} s an epoch expected, the least"
     others = {name: figure for name, figure in epochs_s.items() if name != chosen}
     equal = [name for name, figure in others.items() if figure.low <= best.high and best.low <= figure.high]
-    return f"{text}the least" + (f"; within noise of it: {', '.join(equal)}" if equal else "")
+    return f"{text}; within noise of it: {', '.join(equal)}" if equal else text

@@ -22,7 +22,7 @@ from vitmnist.data.sources import SampleSource, TensorSet
 from vitmnist.registry import Registry
 from vitmnist.runtime.memory import Memory
 
-Batch = tuple[Tensor, Tensor]
+LoadedBatch = tuple[Tensor, Tensor]
 """Images `[B, C, H, W]` and labels int64 `[B]`, both on the run's device. Images are uint8 as stored, or normalised
 float32. A batch may be a view of the loader's set: read it, do not write to it. Large uint8 images of files have their
 channels last in memory.
@@ -30,14 +30,13 @@ channels last in memory.
 Batches of other tensors or datasets keep their shapes and dtypes; `disk`, and `prefetch` of it, also deliver samples
 that are not pairs (dict, list, tuple, None, str)."""
 
-Batches = Generator[Batch, None, None]
+Batches = Generator[LoadedBatch, None, None]
 
-
-INDEX_NBYTES = 8  # int64, for each image of an epoch that a device has the order of
+INDEX_NBYTES = 8  # Bytes of an index (int64). A device that keeps the set also gets the order of an epoch.
 
 
 class Place(Enum):
-    """Where a loader keeps all samples, decoded; `NOWHERE` if it takes each from what it is given, in each epoch."""
+    """Where a loader keeps the decoded samples; `NOWHERE`: it reads each from its source in every epoch."""
 
     HOST = "host memory"
     DEVICE = "the device's memory"
@@ -70,17 +69,14 @@ class Loader(ABC):
     """How many batches may be ready ahead of the consumer."""
 
     num_workers: int = 0
-    """Processes that make batches, which they deliver in turn."""
+    """How many processes make batches, in turn."""
 
     settings: Mapping[str, Any] = {}
     """What the options that were `auto` became; a run logs and records it."""
 
-    selection: object = None
-    """The `LoaderSelection` of `auto` that led to this loader; None if it was named."""
-
     def __init__(self, sampler: EpochSampler) -> None:
         self.sampler = sampler
-        self._live: weakref.WeakSet[Any] = weakref.WeakSet()  # what is to be closed
+        self._live: weakref.WeakSet[Any] = weakref.WeakSet()  # Generators and threads to be closed
         self._lock = threading.Lock()  # prefetch starts epochs in threads
         # Also at interpreter exit, while threads and processes can still be stopped.
         weakref.finalize(self, _close_all, self._live, self._lock)
@@ -89,23 +85,19 @@ class Loader(ABC):
         """Batches in an epoch."""
         return len(self.sampler)
 
-    def epoch(self, number: int, start: int = 0) -> Batches:
-        """The batches of epoch `number` from batch `start` on: a pure function of the sampler's seed and the number.
+    def epoch(self, epoch: int, start: int = 0) -> Batches:
+        """The batches of an epoch from batch `start` on: a pure function of the sampler's seed and the epoch.
 
         Live iterators are independent of each other. An abandoned one is closed when it is garbage-collected.
         """
-        iterator = self._hold(number, start)
+        iterator = self.batches(epoch, start)
         with self._lock:
             self._live.add(iterator)
         return iterator
 
-    def _hold(self, number: int, start: int) -> Batches:
-        """The batches; the generator's reference to `self` keeps the loader from being collected, and closed."""
-        yield from self.batches(number, start)
-
     @classmethod
     def needs(cls, options: Any, data: SampleSource, sampler: EpochSampler, device: torch.device) -> Memory:
-        """The memory that the loader would allocate, apart from a few batches."""
+        """The memory that the loader would allocate, in addition to a few batches."""
         if cls.keeps is Place.HOST:
             return Memory(host=data.bytes_to_load(torch.device("cpu")))
         if cls.keeps is Place.DEVICE:
@@ -113,8 +105,12 @@ class Loader(ABC):
         return Memory()
 
     @abstractmethod
-    def batches(self, number: int, start: int) -> Batches:
-        """The generator behind `epoch`."""
+    def batches(self, epoch: int, start: int) -> Batches:
+        """The batches that `epoch` delivers.
+
+        This must be a generator function: while its generator lives, the reference to `self` in it keeps the loader
+        from being garbage-collected, and so from being closed.
+        """
 
     def close(self) -> None:
         """End live iterators, and release what the loader owns."""

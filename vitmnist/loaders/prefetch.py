@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitmnist.config.validation import bounded
+from vitmnist.config.validation import config_field
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource
 from vitmnist.errors import ConfigError
@@ -21,14 +21,14 @@ from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.store.tree import map_tensors
 
 END = object()
-"""Follows the batches of an epoch."""
+"""Delivered after the last batch of an epoch."""
 
 
 @dataclass
 class PrefetchOptions(WrapperOptions):
-    """See `conf/data/loader/prefetch.yaml`. Without a base, tensors are taken from `ram` and samples from `disk`."""
+    """See `conf/data/loader/prefetch.yaml`. The default base is `ram` for tensors, and `disk` for other samples."""
 
-    queue_size: int = bounded(2, at_least=1, at_most=1000)
+    queue_size: int = config_field(2, at_least=1, at_most=1000)
     base: dict[str, Any] = field(default_factory=dict)
 
 
@@ -40,7 +40,7 @@ class PrefetchLoader(Loader):
     of the base loader go to a stream of this loader.
     """
 
-    keeps = Place.NOWHERE  # itself
+    keeps = Place.NOWHERE  # The base may keep samples.
 
     def __init__(
         self, options: PrefetchOptions, data: SampleSource, sampler: EpochSampler, device: torch.device
@@ -53,10 +53,10 @@ class PrefetchLoader(Loader):
                 "choose another base, such as ram"
             )
         self.base = build(base_options, data, sampler, device)
-        # After the base: at exit the interpreter closes the younger one first, and its thread runs the base.
+        # Created after `base`, so that at exit our thread stops before the loader that it runs.
         super().__init__(sampler)
         self.options, self.num_workers, self.settings = options, self.base.num_workers, self.base.settings
-        self.buffered = options.queue_size + 1 + self.base.buffered  # the thread holds one for which there is no room
+        self.buffered = options.queue_size + 1 + self.base.buffered  # The thread itself holds one more batch.
         self.backend = backend_of(device)
         self.stream = self.backend.new_stream()
 
@@ -65,12 +65,12 @@ class PrefetchLoader(Loader):
         """What the base needs; the queue holds a few batches."""
         return needs_of(_base_values(options, data), [(data, sampler)], device)
 
-    def batches(self, number: int, start: int) -> Batches:
+    def batches(self, epoch: int, start: int) -> Batches:
         # The thread must not refer to this loader, which refers to it: in a reference cycle, an abandoned loader would
         # keep its thread until the next garbage collection.
-        make = partial(_make_batch, self.backend, self.base.epoch(number, start))
-        events = iter(self.backend.record_event, END)  # without end, on the stream of the consumer
-        # The thread itself may hold a batch for which there is no room in the queue.
+        make = partial(_make_batch, self.backend, self.base.epoch(epoch, start))
+        events = iter(self.backend.record_event, END)  # An endless iterator of events on the consumer's stream
+        # The thread holds one batch in addition to those in the queue.
         made: ordered_map[Event, tuple[Any, Event]] = ordered_map(
             make, events, threads=1, ahead=self.options.queue_size + 1, context=self.stream
         )
@@ -94,11 +94,11 @@ class PrefetchLoader(Loader):
 
 
 def _make_batch(backend: Backend, batches: Batches, event: Event) -> tuple[Any, Event]:
-    """The next batch, with the event on the thread's stream after which it may be read.
+    """The next batch, and an event on the thread's stream. A stream that has waited for the event may read the batch.
 
     Args:
-        event: on the consumer's stream, before it got the batch that makes room for this one. The thread waits for the
-            device, because a host that runs ahead of it would fill its memory. So the device also has the set itself.
+        event: recorded on the consumer's stream when this batch was asked for. The thread waits until the device has
+            reached it: a host that ran ahead of the device would fill its memory.
     """
     event.synchronize()
     return next(batches, END), backend.record_event()

@@ -26,7 +26,7 @@ PHASES: dict[str, dict[str, Any]] = {
     "computing": {},
     "other (evaluation, saving)": {"alpha": 0.35},
 }
-"""Styles of the parts of an epoch, all in the colour of the loader: the page also has a dark background."""
+"""Styles of the parts of an epoch, all in the colour of the loader."""
 WIDTH, ROW_HEIGHT, FONT = 5.0, 0.47, 10
 """Sizes in inches, and of the font in points: on a phone, 360 pixels wide, text has 10 pixels."""
 MAX_ROWS = 100
@@ -38,15 +38,12 @@ LABEL, LINE = 42, 62
 """Characters that fit above a bar next to its time, and in the width of the chart."""
 
 
-@rc_context({"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "vitmnist"})
-def draw(comparisons: Sequence[Comparison]) -> tuple[bytes, str]:
-    """One chart for each comparison, as PNG and as an SVG element with a transparent background."""
-    figure, png, svg = chart(comparisons), io.BytesIO(), io.StringIO()
-    figure.savefig(png, format="png", dpi=160, metadata={"Software": None})
-    no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    figure.savefig(svg, format="svg", transparent=True, metadata=no_metadata)
-    text = svg.getvalue()
-    return png.getvalue(), text[text.index("<svg") :]
+@rc_context({"text.parse_math": False})
+def draw(comparisons: Sequence[Comparison]) -> bytes:
+    """The chart as PNG."""
+    png = io.BytesIO()
+    chart(comparisons).savefig(png, format="png", dpi=160, metadata={"Software": None})
+    return png.getvalue()
 
 
 def chart(comparisons: Sequence[Comparison]) -> Figure:

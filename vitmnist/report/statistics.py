@@ -132,7 +132,5 @@ def ratio(logs: Difference | None) -> Ratio | None:
 
 
 def format_seconds(value: float) -> str:
-    """Three significant digits, but never finer than a millisecond."""
-    if 0 < value < 0.001:
-        return "<0.001"
-    return f"{value:.{3 - min(3, len(str(int(value))))}f}" if value >= 1 else f"{value:.3f}"
+    """Three significant digits, or whole seconds."""
+    return f"{value:.0f}" if value >= 100 else f"{value:#.3g}"

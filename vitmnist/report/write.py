@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -21,10 +22,12 @@ from vitmnist.report.summary import quality_text, summary
 from vitmnist.runtime.files import csv_text, write_atomic
 from vitmnist.tracking.result import TEST_ACC, find_runs, read_run
 
-Table = tuple[list[str], list[list[str]]]  # header, rows
+Table = tuple[list[str], list[list[str]]]
+"""The titles of the columns, and the cells of each row."""
 
-FACTS = "machine, software and data"  # folded in Markdown and on the page
-CHART = "![Seconds per epoch](report.png)"  # in Markdown
+FACTS = "machine, software and data"
+"""The title of the table that is folded in Markdown and on the page."""
+CHART = "report.png"
 LEGEND = """
 An epoch is a training pass and the evaluation after it; a run counts with its median epoch, without the first one after
 each start. × fastest: geometric mean of the ratios to the row with the lowest median, over the rounds that both have,
@@ -44,9 +47,9 @@ def write_report(folders: Iterable[Path], output: Path) -> list[Comparison]:
     """
     comparisons = compare([read_run(folder) for folder in find_runs(folders)])
     output.mkdir(parents=True, exist_ok=True)
-    text, (png, svg) = as_markdown(comparisons), draw(comparisons)
-    write_atomic(output / "report.png", png)  # no lock: each file is replaced as a whole
-    for suffix, content in {"csv": as_csv(comparisons), "md": text, "html": as_html(text, svg)}.items():
+    text, png = as_markdown(comparisons), draw(comparisons)
+    write_atomic(output / CHART, png)
+    for suffix, content in {"csv": as_csv(comparisons), "md": text, "html": as_html(text, png)}.items():
         write_atomic(output / f"report.{suffix}", content.encode(errors="backslashreplace"))
     return comparisons
 
@@ -59,16 +62,15 @@ def as_markdown(comparisons: Sequence[Comparison]) -> str:
         if comparison.facts:
             facts = _tabulated(([FACTS, ""], [list(fact) for fact in comparison.facts.items()]), _escape, "github")
             blocks.append(f'<details markdown="1"><summary>{FACTS}</summary>\n\n{facts}\n\n</details>')
-    return "\n\n".join(["# Report", CHART, *blocks, LEGEND.lstrip()])
+    return "\n\n".join(["# Report", f"![Seconds per epoch]({CHART})", *blocks, LEGEND.lstrip()])
 
 
-def as_html(text: str, svg: str) -> str:
-    """The Markdown report as a page that needs no other file, with `svg` in place of the chart."""
+def as_html(text: str, png: bytes) -> str:
+    """The Markdown report as a page that needs no other file, with the chart in it."""
     body = markdown(text, extensions=["tables", "md_in_html"], output_format="html")
     # Wide tables scroll within their own box, which the keyboard can reach.
     body = body.replace("<table>", '<div class="scroll" tabindex="0"><table>').replace("</table>", "</table></div>")
-    chart = svg.replace("<svg", '<svg role="img" aria-label="Seconds per epoch"', 1)
-    body = body.replace(markdown(CHART, output_format="html"), chart)
+    body = body.replace(f'src="{CHART}"', f'src="data:image/png;base64,{b64encode(png).decode()}"', 1)
     return files("vitmnist.report").joinpath("page.html").read_text(encoding="utf-8").replace("BODY", body)
 
 

@@ -1,60 +1,23 @@
-"""The processor: its cores and how many are in use, torch's threads on them, and on Linux its instruction sets.
+"""The processor: its cores, torch's threads on them, and on Linux its instruction sets.
 
 This module imports torch only where threads are limited, so that `status` answers at once.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
 from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-import psutil
 from threadpoolctl import ThreadpoolController
 
 CPUINFO = Path("/proc/cpuinfo")
 NOTICEABLE = 0.05
 """Smaller shares of the time are neglected."""
-
-
-@dataclass(frozen=True)
-class Cores:
-    """Average number of processor cores that this process and its worker processes use, of those that they may use."""
-
-    available: int
-    busy: float
-
-    def __str__(self) -> str:
-        return f"{self.busy:.1f} of {self.available} cores busy"
-
-
-class CpuClock:
-    """Counts the processor time of this process and of its worker processes from its construction on."""
-
-    def __init__(self) -> None:
-        self._began, self._used_before_s = time.perf_counter(), used_seconds()
-
-    def cores(self) -> Cores:
-        """The cores in use so far."""
-        used_s = max(0.0, used_seconds() - self._used_before_s)
-        return Cores(available_cores(), used_s / max(time.perf_counter() - self._began, 1e-9))
-
-
-def used_seconds() -> float:
-    """Processor time of this process and those that it has started by multiprocessing, such as DataLoader workers."""
-    seconds = time.process_time() + sum(psutil.Process().cpu_times()[2:4])  # those of ended children
-    # Not psutil's children(): it scans all processes of the machine, and meanwhile workers get ahead of the loop.
-    for child in multiprocessing.active_children():
-        with suppress(psutil.Error):
-            seconds += sum(psutil.Process(child.pid).cpu_times()[:4])
-    return float(seconds)
 
 
 def available_cores() -> int:

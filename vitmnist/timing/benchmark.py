@@ -1,4 +1,4 @@
-"""Candidates, each a way to load batches, are timed with a training step in blocks that take turns."""
+"""Times candidates, each a way to load batches, with a training step: in blocks of batches that take turns."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ from vitmnist.runtime.cpu import NOTICEABLE
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.timing.table import Figure, Row
 
-BLOCKS = 5  # Timed blocks of each candidate; their range is the noise
-WARM_UP = 2  # Batches of the first block, which is not counted: a step may compile, memory is touched first
-
+BLOCKS = 5  # Timed blocks of each candidate; their range is the noise.
+WARM_UP = 2  # Batches of the first block, which is not counted: a step may compile, and memory is touched first.
 CPU = torch.device("cpu")
 Item = TypeVar("Item")
 Step = Callable[..., object]
@@ -34,11 +33,11 @@ POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR
 
 @dataclass(frozen=True)
 class Block:
-    """The start of an epoch; times in seconds, each with its step.
+    """Times of the first batches of an epoch, in seconds.
 
     Args:
-        first_s: from the start of the epoch to the end of the first step.
-        batch_s: per batch after that, of which `waiting_s` are spent waiting.
+        first_s: the time from the start of the epoch to the end of the first step; `first_waiting_s` is the wait in it.
+        batch_s: the time of each further batch with its step; `waiting_s` is the wait in it.
     """
 
     first_s: float
@@ -65,11 +64,11 @@ class Candidate:
     """A way to load batches, with its row of the table.
 
     Args:
-        source: a `DataLoader`, a loader of this project, or any iterable of batches. A generator has a single epoch.
-        device: whose clock is used.
+        loader: a `DataLoader`, a loader of this project, or any iterable of batches.
+        device: its clock is used.
         step: trains on a batch; None to time loading alone.
-        epoch: the iterable of epoch n; by default `source.epoch`, or the source itself if it can be iterated.
-        length: batches in an epoch; None if unknown. By default that of the source.
+        epoch: gives the batches of an epoch; by default `loader.epoch`, or the loader itself if it can be iterated.
+        length: batches in an epoch; None if unknown. By default that of the loader.
         set_up_s: seconds before the first epoch.
         change: the line that puts this candidate into a script.
         is_required: an error is raised, instead of being the reason why this candidate cannot be used.
@@ -77,8 +76,7 @@ class Candidate:
         warm_up: the first block, which is not counted.
     """
 
-    name: str
-    source: object = None
+    loader: object = None
     device: torch.device = CPU
     step: Callable[[Any], object] | None = None
     epoch: Callable[[int], Iterable[object]] | None = None
@@ -87,22 +85,23 @@ class Candidate:
     change: str | None = None
     is_required: bool = False
     error: str | None = None
+    name: str = ""
     warm_up: Block | None = None
     blocks: list[Block] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._epochs = count()
-        self.taken = 0
-        """Batches so far."""
-        if self.length is None and isinstance(self.source, Sized):
-            with suppress(TypeError):  # a DataLoader has `__len__`, but its sampler may not
-                self.length = len(self.source)
+        self.delivered = 0
+        """How many batches the loader has delivered so far."""
+        if self.length is None and isinstance(self.loader, Sized):
+            with suppress(TypeError):  # A DataLoader has `__len__`, but its sampler may not.
+                self.length = len(self.loader)
 
     def batches(self, epoch: int) -> Iterable[object]:
         """The batches of epoch `epoch`."""
-        if self.epoch or not isinstance(self.source, Iterable):
-            return (self.epoch or self.source.epoch)(epoch)  # type: ignore[attr-defined]
-        return self.source
+        if self.epoch or not isinstance(self.loader, Iterable):
+            return (self.epoch or self.loader.epoch)(epoch)  # type: ignore[attr-defined]
+        return self.loader
 
     def time_block(self, size: int = WARM_UP) -> Block | None:
         """Add a block of `size` batches of a new epoch; None if this candidate failed, or has no batch left."""
@@ -124,19 +123,19 @@ class Candidate:
 
     def _time(self, size: int) -> Block | None:
         """Time a block; the batches that may be ready ahead at the start of an epoch are not part of `size`."""
-        workers = getattr(self.source, "num_workers", 0)
-        ahead = getattr(self.source, "buffered", 0)
-        if isinstance(self.source, DataLoader):
-            ahead = workers * (self.source.prefetch_factor or 0)
-        if workers:  # they deliver in turn: each is to make as many batches
-            size = -(-size // workers) * workers
+        workers = getattr(self.loader, "num_workers", 0)
+        ahead = getattr(self.loader, "buffered", 0)
+        if isinstance(self.loader, DataLoader):
+            ahead = workers * (self.loader.prefetch_factor or 0)
+        if workers:  # Workers deliver in turn, so each must make as many batches as the others.
+            size = ceil(size / workers) * workers
         if self.length is not None:
             ahead = max(0, min(ahead, self.length - 1 - size))
             size = min(size, self.length - 1 - ahead)
         timer = EpochTimer(self.device)
         timer.start()
         for batch in timer.waiting(islice(self.batches(next(self._epochs)), 1 + ahead + size)):
-            self.taken += 1
+            self.delivered += 1
             if self.step:
                 self.step(batch)
         timer.stop()
@@ -154,32 +153,30 @@ class Benchmark:
     """Candidates that are built next to each other; one that fails has a row that says why.
 
     Args:
-        stack: closes what is built.
+        stack: closes the loaders of candidates that `add` has built.
     """
 
     stack: ExitStack
     candidates: list[Candidate] = field(init=False, default_factory=list)
 
-    def add(self, name: str, build: Callable[[ExitStack], Candidate]) -> Candidate:
-        """Build a candidate, and time its first block.
-
-        Args:
-            build: adds to the stack what must be closed.
-        """
-        with ExitStack() as built:
-            try:
-                candidate = build(built)
-                candidate.name = name
-            except Exception as error:  # a sample that the loop never reads may be broken
-                candidate = Candidate(name, error=described(error))
-            candidate.time_block()
-            if not candidate.error:
-                self.stack.push(built.pop_all())
+    def add(self, name: str, build: Callable[[], Candidate]) -> Candidate:
+        """Build a candidate, and time its first block."""
+        try:
+            candidate = build()
+        except Exception as error:  # For example, a sample that the loop never reads may be broken.
+            candidate = Candidate(error=described(error))
+        candidate.name = name
+        candidate.time_block()
+        if close := getattr(candidate.loader, "close", None):
+            if candidate.error:
+                close()
+            else:
+                self.stack.callback(close)
         self.candidates.append(candidate)
         return candidate
 
-    def run(self, batches: int, seconds: float) -> int:
-        """Time further blocks of each candidate, and return how many rounds there was time for, up to `BLOCKS`.
+    def run(self, batches: int, seconds: float) -> None:
+        """Time up to `BLOCKS` further blocks of each candidate, in turns.
 
         Args:
             batches: how many of each in all; fewer if `seconds` would not be enough.
@@ -189,22 +186,19 @@ class Benchmark:
         firsts_s = sum(candidate.warm_up.first_s for candidate in live if candidate.warm_up)
         batches_s = sum(candidate.warm_up.batch_s for candidate in live if candidate.warm_up)
         affordable = int((seconds / BLOCKS - firsts_s) / batches_s) if batches_s else batches
-        size = min(max(affordable, 1), -(-batches // BLOCKS))
-        rounds = 0
-        for candidates in tqdm(in_turns(live, BLOCKS), "timing", BLOCKS, leave=False, disable=None):
-            if rounds and time.perf_counter() > deadline:
+        size = max(1, min(affordable, ceil(batches / BLOCKS)))
+        for turn, candidates in enumerate(tqdm(in_turns(live, BLOCKS), "timing", BLOCKS, leave=False, disable=None)):
+            if turn and time.perf_counter() > deadline:
                 break
             for candidate in candidates:
                 candidate.time_block(size)
-            rounds += 1
-        return rounds
 
 
 def in_turns(candidates: Sequence[Item], rounds: int) -> Iterator[list[Item]]:
     """The candidates for each round; every round starts with another one, so that none is always first."""
     for turn in range(rounds):
-        start = turn % max(len(candidates), 1)
-        yield [*candidates[start:], *candidates[:start]]
+        first = turn % max(len(candidates), 1)
+        yield [*candidates[first:], *candidates[:first]]
 
 
 def rows_of(candidates: Sequence[Candidate], length: float | None, is_compared: bool = True) -> list[Row]:
@@ -238,12 +232,8 @@ def rows_of(candidates: Sequence[Candidate], length: float | None, is_compared: 
 
 def as_one_argument_step(step: Step) -> Callable[[Any], object]:
     """A function of one batch: `step(batch)`, or `step(*batch)` if the step has several required arguments."""
-    try:
-        parameters = inspect.signature(step).parameters.values()
-    except (TypeError, ValueError):  # a builtin
-        return step
+    parameters = inspect.signature(step).parameters.values()
     required = [p for p in parameters if p.kind in POSITIONAL and p.default is p.empty]
-    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    if len(required) < 2 and not takes_any:
+    if len(required) < 2:
         return step
     return lambda batch: step(*batch) if isinstance(batch, (tuple, list)) else step(batch)

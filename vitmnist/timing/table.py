@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from enum import Enum
 from statistics import median
 
-from vitmnist.runtime.cpu import Cores
-
 
 @dataclass(frozen=True)
 class Figure:
@@ -70,9 +68,9 @@ def format_rows(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-COMPUTE_BOUND_PCT = 10.0  # Below this share of waiting, the step is the limit
-INPUT_BOUND_PCT = 60.0  # Above this share of waiting, the loader is the limit
-FEW_STEPS = 20  # With fewer steps there is no verdict
+COMPUTE_BOUND_PCT = 10.0  # Below this share of waiting, the step is the limit.
+INPUT_BOUND_PCT = 60.0  # Above this share of waiting, the loader is the limit.
+FEW_STEPS = 20  # With fewer steps there is no verdict.
 
 
 class Bottleneck(str, Enum):
@@ -93,12 +91,11 @@ class Bottleneck(str, Enum):
         return cls.INPUT if waiting_pct > INPUT_BOUND_PCT else cls.BALANCED
 
 
-def format_bottleneck(bottleneck: Bottleneck, waiting_pct: float, steps: int, cores: Cores | None) -> str:
+def format_bottleneck(bottleneck: Bottleneck, waiting_pct: float, steps: int) -> str:
     """One sentence, without a bound of the gain: the time of the step without loading is not known."""
     if bottleneck is Bottleneck.TOO_FEW_STEPS:
         return format_few_steps(steps)
-    waiting = f"{waiting_pct:.0f}% of the time is spent waiting for data" + (f", with {cores}" if cores else "")
-    return f"{bottleneck.value}: {waiting}"
+    return f"{bottleneck.value}: {waiting_pct:.0f}% of the time is spent waiting for data"
 
 
 def format_few_steps(steps: int) -> str:

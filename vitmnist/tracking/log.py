@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import Dataset
@@ -65,11 +67,9 @@ def log_early_stop(result: Result, monitor: Monitor) -> None:
         log.info(message, best + 1, name, epochs[best][name], len(epochs) - 1 - best)
 
 
-def log_test(result: Result, monitor: Monitor) -> None:
+def log_test(test: Mapping[str, Any]) -> None:
     """Log the evaluation on the test split."""
-    best, test = monitor.best_epoch(result.epochs), result.test or {}
-    which = f"best weights, of epoch {best + 1}" if test["weights"] == "best" and best is not None else "final weights"
-    log.info("test split  loss %.4f acc %.2f%%  (%s)", test["test_loss"], test["test_acc"], which)
+    log.info("test split  loss %.4f acc %.2f%%  (%s weights)", test["test_loss"], test["test_acc"], test["weights"])
 
 
 def log_verdict(result: Result) -> None:

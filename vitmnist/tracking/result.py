@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -102,7 +103,7 @@ class Result:
         bottleneck, waiting_pct = self.bottleneck(), summarize(self.epochs, DATA_WAIT_PCT)
         if bottleneck is None or waiting_pct is None:
             return None
-        return format_bottleneck(bottleneck, waiting_pct, self._steps(), cores=None)
+        return format_bottleneck(bottleneck, waiting_pct, self._steps())
 
     def _steps(self) -> int:
         images = (self.dataset or {}).get("train_size") or 0
@@ -183,22 +184,27 @@ def record_failure(error: BaseException, result: Result, config: Config, folder:
 
 @dataclass(frozen=True)
 class Run:
-    """A run and its records.
+    """A run and its record.
 
     Args:
-        status: completed, failed, interrupted, running, killed (no `result.json`), not started, or unreadable.
-        reason: why it did not complete.
-        config: the configuration by full keys such as `data.loader.name`; empty if unknown.
-        result: `result.json`, or an empty `Result`.
+        result: `result.json`. Without one that can be read, its status is running, killed, not started, or unreadable.
         overlapping: another run was active on the same machine at the same time.
     """
 
     folder: Path
-    status: str
-    reason: str
-    config: Mapping[str, Any]
     result: Result
     overlapping: bool = False
+
+    @property
+    def status(self) -> str:
+        """How it ended, or its state if it has not."""
+        return self.result.status
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The configuration by full keys such as `data.loader.name`, with lists as text; empty if unknown."""
+        values = flatten(self.result.config or {})
+        return {key: str(value) if isinstance(value, list) else value for key, value in values.items()}
 
     @property
     def epochs(self) -> list[EpochRecord]:
@@ -221,7 +227,7 @@ class Run:
     def state(self) -> str:
         """How it ended and why, and why its times are not compared."""
         if self.status != "completed":
-            return f"{self.status}: {self.reason}" if self.reason else self.status
+            return f"{self.status}: {self.result.error}" if self.result.error else self.status
         remarks = {
             "resumed": self.result.resumed,
             "overlapping": self.overlapping,
@@ -276,24 +282,19 @@ def _natural(path: Path) -> list[int | str]:
 def read_run(folder: Path) -> Run:
     """The run of a folder; with the status `unreadable` and the reason if its `result.json` is damaged."""
     try:
-        result = Result.from_json(folder / "result.json")
-        return Run(folder, result.status, result.error or "", _flat(result.config), result)
+        return Run(folder, Result.from_json(folder / "result.json"))
     except DataError as error:
-        status, reason = "unreadable", str(error)
+        result = Result(status="unreadable", error=str(error))
     except FileNotFoundError:
-        status, reason = "not started", ""
+        result = Result(status="not started")
         if (folder / ".lock").exists():
-            status, reason = ("running", "") if is_in_use(folder) else ("killed", "it left no result.json")
-    config = None
+            result = Result(status="killed", error="it left no result.json")
+            if is_in_use(folder):
+                result = Result(status="running")
     with suppress(FileNotFoundError, UnreadableError):
         config = read_yaml(folder / CONFIG)  # with interpolations as they are written
-    return Run(folder, status, reason, _flat(config), Result())
-
-
-def _flat(config: object) -> dict[str, Any]:
-    """Values by full keys, with lists as text; empty for what is not a configuration."""
-    values = flatten(config) if isinstance(config, dict) else {}
-    return {key: str(value) if isinstance(value, list) else value for key, value in values.items()}
+        result.config = config if isinstance(config, dict) else None
+    return Run(folder, result)
 
 
 SEARCH_RESULT = "optimization_results.yaml"

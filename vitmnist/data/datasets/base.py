@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitmnist.config.schema import DataConfig
-from vitmnist.config.validation import bounded, validate
+from vitmnist.config.validation import config_field, validate
 from vitmnist.data.channel_statistics import channel_statistics, check_statistics
 from vitmnist.data.images import ImageReader, Mode, Pixels
 from vitmnist.data.sources import DatasetSource, SampleSource, TensorSet, digest
@@ -239,8 +239,8 @@ raises `DataError`; `predict` and the model card then use it.
 class SizeOptions:
     """How much of a set is used: the first `train_size` and `test_size` images; None is all."""
 
-    train_size: int | None = bounded(None, at_least=1)
-    test_size: int | None = bounded(None, at_least=1)
+    train_size: int | None = config_field(None, at_least=1)
+    test_size: int | None = config_field(None, at_least=1)
 
     def spans(self, train: int, test: int) -> tuple[slice, slice]:
         """The slices of splits of `train` and `test` images; raises `ConfigError` if there are fewer than asked for."""

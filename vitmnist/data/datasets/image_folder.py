@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from vitmnist.config.validation import bounded, config_field, section
+from vitmnist.config.validation import config_field, section
 from vitmnist.data.channel_statistics import channel_statistics, channel_sums, mean_and_std
 from vitmnist.data.datasets.base import DATASETS, Dataset, ImageFiles, SizeOptions, Split
 from vitmnist.data.image_listing import LabelledFiles, TableColumns, find_samples, no_pictures
@@ -55,14 +55,14 @@ class ImageFolderOptions(SizeOptions):
     labels: str | None = config_field(None, may_change=True)
     columns: TableColumns = section(TableColumns, may_change=True)
     suffix: str = config_field("", may_change=True)
-    size: int = bounded(28, at_least=1)
+    size: int = config_field(28, at_least=1)
     mode: Mode = Mode.grey
     resize: Resize = Resize.stretch
-    test_share: float = bounded(0.2, at_least=0, below=1)
+    test_share: float = config_field(0.2, at_least=0, below=1)
     skip_unreadable: bool = False
     draft: bool = True
-    max_16_bit: int = bounded(65_535, at_least=1, at_most=65_535)
-    range_32_bit: tuple[float, float] | None = bounded(None, at_least=-3.5e38, at_most=3.5e38)  # holds any float32
+    max_16_bit: int = config_field(65_535, at_least=1, at_most=65_535)
+    range_32_bit: tuple[float, float] | None = config_field(None, at_least=-3.5e38, at_most=3.5e38)  # holds any float32
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""Loaders that keep all samples and gather batches by index: in memory, in a file, or on the run's device."""
+"""Loaders of a set that is decoded once: `ram`, `cache` and `gpu_slice` gather each batch of it by index."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource, TensorSet
 from vitmnist.errors import ConfigError
-from vitmnist.loaders.base import LOADERS, Batch, Batches, Loader, Place
+from vitmnist.loaders.base import LOADERS, Batches, LoadedBatch, Loader, Place
 from vitmnist.registry import NoOptions
 from vitmnist.runtime.device import Backend, Event, backend_of
 from vitmnist.runtime.files import home_expanded
@@ -22,7 +22,7 @@ from vitmnist.store.rows import Location, gather_rows, row_buffers
 
 
 class HostLoader(Loader):
-    """Takes batches from rows in host memory or in a file. On the CPU contiguous batches are views of them."""
+    """Gathers batches from rows in host memory or in a file. On the CPU, contiguous batches are views of the rows."""
 
     def __init__(self, tensors: TensorSet, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
@@ -30,30 +30,30 @@ class HostLoader(Loader):
         self.tensors, self.backend = tensors.tensors, backend_of(device)
         self.buffers = PinnedBuffers(self.backend, self.tensors, min(sampler.rank_batch_size, sampler.size))
 
-    def batches(self, number: int, start: int) -> Batches:
+    def batches(self, epoch: int, start: int) -> Batches:
         if self.backend.is_async:
-            for indices in self.sampler.batches(number, start):
+            for indices in self.sampler.batches(epoch, start):
                 yield self.buffers.send(indices)
         else:
-            yield from gather(self.tensors, self.sampler, number, start)
+            yield from gather(self.tensors, self.sampler, epoch, start)
 
 
-def gather(tensors: tuple[Tensor, ...], sampler: EpochSampler, number: int, start: int) -> Batches:
-    """The batches of an epoch on the device of images and labels: views where they are contiguous, else gathered.
+def gather(tensors: tuple[Tensor, ...], sampler: EpochSampler, epoch: int, start: int) -> Batches:
+    """The batches of an epoch on the device of the tensors: views of contiguous rows, copies of others.
 
     `index_select` copies whole rows; `images[indices]` computes an address per element and takes several times as
     long. For labels, which are small, the call costs more than the copy, so those of an epoch are gathered at once.
     """
     images, labels = tensors
     if sampler.shuffle == "sample" and labels.dim() == 1:
-        indices = sampler.indices(number, start, images.device)
+        indices = sampler.indices(epoch, start, images.device)
         ordered = labels.index_select(0, indices)
         for first in range(0, len(indices), sampler.rank_batch_size):
             span = slice(first, first + sampler.rank_batch_size)
             yield gather_rows([images], indices[span])[0], ordered[span]
     else:
-        for of_batch in sampler.batches(number, start, images.device):
-            batch_images, batch_labels = gather_rows(tensors, of_batch)
+        for batch_indices in sampler.batches(epoch, start, images.device):
+            batch_images, batch_labels = gather_rows(tensors, batch_indices)
             yield batch_images, batch_labels
 
 
@@ -68,10 +68,11 @@ class PinnedBuffers:
 
     def __init__(self, backend: Backend, tensors: tuple[Tensor, ...], batch_size: int) -> None:
         self._backend, self._tensors, self._batch_size = backend, tensors, batch_size
-        self._sent: deque[tuple[tuple[Tensor, ...], Event]] = deque()  # (buffers, event after their copy), oldest first
+        # Buffers with the event that follows the copy out of them, oldest first.
+        self._sent: deque[tuple[tuple[Tensor, ...], Event]] = deque()
         self._lock = threading.Lock()
 
-    def send(self, indices: slice | Tensor) -> Batch:
+    def send(self, indices: slice | Tensor) -> LoadedBatch:
         """Queue a copy of the batch with these indices to the device, on the current stream."""
         with self._lock:
             oldest = self._sent.popleft() if len(self._sent) >= self.DEPTH else None
@@ -154,5 +155,5 @@ class GpuSliceLoader(Loader):
         tensors = data.keep(Location("ram")).tensors if device.type == "cpu" else data.tensors
         self.tensors = tuple(map(backend_of(device).to_device, tensors))
 
-    def batches(self, number: int, start: int) -> Batches:
-        return gather(self.tensors, self.sampler, number, start)
+    def batches(self, epoch: int, start: int) -> Batches:
+        yield from gather(self.tensors, self.sampler, epoch, start)
