@@ -15,7 +15,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from vitmnist import Loader, audit, load_dataset, make_loader, register
-from vitmnist.config.validation import bounded
+from vitmnist.config.validation import config_field
 from vitmnist.data import datasets
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.sampler import EpochSampler
@@ -158,7 +158,7 @@ def test_a_split_of_the_wrong_dtype_or_shape_is_refused() -> None:
 class Options:
     """Options of the custom loader."""
 
-    scale: int = bounded(1, at_least=1)
+    scale: int = config_field(1, at_least=1)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from tests.support.pages import blocks
 from tests.support.pictures import smooth
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
-from vitmnist.cli.export import FORMATS, Exported, export_model, main
+from vitmnist.cli.export import FORMATS, export_model, main, model_card
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.images import Mode, Resize, to_tensor
 from vitmnist.models import MODELS
@@ -57,7 +57,6 @@ def test_an_export_needs_nothing_of_this_project_and_predicts_what_the_original_
     for line in (
         hashlib.sha256(file.read_bytes()).hexdigest(),
         "uint8 `[B, 1, 28, 28]`",
-        "transparent pixels on white, converted to grey, resized to 28×28 by a bilinear filter",
         f"**Classes**: `{json.dumps(tiny.train.classes, ensure_ascii=False)}`",
         "**Overrides of the training**: `data/dataset=kmnist ",
         summary,
@@ -92,8 +91,7 @@ def test_the_card_reads_every_file_as_predict_does(
     options["range_32_bit"] = [0, 1]
     shape = (1 if mode == "grey" else 3, 20, 20)
     model = replace(load_inference_model(trained, torch.device("cpu")), dataset=options, shape=shape)
-    card = Exported(FORMATS["torch"], b"", model, "").card("model.pt2", [])
-    assert ("**Image files**: JPEG decoded at the smallest of the scales" in card) == draft
+    card = model_card("model.pt2", FORMATS["torch"], model, b"", "", [])
     (tmp_path / "card.md").write_text(card)
     (usage,) = blocks("python", tmp_path / "card.md")
     code, is_whole, _ = usage.partition("import torch\n\nmodel = ")
@@ -163,5 +161,5 @@ def test_the_transformer_is_exported_for_any_batch_size(name: str, patch_size: i
     model, split = MODELS.build(options, (1, 28, 28), 10).eval(), tiny.test
     path, shape, statistics = Path("final.safetensors"), (1, 28, 28), (split.mean, split.std)
     trained = InferenceModel(model, path, shape, split.classes, *statistics, shape[1:], {"name": "mnist"})
-    summary = export_model(FORMATS[name], trained, tiny, batch_size=3).summary
+    _, summary = export_model(FORMATS[name], trained, tiny, batch_size=3)
     assert float(re.search(r"logits (\S+)$", summary)[1]) < 1e-4

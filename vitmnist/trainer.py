@@ -22,7 +22,7 @@ from tqdm import tqdm
 from vitmnist.augment.preprocess import Preprocess, build_augment
 from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.manager import Checkpoint, CheckpointManager, load_checkpoint
-from vitmnist.checkpoint.storage import read_initial_weights
+from vitmnist.checkpoint.weights import read_initial_weights
 from vitmnist.config.schema import Config
 from vitmnist.config.values import to_plain_dict
 from vitmnist.data.datasets.base import Dataset, Split
@@ -150,13 +150,13 @@ class Trainer:
                     self.folder, config, data.dataset, step, result, self.stop, world, self.monitor
                 )
                 progress = self.restore(data, checkpoints)
-                recorder = self.open_records(data, step, loaders, checkpoints)
+                recorder = self.open_records(loaders, checkpoints)
                 data = replace(data, checkpoint=None, weights=None)  # frees their memory
                 # `finish_epoch` adds the wait for the first batch.
                 result.setup_s = time.time() - result.began_at - (result.compile_s or 0.0)
                 # From here on a signal stops the run after a step, when it can be saved. Before, nothing can be lost.
                 until_recorded.enter_context(self.stop.listening(deadline))
-                while not recorder.is_done():
+                while progress.metrics.steps or not recorder.is_done():  # an epoch under way is completed first
                     with recorder.instrument(progress, "train", loaders.train) as after_step:
                         train = train_epoch(step, loaders.train, progress, after_step)
                     with recorder.instrument(progress, data.dataset.eval_split, loaders.evaluation) as after_step:
@@ -171,7 +171,7 @@ class Trainer:
                 loader_options = loaders.options
                 self.loader_stack.close()
                 del loaders, recorder  # with their sets: there may be no memory for a third one
-                self.evaluate_on_test(data.dataset, step, loader_options, checkpoints)
+                self.evaluate_on_test(loader_options, checkpoints)
             log_verdict(result)
         return result
 
@@ -322,13 +322,11 @@ class Trainer:
         """The progress of the next epoch, at its beginning."""
         return EpochProgress(len(self.result.epochs), sampler, self.device, self.config.log.every_steps, self.world)
 
-    def open_records(
-        self, data: Data, step: TrainStep, loaders: Loaders, checkpoints: CheckpointManager
-    ) -> EpochRecorder:
+    def open_records(self, loaders: Loaders, checkpoints: CheckpointManager) -> EpochRecorder:
         """Log the run, open its loggers, and remove what was recorded after the checkpoint."""
-        result, folder, before = self.result, self.folder, data.checkpoint
+        result, folder = self.result, self.folder
         peak_memory = PeakMemory(self.device)  # after set-up, whose memory it must not count
-        log_setup(self.config, result, data.dataset, step, loaders.train, self.world)
+        log_setup(self.config, result, checkpoints.dataset, checkpoints.step, loaders.train, self.world)
         loggers: list[Logger] = []
         if self.world.is_main:
             loggers += [
@@ -338,22 +336,15 @@ class Trainer:
             result.write_epochs(folder)  # drops what was recorded after the checkpoint, and a row that was cut off
             for earlier in ("result.json", f"{storage.FOLDER}/final.safetensors"):
                 (folder / earlier).unlink(missing_ok=True)
-        return EpochRecorder(
-            checkpoints=checkpoints,
-            loaders=loaders,
-            loggers=loggers,
-            peak_memory=peak_memory,
-            must_train=before is not None and before.progress is not None,
-        )
+        return EpochRecorder(checkpoints, loaders, loggers, peak_memory)
 
-    def evaluate_on_test(
-        self, dataset: Dataset, step: TrainStep, loader_options: Mapping[str, Any], checkpoints: CheckpointManager
-    ) -> None:
+    def evaluate_on_test(self, loader_options: Mapping[str, Any], checkpoints: CheckpointManager) -> None:
         """Evaluate the best weights on the test split, if epochs were evaluated on a validation split.
 
         Raises:
             TrainingError: a loss or metric that no record may have.
         """
+        dataset, step = checkpoints.dataset, checkpoints.step
         if dataset.validation is None or dataset.test is None:
             return
         name, sampler = checkpoints.load_best_weights(), self.eval_sampler(dataset.test, step)
@@ -371,7 +362,6 @@ class EpochRecorder:
 
     Args:
         loggers: of rank 0; the other ranks have none.
-        must_train: the run is resumed within an epoch, which ends whatever `patience` says.
         is_first_epoch: no epoch has ended since the start or resume of this process.
     """
 
@@ -379,7 +369,6 @@ class EpochRecorder:
     loaders: Loaders
     loggers: list[Logger]
     peak_memory: PeakMemory
-    must_train: bool
     is_first_epoch: bool = True
 
     def __post_init__(self) -> None:
@@ -389,8 +378,8 @@ class EpochRecorder:
 
     def is_done(self) -> bool:
         """Whether all epochs are done, or none has been better for as long as `patience` allows."""
-        epochs, must_train = self.result.epochs, self.must_train and self.is_first_epoch
-        return len(epochs) >= self.config.epochs or (self.monitor.is_exhausted(epochs) and not must_train)
+        epochs = self.result.epochs
+        return len(epochs) >= self.config.epochs or self.monitor.is_exhausted(epochs)
 
     @contextmanager
     def instrument(self, progress: EpochProgress, split: str, loader: Loader) -> Iterator[AfterStep]:

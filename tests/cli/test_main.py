@@ -63,34 +63,25 @@ MISTAKES = {  # in the values, found when they are composed and checked
     "bach_size=3": "bach_size: there is no such key; did you mean 'batch_size'? allowed: ",
     "model.detph=3": "model.detph: there is no such key; did you mean 'depth'?",
     "+model._target_=os.system": "model._target_: there is no such key",
-    "date/loader=ram": "date/loader: there is no such config group; did you mean 'data/loader'?",
+    "date/loader=ram": "date/loader: set data/loader=ram",
     "~model": "Interpolation key 'model' not found",
     "batch_size=many": "batch_size=many: must be int",
     "model.depth=???": "model.depth is missing",
-    "model.depth=0": "model.depth=0: must be at least 1",
-    "data.drop_last=perhaps": "data.drop_last=perhaps: must be bool",
-    "data.shuffle=all": "data.shuffle=all: Invalid value 'all', expected one of [sample, batch, none]",
     "data.loader=ram": "data.loader=ram: this is a config group; type data/loader=NAME",
     "batch_size=${nope}": r"batch_size: Interpolation key 'nope' not found; for the text ${ write \${",
     "~logger": "logger is missing; type logger=[]",
     "num_workers=4": "num_workers: set data.loader.num_workers=4, with data/loader=disk",
-    "dataset=cifar10": "dataset: set data/dataset=cifar10",
     "data=cifar10": "data: set data/dataset=cifar10",
-    "+augment=crops": "augment: set data/augment=crops",
-    "transforms=null": "transforms: set data/augment=none",
+    "transforms=none": "transforms: set data/augment=none",
     "trainer.max_epochs=9": "trainer.max_epochs: set epochs=9",
     "model.optimizer.lr=1": "model.optimizer: set optimizer=VALUE, and",
     "optimizer.lr=inf": "optimizer.lr=inf: must be finite",
-    "distributed.timeout_s=0": "distributed.timeout_s=0.0: must be above 0",
-    "trainer.fused=null": "trainer.fused=null: ",
     "trainer.micro_batch=1.5": "trainer.micro_batch=1.5: must be int | auto | null",
     "ema_decay=0": "ema_decay=0.0: must be above 0 and below 1",
     "data/augment=shift data.augment.operations.0.pixels=-1": "operations.0.pixels=-1: must be at least 0",
-    "data/augment=cifar data.augment.operations.1.q=2": "operations.1.q: there is no such key; allowed: name, p",
     "data/augment=cifar data.augment.operations.3.p=1": "data.augment.operations[3]: list index out of range",
     "data/dataset=image_folder": "data.dataset.path is missing; type data.dataset.path=VALUE",
     "data/dataset=image_folder data.dataset.path=. data.dataset.mode=red": "expected one of [grey, rgb]",
-    "trainer.epochs=3": "trainer.epochs: there is no such key; did you mean epochs?",
     "name=vit": "did you mean model.name or data.dataset.name or data.loader.name?",
     "trainer.precision=BF16": "expected one of [auto, fp32, bf16]",
 }
@@ -102,19 +93,15 @@ MISTAKES_OF_RUNS = {  # also in the command line, and found when a run is set up
     "epochs=1,2": "To sweep over it, add --multirun to your command line",
     "data/loader@data.loader.base=disk": "Could not override 'data/loader@data.loader.base'. Did you mean",
     "batch_size=24 data.drop_last=true": "batch_size=24 exceeds the 23 training images",
-    "model.patch_size=5": "model.patch_size=5 does not divide the image of 28×28; allowed: 1, 2, 4, 7, 14, 28",
     "schedule=cosine epochs=2 schedule.warmup_epochs=2": "schedule.warmup_epochs=2: must be below epochs=2",
     "optimizer=sgd optimizer.nesterov=true optimizer.momentum=0": "optimizer.nesterov=true needs optimizer.momentum",
-    "data.root=/nowhere logger=board": "logger.0.name=board: not known; ",  # before data are read
-    "data.root=/nowhere logger=[tensorboard,{name:wandb,team:us}]": "logger.1.team: there is no such key",
+    "data.root=/nowhere logger=[tensorboard,{name:wandb,team:us}]": "logger.1.team: there is no such key",  # at once
     "patience=2": "patience=2: needs a validation split",
     "device=cuda:99": "device=cuda:99: torch sees ",
     "data/loader=auto data.loader.candidates=[rem]": "data.loader.candidates=rem: not known; did you mean 'ram'?",
-    "data/loader=cache data.loader.folder=file": "the cache folder file cannot be used: ",
     "data/dataset=image_folder data.dataset.path=nowhere": "data.dataset.path=nowhere: there is no such folder",
     "--epochs 3": "--epochs: there is no such option; keys are typed without dashes, as in epochs=3",
     "hydra.run.dir=file/run": "file/run: Not a directory; name another folder with hydra.run.dir=FOLDER",
-    'data.root="~nosuchuser/x"': "~nosuchuser/x: there is no such user; type the full name of a folder",
     "data.root=~/mnist": "LexerNoViableAltException: data.root=~/mnist",
     # Given weights, and learning rates by parameter.
     r"init=no\${where}": "init=no${where}: there is no such file or folder",
@@ -123,17 +110,15 @@ MISTAKES_OF_RUNS = {  # also in the command line, and found when a run is set up
     "init=code.pt": "its content is not only plain values and tensors",
     "model=cnn lr_scale={heads.*:0.1}": "lr_scale: 'heads.*' fits no parameter; the model has features.0.wei",
     "lr_scale={*:0}": "freezes all parameters",
-    "lr_scale=0.1": "lr_scale=0.1: ",
     # Sweeps.
     "repeats=3": "repeats=3: repeats the jobs of a sweep; type -m as well",
-    "-m repeats=0": "repeats=0: must be one whole number, at least 1",
+    "-m repeats=0": "repeats=0: must be at least 1",
     "-m data/loader=ram,rom": "data/loader=rom: there is no such member; did you mean 'ram'? allowed: ",
     "-m seed=1,2 hydra.sweep.dir=used": "name another folder, or resume with resume=auto",
     # Searches.
     "hparams_search=accuracy repeats=2": "repeats: is for sweeps over listed values, not for a search",
     f"{SEARCH} optimizer.lr=0.1": "hydra/sweeper=optuna: nothing to search; type KEY=interval(LOW,HIGH) or",
     f"{SEARCH} optimizer.lr=interval(2,1)": "optimizer.lr=interval(2,1): cannot be searched: ",
-    f"{SEARCH} optimizer.lr=tag(log,interval(0,1))": "optimizer.lr=tag(log,interval(0,1)): cannot be searched: ",
     f"{SEARCH} {LR} hydra.sweeper.n_trials=0": "hydra.sweeper.n_trials=0: must be one whole number, at least 1",
     f"{SEARCH} {LR} sweep.objective=speed": "sweep.objective=speed: not a metric of an epoch; ",
 }
@@ -186,7 +171,7 @@ def test_a_completed_run_says_how_to_train_further(
     del kept[tmp_path / "here" / "vitmnist.log"]
     again = succeed("resume=here")
     assert "here: completed, epoch 2/2, accuracy " in again
-    assert "python train.py resume=here epochs=N" in again
+    assert "; resume=here epochs=N trains further" in again
     refuse("resume=here", "optimizer.lr=0.5")
     fewer = refuse("resume=here", "epochs=1")
     assert "epochs=1: the run has already started epoch 2; set epochs=2 or more" in fewer

@@ -28,7 +28,7 @@ EXPECTED = {
     "killed": (RESUMES, RESUMES, REFUSED),
     "damaged result": (RESUMES, RESUMES, REFUSED),
     "damaged records": (DAMAGED_RECORD, DAMAGED_RECORD, REFUSED),
-    "damaged checkpoints": (BEGINS, ALL_DAMAGED, REFUSED),
+    "damaged checkpoints": (ALL_DAMAGED, ALL_DAMAGED, REFUSED),
     "completed": (DONE, DONE, REFUSED),
     "completed, without checkpoints": (DONE, DONE, REFUSED),
 }

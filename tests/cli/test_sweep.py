@@ -65,9 +65,7 @@ def test_a_sweep_with_a_failing_job_ends_in_a_complete_report_and_goes_on(
     (failed,) = (row for row in rows(sweep) if row["status"] != "completed")
     assert failed["status"] == f"failed: {results[1]['error']}"
     for name in ("report.md", "report.html"):
-        text = (sweep / name).read_text()
-        assert "checkpoints" in text  # the reason
-        assert "Equal training and evaluation losses, epoch for epoch and to the last bit" in text
+        assert "checkpoints" in (sweep / name).read_text(), "the reason"
     for loader in LOADERS:
         assert re.search(rf"^ *\d+ +{loader}( of ram)? .*completed", ended.stdout, re.MULTILINE), ended.stdout
 
@@ -75,7 +73,7 @@ def test_a_sweep_with_a_failing_job_ends_in_a_complete_report_and_goes_on(
     before = {folder.name: files(folder / "checkpoints") for folder in jobs(sweep) if folder.name != "1"}
     again = ["-m", *quick, *SWEPT, "hydra.sweep.dir=here", by_number]
     assert "holds records already" in refuse(*again)
-    assert succeed(*again, "resume=auto").count("completed before") == 3
+    assert succeed(*again, "resume=auto").count(": completed, epoch 2/2") == 3
     assert result_of(sweep / "1")["status"] == "completed"
     assert {folder.name: files(folder / "checkpoints") for folder in jobs(sweep) if folder.name != "1"} == before
     assert [row["status"] for row in rows(sweep)] == ["completed"] * 4
@@ -150,9 +148,9 @@ def test_an_experiment_is_a_sweep_and_its_jobs_go_on_alone(succeed: Printed, qui
 def test_a_failed_job_leaves_no_model(quick: list[str], refuse: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
     alive = []
 
-    def count(trainer: Trainer) -> None:
+    def count(trainer: Trainer) -> object:
         alive.append(sum(type(item) is CNN for item in gc.get_objects()))
-        build_data(trainer)
+        return build_data(trainer)
 
     build_data = Trainer.build_data
     monkeypatch.setattr(Trainer, "build_data", count)
@@ -170,11 +168,8 @@ def test_memory_peaks_are_those_of_each_job(start: Start, tmp_path: Path) -> Non
     assert small is None or abs(again - small) < 0.7 * (large - small)
 
 
-def test_rounds_never_share_a_folder(train_here: Train, quick: list[str], tmp_path: Path) -> None:
-    typed = [*quick, "epochs=1", "repeats=2", "hydra.sweep.dir=here", "hydra.sweep.subdir=bs${batch_size}"]
-    ended = train_here("-m", *typed)
-    assert ended.returncode == 1
-    assert ended.stderr == "error: 1 of 1 jobs failed: bs6\n"
-    assert "job 1 failed: " in ended.stdout
-    assert "holds the records of another job, with another repeat; let hydra.sweep.subdir contain" in ended.stdout
-    assert result_of(tmp_path / "here" / "bs6")["config"]["repeat"] == 1
+def test_jobs_that_differ_never_share_a_folder(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+    ended = train_here("-m", *quick, "epochs=1", "seed=1,2", "hydra.sweep.dir=here", "hydra.sweep.subdir=same")
+    assert (ended.returncode, ended.stderr) == (1, "error: 1 of 1 jobs failed: same\n")
+    assert "job 1 failed: resume: the run began with another configuration: seed=2 (it was 1)" in ended.stdout
+    assert result_of(tmp_path / "here" / "same")["seed"] == 1

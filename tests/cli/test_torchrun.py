@@ -17,7 +17,7 @@ from torch import distributed
 
 from tests.conftest import BRIEF, STATEFUL, StartRanks, Train, assert_same_run, result_of, weights, write_mnist_like
 from tests.support.processes import REPOSITORY, free_port
-from vitmnist.cli.start import check_restarts
+from vitmnist.cli.train import connect_ranks
 from vitmnist.errors import ConfigError, ExitCode
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.torch_world import TorchWorld
@@ -155,8 +155,8 @@ def test_machines_may_keep_the_data_elsewhere(quick: list[str], ranks: StartRank
 def test_a_restart_is_for_a_command_that_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
     with pytest.raises(ConfigError, match="would begin a new run; type hydra"):
-        check_restarts(["seed=1"])
-    check_restarts(["resume=auto"])
+        connect_ranks(["seed=1"])
+    connect_ranks(["resume=auto"])
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,6 @@ def test_a_restart_is_for_a_command_that_resumes(monkeypatch: pytest.MonkeyPatch
     [
         (["batch_size=1"], {}, "batch_size=1: 2 processes train together"),
         (["device=cuda:0"], {}, "device=cuda:0: names one device for 2 processes; set device=cuda"),
-        ([], {1: "seed=7"}, "; start every rank with the same arguments"),
         (["-m", "seed=1,2"], {}, "-m: is for one process"),
         (["resume=nowhere"], {}, "nowhere: holds no run"),
     ],

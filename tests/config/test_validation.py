@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from tests.conftest import REPOSITORY
 from tests.support.processes import fork
 from vitmnist.augment.base import OPERATIONS
-from vitmnist.cli.messages import FAMILIAR_KEYS
+from vitmnist.cli.messages import familiar_keys
 from vitmnist.config.compose import compose
 from vitmnist.config.schema import Config, registries
 from vitmnist.config.validation import validate
@@ -119,7 +119,7 @@ def test_folders_are_named_after_what_was_typed(overrides: list[str], label: str
 def test_advice_about_unknown_keys_names_keys_that_exist() -> None:
     members = ["data/dataset=image_folder", "data/loader=disk", "data.dataset.path=x"]
     keys = flatten(OmegaConf.to_container(compose(members)))
-    names = {name for advice in FAMILIAR_KEYS.values() for name in re.findall(r"(?<![\w-])([\w./]+)=", advice)}
+    names = {name for advice in familiar_keys().values() for name in re.findall(r"(?<![\w-])([\w./]+)=", advice)}
     assert len(names) > 20
     for name in names - {"HYDRA_FULL_ERROR", "hydra.run.dir"}:
         assert name in keys or (CONF / name).is_dir(), name

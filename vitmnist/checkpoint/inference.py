@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -13,14 +12,12 @@ import torch
 from torch import nn
 
 from vitmnist.augment.preprocess import Preprocess, build_augment, input_size
-from vitmnist.checkpoint import storage
-from vitmnist.checkpoint.storage import WEIGHTS, read_weights, weights_file
+from vitmnist.checkpoint.storage import reporting_damage
+from vitmnist.checkpoint.weights import WEIGHTS, read_weights, weights_file
 from vitmnist.config.schema import Config, may_change
 from vitmnist.data.datasets.base import DATASETS, FileReader, Split, file_reader
 from vitmnist.errors import ConfigError, DataError, UserError, classify, listed
 from vitmnist.models import MODELS
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -55,23 +52,17 @@ class InferenceModel:
     def normalized(self, split: Split) -> Split:
         """`split` with the channel statistics of the model's training data, and the labels of its classes.
 
-        Classes are matched by their names; by their order if no name is the same, as in another set of digits.
-
         Raises:
             ConfigError: its images or classes do not fit the model.
         """
         shape, classes = tuple(split.images.shape[1:]), self.classes
         if shape != self.shape:
             raise ConfigError(f"the model takes images {list(self.shape)}, the dataset has {list(shape)}")
-        labels, unknown = split.labels, [name for name in split.classes if name not in classes]
-        if not unknown and split.classes != classes:
-            labels = torch.tensor([classes.index(name) for name in split.classes])[labels]
-        elif unknown and (len(unknown) < len(split.classes) or len(split.classes) != len(classes)):
+        if unknown := [name for name in split.classes if name not in classes]:
             raise ConfigError(
                 f"the dataset has classes that the model does not know: {listed(unknown)}; it knows {listed(classes)}"
             )
-        elif unknown:
-            log.warning("the classes have other names than the model's, and are matched by their order")
+        labels = torch.tensor([classes.index(name) for name in split.classes])[split.labels]
         return replace(split, labels=labels, classes=classes, mean=self.mean, std=self.std)
 
 
@@ -104,7 +95,7 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
         DataError: they are damaged, or their model cannot be built.
     """
     path = weights_file(folder, [weights] if weights else [*WEIGHTS])
-    with storage.reporting_damage(path):
+    with reporting_damage(path):
         info, tensors = read_weights(path)
         shape, classes = tuple(map(int, info["shape"])), tuple(map(str, info["classes"]))
         mean, std = (tuple(map(float, info[key])) for key in ("mean", "std"))

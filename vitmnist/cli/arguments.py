@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +13,11 @@ from hydra._internal.utils import get_args_parser
 
 from vitmnist.errors import ConfigError
 
+# The arguments that begin a run or resume it, so that the same command can be repeated.
 AUTO_FORM = "hydra.run.dir=FOLDER resume=auto"
-QUESTIONS = ("help", "hydra_help", "cfg", "info", "shell_completion", "experimental_rerun")
+
+# Options of Hydra that would bypass the checks of the configuration, or load a pickle.
+UNSUPPORTED = ("config-path", "config-name", "experimental-rerun")
 
 
 @dataclass(frozen=True)
@@ -22,34 +25,28 @@ class Arguments:
     """The arguments of `train`.
 
     Args:
-        options: those of Hydra's command line, parsed.
-        overrides: keys and groups, with `--config-dir` as one, and without `resume=FOLDER`.
-        run: the folder of the run to resume, with `resume=FOLDER`.
+        options: the parsed options of Hydra's command line.
+        overrides: keys and groups; `--config-dir` and `resume=FOLDER` are written as `hydra.searchpath` and
+            `hydra.run.dir`.
+        must_resume: the run in `hydra.run.dir` is resumed, because `resume=FOLDER` was typed.
     """
 
     options: Namespace
     overrides: list[str]
-    run: Path | None
-
-    @property
-    def is_question(self) -> bool:
-        """Whether Hydra answers it, as `--help`, and nothing is trained."""
-        return any(getattr(self.options, name) for name in QUESTIONS)
+    must_resume: bool = False
 
 
 def parse(typed: list[str]) -> Arguments:
     """What was typed; raises `ConfigError` for an unknown option, or if the arguments contradict each other."""
     options, unknown = get_args_parser().parse_known_intermixed_args(typed)
     overrides: list[str] = options.overrides
-    for flag in unknown:
+    for flag in [*unknown, *(f"--{name}" for name in UNSUPPORTED if getattr(options, name.replace("-", "_")))]:
         raise ConfigError(f"{flag}: there is no such option; keys are typed without dashes, as in epochs=3")
     if options.config_dir:  # as an override, because the configuration is composed without Hydra's command line
-        folder = Path(options.config_dir).resolve()
-        if not folder.is_dir():
+        config_dir = Path(options.config_dir).resolve()
+        if not config_dir.is_dir():
             raise ConfigError(f"--config-dir: {options.config_dir}: there is no such folder")
-        if "hydra.searchpath" in map(key_of, overrides):
-            raise ConfigError("--config-dir, hydra.searchpath: type one of them; hydra.searchpath=[A,B] is for several")
-        overrides.append(f"hydra.searchpath=[{quoted(folder.as_uri())}]")
+        overrides.append(f"hydra.searchpath=[{quoted(config_dir.as_uri())}]")
     if options.multirun:
         overrides.append("hydra.mode=MULTIRUN")
     resume = value_of("resume", overrides)
@@ -57,17 +54,20 @@ def parse(typed: list[str]) -> Arguments:
         sweep = "hydra.sweep.dir=FOLDER resume=auto"
         raise ConfigError(f"resume=auto: in which folder? Type {AUTO_FORM}, or for a sweep {sweep}")
     if resume in (None, "auto"):
-        return Arguments(options, overrides, None)
-    if options.multirun:
-        raise ConfigError(
-            f"resume={resume}: resumes one run; a sweep is resumed by its own command with hydra.sweep.dir=FOLDER "
-            "resume=auto"
-        )
-    if options.cfg:
-        raise ConfigError(f"--cfg: the configuration of a run is in {resume}/.hydra/config.yaml; leave out resume=")
-    if "hydra.run.dir" in map(key_of, overrides):
-        raise ConfigError(f"hydra.run.dir: has no effect with resume={resume}, a run in its own folder; leave it out")
-    return Arguments(options, without_keys(overrides, ["resume"]), Path(os.path.expanduser(resume)))
+        return Arguments(options, overrides)
+    contradicting = {
+        "-m": options.multirun,
+        "--cfg": options.cfg,
+        "hydra.run.dir": value_of("hydra.run.dir", overrides),
+    }
+    for name, is_typed in contradicting.items():
+        if is_typed:
+            raise ConfigError(
+                f"{name}: cannot be typed with resume={resume}, which resumes one run in its own folder, with its "
+                "recorded configuration; a sweep is resumed by its own command with hydra.sweep.dir=FOLDER resume=auto"
+            )
+    folder = f"hydra.run.dir={quoted(os.path.expanduser(resume))}"
+    return Arguments(options, [*without_keys(overrides, ["resume"]), folder], must_resume=True)
 
 
 def key_of(override: str) -> str:
@@ -80,7 +80,7 @@ def is_of_hydra(override: str) -> bool:
     return key_of(override).startswith("hydra")
 
 
-def without_keys(overrides: Iterable[str], keys: Iterable[str]) -> list[str]:
+def without_keys(overrides: Iterable[str], keys: Collection[str]) -> list[str]:
     """The overrides of other keys."""
     return [override for override in overrides if key_of(override) not in keys]
 

@@ -1,4 +1,4 @@
-"""What all commands share: a parser, and one way to end for every exception."""
+"""A parser for each command, and one way to end for every exception."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from tabulate import tabulate
 from torch import Tensor
 
 from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
-from vitmnist.checkpoint.storage import WEIGHTS
+from vitmnist.checkpoint.weights import WEIGHTS
 from vitmnist.cli.arguments import key_of
 from vitmnist.cli.command import command
 from vitmnist.cli.resume import recorded_config
@@ -72,11 +72,8 @@ class Evaluation:
 
     def mistakes_csv(self) -> bytes:
         """A row for each misclassified image, the most confident first, in split order among equals."""
-        mistakes = self.rows(self.predictions.mistakes())
-        # 9 digits identify a float32.
-        rows = [row | {"probability": float(f"{row['probability']:.9g}")} for row in mistakes]
         columns = ("image", "true_class", "predicted_class", "probability")
-        return csv_text(columns, rows).encode(errors="surrogateescape")
+        return csv_text(columns, self.rows(self.predictions.mistakes())).encode(errors="surrogateescape")
 
 
 def load_run(
@@ -128,36 +125,36 @@ def _take_all(config: Config, typed: set[str]) -> None:
     if "data.holdout" not in typed:
         config.data.holdout = None
     options = config.data.dataset
-    everything = {"test_share": 0.0, "train_size": None, "test_size": None}
-    options |= {key: all_ for key, all_ in everything.items() if key in options and f"data.dataset.{key}" not in typed}
+    for key, unlimited in {"test_share": 0.0, "train_size": None, "test_size": None}.items():
+        if key in options and f"data.dataset.{key}" not in typed:
+            options[key] = unlimited
 
 
 def _warn_if_images_changed(folder: Path, dataset: Dataset) -> None:
-    recorded = (read_run(folder).result.dataset or {}).get("sha256")
+    recorded = (read_run(folder).result.dataset or {}).get("sha256", {})
     for name in dataset.splits:
-        checksum = recorded.get(f"{name}_images") if isinstance(recorded, dict) else None
-        if checksum and checksum != dataset.sha256[f"{name}_images"]:
+        checksum = dataset.sha256[f"{name}_images"]
+        if recorded.get(f"{name}_images", checksum) != checksum:
             print(f"warning: the images of the {name} split have changed since training", file=sys.stderr)
 
 
 def class_metrics(matrix: Tensor, classes: tuple[str, ...], metrics: Mapping[str, float]) -> dict[str, Any]:
     """Accuracy, metrics, and precision, recall and F1 of each class, in percent; None where one is not a number."""
-    correct, actual, predicted = matrix.diagonal().tolist(), matrix.sum(dim=1).tolist(), matrix.sum(dim=0).tolist()
-
-    def percent(part: int, total: int) -> float | None:
-        return 100 * part / total if total else None
-
+    correct, actual, predicted = matrix.diagonal().double(), matrix.sum(dim=1), matrix.sum(dim=0)
+    precision = 100 * correct / predicted  # not a number for a class without predictions
+    recall = 100 * correct / actual
+    f1 = 200 * correct / (actual + predicted)
     return {
-        "images": sum(actual),
-        "accuracy": percent(sum(correct), sum(actual)),
-        **{name: value if isfinite(value) else None for name, value in metrics.items()},
+        "images": int(matrix.sum()),
+        "accuracy": metrics["acc"],
+        **{name: _finite_or_none(value) for name, value in metrics.items()},
         "classes": [
             {
                 "class": name,
-                "images": actual[label],
-                "precision": percent(correct[label], predicted[label]),
-                "recall": percent(correct[label], actual[label]),
-                "f1": percent(2 * correct[label], actual[label] + predicted[label]),
+                "images": int(actual[label]),
+                "precision": _finite_or_none(precision[label].item()),
+                "recall": _finite_or_none(recall[label].item()),
+                "f1": _finite_or_none(f1[label].item()),
             }
             for label, name in enumerate(classes)
         ],
@@ -165,25 +162,29 @@ def class_metrics(matrix: Tensor, classes: tuple[str, ...], metrics: Mapping[str
     }
 
 
+def _finite_or_none(value: float) -> float | None:
+    return value if isfinite(value) else None
+
+
 def _text(metrics: dict[str, Any]) -> str:
     lines = [f"accuracy {metrics['accuracy']:.2f}% of {metrics['images']:,} images"]
     for name in METRICS.names():
-        value, metric = metrics.get(name), METRICS.description_of(name)
+        metric = METRICS.description_of(name)
         if name != "acc":  # which is the first line
-            lines.append(f"{name} –" if value is None else f"{name} {value:.{metric.digits or 2}f}{metric.unit}")
+            lines.append(f"{name} {_format_value(metrics[name], metric.unit, metric.digits or 2)}")
     names = [printable(row["class"]) for row in metrics["classes"]]
     rows = [
-        [
-            name,
-            row["images"],
-            *("–" if row[key] is None else f"{row[key]:.2f}%" for key in ("precision", "recall", "f1")),
-        ]
+        [name, row["images"], *(_format_value(row[key], "%") for key in ("precision", "recall", "f1"))]
         for name, row in zip(names, metrics["classes"], strict=True)
     ]
     by_class = tabulate(rows, ["class", "images", "precision", "recall", "F1"], **ALIGNED)
     counts = [[name, *row] for name, row in zip(names, metrics["confusion_matrix"], strict=True)]
     title = "confusion matrix (rows: true class, columns: predicted class)"
     return "\n".join([*lines, "", by_class, "", title, tabulate(counts, **ALIGNED)])
+
+
+def _format_value(value: float | None, unit: str, digits: int = 2) -> str:
+    return "–" if value is None else f"{value:.{digits}f}{unit}"
 
 
 def add_run(parser: ArgumentParser) -> None:
@@ -199,11 +200,8 @@ def _parse(parser: ArgumentParser) -> Namespace:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--mistakes", type=Path, metavar="CSV", help="list every misclassified image in this file")
     parser.add_argument("--grid", type=Path, metavar="PNG", help="draw the mistakes with the highest confidence")
-    parser.add_argument("--predictions", action="store_true", help="with --json: also the prediction for each image")
-    options = parser.parse_intermixed_args()
-    if options.predictions and not options.json:
-        parser.error("--predictions is part of the JSON object; type --json --predictions")
-    return options
+    parser.add_argument("--predictions", action="store_true", help="print JSON with the prediction for each image")
+    return parser.parse_intermixed_args()
 
 
 @command("evaluate", _parse)
@@ -219,7 +217,7 @@ def main(options: Namespace) -> None:
             print(f"no mistakes: {options.grid} is not written", file=sys.stderr)
     matrix = evaluation.predictions.confusion_matrix(len(split.classes))
     metrics = class_metrics(matrix, split.classes, evaluation.metrics)
-    if options.json:
+    if options.json or options.predictions:
         printed = {"weights": str(evaluation.weights), "split": evaluation.split_name, **metrics}
         if options.predictions:
             printed["predictions"] = evaluation.rows(range(len(split)))

@@ -93,7 +93,7 @@ images = to_pixels(opened, {arguments}).transpose(2, 0, 1)[np.newaxis]"""
 IMAGES_USAGE = """\
 import numpy as np
 
-images = np.zeros({shape}, dtype=np.uint8)  # your images"""
+images = np.zeros({shape}, dtype=np.uint8)  # your images, as the dataset {dataset} reads them"""
 ONNX_USAGE = """\
 import onnxruntime
 
@@ -110,68 +110,56 @@ FORMATS = {
 }
 
 
-@dataclass(frozen=True)
-class Exported:
-    """An exported model that predicts the same classes as the original.
+def model_card(
+    name: str, kind: Format, trained: InferenceModel, content: bytes, summary: str, overrides: Sequence[str]
+) -> str:
+    """The model card in Markdown.
 
     Args:
-        content: the bytes of its file.
-        summary: its accuracy, and how far its logits are from those of the original.
+        name: the name of the exported file.
+        content: the bytes of that file.
+        summary: the accuracy of the exported model, and how far its logits are from those of the original.
+        overrides: the command line of the training.
     """
-
-    kind: Format
-    content: bytes
-    trained: InferenceModel
-    summary: str
-
-    def card(self, name: str, overrides: Sequence[str]) -> str:
-        """The model card in Markdown, for a file name and the overrides of the run."""
-        channels, height, width = self.trained.shape
-        files, reading = _describe_files(self.trained)
-        crop = "" if self.trained.size == (height, width) else ", and takes the centre of each image"
-        return f"""# Model card: {name}
+    channels, height, width = trained.shape
+    crop = "" if trained.size == (height, width) else ", and takes the centre of each image"
+    return f"""# Model card: {name}
 
 An image classifier, trained with vitmnist {vitmnist.__version__}, exported with torch {torch.__version__}.
 
 - **Input**: `images`, uint8 `[B, {channels}, {height}, {width}]`, any B. The model normalises them{crop}.
-- **Image files**: {files}
-- **Output**: `logits`, float32 `[B, {len(self.trained.classes)}]`
-- **Check**: {self.summary}
-- **Classes**: `{json.dumps(self.trained.classes, ensure_ascii=False)}`
+- **Output**: `logits`, float32 `[B, {len(trained.classes)}]`
+- **Check**: {summary}
+- **Classes**: `{json.dumps(trained.classes, ensure_ascii=False)}`
 - **Overrides of the training**: `{shlex.join(overrides)}`
-- **SHA-256**: `{hashlib.sha256(self.content).hexdigest()}`
+- **SHA-256**: `{hashlib.sha256(content).hexdigest()}`
 
 ```python
-{reading}
-{self.kind.usage.format(name=json.dumps(name))}
+{_reading_code(trained)}
+{kind.usage.format(name=json.dumps(name))}
 ```
 """
 
 
-def _describe_files(trained: InferenceModel) -> tuple[str, str]:
-    """How a picture file becomes an image of the model: in words, and as Python code that ends with `images`."""
-    channels, height, width = shape = trained.shape
+def _reading_code(trained: InferenceModel) -> str:
+    """Python code that turns a picture file into `images` as the model takes them, without this package."""
     try:
         reader = trained.reader()
     except ConfigError:  # such images are not pictures
         reader = None
     if not isinstance(reader, ImageReader):
-        return f"as the dataset {trained.dataset.get('name')} reads them", IMAGES_USAGE.format(shape=(1, *shape))
-    draft = "JPEG decoded at the smallest of the scales 1/8, 1/4, 1/2 and 1 that is at least twice the size, "
-    framing = {"stretch": "", "crop": ": the shorter side and its centre", "pad": ": the longer side, on black"}
-    words = (
-        f"{draft * reader.draft}upright, transparent pixels on white, converted to {('RGB', 'grey')[channels == 1]}, "
-        f"resized to {width}×{height} by a bilinear filter with antialiasing{framing[reader.resize]}"
-    )
+        return IMAGES_USAGE.format(shape=(1, *trained.shape), dataset=trained.dataset.get("name"))
     options = {**vars(reader), "mode": reader.mode.value, "resize": reader.resize.value}
     arguments = ", ".join(f"{name}={value!r}" for name, value in options.items())
     source = inspect.getsource(images)
-    code = source[source.index("def to_pixels(") :]
-    return words, FILE_USAGE.format(source=code, arguments=arguments)
+    return FILE_USAGE.format(source=source[source.index("def to_pixels(") :], arguments=arguments)
 
 
-def export_model(kind: Format, trained: InferenceModel, dataset: Dataset, batch_size: int) -> Exported:
+def export_model(kind: Format, trained: InferenceModel, dataset: Dataset, batch_size: int) -> tuple[bytes, str]:
     """Export a model that is on the CPU, with its normalisation, and compare both on the split of the evaluations.
+
+    Returns:
+        The content of the file, and a line about the comparison.
 
     Raises:
         ConfigError: the images or classes of the dataset do not fit the model.
@@ -194,12 +182,9 @@ def export_model(kind: Format, trained: InferenceModel, dataset: Dataset, batch_
             "nothing is written"
         )
     accuracy = 100 * int((predicted == split.labels).sum()) / len(split)
-    return Exported(
-        kind,
-        content,
-        trained,
+    return content, (
         f"{checked_on}: accuracy {accuracy:.2f}%; same predictions as {trained.path.name}, largest difference of the "
-        f"logits {(actual - expected).abs().max().item():.2g}",
+        f"logits {(actual - expected).abs().max().item():.2g}"
     )
 
 
@@ -224,7 +209,8 @@ def main(options: Namespace) -> None:
         if file.exists():
             raise ConfigError(f"{file}: exists; remove it, or choose another --output")
     config, _, trained, dataset = load_run(options.run, [*options.overrides, "device=cpu"], options.weights)
-    exported = export_model(kind, trained, dataset, config.batch_size)
-    write_atomic(output, exported.content)
-    write_atomic(card, exported.card(output.name, recorded_overrides(options.run)).encode(errors="surrogateescape"))
-    print(f"{display_path(output)}\n{display_path(card)}\n{exported.summary}")
+    content, summary = export_model(kind, trained, dataset, config.batch_size)
+    text = model_card(output.name, kind, trained, content, summary, recorded_overrides(options.run))
+    write_atomic(output, content)
+    write_atomic(card, text.encode(errors="surrogateescape"))
+    print(f"{display_path(output)}\n{display_path(card)}\n{summary}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -14,8 +13,6 @@ from tabulate import tabulate
 from vitmnist.cli.command import command
 from vitmnist.runtime.files import display_path
 from vitmnist.tracking.result import Run, find_runs, read_run
-
-MINUTE, HOUR, DAY = 60, 3600, 86400
 
 
 @dataclass(frozen=True)
@@ -37,24 +34,15 @@ class Progress:
     def of(cls, run: Run) -> Progress:
         """Read what a run has written until now."""
         last = max(path.stat().st_mtime for path in (run.folder, *run.folder.glob("*")) if path.exists())
-        table, epochs = run.folder / "epochs.csv", run.config.get("epochs")
+        table = run.folder / "epochs.csv"
         done = len(run.epochs) or (max(table.read_bytes().count(b"\n") - 1, 0) if table.is_file() else 0)
-        planned = epochs if isinstance(epochs, int) else None  # a record of unknown origin may have anything there
-        return cls(display_path(run.folder), run.status, done, planned, run.result.ended_at or last)
+        return cls(display_path(run.folder), run.status, done, run.config.get("epochs"), run.result.ended_at or last)
 
-    def row(self, now: float) -> dict[str, str]:
+    def row(self) -> dict[str, str]:
         """A row of the table, by title."""
-        epochs = f"{self.epochs_done}/{'?' if self.epochs is None else self.epochs}"
-        written = f"{duration(now - self.written_at)} ago"
+        written = f"{datetime.fromtimestamp(self.written_at):%Y-%m-%d %H:%M:%S}"
+        epochs = f"{self.epochs_done}/{self.epochs or '?'}"
         return {"run": self.folder, "state": self.state, "epochs": epochs, "written": written}
-
-
-def duration(seconds: float) -> str:
-    """A duration in its largest unit: `12 s`, `3 min`, `5 h`, `2 d`."""
-    for unit, size in (("d", DAY), ("h", HOUR), ("min", MINUTE)):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(seconds, 0):.0f} s"
 
 
 def _parse_report(parser: ArgumentParser) -> Namespace:
@@ -97,5 +85,5 @@ def status(options: Namespace) -> None:
     if options.json:
         print(json.dumps([asdict(Progress.of(run)) for run in runs]))
     else:
-        rows = [Progress.of(run).row(time.time()) for run in runs]
+        rows = [Progress.of(run).row() for run in runs]
         print(tabulate(rows, headers="keys", tablefmt="plain", disable_numparse=True))

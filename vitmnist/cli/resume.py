@@ -15,16 +15,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, ConfigTypeError
 
 from vitmnist.cli.arguments import is_of_hydra
-from vitmnist.cli.command import program
 from vitmnist.config import is_group
 from vitmnist.config.compose import compose
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import escaped, validate
-from vitmnist.config.values import complete_record, to_plain_dict
+from vitmnist.config.values import complete_record
 from vitmnist.errors import ConfigError, UnknownKeyError
 from vitmnist.runtime.files import UnreadableError, display_path, read_yaml
 from vitmnist.runtime.run_folder import has_checkpoint
-from vitmnist.tracking.epoch_record import may_train_longer
 from vitmnist.tracking.result import CONFIG, OVERRIDES, read_run
 
 GLOBAL_GROUPS = ("experiment", "hparams_search")  # Their files set keys of other groups (`@package _global_`).
@@ -102,49 +100,29 @@ def recorded_overrides(folder: Path) -> list[str]:
 
 
 def is_resumable(folder: Path) -> bool:
-    """Whether `resume=auto` continues in this folder rather than starting again: it is completed, or has a checkpoint.
-
-    Prints why checkpoints cannot be used.
-    """
-    if read_run(folder).status == "completed":
-        return True
-    if not has_checkpoint(folder):
-        return False
-    from vitmnist.checkpoint import storage  # imports torch
-
-    try:
-        return storage.load(folder) is not None
-    except storage.DamagedError as error:
-        print(f"resume=auto: {error}")
-        return False
+    """Whether `resume=auto` continues the run in this folder, rather than beginning one there."""
+    return has_checkpoint(folder) or read_run(folder).status == "completed"
 
 
-def config_to_resume(folder: Path, config: Config) -> Config | None:
-    """The configuration that resumes the run in a folder; None if it is completed, and its result is printed.
+def is_completed(folder: Path, config: Config) -> bool:
+    """Whether the run in a folder is completed, and its configuration unchanged; if so, its result is printed.
 
     Raises:
-        ConfigError: it is completed with other epochs and has no checkpoint, or what may not change differs.
+        ConfigError: it is completed, its configuration has changed, and it has no checkpoint to continue from.
     """
-    run, config, is_extendable = read_run(folder), replace(config, resume=str(folder)), has_checkpoint(folder)
+    run, shown = read_run(folder), display_path(folder)
     if run.status != "completed":
-        return config
-    shown, before, now = display_path(folder), to_plain_dict(recorded_config(folder, [])), to_plain_dict(config)
-    has_stopped = run.result.stopped_early and not may_train_longer(before, now)
-    if len(run.epochs) != config.epochs and not has_stopped:
-        if is_extendable:
-            return config
+        return False
+    recorded = replace(recorded_config(folder, []), resume=config.resume)
+    if config != recorded:
+        if has_checkpoint(folder):
+            return False
         raise ConfigError(
             f"{shown}: is completed, and has no checkpoint to continue from; start a new run in another folder, with "
             "hydra.run.dir=FOLDER"
         )
-    from vitmnist.checkpoint.manager import check_resumable  # imports torch
-
-    check_resumable(before, now)
-    accuracy = run.result.summary()["eval_acc_last"]
+    accuracy = run.quality("eval_acc")
     result = "" if accuracy is None else f", accuracy {accuracy:.2f}%"
-    if run.result.test:
-        result = f", test accuracy {run.result.test['test_acc']:.2f}% ({run.result.test.get('weights')} weights)"
-    key, stopped = ("patience", ", stopped early") if has_stopped else ("epochs", "")
-    further = f"; train further with\n    {program()} {shlex.quote(f'resume={shown}')} {key}=N"
-    print(f"{shown}: completed{stopped}, epoch {len(run.epochs)}/{config.epochs}{result}{further * is_extendable}")
-    return None
+    further = shlex.join([f"resume={shown}", "epochs=N"])
+    print(f"{shown}: completed, epoch {len(run.epochs)}/{config.epochs}{result}; {further} trains further")
+    return True

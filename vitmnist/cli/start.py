@@ -1,41 +1,31 @@
-"""The lifecycle of a `train` process: ranks, signals, locks, exit.
-
-`torchrun` starts the same command line several times. Rank 0 behaves as a single process, and broadcasts its arguments,
-its folder and its configuration; the other ranks log to `rank-N.log` there.
-"""
+"""A `train` process from its start to its end: what it holds meanwhile, and one message and exit code at the end."""
 
 from __future__ import annotations
 
 import atexit
 import gc
 import logging
-import os
+import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from vitmnist.cli.arguments import AUTO_FORM, key_of, value_of, without_keys
-from vitmnist.cli.command import end
+from vitmnist.cli.command import end, program
 from vitmnist.cli.messages import describe
-from vitmnist.config.schema import Config
-from vitmnist.config.validation import validate
-from vitmnist.config.values import to_plain_dict
 from vitmnist.errors import ConfigError, PeerError
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.run_folder import locked
 from vitmnist.runtime.signals import StopSignal, end_interrupted, handled_by, ignore_stopping
-from vitmnist.runtime.world import SINGLE_PROCESS, World, launched
+from vitmnist.runtime.world import SINGLE_PROCESS, World
 
 if TYPE_CHECKING:
     from vitmnist.trainer import Trainer
 
 log = logging.getLogger(__name__)
-
-RECORDS = ("result.json", "checkpoints/*.pt")  # of a run
 
 
 @dataclass
@@ -45,22 +35,25 @@ class Start:
     Args:
         typed: the command line.
         resources: the lock of the folder and the like, released at the end.
-        hint: the end of a message about an interruption: where the results are, and the command that resumes.
+        folder: the output folder of the run or sweep, once it is locked.
+        resume_with: the arguments that resume the run or sweep.
     """
 
     typed: list[str]
     world: World = SINGLE_PROCESS
     stop: StopSignal = field(default_factory=StopSignal)
     resources: ExitStack = field(default_factory=ExitStack)
-    hint: Callable[[], str] = str
+    folder: Path | None = None
+    resume_with: list[str] = field(default_factory=list)
     is_training: bool = False
 
-    def lock_folder(self, folder: Path, key: str, refused: tuple[str, ...] = ()) -> None:
+    def lock_folder(self, folder: Path, key: str, resume_with: list[str], *, must_be_new: bool) -> None:
         """Create the folder of a run or sweep, and lock it until the end.
 
         Args:
             key: by which it is named on the command line.
-            refused: files of an earlier run or sweep that must not be there.
+            resume_with: the arguments that resume what begins here.
+            must_be_new: refuse a folder in which an earlier run or sweep has left records.
 
         Raises:
             ConfigError: it cannot be created, is in use, or holds records.
@@ -70,46 +63,54 @@ class Start:
             self.resources.enter_context(locked(folder))
         except OSError as error:
             raise ConfigError(f"{shown}: {error.strerror}; name another folder with {key}=FOLDER") from error
-        if any(any(folder.glob(pattern)) for pattern in refused):
+        if must_be_new and any(any(folder.glob(f"**/{name}")) for name in ("result.json", "checkpoints/*.pt")):
             raise ConfigError(
                 f"{key}={shown}: holds records already, which would be overwritten; name another folder, or resume "
                 "with resume=auto"
             )
+        self.folder, self.resume_with = folder, resume_with
+
+    def hint(self) -> str:
+        """The end of a message about an interruption: where the results are, and the command that resumes."""
+        if self.folder is None:
+            return ""
+        results = f"; results: {display_path(self.folder)}"
+        if not any(self.folder.glob("**/checkpoints/*.pt")):
+            return results
+        return f"{results}, resume with\n    {program(self.world.size)} {shlex.join(self.resume_with)}"
 
 
 @contextmanager
 def exit_with_message(start: Start) -> Iterator[None]:
     """Turn an exception in the block into one message and an exit code, on the first rank that fails."""
     logging.raiseExceptions = False  # a closed pipe (`| head`) must not print tracebacks of the logging module
-    failed: BaseException | None = None
     try:
         with handled_by(lambda *_: end_interrupted(start.hint()), signal.SIGINT), start.resources:
             yield
         sys.stdout.flush()
-    except SystemExit as ended:
-        if ended.code:
-            raise
-    except BaseException as raised:
-        failed = raised
+    except SystemExit:
+        raise
+    except BaseException as error:
+        _exit(start, start.world.first_failure(error))
     finally:
         # Torch takes a second to leave; a signal in that time must not make a completed run look like a failed one.
         atexit.register(ignore_stopping)
-    if failed:
-        error = start.world.first_failure(failed)
-        failure = describe(error, start.typed)
-        if not failure.is_user_error and not start.is_training:  # by Hydra's grammar, or a sweeper
-            message = f"{failure.message} (HYDRA_FULL_ERROR=1 shows the traceback)"
-            failure = replace(failure, message=message, is_user_error=True)
-        if failure.status == "interrupted":
-            # Before Hydra has configured logging, this goes to stderr.
-            log.warning("%s%s", failure.message, start.hint())
-            sys.exit(failure.exit_code)
-        if isinstance(error, PeerError) and not start.world.is_main:
-            sys.exit(failure.exit_code)  # the rank that failed shows its message, and rank 0 repeats it
-        end(error, failure)
-    if start.world.is_main and not start.is_training:  # after --help, or nothing was left to do
-        start.world.broadcast_object(lambda: None)
     start.world.disconnect()
+
+
+def _exit(start: Start, error: BaseException) -> None:
+    failure = describe(error, start.typed)
+    if failure.status == "interrupted":
+        log.warning("%s%s", failure.message, start.hint())  # to stderr, if Hydra has not configured logging yet
+        sys.exit(failure.exit_code)
+    if start.is_training and start.folder and (start.folder / "result.json").exists():
+        log.info("failed; results: %s", display_path(start.folder))
+    if not start.is_training and not failure.is_user_error:  # raised by Hydra's grammar, or by a sweeper
+        message = f"{failure.message} (HYDRA_FULL_ERROR=1 shows the traceback)"
+        failure = replace(failure, message=message, is_user_error=True)
+    if isinstance(error, PeerError) and not start.world.is_main:
+        sys.exit(failure.exit_code)  # the rank that failed shows its message, and rank 0 repeats it
+    end(error, failure)
 
 
 def import_trainer() -> type[Trainer]:
@@ -124,47 +125,3 @@ def import_trainer() -> type[Trainer]:
         gc.freeze()
     gc.enable()
     return Trainer
-
-
-def connect_ranks() -> World:
-    """Connect this process to the other ranks, if there are any; raises `ConfigError` if they cannot be reached."""
-    if not launched():
-        return SINGLE_PROCESS
-    from vitmnist.runtime.torch_world import TorchWorld  # imports torch
-
-    return TorchWorld()
-
-
-def check_restarts(typed: list[str]) -> None:
-    """Raise `ConfigError` if torchrun would restart what cannot be resumed: it repeats the same arguments."""
-    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
-    if restarts and "resume" not in map(key_of, typed):
-        raise ConfigError(f"--max-restarts={restarts}: a restart would begin a new run; type {AUTO_FORM} as well")
-
-
-def start_other_ranks(world: World, typed: list[str], folder: Path, config: Config) -> None:
-    """Let the other ranks train in the folder and with the configuration of this one."""
-    start = {"folder": str(folder), "typed": without_keys(typed, ["data.root"]), "config": to_plain_dict(config)}
-    world.broadcast_object(lambda: start)
-
-
-def follow_rank_0(world: World, typed: list[str]) -> tuple[Config, Path] | None:
-    """The configuration and the folder of rank 0, on another rank; None if rank 0 ends without a run.
-
-    Raises:
-        ConfigError: this rank was started with other arguments. Only the data may be elsewhere on another machine.
-    """
-    start: dict[str, Any] | None = world.broadcast_object(dict)
-    if start is None:
-        return None
-    if without_keys(typed, ["data.root"]) != start["typed"]:
-        raise ConfigError(
-            f"rank {world.rank} was started differently: {' '.join(typed)} (rank 0: {' '.join(start['typed'])}); "
-            "start every rank with the same arguments"
-        )
-    if data_root := value_of("data.root", typed):
-        start["config"]["data"]["root"] = data_root
-    folder = Path(start["folder"])
-    line = "%(asctime)s  %(message)s"
-    logging.basicConfig(filename=folder / f"rank-{world.rank}.log", level=logging.INFO, format=line, force=True)
-    return validate(Config, start["config"]), folder

@@ -1,15 +1,19 @@
-"""Trains a run, or a sweep of several: arguments in, records and an exit code out."""
+"""Trains a run, or a sweep of several: `main` calls the other functions in the order in which they stand here.
+
+`torchrun` starts the same command line several times. Rank 0 behaves as a single process, and gives its folder and its
+configuration to the other ranks.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import shlex
-import signal
 import sys
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra import initialize_config_dir
@@ -21,141 +25,163 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, read_write
 
 import vitmnist
-from vitmnist.cli.arguments import Arguments, is_of_hydra, key_of, parse, quoted, without_keys
-from vitmnist.cli.command import program
-from vitmnist.cli.resume import GLOBAL_GROUPS, config_to_resume, is_resumable, recorded_config, recorded_overrides
-from vitmnist.cli.start import (
-    RECORDS,
-    Start,
-    check_restarts,
-    connect_ranks,
-    exit_with_message,
-    follow_rank_0,
-    import_trainer,
-    start_other_ranks,
-)
-from vitmnist.cli.sweep import Sweep, prepare_sweep
+from vitmnist.cli.arguments import AUTO_FORM, Arguments, is_of_hydra, key_of, parse, value_of, without_keys
+from vitmnist.cli.resume import GLOBAL_GROUPS, is_completed, is_resumable, recorded_config, recorded_overrides
+from vitmnist.cli.start import Start, exit_with_message, import_trainer
+from vitmnist.cli.sweep import prepare_sweep, reported
 from vitmnist.config import CONF
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
+from vitmnist.config.values import to_plain_dict
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.files import display_path
-from vitmnist.runtime.run_folder import has_checkpoint
-from vitmnist.runtime.signals import handled_by
+from vitmnist.runtime.world import SINGLE_PROCESS, World, launched
 
 log = logging.getLogger(__name__)
+
+# Options of Hydra that print something, and train nothing.
+QUESTIONS = ("help", "hydra_help", "cfg", "info", "shell_completion")
+
+
+@dataclass(frozen=True)
+class ConfiguredRun:
+    """A run that is ready to train.
+
+    Args:
+        config: the checked configuration; its `resume` names the folder if the run continues there.
+        folder: the locked output folder.
+        overrides: the overrides of all starts, which are only recorded.
+    """
+
+    config: Config
+    folder: Path
+    overrides: list[str]
 
 
 def main() -> None:
     """Train what the command line says; an exception becomes one message and an exit code."""
     start = Start(sys.argv[1:])
     with exit_with_message(start):
-        prepared = configure(start)
-        if isinstance(prepared, Sweep):
-            with prepared.reported():
-                prepared.multirun(prepared.job, prepared.overrides)
-        elif prepared:
-            config, folder, overrides = prepared
-            start.is_training, trainer, shown = True, import_trainer(), display_path(folder)
-            try:
-                trainer(config, folder.absolute(), overrides, start.stop, start.world).fit()
-            except Exception as error:
-                if (folder / "result.json").exists() and not isinstance(error, ConfigError):  # which is not recorded
-                    log.info("failed; results: %s", shown)
-                raise
-            if start.world.is_main:
-                start.resources.enter_context(handled_by(signal.SIG_IGN, signal.SIGINT))  # it ends by itself
-                view = f"\nView them with\n    tensorboard --logdir {shlex.quote(shown)}"
-                log.info("Results: %s%s", shown, view * ("tensorboard" in config.logger))
+        start.world = connect_ranks(start.typed)
+        run: ConfiguredRun | None = None
+        if start.world.is_main and not is_answered(start.typed):
+            arguments = parse(start.typed)
+            composed, multirun = compose_with_hydra(start, arguments)
+            if composed.hydra.mode == RunMode.MULTIRUN:
+                overrides = prepare_sweep(start, composed, arguments.overrides)
+                with reported(start) as job:
+                    multirun("config", job, overrides)
+            else:
+                run = configure_run(start, composed, arguments)
+        run = share_with_ranks(start, run)
+        if run:
+            train(start, run)
 
 
-def configure(start: Start) -> tuple[Config, Path, list[str]] | Sweep | None:
-    """Check what was typed, and lock the folder.
-
-    Returns:
-        The configuration of a run, its folder, and its overrides, or a sweep; None if nothing is left to do.
+def connect_ranks(typed: list[str]) -> World:
+    """Connect this process to the other ranks, if there are any.
 
     Raises:
-        ConfigError: the arguments, the configuration or the folder cannot be used; nothing was written.
+        ConfigError: they cannot be reached, or torchrun would restart what cannot be resumed.
     """
-    start.world = connect_ranks()
-    if not start.world.is_main:
-        followed = follow_rank_0(start.world, start.typed)
-        return followed and (*followed, [])
-    if "--version" in start.typed:
+    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
+    if restarts and "resume" not in map(key_of, typed):  # torchrun repeats the same arguments
+        raise ConfigError(f"--max-restarts={restarts}: a restart would begin a new run; type {AUTO_FORM} as well")
+    if not launched():
+        return SINGLE_PROCESS
+    from vitmnist.runtime.torch_world import TorchWorld  # imports torch
+
+    return TorchWorld()
+
+
+def is_answered(typed: list[str]) -> bool:
+    """Answer `--version`, `--help` or another question to Hydra; False if there is something to train."""
+    if "--version" in typed:
         print(f"vitmnist {vitmnist.__version__}")  # Hydra would print its own version
-        return None
-    arguments = parse(start.typed)
-    check_restarts(start.typed)
-    if arguments.is_question:
-        with env_override({"HYDRA_FULL_ERROR": "1"}):  # Hydra then raises its errors instead of printing them
-            hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(lambda composed: None)()
-        return None
-    composed, multirun = _compose(start, arguments)
-    if composed.hydra.mode == RunMode.MULTIRUN:
-        return prepare_sweep(start, composed, arguments.overrides, multirun)
-    configured = _configure_run(start, composed, arguments)
-    if configured:
-        config, folder, _ = configured
-        start_other_ranks(start.world, start.typed, folder.absolute(), config)
-        start.hint = partial(_hint, folder, start.world.size)
-    return configured
+        return True
+    options = parse(typed).options
+    if not any(getattr(options, name) for name in QUESTIONS):
+        return False
+    with env_override({"HYDRA_FULL_ERROR": "1"}):  # Hydra then raises its errors instead of printing them
+        hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(lambda composed: None)()
+    return True
 
 
-def _compose(start: Start, arguments: Arguments) -> tuple[DictConfig, Callable[..., object]]:
+def compose_with_hydra(start: Start, arguments: Arguments) -> tuple[DictConfig, Callable[..., object]]:
     """Compose the configuration, for a run to resume only that of Hydra; also returns what runs the jobs of a sweep."""
-    options, overrides = arguments.options, arguments.overrides
-    config_path, name = str(Path(options.config_path or CONF).resolve()), options.config_name or "config"
-    start.resources.enter_context(initialize_config_dir(config_path, job_name="train", version_base="1.3"))
+    start.resources.enter_context(initialize_config_dir(str(CONF), job_name="train", version_base="1.3"))
     composer = GlobalHydra.instance().hydra
     assert composer
-    if arguments.run:  # its values are recorded
-        overrides = [*filter(is_of_hydra, overrides), f"hydra.run.dir={quoted(str(arguments.run))}"]
-    composed = composer.compose_config(name, overrides, RunMode.MULTIRUN, validate_sweep_overrides=False)
+    overrides = arguments.overrides
+    if arguments.must_resume:  # the other values are recorded
+        overrides = [*filter(is_of_hydra, overrides)]
+    composed = composer.compose_config("config", overrides, RunMode.MULTIRUN, validate_sweep_overrides=False)
     HydraConfig.instance().set_config(composed)  # for ${hydra:runtime.cwd}; Hydra does so only later
-    is_sweep = composed.hydra.mode == RunMode.MULTIRUN
-    if not is_sweep and any(text.is_sweep_override() for text in OverridesParser.create().parse_overrides(overrides)):
-        composer.compose_config(name, overrides, RunMode.RUN)  # raises an error that explains -m
-    if not is_sweep and composed.repeats > 1:
-        raise ConfigError(f"repeats={composed.repeats}: repeats the jobs of a sweep; type -m as well")
-    return composed, partial(composer.multirun, name)
+    if composed.hydra.mode != RunMode.MULTIRUN:
+        if any(override.is_sweep_override() for override in OverridesParser.create().parse_overrides(overrides)):
+            composer.compose_config("config", overrides, RunMode.RUN)  # raises an error that explains -m
+        if composed.repeats > 1:
+            raise ConfigError(f"repeats={composed.repeats}: repeats the jobs of a sweep; type -m as well")
+    return composed, composer.multirun
 
 
-def _configure_run(start: Start, composed: DictConfig, arguments: Arguments) -> tuple[Config, Path, list[str]] | None:
-    """Lock the folder of a run, take the recorded values if it is resumed, and configure the log."""
-    typed, run, is_auto = arguments.overrides, arguments.run, composed.resume == "auto"
+def configure_run(start: Start, composed: DictConfig, arguments: Arguments) -> ConfiguredRun | None:
+    """Check the configuration of a run, recorded or composed, lock its folder, and configure its log.
+
+    Returns:
+        The run; None if it is completed.
+
+    Raises:
+        ConfigError: the configuration or the folder cannot be used; nothing was written.
+    """
+    typed = without_keys(arguments.overrides, ["resume"])
     folder = Path(composed.hydra.run.dir)
-    if run:
-        config = recorded_config(folder, typed)
-    else:
+    shown = display_path(folder)
+    is_auto = composed.resume == "auto"
+    must_resume = arguments.must_resume or (is_auto and is_resumable(folder))
+    if not must_resume:
         values = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
         config = replace(validate(Config, values), resume=None)
-    start.lock_folder(folder, "hydra.run.dir", () if run or is_auto else RECORDS)
-    must_resume = run or (is_auto and is_resumable(folder))  # under the lock: another process may have trained here
-    if is_auto and must_resume:
-        # The same command line is typed again and again: the values of `experiment=` and the like are recorded.
+    elif is_auto:  # the same command line is typed again and again: the values of `experiment=` are recorded
+        print(f"resume=auto: resuming {shown}")
         config = recorded_config(folder, without_keys(typed, GLOBAL_GROUPS))
+    else:
+        config = recorded_config(folder, typed)
+    start.lock_folder(folder, "hydra.run.dir", [f"resume={shown}"], must_be_new=not (must_resume or is_auto))
     if must_resume:
-        resumed = config_to_resume(folder, config)
-        if not resumed:
+        if is_completed(folder, config):
             return None
-        config = resumed
-    if is_auto:
-        shown = display_path(folder)
-        print(
-            f"resume=auto: {f'resuming {shown}' if must_resume else f'nothing to resume in {shown}; a new run begins'}"
-        )
+        config = replace(config, resume=str(folder))
     with read_write(composed.hydra.runtime):
         composed.hydra.runtime.output_dir = str(folder.absolute())
     configure_log(composed.hydra.job_logging, composed.hydra.verbose)
     start.resources.enter_context(env_override(composed.hydra.job.env_set))
-    overrides = [*without_keys(recorded_overrides(folder) if run else [], map(key_of, typed)), *typed]
-    return config, folder, [text for text in without_keys(overrides, ["resume"]) if not is_of_hydra(text)]
+    earlier = recorded_overrides(folder) if arguments.must_resume else []
+    overrides = [*without_keys(earlier, [*map(key_of, typed)]), *typed]
+    return ConfiguredRun(config, folder.absolute(), [text for text in overrides if not is_of_hydra(text)])
 
 
-def _hint(folder: Path, ranks: int) -> str:
-    """The end of a message about an interruption: where the results are, and the command that resumes."""
-    shown = display_path(folder)
-    if not has_checkpoint(folder):
-        return f"; results: {shown}"
-    return f"; results: {shown}, resume with\n    {program(ranks)} {shlex.quote(f'resume={shown}')}"
+def share_with_ranks(start: Start, run: ConfiguredRun | None) -> ConfiguredRun | None:
+    """The run of rank 0, on all ranks. A rank may have its data elsewhere, as on another machine."""
+    values: dict[str, Any] = {"folder": str(run.folder), "config": to_plain_dict(run.config)} if run else {}
+    shared = start.world.broadcast_object(lambda: values)
+    if start.world.is_main or not shared:
+        return run
+    if data_root := value_of("data.root", start.typed):
+        shared["config"]["data"]["root"] = data_root
+    folder = Path(shared["folder"])
+    file = folder / f"rank-{start.world.rank}.log"
+    logging.basicConfig(filename=file, level=logging.INFO, format="%(asctime)s  %(message)s", force=True)
+    return ConfiguredRun(validate(Config, shared["config"]), folder, [])
+
+
+def train(start: Start, run: ConfiguredRun) -> None:
+    """Train a run; the log says where its results are."""
+    start.is_training = True
+    trainer = import_trainer()(run.config, run.folder, run.overrides, start.stop, start.world)
+    trainer.fit()
+    if start.world.is_main:
+        shown = display_path(run.folder)
+        log.info("Results: %s", shown)
+        if "tensorboard" in run.config.logger:
+            log.info("View them with\n    tensorboard --logdir %s", shlex.quote(shown))

@@ -5,22 +5,24 @@ to its code. This module does not import torch, so `--help` answers at once.
 
 The metadata of a field describe its key, or all keys of its section:
 
+at_least, above, at_most, below   the bounds of a number, or of each number in a list, tuple or dict
+has_auto     the key may also be `auto`, which is the only text that it may be
+registry     a config group, whose members are registered at `module:NAME`; its key `name` chooses one
 affects      result (the default), timing, or nothing; the report compares runs by what affects either
 may_change   whether a resumed run may have another value; by default only what does not affect the result may
-registry     where the members of a config group are registered, as `module:NAME`
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import Field, dataclass, fields, is_dataclass
 from enum import Enum
 from pkgutil import resolve_name
 from typing import Any
 
 from omegaconf import MISSING
 
-from vitmnist.config.validation import bounded, config_field, group, join, or_auto, section
+from vitmnist.config.validation import config_field, join, section
 
 
 class Shuffle(str, Enum):
@@ -37,12 +39,12 @@ class DataConfig:
 
     root: str = config_field(affects="nothing")
     shuffle: Shuffle = MISSING
-    holdout: int | float | None = bounded(above=0)
-    holdout_seed: int = bounded(at_least=0, at_most=2**63 - 1)
+    holdout: int | float | None = config_field(above=0)
+    holdout_seed: int = config_field(at_least=0, at_most=2**63 - 1)
     drop_last: bool = MISSING
     normalize: Any = MISSING
-    dataset: dict[str, Any] = group("vitmnist.data.datasets.base:DATASETS")
-    loader: dict[str, Any] = group("vitmnist.loaders.base:LOADERS", affects="timing")
+    dataset: dict[str, Any] = config_field(registry="vitmnist.data.datasets.base:DATASETS")
+    loader: dict[str, Any] = config_field(registry="vitmnist.loaders.base:LOADERS", affects="timing")
     augment: dict[str, Any] = MISSING
 
 
@@ -58,12 +60,12 @@ class Precision(str, Enum):
 class TrainerConfig:
     """`trainer`: how a step is computed. Apart from `clip_norm`, changes the result by rounding only."""
 
-    micro_batch: int | str | None = or_auto(at_least=1, affects="timing")
-    compile: bool | str = or_auto(affects="timing")
+    micro_batch: int | str | None = config_field(at_least=1, has_auto=True, affects="timing")
+    compile: bool | str = config_field(has_auto=True, affects="timing")
     precision: Precision = config_field(affects="timing")
-    fused: bool | str = or_auto(affects="timing")
-    deterministic: bool | str = or_auto(affects="timing")
-    clip_norm: float | None = bounded(above=0)
+    fused: bool | str = config_field(has_auto=True, affects="timing")
+    deterministic: bool | str = config_field(has_auto=True, affects="timing")
+    clip_norm: float | None = config_field(above=0)
     name: str = config_field(affects="timing")
 
 
@@ -71,23 +73,23 @@ class TrainerConfig:
 class CheckpointConfig:
     """`checkpoint`: how often a run is saved, in addition to its end and a stop."""
 
-    min_interval_s: float | None = bounded(at_least=0)
-    every_minutes: float | None = bounded(above=0)
+    min_interval_s: float | None = config_field(at_least=0)
+    every_minutes: float | None = config_field(above=0)
 
 
 @dataclass
 class LogConfig:
     """`log`: how often step metrics and images are logged."""
 
-    every_steps: int | None = bounded(at_least=1)
-    images_every_epochs: int | None = bounded(at_least=1)
+    every_steps: int | None = config_field(at_least=1)
+    images_every_epochs: int | None = config_field(at_least=1)
 
 
 @dataclass
 class DistributedConfig:
     """`distributed`: training with several processes under `torchrun`."""
 
-    timeout_s: float = bounded(above=0, at_most=1e6)
+    timeout_s: float = config_field(above=0, at_most=1e6)
 
 
 @dataclass
@@ -101,28 +103,28 @@ class SweepConfig:
 class Config:
     """The whole configuration. Defaults and the meaning of each key are in `conf/`."""
 
-    batch_size: int = bounded(at_least=1)
-    epochs: int = bounded(at_least=1, may_change=True)
-    seed: int = bounded(at_least=0, at_most=2**63 - 1)
+    batch_size: int = config_field(at_least=1)
+    epochs: int = config_field(at_least=1, may_change=True)
+    seed: int = config_field(at_least=0, at_most=2**63 - 1)
     device: str = config_field(affects="timing")
-    model: dict[str, Any] = group("vitmnist.models:MODELS")
+    model: dict[str, Any] = config_field(registry="vitmnist.models:MODELS")
     init: str | None = MISSING
     init_skip: list[str] = MISSING
     lr_scale: dict[str, float] = section(dict, at_least=0)
     data: DataConfig = section(DataConfig)
-    loss: dict[str, Any] = group("vitmnist.losses:LOSSES")
-    optimizer: dict[str, Any] = group("vitmnist.optim.optimizers:OPTIMIZERS")
-    schedule: dict[str, Any] = group("vitmnist.optim.schedules:SCHEDULES")
+    loss: dict[str, Any] = config_field(registry="vitmnist.losses:LOSSES")
+    optimizer: dict[str, Any] = config_field(registry="vitmnist.optim.optimizers:OPTIMIZERS")
+    schedule: dict[str, Any] = config_field(registry="vitmnist.optim.schedules:SCHEDULES")
     trainer: TrainerConfig = section(TrainerConfig)
     monitor: str = config_field(may_change=True)
-    patience: int | None = bounded(at_least=1, may_change=True)
-    ema_decay: float | None = bounded(above=0, below=1)
+    patience: int | None = config_field(at_least=1, may_change=True)
+    ema_decay: float | None = config_field(above=0, below=1)
     checkpoint: CheckpointConfig = section(CheckpointConfig, affects="nothing")
     distributed: DistributedConfig = section(DistributedConfig, affects="nothing")
-    max_minutes: float | None = bounded(at_least=0, affects="nothing")
+    max_minutes: float | None = config_field(at_least=0, affects="nothing")
     resume: str | None = config_field(affects="nothing")
-    repeats: int = bounded(at_least=1, affects="nothing")
-    repeat: int = bounded(at_least=1, affects="nothing")
+    repeats: int = config_field(at_least=1, affects="nothing")
+    repeat: int = config_field(at_least=1, affects="nothing")
     sweep: SweepConfig = section(SweepConfig, affects="nothing")
     logger: Any = config_field(affects="nothing")  # a list; a name alone becomes a list of one
     log: LogConfig = section(LogConfig, affects="nothing")
@@ -141,35 +143,33 @@ def affects_nothing(metadata: Mapping[str, Any]) -> bool:
     return metadata.get("affects") == "nothing"
 
 
-def keys_where(
-    holds: Callable[[Mapping[str, Any]], bool],
-    values: Mapping[str, Any] | None = None,
-    schema: type = Config,
-    prefix: str = "",
-) -> list[str]:
+def schema_fields(schema: type = Config, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
+    """Each key with its field; a section comes before the keys within it."""
+    for item in fields(schema):
+        key = join(prefix, item.name)
+        yield key, item
+        if is_dataclass(item.default_factory):
+            yield from schema_fields(item.default_factory, key)
+
+
+def registries() -> Iterator[tuple[str, Any]]:
+    """The key of each config group, and its registry."""
+    for key, item in schema_fields():
+        if "registry" in item.metadata:
+            yield key, resolve_name(item.metadata["registry"])
+
+
+def keys_where(holds: Callable[[Mapping[str, Any]], bool], values: Mapping[str, Any] | None = None) -> list[str]:
     """The keys, and sections of keys, whose metadata satisfy a condition.
 
     Args:
         values: a configuration; the options of the members that it chooses are looked at too.
     """
-    keys = []
-    for item in fields(schema):
-        key, section, chosen = join(prefix, item.name), item.default_factory, (values or {}).get(item.name)
-        if holds(item.metadata):
-            keys.append(key)
-        elif is_dataclass(section):
-            keys += keys_where(holds, chosen, section, key)
-        elif "registry" in item.metadata and chosen:
-            _, options = resolve_name(item.metadata["registry"]).member(chosen, key)
-            keys += keys_where(holds, None, type(options), key)
-    return keys
-
-
-def registries(schema: type = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The key of each config group, and its registry."""
-    for item in fields(schema):
-        key = join(prefix, item.name)
-        if is_dataclass(item.default_factory):
-            yield from registries(item.default_factory, key)
-        elif "registry" in item.metadata:
-            yield key, resolve_name(item.metadata["registry"])
+    keys = [*schema_fields()]
+    for group, registry in registries() if values else ():
+        section: Any = values
+        for name in group.split("."):
+            section = section[name]
+        _, options = registry.member(section, group)
+        keys += schema_fields(type(options), group)
+    return [key for key, item in keys if holds(item.metadata)]

@@ -20,27 +20,15 @@ if TYPE_CHECKING:
 Schema = TypeVar("Schema", bound="DataclassInstance")
 Value = TypeVar("Value")
 
+# The value of a key that the program decides by itself.
 AUTO = "auto"
+# The metadata of a field that are bounds of a number.
 BOUNDS = {"at_least": ge, "above": gt, "at_most": le, "below": lt}
-"""The metadata of a field that are bounds of a number, or of each number in a list, tuple or dict."""
 
 
 def config_field(default: Value = MISSING, **metadata: object) -> Value:
-    """A dataclass field whose metadata describe its key: `BOUNDS`, and those of `vitmnist.config.schema`."""
+    """A dataclass field for a key; `vitmnist.config.schema` describes the metadata, such as `at_least=1`."""
     return field(default=default, metadata=metadata)
-
-
-bounded = config_field  # for numbers
-
-
-def or_auto(default: Value = MISSING, **bounds: object) -> Value:
-    """As `bounded`, for a field of type `… | str` whose only allowed string is `auto`."""
-    return field(default=default, metadata={**bounds, "auto": True})
-
-
-def group(registry: str, default: Value = MISSING, **metadata: object) -> Value:
-    """A field for a config group: a section whose `name` chooses a member of the registry at `module:NAME`."""
-    return field(default=default, metadata={"registry": registry, **metadata})
 
 
 def section(schema: Callable[[], Value], **metadata: object) -> Value:
@@ -76,7 +64,7 @@ def validate(schema: type[Schema], values: Mapping[str, Any], key: str = "") -> 
         raise ConfigError(f"{full} is missing; type {example}") from error
     except errors.OmegaConfBaseException as error:
         raise ConfigError(refused_value(error, key)) from error
-    _check_bounds(options, key)
+    _check_values(options, key)
     return options
 
 
@@ -105,35 +93,39 @@ def refused_value(error: errors.OmegaConfBaseException, key: str = "") -> str:
 
 
 def _allowed_types(item: Field[Any]) -> str:
-    """`int | auto | null` for a field of `or_auto` that may be None."""
-    return str(item.type).replace("None", "null").replace("str", AUTO if AUTO in item.metadata else "str")
+    """The types of a field as a user writes them, such as `int | auto | null`."""
+    return str(item.type).replace("None", "null").replace("str", AUTO if "has_auto" in item.metadata else "str")
 
 
-def _check_bounds(options: DataclassInstance, key: str) -> None:
+def _check_values(options: DataclassInstance, key: str) -> None:
     for item in fields(options):
         value, full = getattr(options, item.name), join(key, item.name)
-        bounds = {name: bound for name, bound in item.metadata.items() if name in BOUNDS}
-        allowed = " and ".join(f"{name.replace('_', ' ')} {bound}" for name, bound in bounds.items())
         if is_dataclass(value) and not isinstance(value, type):
-            _check_bounds(value, full)
-        elif AUTO in item.metadata and isinstance(value, str):
+            _check_values(value, full)
+        elif "has_auto" in item.metadata and isinstance(value, str):
             if value != AUTO:
                 raise ConfigError(f"{full}={value}: must be {_allowed_types(item)}")
-        elif bounds and isinstance(value, list | tuple):
-            is_interval = len(value) == 2 and value[0] <= value[1] < math.inf
-            if not is_interval or not all(_is_within(number, bounds) for number in value):
-                raise ConfigError(f"{full}={list(value)}: must be two numbers, the lower one first, {allowed}")
-        elif bounds or isinstance(value, float):
-            numbers = {join(full, name): number for name, number in value.items()} if isinstance(value, dict) else {}
-            for name, number in (numbers or {full: value}).items():
-                if isinstance(number, float) and not math.isfinite(number):  # infinity would pass a lower bound
-                    raise ConfigError(f"{name}={number}: must be finite")
-                if isinstance(number, int | float) and not _is_within(number, bounds):
-                    raise ConfigError(f"{name}={number}: must be {allowed}")
+        elif isinstance(value, list | tuple) and BOUNDS.keys() & item.metadata.keys():
+            if len(value) != 2 or value[0] > value[1]:
+                raise ConfigError(f"{full}={list(value)}: must be two numbers, the lower one first")
+            for number in value:
+                _check_number(full, number, item.metadata)
+        elif isinstance(value, dict):
+            for name, number in value.items():
+                _check_number(join(full, name), number, item.metadata)
+        else:
+            _check_number(full, value, item.metadata)
 
 
-def _is_within(number: float, bounds: Mapping[str, float]) -> bool:
-    return all(BOUNDS[name](number, bound) for name, bound in bounds.items())
+def _check_number(key: str, value: object, metadata: Mapping[str, Any]) -> None:
+    if not isinstance(value, int | float):
+        return
+    if isinstance(value, float) and not math.isfinite(value):  # infinity would pass a lower bound
+        raise ConfigError(f"{key}={value}: must be finite")
+    bounds = {name: bound for name, bound in metadata.items() if name in BOUNDS}
+    if not all(BOUNDS[name](value, bound) for name, bound in bounds.items()):
+        allowed = " and ".join(f"{name.replace('_', ' ')} {bound}" for name, bound in bounds.items())
+        raise ConfigError(f"{key}={value}: must be {allowed}")
 
 
 def join(key: str, name: object) -> str:

@@ -9,7 +9,7 @@ from copy import deepcopy
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import MISSING, ListConfig, OmegaConf
+from omegaconf import ListConfig, OmegaConf
 
 from vitmnist.config import is_group
 from vitmnist.config.schema import registries
@@ -45,14 +45,12 @@ def complete_record(recorded: Mapping[str, Any]) -> dict[str, Any]:
     """
     values = deepcopy(dict(recorded))
     for key, registry in registries():
-        member: Any = values
-        for name in key.split("."):
-            member = member.get(name) if isinstance(member, dict) else None
-        if isinstance(member, dict):
-            for option, default in registry.complete({"name": member.get("name")}).items():
-                if default != MISSING:
-                    member.setdefault(option, json.loads(json.dumps(default)))
-    return values
+        path, _, name = key.rpartition(".")
+        section = values.get(path) if path else values
+        if isinstance(section, dict) and isinstance(section.get(name), dict):
+            section[name] |= registry.complete(section[name])  # the keys that it has stay first
+    completed: dict[str, Any] = json.loads(json.dumps(values, default=str))
+    return completed
 
 
 def run_label(overrides: Sequence[str] | ListConfig) -> str:

@@ -15,7 +15,7 @@ from itertools import repeat
 
 import torch
 
-from vitmnist.config.validation import bounded
+from vitmnist.config.validation import config_field
 from vitmnist.data.randomness import preserved_random_state
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource
@@ -32,8 +32,8 @@ from vitmnist.timing.table import Figure, Row, format_rows
 class AutoOptions:
     """See `conf/data/loader/auto.yaml`."""
 
-    batches: int = bounded(30, at_least=1)
-    seconds: float = bounded(3.0, above=0)
+    batches: int = config_field(30, at_least=1)
+    seconds: float = config_field(3.0, above=0)
     candidates: list[str] | None = None
 
 
@@ -144,7 +144,7 @@ class LoaderTrials(Benchmark):
         if self.as_candidate:
             model = self.as_candidate(ResidentBatch(self.data, self.sampler, self.device))
             model.is_required = True  # An error is one of the step.
-            self.model_memory, _ = peak_memory(model.time_block, self.device)
+            self.model_memory = peak_memory(model.time_block, self.device)
 
     def data_for(self, name: str) -> SampleSource:
         """The set for a loader of this name: the decoded one, if the loader keeps all samples in memory."""

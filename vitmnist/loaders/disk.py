@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import data
 
-from vitmnist.config.validation import AUTO, bounded, or_auto
+from vitmnist.config.validation import AUTO, config_field
 from vitmnist.data.datasets.base import ImageFiles, Split
 from vitmnist.data.images import empty_images
 from vitmnist.data.sampler import EpochSampler, as_tensor
@@ -49,10 +49,10 @@ BatchKey = tuple[int, NDArray[np.int64]]
 class DiskOptions:
     """See `conf/data/loader/disk.yaml`."""
 
-    threads: int | str = or_auto(default=AUTO, at_least=1)
-    num_workers: int | str = or_auto(default=AUTO, at_least=0)
-    prefetch_factor: int = bounded(2, at_least=1)
-    timeout_s: float | None = bounded(None, above=0, at_most=1e6)
+    threads: int | str = config_field(AUTO, at_least=1, has_auto=True)
+    num_workers: int | str = config_field(AUTO, at_least=0, has_auto=True)
+    prefetch_factor: int = config_field(2, at_least=1)
+    timeout_s: float | None = config_field(None, above=0, at_most=1e6)
 
 
 @LOADERS.register("disk", DiskOptions)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitmnist.config.validation import bounded
+from vitmnist.config.validation import config_field
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource
 from vitmnist.loaders.base import LOADERS, Batches, Loader, Place, needs_of
@@ -27,7 +27,7 @@ END = object()
 class PrefetchOptions:
     """See `conf/data/loader/prefetch.yaml`. The default base is `ram` for tensors, and `disk` for other samples."""
 
-    queue_size: int = bounded(2, at_least=1, at_most=1000)
+    queue_size: int = config_field(2, at_least=1, at_most=1000)
     base: dict[str, Any] = field(default_factory=dict)
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitmnist.config.validation import bounded
+from vitmnist.config.validation import config_field
 from vitmnist.errors import ConfigError, listed
 from vitmnist.losses import LOSSES, Loss
 
@@ -21,7 +21,7 @@ BALANCED = "balanced"
 class CrossEntropyOptions:
     """See `conf/loss/cross_entropy.yaml`."""
 
-    label_smoothing: float = bounded(0.0, at_least=0, below=1)
+    label_smoothing: float = config_field(0.0, at_least=0, below=1)
     class_weights: Any = None
 
 

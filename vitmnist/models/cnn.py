@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from vitmnist.config.validation import bounded
+from vitmnist.config.validation import config_field
 from vitmnist.errors import ConfigError
 from vitmnist.models import MODELS
 
@@ -15,7 +15,7 @@ from vitmnist.models import MODELS
 class CNNOptions:
     """See `conf/model/cnn.yaml`."""
 
-    width: int = bounded(16, at_least=1)
+    width: int = config_field(16, at_least=1)
 
 
 @MODELS.register("cnn", CNNOptions)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
-from vitmnist.config.validation import bounded
+from vitmnist.config.validation import config_field
 from vitmnist.errors import ConfigError
 from vitmnist.models import MODELS
 
@@ -22,12 +22,12 @@ forward and backward of 250 images: 6.3 and 3.5 ms); with more tokens it saves t
 class ViTOptions:
     """See `conf/model/vit.yaml`."""
 
-    patch_size: int = bounded(7, at_least=1)
-    dim: int = bounded(64, at_least=1)
-    depth: int = bounded(6, at_least=1)
-    heads: int = bounded(8, at_least=1)
-    head_dim: int = bounded(8, at_least=1)
-    mlp_dim: int = bounded(128, at_least=1)
+    patch_size: int = config_field(7, at_least=1)
+    dim: int = config_field(64, at_least=1)
+    depth: int = config_field(6, at_least=1)
+    heads: int = config_field(8, at_least=1)
+    head_dim: int = config_field(8, at_least=1)
+    mlp_dim: int = config_field(128, at_least=1)
 
 
 class Attention(nn.Module):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from vitmnist.config.validation import bounded
+from vitmnist.config.validation import config_field
 from vitmnist.errors import ConfigError
 from vitmnist.registry import Registry
 
@@ -24,21 +24,21 @@ OPTIMIZERS: Registry[Optimizer] = Registry("optimizer", __package__)
 class AdamOptions:
     """See `conf/optimizer/adam.yaml`."""
 
-    lr: float = bounded(0.003, above=0)
-    beta1: float = bounded(0.9, at_least=0, below=1)
-    beta2: float = bounded(0.999, at_least=0, below=1)
-    eps: float = bounded(1e-8, above=0)
-    weight_decay: float = bounded(0.0, at_least=0)
+    lr: float = config_field(0.003, above=0)
+    beta1: float = config_field(0.9, at_least=0, below=1)
+    beta2: float = config_field(0.999, at_least=0, below=1)
+    eps: float = config_field(1e-8, above=0)
+    weight_decay: float = config_field(0.0, at_least=0)
 
 
 @dataclass
 class SGDOptions:
     """See `conf/optimizer/sgd.yaml`."""
 
-    lr: float = bounded(0.1, above=0)
-    momentum: float = bounded(0.9, at_least=0, below=1)
+    lr: float = config_field(0.1, above=0)
+    momentum: float = config_field(0.9, at_least=0, below=1)
     nesterov: bool = False
-    weight_decay: float = bounded(0.0, at_least=0)
+    weight_decay: float = config_field(0.0, at_least=0)
 
 
 @OPTIMIZERS.register("adam", AdamOptions)

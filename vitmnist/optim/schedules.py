@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vitmnist.config.validation import bounded
+from vitmnist.config.validation import config_field
 from vitmnist.errors import ConfigError
 from vitmnist.registry import NoOptions, Registry
 
@@ -29,17 +29,17 @@ def build_schedule(values: Mapping[str, Any], epochs: int, steps_per_epoch: int)
 class OneCycleOptions:
     """See `conf/schedule/one_cycle.yaml`."""
 
-    warmup: float = bounded(0.3, above=0, below=1)
-    start_factor: float = bounded(0.04, above=0, at_most=1)
-    end_factor: float = bounded(1e-4, above=0, at_most=1)
+    warmup: float = config_field(0.3, above=0, below=1)
+    start_factor: float = config_field(0.04, above=0, at_most=1)
+    end_factor: float = config_field(1e-4, above=0, at_most=1)
 
 
 @dataclass
 class CosineOptions:
     """See `conf/schedule/cosine.yaml`."""
 
-    warmup_epochs: float = bounded(0.0, at_least=0)
-    final_factor: float = bounded(0.0, at_least=0, at_most=1)
+    warmup_epochs: float = config_field(0.0, at_least=0)
+    final_factor: float = config_field(0.0, at_least=0, at_most=1)
 
 
 @SCHEDULES.register("constant")

@@ -256,26 +256,32 @@ class DrawnDataset(TransformedDataset):
                     for position, (image,) in zip(positions, calls, strict=True)
                 ]
                 drawn.append(DrawnSample(index, sample, pictures))
+        # In the thread that consumes the batches: glibc returns the memory of threads that end with an epoch.
+        batches = [
+            torch.empty((len(pictures), *pictures[0].shape), dtype=self._dtype, device="cpu")
+            for pictures in zip(*(pictures for *_, pictures in drawn), strict=True)
+        ]
         threads = 1 if get_worker_info() else max(torch.get_num_threads(), self._threads)
-        return DrawnBatch(drawn, self._dtype, threads)
+        return DrawnBatch(drawn, batches, threads)
 
 
 @dataclass
 class DrawnBatch(FetchedBatch):
-    """The samples of a batch before their transforms are applied."""
+    """The samples of a batch before their transforms are applied.
+
+    Args:
+        batches: of the pictures of each call, not filled yet: in rows that follow one another, in place of tensors that
+            are copied into a batch.
+    """
 
     drawn: list[DrawnSample]
-    dtype: torch.dtype
+    batches: list[Tensor]
     threads: int
 
     @property
     def content(self) -> object:
         """The batch, as of torch's `default_collate`."""
-        # In rows that follow one another, in place of tensors that are copied into a batch.
-        batches: list[tuple[Tensor, list[Tensor]]] = []
-        for pictures in zip(*(pictures for *_, pictures in self.drawn), strict=True):
-            batch = torch.empty((len(pictures), *pictures[0].shape), dtype=self.dtype, device="cpu")
-            batches.append((batch, list(batch)))
+        batches = [(batch, list(batch)) for batch in self.batches]
 
         def stack(tensors: list[Tensor], *, collate_fn_map: object = None) -> Tensor:
             for batch, rows in batches:

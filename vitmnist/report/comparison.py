@@ -1,8 +1,8 @@
 """Divides runs into comparisons, one for each machine and dataset, and groups the repeats of a configuration.
 
-Columns are found, not listed: any configuration key and any fact about the software that varies is one. Configurations
-are compared over the rounds of a sweep (`repeats`), in each of which every configuration runs: whatever slows a whole
-round down cancels in the ratio.
+Any configuration key and any fact about the software that varies is a column. Configurations are compared over the
+rounds of a sweep (`repeats`). Every configuration runs once in each round, so whatever slows a whole round down cancels
+in the ratio.
 """
 
 from __future__ import annotations
@@ -145,9 +145,12 @@ class Comparison:
         )
 
     def ratio(self, row: Configuration, other: Configuration | None = None) -> Ratio | None:
-        """How many times as long an epoch of a row takes as one of another, by default that with the lowest median.
+        """How many times as long an epoch of a row takes as an epoch of another row.
 
         None if they are the same, if either is not ranked, and without a common round.
+
+        Args:
+            other: by default the row with the lowest median.
         """
         return ratio(self._log_times.get(row, other or self.ranked[0])) if self.ranked else None
 
@@ -237,20 +240,20 @@ def _identity(run: Run) -> tuple[str, ...]:
 def _comparison(runs: Sequence[Run]) -> Comparison:
     configs = [_displayed_config(run) for run in runs]
     facts_by_run = [_facts(run) for run in runs]
-    titles = dict.fromkeys(title for facts in facts_by_run for title in facts)
-    texts = {title: {facts.get(title, EMPTY_CELL) for facts in facts_by_run if facts} for title in titles}
+    common = {title: text for facts in facts_by_run for title, text in facts.items()}
+    started = [facts for facts in facts_by_run if facts]
+    varied = [title for title in common if len({facts.get(title) for facts in started}) > 1]
     # A key as it is typed: a config group with slashes, any other key with dots.
     columns = {
         key: key.removesuffix(".name").replace(".", "/") if key.endswith(".name") else key
         for key in _varied_keys(configs)
     }
-    varied = [title for title in titles if len(texts[title]) > 1]
     rows: dict[str, Configuration] = {}
     for run, config, facts in zip(runs, configs, facts_by_run, strict=True):
         values = {title: config[key] for key, title in columns.items() if key in config}
-        values |= {title: facts[title] for title in varied if facts.get(title, EMPTY_CELL) != EMPTY_CELL}
+        values |= {title: facts[title] for title in varied if title in facts}
         rows.setdefault(repr(values), Configuration(values, [])).runs.append(run)
-    common = {title: min(texts[title]) for title in titles if title not in varied and texts[title] != {EMPTY_CELL}}
+    common = {title: text for title, text in common.items() if title not in varied}
     return Comparison([*columns.values(), *varied], list(rows.values()), common)
 
 
@@ -285,7 +288,7 @@ def _varied_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _facts(run: Run) -> dict[str, str]:
-    """Machine, software and data of a run, by title; empty if it never started."""
+    """Machine, software and data of a run, by title, without what does not apply; empty if it never started."""
     environment, dataset = run.result.environment or {}, run.result.dataset or {}
     if not environment:
         return {}
@@ -297,18 +300,18 @@ def _facts(run: Run) -> dict[str, str]:
         "data": f"{fact_text(dataset.get('name'))}, images: {', '.join(sizes)}" if dataset else None,
         CHECKSUMS: dataset.get("folds_of") or dataset.get("sha256"),
     }
-    return {title.replace("_", " "): fact_text(value) for title, value in facts.items()}
+    return {title.replace("_", " "): fact_text(value) for title, value in facts.items() if value not in (None, {})}
 
 
 def fact_text(value: object) -> str:
     """A value of `environment` or `dataset`; commits and checksums are cut to 12 digits."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}={fact_text(item)}" for key, item in sorted(value.items())) or EMPTY_CELL
+        return ", ".join(f"{key}={fact_text(item)}" for key, item in sorted(value.items()))
     if isinstance(value, str) and len(value) in (40, 64) and value.isalnum():
         return value[:12]
     if type(value) is int:
         return f"{value:,}"
-    return EMPTY_CELL if value is None else str(value)
+    return str(value)
 
 
 def _values(runs: Iterable[Run], name: str) -> list[float]:

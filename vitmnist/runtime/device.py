@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -27,17 +28,14 @@ def choose_device(name: str, world: World = SINGLE_PROCESS) -> torch.device:
     Raises:
         ConfigError: this machine does not have that device, or not enough of them.
     """
+    if not re.fullmatch(r"auto|cpu|cuda(:[1-9]?\d)?", name):
+        raise ConfigError(f"device={name}: not known; allowed: auto, cpu, cuda, cuda:0, cuda:1, …")
     count, is_available = torch.cuda.device_count(), torch.cuda.is_available()
     if name == "auto":
         if count and not is_available:
             log.warning("device=auto: no GPU can be used: %s", _why_unavailable())
         name = "cuda" if is_available else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = torch.device("meta")
-    if device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index):
-        raise ConfigError(f"device={name}: not known; allowed: auto, cpu, cuda, cuda:0, cuda:1, …")
+    device = torch.device(name)
     if device.type == "cpu":
         return device
     if world.size > 1:

@@ -7,12 +7,12 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
 
-from vitmnist.errors import ConfigError, first_line, printable
+from vitmnist.errors import first_line, printable
 
 # libyaml is about ten times as fast as the parser in Python. It limits the depth of nesting.
 YAML_LOADER: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -20,7 +20,7 @@ YAML_LOADER: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoade
 
 @contextmanager
 def naming_file(path: Path) -> Iterator[None]:
-    """Give each `OSError` the name of a file: an error of `write` has none, that of a temporary file says little."""
+    """Give each `OSError` the name of a file: an error of `write` has none, and a temporary file's name says little."""
     try:
         yield
     except OSError as error:
@@ -49,10 +49,8 @@ def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> No
             if previous:
                 path.replace(previous)
             temporary.replace(path)
-        except BaseException:
-            with suppress(OSError):  # the folder may be gone
-                temporary.unlink()
-            raise
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def append(path: Path, content: bytes) -> None:
@@ -62,11 +60,8 @@ def append(path: Path, content: bytes) -> None:
 
 
 def home_expanded(folder: str) -> Path:
-    """A folder whose name may begin with `~` or `~USER`; raises `ConfigError` if there is no such user."""
-    try:
-        return Path(folder).expanduser()
-    except RuntimeError as error:
-        raise ConfigError(f"{folder}: there is no such user; type the full name of a folder") from error
+    """A folder whose name may begin with `~` or `~USER`; the name as it is if there is no such user."""
+    return Path(os.path.expanduser(folder))
 
 
 def display_path(path: Path | str) -> str:

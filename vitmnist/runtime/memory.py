@@ -9,17 +9,16 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import psutil
 import torch
 
 from vitmnist.errors import ConfigError
 
-Result = TypeVar("Result")
 CGROUP = Path("/sys/fs/cgroup")
 PROCESS_GROUPS = Path("/proc/self/cgroup")
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # parameters of mallopt, from glibc's malloc.h
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+"""Parameters of mallopt, from glibc's malloc.h."""
 
 
 class DoesNotFitError(ConfigError):
@@ -33,8 +32,8 @@ class Memory:
     host: int = 0
     device: int = 0
 
-    def __add__(self, other: Memory) -> Memory:
-        return Memory(self.host + other.host, self.device + other.device)
+    def __add__(self, more: Memory) -> Memory:
+        return Memory(self.host + more.host, self.device + more.device)
 
 
 def free_memory(device: torch.device) -> Memory:
@@ -72,7 +71,7 @@ def keep_freed_memory() -> None:
 
 
 def reset_host_peak() -> bool:
-    """Reset the process's peak memory; False if the system cannot (only Linux can).
+    """Reset the peak memory of this process; False if the system cannot (only Linux can).
 
     Freed memory is returned first: glibc keeps it, and would charge a job of a sweep for a larger job before it.
     """
@@ -86,26 +85,21 @@ def reset_host_peak() -> bool:
     return True
 
 
-def host_memory(field: str) -> int:
-    """Bytes of this process's resident memory on Linux: `VmRSS` now, `VmHWM` at its peak."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    raise KeyError(field)
+def host_peak() -> int:
+    """The largest resident memory of this process on Linux, in bytes, since it was reset."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
-def peak_memory(work: Callable[[], Result], device: torch.device) -> tuple[Memory, Result]:
-    """The peak of the memory that `work` allocates, and its result; 0 where the system cannot measure it."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        result = work()
-        return Memory(device=torch.cuda.max_memory_allocated(device) - before), result
-    if not reset_host_peak():
-        return Memory(), work()
-    resident = host_memory("VmRSS")
-    result = work()
-    return Memory(host=max(host_memory("VmHWM") - resident, 0)), result
+def peak_memory(work: Callable[[], object], device: torch.device) -> Memory:
+    """The peak of the GPU memory that `work` allocates; not measured on the CPU."""
+    if device.type != "cuda":
+        work()
+        return Memory()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    work()
+    return Memory(device=torch.cuda.max_memory_allocated(device) - before)
 
 
 def check_fits(
@@ -121,19 +115,20 @@ def check_fits(
     Raises:
         DoesNotFitError: with both numbers, and the loaders that would work.
     """
-    free = free_memory(device)
-    needed, reserved = (part if device.type == "cuda" else Memory(part.host + part.device) for part in (needs, reserve))
-    for location, need, reserve_bytes, available in (
-        (f"on {device}", needed.device, reserved.device, free.device),
-        ("on the host", needed.host, reserved.host, free.host),
+    free, total = free_memory(device), Memory(needs.host + needs.device)
+    if device.type == "cuda":
+        total = needs
+    for location, need, model, available in (
+        (f"on {device}", total.device, reserve.device, free.device),
+        ("on the host", total.host, reserve.host, free.host),
     ):
-        if need and need + reserve_bytes > available:
-            model = f", and the model needs {mib(reserve_bytes)} too" if reserve_bytes else ""
-            fitting = [other for other in others if other != "ram" or needs.host + needs.device <= free.host]
+        if need and need + model > available:
+            model_text = f", and the model needs {mib(model)} too" if model else ""
+            fitting = [name for name in others if name != "ram" or needs.host + needs.device <= free.host]
             advice = f"; data/loader={' or data/loader='.join(fitting)} would work" if fitting else ""
             raise DoesNotFitError(
                 f"{loader}: the set takes {mib(need)} of memory {location}, where {mib(available)} are free"
-                f"{model}{advice}"
+                f"{model_text}{advice}"
             )
 
 

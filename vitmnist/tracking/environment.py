@@ -18,7 +18,7 @@ import torch
 import vitmnist
 from vitmnist.metrics.epoch_table import GPU_PEAK_MIB, HOST_PEAK_MIB
 from vitmnist.runtime.cpu import available_cores, cpuinfo
-from vitmnist.runtime.memory import host_memory, reset_host_peak
+from vitmnist.runtime.memory import host_peak, reset_host_peak
 
 PACKAGES = ("torch", "torchvision", "hydra-core", "omegaconf", "einops", "numpy", "tensorboard")
 VARIABLES = re.compile(
@@ -83,6 +83,6 @@ class PeakMemory:
         """The metrics of an epoch that are about memory; docs/records.md describes them."""
         is_cuda = self._device.type == "cuda"
         return {
-            HOST_PEAK_MIB.name: host_memory("VmHWM") / MIB if self._has_host_peak else None,
+            HOST_PEAK_MIB.name: host_peak() / MIB if self._has_host_peak else None,
             GPU_PEAK_MIB.name: torch.cuda.max_memory_allocated(self._device) / MIB if is_cuda else None,
         }

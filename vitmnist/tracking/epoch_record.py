@@ -85,8 +85,3 @@ class Monitor:
         """Whether training stops after these epochs."""
         best = self.best_epoch(epochs)
         return self.patience is not None and len(epochs) - 1 - (-1 if best is None else best) >= self.patience
-
-
-def may_train_longer(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether a configuration may end a run at another epoch than the one before."""
-    return any(before.get(key) != now.get(key) for key in ("epochs", "patience", "monitor"))

@@ -33,7 +33,7 @@ from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.training.step import TrainStep
 
 AfterStep = Callable[[EpochTimer], object]
-"""Called after each batch, outside of the computing time: progress bar, profiler, checkpoint, signals."""
+"""Called after each batch, outside of the computing time: progress bar, checkpoint, signals."""
 
 
 def train_epoch(
@@ -81,9 +81,12 @@ class EpochProgress:
         self.timer = EpochTimer(device)
         self.metrics = MetricAccumulator(sampler, device, world)
         self._device, self._log_every, self._steps_per_epoch = device, log_every, len(sampler)
-        self._lrs: list[float] = []  # of each step of the epoch
-        self._gradient_norms: dict[int, Tensor] = {}  # by step of the epoch; on the device until read
-        self._seconds_before: dict[str, float] = {}  # of earlier starts, if the run was resumed within this epoch
+        self._lrs: list[float] = []
+        """The learning rate of each step of the epoch."""
+        self._gradient_norms: dict[int, Tensor] = {}
+        """The gradient norms of the logged steps, by step of the epoch; on the device until they are read."""
+        self._seconds_before: dict[str, float] = {}
+        """The seconds of earlier starts, if the run was resumed within this epoch."""
 
     def log_step(self, step: TrainStep) -> None:
         """Store the learning rate and, if the step is logged, the gradient norm; does not wait for the device."""
@@ -156,9 +159,9 @@ class EpochProgress:
 
     def _seconds(self) -> dict[str, float]:
         """Seconds of each phase of the timer, and of the wait for the first batch of the epoch."""
-        first_batch = 0.0 if self._seconds_before else self.timer.first_wait()
-        now = [*self.timer.seconds().items(), ("first_batch", first_batch)]
-        return {phase: self._seconds_before.get(phase, 0.0) + seconds for phase, seconds in now}
+        before, seconds = self._seconds_before, self.timer.seconds()
+        first_batch = before.get("first_batch", self.timer.first_wait())
+        return {phase: before.get(phase, 0.0) + seconds[phase] for phase in seconds} | {"first_batch": first_batch}
 
     def _read_norms(self) -> dict[int, float]:
         norms = self._gradient_norms
@@ -183,7 +186,7 @@ def evaluate(
     world.broadcast_buffers(model)  # a rank's own statistics would not be those that are saved
     sampler, device = loader.sampler, preprocess.mean.device
     metrics = MetricAccumulator(sampler, device, world)
-    functions, predictions = batch_metrics(), []
+    functions, batches = batch_metrics(), []
     timer = EpochTimer(device)
     timer.start()
     with torch.inference_mode():
@@ -193,32 +196,24 @@ def evaluate(
             logits, targets = model(preprocess(images))[:valid], labels[:valid]
             loss = F.cross_entropy(logits, targets, reduction="sum") / size
             metrics.update({"loss": loss} | {name: compute(logits, targets) for name, compute in functions.items()})
-            predictions.append(Predictions(logits.argmax(dim=1), logits.softmax(dim=1).amax(dim=1), targets))
+            batches.append((logits.argmax(dim=1), logits.softmax(dim=1).amax(dim=1), targets))
             timer.begin("other")
             after_step(timer)
     timer.stop()
     seconds = timer.seconds()
     saving = seconds.pop("saving")
-    parts = ("labels", "confidence", "targets")
-    of_rank = Predictions(*(torch.cat([getattr(batch, part) for batch in predictions]) for part in parts))
-    gathered = _of_all_ranks(of_rank, sampler, world)
-    of_confusion = confusion_metrics(gathered.confusion_matrix(logits.shape[1]))
-    values = metrics.compute("eval") | {metric_name("eval", name): value for name, value in of_confusion.items()}
-    return {**values, EVAL_S.name: sum(seconds.values()), SAVE_S.name: saving}, gathered
-
-
-def _of_all_ranks(of_rank: Predictions, sampler: EpochSampler, world: World) -> Predictions:
-    """The predictions of all ranks, in split order."""
-    if world.size == 1:
-        return of_rank
+    labels, confidence, targets = map(torch.cat, zip(*batches, strict=True))
     # Without the rank's padding image, which is the last one if there is any.
-    indices = sampler.indices(0, device=of_rank.labels.device)[: len(of_rank.labels)]
-    return Predictions(
-        *(
-            world.all_reduce_sum(part.new_zeros(sampler.size).index_copy_(0, indices, part))
-            for part in (of_rank.labels, of_rank.confidence, of_rank.targets)
-        )
-    )
+    indices = sampler.indices(0, device=device)[: len(labels)]
+
+    def in_split_order(values: Tensor) -> Tensor:
+        """The values for the images of all ranks."""
+        return world.all_reduce_sum(values.new_zeros(sampler.size).index_copy_(0, indices, values))
+
+    predictions = Predictions(in_split_order(labels), in_split_order(confidence), in_split_order(targets))
+    of_confusion = confusion_metrics(predictions.confusion_matrix(logits.shape[1]))
+    values = metrics.compute("eval") | {metric_name("eval", name): value for name, value in of_confusion.items()}
+    return {**values, EVAL_S.name: sum(seconds.values()), SAVE_S.name: saving}, predictions
 
 
 class MetricAccumulator:

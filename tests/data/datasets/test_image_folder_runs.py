@@ -17,7 +17,7 @@ from tests.data.datasets.test_image_folder import folder, load, overrides
 from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.cli import evaluate
 from vitmnist.cli.evaluate import load_run
-from vitmnist.cli.export import FORMATS, Exported
+from vitmnist.cli.export import FORMATS, model_card
 from vitmnist.data.datasets import image_folder
 from vitmnist.data.images import ImageReader, Pixels
 from vitmnist.runtime import memory
@@ -93,5 +93,5 @@ def test_a_run_records_the_range_of_32_bit_pictures_for_all_that_read_files_late
     *_, dataset = load_run(tmp_path / "run", [f"data.dataset.path={folder}"], None)
     assert (dataset.train.images[dataset.train.files.names.index("dog/7.tif")] == grey).all()
     assert call_here(evaluate.main, "run").stderr == ""
-    card = Exported(FORMATS["torch"], b"", model, "").card("model.pt2", [])
+    card = model_card("model.pt2", FORMATS["torch"], model, b"", "", [])
     assert "range_32_bit=(0.0, 0.5)" in card
