@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitmnist.augment.base import OPERATIONS, Mixing, Operation, augment_keys, draw_partners, operation_keys
 from vitmnist.config.validation import validate
-from vitmnist.data.channel_statistics import check_layout
+from vitmnist.data.channel_statistics import check_layout, check_statistics
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import TensorSet
@@ -174,12 +174,7 @@ class Preprocess(nn.Module):
             size = size or augment.output_size(*source.images.shape[-2:])
         self.register_buffer("mean", torch.as_tensor(channel_mean, dtype=torch.float32).view(-1, 1, 1))
         self.register_buffer("std", torch.as_tensor(channel_std, dtype=torch.float32).view(-1, 1, 1))
-        is_possible = (self.mean >= 0).all() & (self.mean <= 1).all() & (self.std > 0).all() & (self.std <= 1).all()
-        if len(self.mean) != len(self.std) or not len(self.mean) or not is_possible:
-            raise ConfigError(
-                f"mean={mean}, std={std}: must be one number per channel each, of images scaled to 0…1: mean 0 to 1, "
-                "std above 0 and at most 1"
-            )
+        check_statistics("mean= and std=", self.mean.flatten().tolist(), self.std.flatten().tolist())
         # A tensor and not the number 255: CUDA divides by a scalar by multiplying with its rounded reciprocal.
         self.register_buffer("white", torch.tensor([255.0]))
         self.augment, self.size = augment, size

@@ -11,7 +11,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from vitmnist.data.randomness import RandomSampleError, preserved_random_state, probe_indices
-from vitmnist.data.sources import copied
 from vitmnist.errors import ConfigError, DataError, UserError, allowed_names, described
 from vitmnist.replacement.decoded_dataset import (
     BatchRows,
@@ -45,6 +44,7 @@ from vitmnist.runtime.memory import DoesNotFitError, keep_freed_memory
 from vitmnist.store.cache_file import DEFAULT_FOLDER
 from vitmnist.store.read_once import unchanged
 from vitmnist.store.rows import Location
+from vitmnist.store.tree import copied
 
 LOADERS = ("auto", "ram", "cache", "gpu_slice")
 TRANSFORM_MODES = ("exact", "tensor")

@@ -25,7 +25,6 @@ from vitmnist.data.randomness import (
     read_probes,
     seed_generators,
 )
-from vitmnist.data.sources import copied
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.replacement.decoded_dataset import (
     DecodedDataLoader,
@@ -33,7 +32,7 @@ from vitmnist.replacement.decoded_dataset import (
     read_batch,
 )
 from vitmnist.replacement.split_transforms import named_sample
-from vitmnist.store.tree import find_difference
+from vitmnist.store.tree import copied, find_difference
 
 COMPARED = 3
 """Number of batches that are compared with the original before a replacement is returned."""

@@ -16,9 +16,8 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from vitmnist.data.randomness import call_watched, preserved_random_state, read_probes
-from vitmnist.data.sources import copied
 from vitmnist.errors import ConfigError, DataError, described, naming
-from vitmnist.store.tree import tree_map
+from vitmnist.store.tree import copied, tree_map
 
 Transform = Callable[..., Any]
 Inputs = Any

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+
+Tree = TypeVar("Tree")
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,22 @@ def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
         return type(leaf)(map(partial(map_tensors, function), leaf)) if isinstance(leaf, tuple) else leaf
 
     return tree_map(of_leaf, batch)
+
+
+def copied(tree: Tree) -> Tree:
+    """Copies for a function that may change them: new dicts, lists and tuples with copies of what they contain."""
+
+    def copy_of(value: object) -> object:
+        if isinstance(value, Tensor):
+            # Not deepcopy, which copies the whole storage of a view.
+            return value if value.requires_grad else value.clone()
+        try:
+            return copy(value)
+        except Exception:  # any method of an object may fail
+            return value
+
+    copies: Tree = tree_map(copy_of, tree)
+    return copies
 
 
 def flatten(tree: object) -> tuple[list[Any], Structure]:

@@ -6,7 +6,7 @@ file in `conf/data/dataset/`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vitmnist.config.schema import DataConfig
 from vitmnist.config.validation import config_field, validate
-from vitmnist.data.channel_statistics import channel_statistics
+from vitmnist.data.channel_statistics import channel_statistics, check_statistics
 from vitmnist.data.images import ImageReader, Mode, Pixels
 from vitmnist.data.sources import DatasetSource, SampleSource, TensorSet, digest
 from vitmnist.errors import ConfigError, DataError, classify
@@ -48,10 +48,6 @@ class ImageFiles:
 
     def __getitem__(self, index: int) -> Pixels | Image.Image:
         return self.read(self.folder / self.names[index])
-
-    def taken(self, indices: Iterable[int]) -> ImageFiles:
-        """The files at these indices."""
-        return replace(self, names=[self.names[index] for index in indices])
 
 
 @dataclass(frozen=True)
@@ -93,17 +89,12 @@ class Split(TensorSet):
         if least < 0 or most >= len(self.classes):
             raise DataError(f"labels: must be 0 to {len(self.classes) - 1}, found {least} to {most}")
 
-    def part(self, span: slice) -> Split:
-        part, rows = super().part(span), range(len(self))[span]
-        if len(part) == len(self):
-            return part
-        return replace(part, files=None if self.files is None else self.files.taken(rows), sha256=None)
-
-    def taken(self, rows: Tensor) -> Split:
-        """The samples at these indices, int64 `[N]`, copied into memory."""
-        images, labels = self.read(rows)
-        files = None if self.files is None else self.files.taken(rows.tolist())
-        return replace(self, images=images, labels=labels, is_mapped=False, sha256=None, files=files)
+    def taken(self, rows: slice | Tensor) -> Split:
+        indices = range(len(self))[rows] if isinstance(rows, slice) else rows.tolist()
+        if indices == range(len(self)):
+            return self
+        files = self.files and replace(self.files, names=[self.files.names[index] for index in indices])
+        return replace(super().taken(rows), files=files, sha256=None)
 
     def stored(self) -> SampleSource:
         self.check_on_host()
@@ -210,7 +201,7 @@ def held_out(dataset: Dataset, size: int | float, seed: int) -> Dataset:
         left = len(whole) - size
         if left < 1:
             raise ConfigError(f"{key}: the set has {len(whole)} training images; leave some of them")
-        train, validation = whole.part(slice(left)), whole.part(slice(left, None))
+        train, validation = whole.taken(slice(left)), whole.taken(slice(left, None))
     elif size < 1:
         check_fits(key, Memory(host=whole.nbytes), torch.device("cpu"))
         drawn = _stratified(whole.labels, size, seed)
@@ -283,7 +274,7 @@ def dataset_in_memory(
     spans = sizes.spans(len(train[0]), len(test[0]))
     mean, std = channel_statistics(train[0][spans[0]])
     train_split, test_split = (
-        Split(*pair, mean, std, classes).part(span) for pair, span in zip((train, test), spans, strict=True)
+        Split(*pair, mean, std, classes).taken(span) for pair, span in zip((train, test), spans, strict=True)
     )
     return Dataset(name, train_split, test_split)
 
@@ -330,12 +321,12 @@ def configured_statistics(normalize: object, channels: int | None = None) -> Sta
     if normalize != "imagenet" and not isinstance(normalize, Mapping):
         raise ConfigError(f"{key}={normalize}: must be dataset, imagenet, or {{mean: [..], std: [..]}}")
     statistics = validate(Statistics, normalize, key) if isinstance(normalize, Mapping) else IMAGENET
-    sizes = len(statistics.mean), len(statistics.std)
-    if sizes[0] != sizes[1] or (channels and sizes[0] != channels):
-        needed = f"; the images have {channels} (data.dataset.mode of a folder)" if channels else ""
-        raise ConfigError(f"{key}={normalize}: has {sizes[0]} means and {sizes[1]} deviations{needed}")
-    if not all(0 <= mean <= 1 for mean in statistics.mean) or not all(0 < std <= 1 for std in statistics.std):
-        raise ConfigError(f"{key}={normalize}: must be those of images scaled to 0…1")
+    check_statistics(key, statistics.mean, statistics.std)
+    if channels and len(statistics.mean) != channels:
+        raise ConfigError(
+            f"{key}={normalize}: has {len(statistics.mean)} means, and the images have {channels} channels "
+            "(data.dataset.mode of a folder)"
+        )
     return statistics
 
 
