@@ -263,25 +263,6 @@ def test_a_fingerprint_makes_the_cache_persistent(tmp_path: Path, monkeypatch: p
     assert len(decoded) == 4
 
 
-@pytest.mark.parametrize("is_random", [False, True])
-def test_a_damaged_cache_is_decoded_again(
-    is_random: bool, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    loader: DataLoader[Any] = DataLoader(Pictures(folder, CROP) if is_random else Pairs(), batch_size=8)
-
-    def batches() -> list[Any]:
-        return run(from_dataloader(loader, "cache", folder=str(tmp_path), fingerprint="one"))
-
-    expected = batches()
-    (file,) = (path for path in tmp_path.glob("*/*.npy") if path.name in ("samples.npy", "0.npy"))
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
-    assert_same(batches(), expected)
-    assert file.read_bytes() != content
-    assert "cannot be used" in caplog.text
-
-
 class Unsized(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(torch.randperm(SIZE).tolist())
