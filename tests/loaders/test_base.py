@@ -34,7 +34,6 @@ LOADER_OPTIONS = {
     "prefetch of cache": {"name": "prefetch", "base": "cache"},
     "prefetch of disk, 0 workers": {"name": "prefetch", "base": {"name": "disk", "num_workers": 0}},
 }
-TAKES_DATASETS = ("disk", "ram", "cache", "prefetch")
 CPU = torch.device("cpu")
 for added in sorted(set(LOADERS.names()) - set(LOADER_OPTIONS)):  # tested with its defaults
     LOADER_OPTIONS[added] = {"name": added}
@@ -60,7 +59,6 @@ CASES = [
     pytest.param(label, data, marks=pytest.mark.slow if (label, data) in SLOW else ())
     for label in LOADER_OPTIONS
     for data in KINDS.get(label, DATA)
-    if data != "map-style dataset" or (label.startswith(TAKES_DATASETS) and "gpu_slice" not in label)
 ]
 
 
