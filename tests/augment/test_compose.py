@@ -108,7 +108,7 @@ def test_parameters_are_overridden_by_their_place() -> None:
 def test_a_list_on_the_command_line_has_the_defaults_of_its_operations() -> None:
     augment = configured("data/augment=compose", "data.augment.operations=[{name: horizontal_flip}, {name: cutmix}]")
     assert augment.operations[0].options.p == 0.5
-    assert augment.mixes
+    assert augment.mixing
 
 
 @pytest.mark.parametrize(
