@@ -22,20 +22,20 @@ from tqdm import tqdm
 from vitmnist.augment.preprocess import Preprocess, build_augment
 from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.manager import Checkpoint, CheckpointManager, load_checkpoint
-from vitmnist.checkpoint.storage import read_initial_weights
+from vitmnist.checkpoint.weights import read_initial_weights
 from vitmnist.config.schema import Config
 from vitmnist.config.values import to_plain_dict
 from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import DataError, classify
-from vitmnist.loaders.auto import AutoOptions, LoaderSelection, ResidentBatch, candidate_of, select_loader
+from vitmnist.loaders.auto import AutoOptions, LoaderSelection, select_loader
 from vitmnist.loaders.base import LOADERS, Loader, needs_of
 from vitmnist.losses import LOSSES
 from vitmnist.metrics.epoch_table import EPOCH_S, EVAL_S, SAVE_S, TRAIN_S, find_metric
 from vitmnist.optim.optimizers import EMA, OPTIMIZERS
 from vitmnist.optim.schedules import build_schedule
 from vitmnist.runtime.device import choose_device, use_deterministic_kernels
-from vitmnist.runtime.memory import check_fits, keep_freed_memory
+from vitmnist.runtime.memory import Memory, check_fits, keep_freed_memory
 from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
@@ -240,7 +240,7 @@ class Trainer:
             name = self.world.broadcast_object(lambda: selection.name if selection else None)
             values = LOADERS.complete({"name": name})
         # All together, because the first loader may leave no room for the second.
-        needs = needs_of(values, sets, self.device)
+        needs = sum((needs_of(values, *part, self.device) for part in sets), Memory())
         check_fits(values["name"], needs, self.device, others=("ram", "cache", "disk"))
         loaders = [self.loader_stack.enter_context(LOADERS.build(values, *part, self.device)) for part in sets]
         step.compile(loaders[0])
@@ -260,12 +260,9 @@ class Trainer:
         train, sampler = data.dataset.train, data.sampler
         initial = copy.deepcopy(step.state_dict())
 
-        # Before the timing, so that the memory of compiling does not count as memory that a loader must leave free.
-        step.compile(ResidentBatch(train, sampler, step.device))
-
         def as_candidate(loader: Loader) -> Candidate:
             step.compile(loader)  # once more if the loader delivers floats
-            return candidate_of(loader, step.device, step, lambda epoch: step.batches(loader, epoch))
+            return Candidate(loader, step.device, step, lambda epoch: step.batches(loader, epoch))
 
         log.info("timing %s for a few batches each", ", ".join(options.candidates or ()) or "all loaders")
         try:

@@ -20,7 +20,6 @@ from vitmnist.augment.base import (
     _mix64,
     augment_keys,
     random_boxes,
-    random_signed,
     random_uniform,
 )
 from vitmnist.data.sampler import EpochSampler
@@ -30,10 +29,9 @@ NUMBER = 200
 # Parameters that change no image.
 IDENTITY = {
     "shift": {"pixels": 0},
-    "affine": {"degrees": 0, "pixels": 0, "scale": 0, "shear_degrees": 0},
     "random_resized_crop": {"scale": [1, 1], "ratio": [1, 1]},
     "horizontal_flip": {"p": 0},
-    "color_jitter": {"brightness": 0, "contrast": 0, "saturation": 0, "hue": 0},
+    "color_jitter": {"brightness": 0, "contrast": 0, "saturation": 0},
     "random_erasing": {"p": 0},
 }
 
@@ -110,21 +108,6 @@ def test_boxes_have_the_areas_and_shapes_asked_for_and_lie_anywhere() -> None:
         assert (first[room > 0] / room[room > 0]).mean() == pytest.approx(0.5, abs=0.02)
 
 
-@pytest.mark.parametrize("alone", [None, "degrees", "pixels", "scale", "shear_degrees"])
-def test_affine_images_are_those_of_torchvision(alone: str | None) -> None:
-    """To 1e-4, each parameter alone and all of them together."""
-    bounds = {"degrees": 30.0, "pixels": 4.0, "scale": 0.3, "shear_degrees": 20.0}
-    bounds = {name: bound * (alone in (None, name)) for name, bound in bounds.items()}
-    found = operation("affine", **bounds)(images(50), keys(50))
-    names = ("degrees", "shear_degrees", "scale", "pixels", "pixels")
-    drawn = torch.stack([bounds[name] * random_signed(keys(50), number) for number, name in enumerate(names)], dim=1)
-    for name, part in zip(names, drawn.T, strict=True):
-        assert 0.9 * bounds[name] <= part.abs().max() <= bounds[name]
-    for image, (angle, shear, scale, down, right), ours in zip(images(50), drawn.tolist(), found, strict=True):
-        theirs = TF.affine(image, angle, [right, down], 1 + scale, [shear, 0.0], TF.InterpolationMode.BILINEAR)
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
-
-
 def test_flips_are_those_of_torchvision_and_as_frequent_as_p() -> None:
     source = images(2000)
     found = operation("horizontal_flip", p=0.3)(source, keys(2000))
@@ -152,39 +135,33 @@ def test_erased_boxes_are_those_of_torchvision() -> None:
         ("brightness", 0, TF.adjust_brightness),
         ("contrast", 1, TF.adjust_contrast),
         ("saturation", 2, TF.adjust_saturation),
-        ("hue", 3, TF.adjust_hue),
     ],
 )
 def test_colours_are_those_of_torchvision(parameter: str, number: int, adjust, channels: int) -> None:
-    """Each to 1e-5; hue to 1e-4, because torchvision rounds to sectors of the wheel first."""
-    strength = 0.5 if parameter == "hue" else 0.8
+    """Each to 1e-5."""
     source = images(channels=channels)
-    source[:20] = source[:20, :1]  # grey pixels, which have no hue
-    only = {**IDENTITY["color_jitter"], parameter: strength}
+    only = {**IDENTITY["color_jitter"], parameter: 0.8}
     found = operation("color_jitter", **only)(source, keys())
-    centre = 0.0 if parameter == "hue" else 1.0
-    factors = random_uniform(keys(), number, centre - strength, centre + strength)
+    factors = random_uniform(keys(), number, 0.2, 1.8)
     assert factors.unique().numel() == NUMBER
     for image, factor, ours in zip(source, factors, found, strict=True):
-        tolerance = 1e-4 if parameter == "hue" else 1e-5
-        torch.testing.assert_close(ours, adjust(image, float(factor)), rtol=0, atol=tolerance)
+        torch.testing.assert_close(ours, adjust(image, float(factor)), rtol=0, atol=1e-5)
 
 
 def test_jitter_takes_its_steps_in_the_order_documented() -> None:
-    source, strengths = images(), {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1}
+    source, strengths = images(), {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4}
     found = operation("color_jitter", **strengths)(source, keys())
     for row in range(NUMBER):
         image = source[row]
         for number, (name, strength) in enumerate(strengths.items()):
-            centre = 0.0 if name == "hue" else 1.0
-            factor = float(random_uniform(keys(), number, centre - strength, centre + strength)[row])
+            factor = float(random_uniform(keys(), number, 1 - strength, 1 + strength)[row])
             image = getattr(TF, f"adjust_{name}")(image, factor)
         torch.testing.assert_close(found[row], image, rtol=0, atol=1e-4)
 
 
 def test_jitter_rounds_alike_with_any_threads_layout_and_batch() -> None:
     """In images so large that torch would divide the sum over a single one among its threads."""
-    jitter, source = operation("color_jitter", hue=0.1), images(3, height=200, width=210)
+    jitter, source = operation("color_jitter"), images(3, height=200, width=210)
     expected, threads = jitter(source, keys(3)), torch.get_num_threads()
     try:
         torch.set_num_threads(3)
@@ -196,8 +173,8 @@ def test_jitter_rounds_alike_with_any_threads_layout_and_batch() -> None:
 
 
 def test_jitter_can_be_compiled() -> None:
-    jitter = torch.compile(operation("color_jitter", hue=0.1), backend="eager", fullgraph=True)
-    assert torch.equal(jitter(images(5), keys(5)), operation("color_jitter", hue=0.1)(images(5), keys(5)))
+    jitter = torch.compile(operation("color_jitter"), backend="eager", fullgraph=True)
+    assert torch.equal(jitter(images(5), keys(5)), operation("color_jitter")(images(5), keys(5)))
 
 
 def test_jitter_refuses_two_channels() -> None:

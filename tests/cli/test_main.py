@@ -98,7 +98,6 @@ MISTAKES_OF_RUNS = {  # also in the command line, and found when a run is set up
     "data.root=/nowhere logger=[tensorboard,{name:wandb,team:us}]": "logger.1.team: there is no such key",  # at once
     "patience=2": "patience=2: needs a validation split",
     "device=cuda:99": "device=cuda:99: torch sees ",
-    "data/loader=prefetch data/loader@data.loader.base=auto": "prefetch cannot wrap auto",
     "data/loader=auto data.loader.candidates=[rem]": "data.loader.candidates=rem: not known; did you mean 'ram'?",
     "data/dataset=image_folder data.dataset.path=nowhere": "data.dataset.path=nowhere: there is no such folder",
     "--epochs 3": "--epochs: there is no such option; keys are typed without dashes, as in epochs=3",

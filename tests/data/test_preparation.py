@@ -14,7 +14,8 @@ from vitmnist.augment.preprocess import Preprocess
 from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.cli.report import report
 from vitmnist.config.schema import DataConfig
-from vitmnist.data.datasets.base import IMAGENET, Dataset, configured_statistics, prepare
+from vitmnist.data.datasets.base import Dataset
+from vitmnist.data.preparation import IMAGENET, configured_statistics, prepare
 from vitmnist.errors import ConfigError
 
 
@@ -41,13 +42,16 @@ def test_the_default_leaves_a_dataset_as_it_is(tiny: Dataset) -> None:
     [
         ("cifar", r"data\.normalize=cifar: must be dataset, imagenet, or \{mean: \[\.\.\], std: \[\.\.\]\}"),
         (0.5, r"data\.normalize=0\.5: must be dataset"),
-        ("imagenet", r"data\.normalize=imagenet: has 3 means and 3 deviations; the images have 1"),
+        ("imagenet", r"data\.normalize=imagenet: has 3 means, and the images have 1 channels"),
         ({"mean": [0.5]}, r"data\.normalize\.std is missing"),
         ({"mean": 0.5, "std": 0.5}, r"data\.normalize\.mean"),
         ({"mean": [0.5], "std": [0.5], "var": 1}, r"data\.normalize\.var: there is no such key"),
-        ({"mean": [0.5], "std": [0.0]}, "must be those of images scaled to 0…1"),
-        ({"mean": [127], "std": [60]}, "must be those of images scaled to 0…1"),
-        ({"mean": [0.5], "std": [0.5, 0.5]}, "has 1 means and 2 deviations"),
+        ({"mean": [0.5], "std": [0.0]}, "must be one of each per channel, of images scaled to 0…1"),
+        ({"mean": [127], "std": [60]}, "must be one of each per channel, of images scaled to 0…1"),
+        (
+            {"mean": [0.5], "std": [0.5, 0.5]},
+            r"data\.normalize: has the means \[0\.5\] and the deviations \[0\.5, 0\.5\]; must be one",
+        ),
     ],
 )
 def test_statistics_that_cannot_be_used_are_refused(value: Any, message: str) -> None:

@@ -103,7 +103,7 @@ DRAWS: dict[str, tuple[Callable[[], float], str]] = {
 STORES: dict[str, Callable[[Any, Path], Any]] = {
     "ram": lambda data, _: make_loader("ram", data, **ORDER),
     "cache": lambda data, folder: make_loader("cache", data, folder=str(folder), **ORDER),
-    "prefetch": lambda data, _: make_loader("prefetch", data, base="ram", **ORDER),
+    "gpu_slice": lambda data, _: make_loader("gpu_slice", data, **ORDER),
     "from_dataloader": lambda data, _: from_dataloader(DataLoader(data, 4), "ram"),
 }
 

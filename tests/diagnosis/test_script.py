@@ -156,7 +156,6 @@ sys.exit()
         (1, ["missing.py"], "missing.py: there is no such file; type the path of a Python file"),
         (1, ["-m", "missing.module"], "-m missing.module: No module named 'missing'"),
         (2, ["--stepz", "3", "mine.py"], "unrecognized arguments: --stepz"),
-        (2, ["--steps", "0", "mine.py"], "--steps 0: must be at least 1"),
         (1, ["--json", "missing/report.json", "mine.py"], "error: missing: No such file or directory"),
     ],
 )

@@ -41,7 +41,6 @@ def test_contract_on_the_gpu(label: str, tiny: Dataset, tmp_path: Path) -> None:
 # Built when tests are collected, so that an operation or preset that cannot be built is found without a GPU.
 AUGMENTS = {
     **{name: Compose([{"name": name}]) for name in OPERATIONS.names()},
-    "hue": Compose([{"name": "color_jitter", "hue": 0.3}]),
     **{f"preset {name}": configured(f"data/augment={name}") for name in PRESETS if name != "none"},
 }
 

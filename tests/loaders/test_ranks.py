@@ -55,7 +55,7 @@ def test_a_process_of_torchrun_that_is_no_rank_is_refused(monkeypatch: pytest.Mo
     ("given", "message"),
     [
         ({"rank": 1}, "belong together; give both"),
-        ({"rank": 2, "world_size": 2}, "rank=2: must be below world_size=2"),
+        ({"rank": 2, "world_size": 2}, "rank=2: must be at least 0 and below world_size=2"),
         ({"rank": 0, "world_size": 6}, "batch_size=5: 6 processes train together"),
     ],
 )

@@ -9,7 +9,6 @@ from typing import Any
 import yaml
 
 from vitmnist.report.comparison import Comparison, compare
-from vitmnist.report.write import table
 from vitmnist.tracking.result import find_runs, read_run
 
 Records = list[dict[str, Any]]  # arguments of `run`
@@ -110,12 +109,6 @@ def compared(*folders: Path) -> list[Comparison]:
 def the_only(folder: Path) -> Comparison:
     (comparison,) = compared(folder)
     return comparison
-
-
-def rows(comparison: Comparison) -> list[dict[str, str]]:
-    """The table; without a column, its figure is missing in all rows."""
-    header, lines = table(comparison)
-    return [dict(zip(header, line, strict=True)) for line in lines]
 
 
 LOST = a("cache", epochs=[], status="failed", error="no memory")

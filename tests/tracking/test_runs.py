@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.records import compared, rows, run
+from tests.support.records import compared, run
 from vitmnist.cli.report import Progress
 from vitmnist.errors import DataError
-from vitmnist.report.write import as_text, write_report
+from vitmnist.report.write import as_text, table, write_report
 from vitmnist.tracking.result import find_runs, read_run
 
 
@@ -25,7 +25,7 @@ def test_what_cannot_be_read_is_a_row_with_the_reason(content: bytes, reason: st
     run(tmp_path / "0")
     file = run(tmp_path / "1", "disk") / "result.json"
     file.write_bytes(content)
-    states = [row["status"] for comparison in compared(tmp_path) for row in rows(comparison)]
+    states = [row["status"] for comparison in compared(tmp_path) for row in table(comparison)]
     assert states[0] == "completed"
     assert states[1].startswith(f"unreadable: 1/result.json: {reason}")
 

@@ -16,9 +16,12 @@ from torch import Tensor, nn
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.registry import Registry
 
-GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # splitmix64's increment as a signed int64
-NUMBERS_OF_A_BOX = 4  # random numbers that `random_boxes` draws per image; callers number their own from here
-NUMBERS = 64  # random numbers that an operation may draw per image
+GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+"""The increment of splitmix64 as a signed int64."""
+NUMBERS_OF_A_BOX = 4
+"""Random numbers that `random_boxes` draws for an image; its callers draw theirs by the indices from here on."""
+NUMBERS = 64
+"""Random numbers that an operation may draw for an image."""
 
 
 class Operation(nn.Module):
@@ -76,11 +79,6 @@ def operation_keys(keys: Tensor, index: int) -> Tensor:
 def random_bits(keys: Tensor, index: int) -> Tensor:
     """31 random bits per key, as int64, independent for each `index`."""
     return _shift_right(_mix64(keys + GOLDEN * (index + 1) % 2**63), 33)
-
-
-def random_signed(keys: Tensor, index: int) -> Tensor:
-    """Uniform in -1…1 per key, as float32, independent for each `index`."""
-    return random_bits(keys, index).double().mul_(2**-30).sub_(1).float()
 
 
 def random_uniform(keys: Tensor, index: int, low: float = 0.0, high: float = 1.0) -> Tensor:

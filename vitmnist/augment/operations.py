@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,22 +17,13 @@ from vitmnist.augment.base import (
     Operation,
     random_bits,
     random_boxes,
-    random_signed,
     random_uniform,
 )
 from vitmnist.config.validation import config_field
 from vitmnist.errors import ConfigError, DataError
 
-LUMA = (0.2989, 0.587, 0.114)  # ITU-R 601-2, as in torchvision
-
-
-class Moving(Operation):
-    """Moves images by up to `options.pixels`."""
-
-    def output_size(self, height: int, width: int, key: str = "") -> tuple[int, int]:
-        if (pixels := self.options.pixels) >= (side := min(height, width)):
-            raise ConfigError(f"{key}.pixels={pixels:g}: must be below the side of an image, {side}")
-        return height, width
+LUMA = (0.2989, 0.587, 0.114)
+"""The shares of red, green and blue in brightness (ITU-R 601-2), as in torchvision."""
 
 
 @dataclass
@@ -44,8 +34,13 @@ class ShiftOptions:
 
 
 @OPERATIONS.register("shift", ShiftOptions)
-class Shift(Moving):
+class Shift(Operation):
     """Moves each image by a whole number of pixels, uniformly up to `pixels` in each direction."""
+
+    def output_size(self, height: int, width: int, key: str = "") -> tuple[int, int]:
+        if (pixels := self.options.pixels) >= (side := min(height, width)):
+            raise ConfigError(f"{key}.pixels={pixels}: must be below the side of an image, {side}")
+        return height, width
 
     def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor, ...]:
         return tuple(random_bits(keys, index) % (2 * int(self.options.pixels) + 1) for index in (0, 1))
@@ -61,46 +56,6 @@ class Shift(Moving):
         rows = first_rows + (down[:, None] + torch.arange(height, device=images.device))[:, None, :]
         starts = rows * framed.shape[3] + right[:, None, None]
         return framed.flatten().unfold(0, width, 1).index_select(0, starts.flatten()).view(images.shape)
-
-
-@dataclass
-class AffineOptions:
-    """degrees, pixels, scale, shear_degrees: the largest rotation, translation, change of size, and shear."""
-
-    degrees: float = config_field(10.0, at_least=0, at_most=180)
-    pixels: float = config_field(2.0, at_least=0)
-    scale: float = config_field(0.1, at_least=0, below=1)
-    shear_degrees: float = config_field(5.0, at_least=0, below=90)
-
-
-@OPERATIONS.register("affine", AffineOptions)
-class Affine(Moving):
-    """Shears, rotates and scales each image about its centre and then moves it, each uniformly up to its bound.
-
-    Interpolation is bilinear; outside of the image everything is black.
-    """
-
-    def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor]:
-        """The inverse transforms, as `affine_grid` takes them: float32 `[B, 2, 3]`."""
-        angle = math.radians(self.options.degrees) * random_signed(keys, 0)
-        shear = torch.tan(math.radians(self.options.shear_degrees) * random_signed(keys, 1))
-        scale = 1 + self.options.scale * random_signed(keys, 2)
-        down, right = (self.options.pixels * random_signed(keys, index) for index in (3, 4))
-        cos, sin = torch.cos(angle) / scale, torch.sin(angle) / scale
-        # Each maps an output pixel to its source: dx = xx * (x - right) + xy * (y - down), …
-        xx, xy, yx, yy = cos - sin * shear, sin + cos * shear, -sin, cos
-        # affine_grid's unit is half a side, so without the aspect ratio a rotation would shear images that are not
-        # square.
-        aspect = height / width
-        rows = [
-            torch.stack([xx, xy * aspect, -2 * (xx * right + xy * down) / width], dim=1),
-            torch.stack([yx / aspect, yy, -2 * (yx * right + yy * down) / height], dim=1),
-        ]
-        return (torch.stack(rows, dim=1),)
-
-    def forward(self, images: Tensor, transforms: Tensor) -> Tensor:
-        grid = F.affine_grid(transforms, list(images.shape), align_corners=False)
-        return F.grid_sample(images, grid, align_corners=False)
 
 
 @dataclass
@@ -199,46 +154,40 @@ class RandomErasing(Operation):
 
 @dataclass
 class ColorJitterOptions:
-    """brightness, contrast, saturation: factors 1 - x to 1 + x, at least 0. hue: turns of the colour wheel, -x to x."""
+    """brightness, contrast, saturation: the factors are 1 - x to 1 + x, at least 0."""
 
     brightness: float = config_field(0.2, at_least=0)
     contrast: float = config_field(0.2, at_least=0)
     saturation: float = config_field(0.2, at_least=0)
-    hue: float = config_field(0.0, at_least=0, at_most=0.5)
 
 
 @OPERATIONS.register("color_jitter", ColorJitterOptions)
 class ColorJitter(Operation):
-    """Changes brightness, contrast, saturation and hue, in this order; torchvision's order is random.
+    """Changes brightness, contrast and saturation, in this order; torchvision's order is random.
 
-    Saturation and hue change nothing in images of one channel.
+    Saturation changes nothing in images of one channel.
     """
 
     def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor, ...]:
-        """The factors of those that are not 0, float32 `[B, 1, 1, 1]`, then the turns, `[B, 1, 1]`."""
+        """The factors of brightness, contrast and saturation, float32 `[B, 1, 1, 1]` each."""
         options = self.options
         strengths = enumerate((options.brightness, options.contrast, options.saturation))
-        bounds = [(index, max(0.0, 1 - strength), 1 + strength) for index, strength in strengths if strength]
-        factors = [random_uniform(keys, *bound).float()[:, None, None, None] for bound in bounds]
-        return *factors, random_uniform(keys, 3, -options.hue, options.hue).float()[:, None, None]
+        factors = [random_uniform(keys, index, max(0.0, 1 - most), 1 + most).float() for index, most in strengths]
+        return tuple(factor[:, None, None, None] for factor in factors)
 
-    def forward(self, images: Tensor, *drawn: Tensor) -> Tensor:
-        """In place, except for the hue."""
+    def forward(self, images: Tensor, brightness: Tensor, contrast: Tensor, saturation: Tensor) -> Tensor:
+        """Changes the images in place."""
         channels = images.shape[1]
         if channels not in (1, 3):
             raise DataError(f"color_jitter: takes images of 1 or 3 channels, found {channels}; leave it out")
-        *factors, turns = drawn
-        factor = iter(factors)
         if self.options.brightness:
-            images.mul_(next(factor)).clamp_(0, 1)
+            images.mul_(brightness).clamp_(0, 1)
         if self.options.contrast:
             # Row by row: of a single image, torch would divide one sum among its threads, and round it accordingly.
             mean = _luma(images).contiguous().mean(dim=3, keepdim=True).mean(dim=2, keepdim=True)
-            torch.lerp(mean, images, next(factor), out=images).clamp_(0, 1)
+            torch.lerp(mean, images, contrast, out=images).clamp_(0, 1)
         if self.options.saturation and channels == 3:
-            torch.lerp(_luma(images), images, next(factor), out=images).clamp_(0, 1)
-        if self.options.hue and channels == 3:
-            images = _turn_hue(images, turns)
+            torch.lerp(_luma(images), images, saturation, out=images).clamp_(0, 1)
         return images
 
 
@@ -251,26 +200,8 @@ def _luma(images: Tensor) -> Tensor:
     return red.add_(green).add_(blue)
 
 
-def _turn_hue(images: Tensor, turns: Tensor) -> Tensor:
-    """Turn the hue of RGB images `[B, 3, H, W]` in HSV space by a part of the colour wheel, `[B, 1, 1]`."""
-    red, green, blue = images.unbind(dim=1)
-    value = images.amax(dim=1)
-    chroma = value - images.amin(dim=1)
-    scale = chroma.where(chroma > 0, 1).reciprocal_()  # grey has no hue
-    # Sixths of the wheel, by the strongest channel. `where` and `floor` have vector code, unlike `gather` and `%`.
-    of_others = torch.where(value == green, (blue - red).mul_(scale).add_(2), (red - green).mul_(scale).add_(4))
-    sector = torch.where(value == red, (green - blue).mul_(scale), of_others).add_(6 * turns)
-    turned = torch.empty_like(images)
-    # Each channel of a hue is a trapezoid over the wheel: https://en.wikipedia.org/wiki/HSL_and_HSV#HSV_to_RGB_alternative
-    for channel, offset in enumerate((5, 3, 1)):
-        position = sector + offset
-        position -= (position / 6).floor_().mul_(6)
-        trapezoid = torch.minimum(position, 4 - position).clamp_(0, 1)
-        turned[:, channel] = torch.addcmul(value, chroma, trapezoid, value=-1)
-    return turned
-
-
-QUANTILES = 4096  # of the beta distribution, with linear interpolation in between
+QUANTILES = 4096
+"""Quantiles of the beta distribution that are kept; in between, they are interpolated linearly."""
 
 
 @dataclass

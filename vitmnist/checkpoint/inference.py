@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from vitmnist.augment.preprocess import Preprocess, build_augment, input_size
-from vitmnist.checkpoint import storage
-from vitmnist.checkpoint.storage import WEIGHTS, read_weights, weights_file
+from vitmnist.checkpoint.storage import reporting_damage
+from vitmnist.checkpoint.weights import WEIGHTS, read_weights, weights_file
 from vitmnist.config.schema import Config, may_change
 from vitmnist.data.datasets.base import DATASETS, FileReader, Split, file_reader
 from vitmnist.errors import ConfigError, DataError, UserError, classify, listed
@@ -95,7 +95,7 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
         DataError: they are damaged, or their model cannot be built.
     """
     path = weights_file(folder, [weights] if weights else [*WEIGHTS])
-    with storage.reporting_damage(path):
+    with reporting_damage(path):
         info, tensors = read_weights(path)
         shape, classes = tuple(map(int, info["shape"])), tuple(map(str, info["classes"]))
         mean, std = (tuple(map(float, info[key])) for key in ("mean", "std"))

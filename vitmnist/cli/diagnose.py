@@ -41,10 +41,6 @@ def _parse(parser: ArgumentParser) -> Namespace:
     options = parser.parse_args()
     if options.steps is None and options.stop:
         options.steps = 200
-    if options.steps is not None and options.steps < 1:
-        parser.error(f"--steps {options.steps}: must be at least 1")
-    if options.warm_up < 0:
-        parser.error(f"--warm-up {options.warm_up}: must be at least 0")
     if not (options.module or options.script):
         parser.error("which script? Type SCRIPT.py or -m package.module after the options")
     return options
@@ -60,17 +56,13 @@ def main(options: Namespace) -> None:
     ended = _run(bool(options.module))
     observer.end()
     report = describe_script(observer, _exit_code(ended))
-    _print(format_report(report))
+    # The script may have replaced or closed `sys.stderr`.
+    with suppress(ValueError, OSError):
+        print(format_report(report), file=sys.__stderr__)
     if json_file:
         json_file = json_file if report.rank is None else json_file.with_stem(f"{json_file.stem}-rank{report.rank}")
         json_file.write_text(json.dumps(asdict(report), indent=2) + "\n")
     sys.exit(report.exit_code)
-
-
-def _print(text: str) -> None:
-    """Print to stderr as it was before the script, which may have replaced or closed `sys.stderr`."""
-    with suppress(ValueError, OSError):
-        print(text, file=sys.__stderr__)
 
 
 def _run(is_module: bool) -> BaseException | None:

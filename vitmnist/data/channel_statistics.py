@@ -10,28 +10,32 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitmnist.errors import DataError
+from vitmnist.errors import ConfigError, DataError
 
-CHANNELS = (1, 3, 4)  # plausible sizes of the last dimension of channels-last images
-CHUNK_BYTES = 2**18  # of images whose values are squared and summed at a time
+CHANNELS = (1, 3, 4)
+"""Plausible sizes of the last dimension of images that have their channels last."""
+CHUNK_BYTES = 2**18
+"""Bytes of images whose values are squared and summed at a time."""
 
 
 def check_layout(shape: Sequence[int], channels: int | None = None) -> None:
     """Raise `DataError` if images of this shape are not `[B, C, H, W]` with `channels` channels (None: any number)."""
-    problem = f"images: must be [B, C, H, W], found {list(shape)}"
-    if len(shape) == 3:
-        raise DataError(
-            f"{problem}; images.unsqueeze(1) adds the channels, images.unsqueeze(0) makes one image a batch"
-        )
-    if len(shape) != 4:
-        raise DataError(problem)
     plausible = CHANNELS if channels is None else (channels,)
-    if shape[1] not in plausible and shape[3] in plausible:
-        raise DataError(f"{problem}, with the channels last; images.permute(0, 3, 1, 2) puts them first")
-    if channels is not None and shape[1] != channels:
+    fits = len(shape) == 4 and (shape[1] in plausible or (channels is None and shape[3] not in plausible))
+    if not fits:
         raise DataError(
-            f"images: {shape[1]} channel(s) {list(shape)}, but the mean and std are of {channels}; "
-            "build Preprocess from the data that it is given, or with their mean= and std="
+            f"images: must be [B, {channels or 'C'}, H, W], found {list(shape)}; images.unsqueeze(1) adds the "
+            "channels, images.permute(0, 3, 1, 2) puts them first"
+        )
+
+
+def check_statistics(key: str, mean: Sequence[float], std: Sequence[float]) -> None:
+    """Raise `ConfigError` if these are no means and deviations of the channels of images scaled to 0…1."""
+    are_possible = all(0 <= value <= 1 for value in mean) and all(0 < value <= 1 for value in std)
+    if len(mean) != len(std) or not mean or not are_possible:
+        raise ConfigError(
+            f"{key}: has the means {[*mean]} and the deviations {[*std]}; must be one of each per channel, of images "
+            "scaled to 0…1: mean 0 to 1, std above 0 and at most 1"
         )
 
 
@@ -41,8 +45,6 @@ def channel_sums(images: Tensor) -> NDArray[np.uint64]:
     Raises:
         DataError: the images are not uint8 `[N, C, H, W]`.
     """
-    if not isinstance(images, Tensor):
-        raise DataError(f"images: must be a tensor, found {type(images).__name__}; torch.from_numpy makes one")
     if images.dtype != torch.uint8:
         raise DataError(
             f"images: mean and std are computed from uint8, found {images.dtype}; the trainer takes only uint8, "

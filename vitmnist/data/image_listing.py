@@ -14,22 +14,25 @@ from dataclasses import dataclass
 from functools import partial
 from glob import glob, has_magic
 from pathlib import Path
+from typing import Any
 
-from vitmnist.errors import ConfigError, DataError, listed, printable
-
-# The same with every build of Pillow: what it cannot read is reported as unreadable.
-JPEG = ".jpg", ".jpeg", ".jfif"
-EXTENSIONS = (*JPEG, ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif", ".avif", ".jp2")
+from vitmnist.errors import DataError, listed, printable
 
 log = logging.getLogger(__name__)
 
-FOLDERS = {
+JPEG = ".jpg", ".jpeg", ".jfif"
+EXTENSIONS = (*JPEG, ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif", ".avif", ".jp2")
+"""The endings of pictures on every machine: a file that this build of Pillow cannot read is reported as unreadable."""
+SPLITS = {
     "train": ("train", "training"),
     "validation": ("val", "valid", "validation"),
     "test": ("test", "testing"),
 }
-"""The splits, and what a folder of each may be called."""
-nfc = partial(unicodedata.normalize, "NFC")  # Files copied from macOS have the same names decomposed (NFD).
+"""The splits, and what each may be called by a folder or in a table."""
+SPLIT_OF = {spelling: split for split, spellings in SPLITS.items() for spelling in spellings}
+"""The split that each spelling stands for."""
+nfc = partial(unicodedata.normalize, "NFC")
+"""Composes a name: files that were copied from macOS have the same names decomposed (NFD)."""
 
 Pictures = list[tuple[Path, str]]
 """Files with their classes, in the order of the split."""
@@ -118,65 +121,60 @@ def find_samples(
         columns, suffix: the names of the CSV file's columns, and what is appended to its names of files.
 
     Raises:
-        ConfigError: two folders of one split.
         DataError: fewer than two classes, classes without images in a split, too few images; as `read_labels`.
     """
     source = labels or folder
     if labels:
         splits = read_labels(labels, folder, skip_unreadable, columns, suffix)
     else:
-        folders = _split_folders(folder) or {"train": folder}
         left_out: Counter[str] = Counter()
-        splits = {split: _list(path, left_out) for split, path in folders.items()}
+        folders = _split_folders(folder) or {"train": folder}
+        splits = {split: _list_classes(path, left_out) for split, path in folders.items()}
         log_left_out(left_out)
     classes = sorted({name for _, name in splits["train"]})
-    folded = Counter(map(str.casefold, classes))
-    if alike := [name for name in classes if folded[name.casefold()] > 1]:
-        log.warning("%s: classes that differ only in upper and lower case are different: %s", source, listed(alike))
-    for split, pictures in splits.items():
-        in_split = {name for _, name in pictures}
-        if unknown := sorted(in_split.difference(classes)):
-            raise DataError(
-                f"{source}: the {split} split has classes without training pictures: {listed(unknown)}; those of the "
-                f"training split are {listed(classes)}; rename or remove them"
-            )
-        if (missing := sorted(set(classes) - in_split)) and not skip_unreadable:
-            raise DataError(
-                f"{source}: the {split} split lacks classes of the training split: {listed(missing)}; add pictures of "
-                "them, or type data.dataset.skip_unreadable=true"
-            )
+    _check_classes(source, classes, splits, may_lack_classes=skip_unreadable)
     if len(splits) == 1 and test_share:
         train, test = _divide(splits["train"], test_share)
         if not test:
             raise DataError(f"{source}: too few pictures to take {test_share:g} of each class for the test")
         splits = {"train": train, "test": test}
-    return classes, {
-        split: [(path, classes.index(name)) for path, name in pictures] for split, pictures in splits.items()
-    }
+    label_of = {name: label for label, name in enumerate(classes)}
+    return classes, {split: [(path, label_of[name]) for path, name in pictures] for split, pictures in splits.items()}
+
+
+def _check_classes(source: Path, classes: list[str], splits: dict[str, Pictures], may_lack_classes: bool) -> None:
+    """Warn of classes whose names differ in case only; raise `DataError` if another split has other classes."""
+    spellings = Counter(map(str.casefold, classes))
+    if alike := [name for name in classes if spellings[name.casefold()] > 1]:
+        log.warning("%s: classes that differ only in upper and lower case are different: %s", source, listed(alike))
+    for split, pictures in splits.items():
+        in_split = {name for _, name in pictures}
+        if unknown := sorted(in_split.difference(classes)):
+            raise DataError(
+                f"{source}: the {split} split has classes without training pictures: {listed(unknown)}; the classes "
+                f"of the training split are {listed(classes)}; rename or remove these"
+            )
+        if (missing := sorted(set(classes) - in_split)) and not may_lack_classes:
+            raise DataError(
+                f"{source}: the {split} split lacks classes of the training split: {listed(missing)}; add pictures of "
+                "them, or type data.dataset.skip_unreadable=true"
+            )
 
 
 def _split_folders(folder: Path) -> dict[str, Path]:
-    """The folder of each split; empty if `folder` holds the folders of classes.
-
-    Raises:
-        ConfigError: two folders of one split.
-    """
+    """The folder of each split, in the order of `SPLITS`; empty if `folder` holds the folders of classes."""
     subfolders = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-    named = {split: [path for path in subfolders if path.name.lower() in names] for split, names in FOLDERS.items()}
-    if not any(path.is_dir() for train in named["train"] for path in train.iterdir()):
+    by_split = {SPLIT_OF.get(path.name.lower()): path for path in subfolders}
+    folders = {split: by_split[split] for split in SPLITS if split in by_split}
+    if "train" not in folders or not any(path.is_dir() for path in folders["train"].iterdir()):
         return {}  # `train` may be a class
-    if several := [paths for paths in named.values() if len(paths) > 1]:
-        names = " and ".join(path.name for path in several[0])
-        raise ConfigError(f"data.dataset.path={folder}: has {names}, which are the same split; remove or rename one")
-    folders = {split: paths[0] for split, paths in named.items() if paths}
-    others = [path.name for path in subfolders if path not in folders.values()]
     log.info("%s: %s", folder, ", ".join(f"{split} split from {path.name}" for split, path in folders.items()))
-    if others:
+    if others := [path.name for path in subfolders if path not in folders.values()]:
         log.warning("%s: not used: %s", folder, listed(others))
     return folders
 
 
-def _list(folder: Path, left_out: Counter[str]) -> Pictures:
+def _list_classes(folder: Path, left_out: Counter[str]) -> Pictures:
     """The pictures of all class folders, each with its class, ordered by a hash of the file's name."""
     names = visible_folders(folder, [path.name for path in folder.iterdir() if path.is_dir()])
     if len(names) < 2:
@@ -200,12 +198,9 @@ def _list(folder: Path, left_out: Counter[str]) -> Pictures:
 
 
 def _refuse_splits(folder: Path, inner: dict[str, set[str]]) -> None:
-    """Raise `DataError` if classes with folders in them are splits by their names, or all have the same two or more."""
-    words = {word for names in FOLDERS.values() for word in names}
-    splits = [name for name, held in inner.items() if held and words.intersection(re.findall("[a-z]+", name.lower()))]
-    if not splits and len(inner[min(inner)]) > 1 and len(set(map(frozenset, inner.values()))) == 1:
-        splits = [*inner]
-    if splits:
+    """Raise `DataError` if the names of some classes with folders in them are those of splits, such as `seg_test`."""
+    words_of = {name: re.findall("[a-z]+", name.lower()) for name, folders in inner.items() if folders}
+    if splits := [name for name, words in words_of.items() if not SPLIT_OF.keys().isdisjoint(words)]:
         raise DataError(
             f"{folder}: folders of classes that look like splits: {listed(splits)}, with the folders "
             f"{listed(sorted(inner[splits[0]]))}; name splits train, val and test, with a folder for each class in "
@@ -245,7 +240,7 @@ def _locate(name: str, folder: Path) -> Path:
 
 
 def read_labels(
-    labels: Path, folder: Path, skip_missing: bool, names: TableColumns, suffix: str
+    labels: Path, folder: Path, skip_missing: bool, columns: TableColumns, suffix: str
 ) -> dict[str, Pictures]:
     """The pictures of each split that a CSV file names in its columns `file`, `label` and perhaps `split`.
 
@@ -255,41 +250,54 @@ def read_labels(
         DataError: the file cannot be read, a line cannot be used, or there are no classes to train; names it.
     """
     lines: dict[Path, int] = {}
-    splits: dict[str, Pictures] = {split: [] for split in FOLDERS}
+    splits: dict[str, Pictures] = {split: [] for split in SPLITS}
     try:
         with labels.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets begin UTF-8 with a mark
             rows = csv.DictReader(file)
-            rows.fieldnames = columns = [name.strip() for name in rows.fieldnames or []]
-            if several := [name for name, count in Counter(columns).items() if name and count > 1]:
-                raise DataError(f"{labels}:1: has more than one column {listed(several)}; rename or remove one")
-            required = {names.file, names.label, *({names.split} - {TableColumns.split})}
-            if lacking := sorted(required.difference(columns)):
-                problem = f"has no column {' and '.join(lacking)}, only {listed(columns) or 'none'}"
-                raise DataError(f"{labels}:1: {problem}; set data.dataset.columns='{{file: NAME, label: NAME}}'")
-            if unused := [repr(name) for name in columns if name not in (*required, names.split)]:
-                log.warning("%s: columns that are not used: %s", labels, listed(unused))
+            rows.fieldnames = [name.strip() for name in rows.fieldnames or []]
+            _check_columns(labels, rows.fieldnames, columns)
             for row in rows:
-                values = (row.get(column, "train") or "" for column in (names.file, names.label, names.split))
-                name, label, typed = map(str.strip, values)
-                path = _locate(f"{name}{suffix}", folder)
-                is_below = path.is_relative_to(folder) and ".." not in path.relative_to(folder).parts
-                split = next((split for split, spellings in FOLDERS.items() if typed.lower() in spellings), None)
-                fields = len(columns) + len(row.get(None, ()))  # a comma in a label, without quotes
-                problems = {
-                    f"has {fields} fields, the header has {len(columns)}; quote values with commas": None in row,
-                    f"the column {names.file} is empty": not name,
-                    f"the column {names.label} is empty": not label,
-                    f"{names.split}={typed}: must be train, val or test": split is None,
-                    f"{name}: must be below data.dataset.path={folder}, without '..'": not is_below,
-                    f"there is no file {path}": not (skip_missing or path.exists()),
-                    f"{name} is in line {lines.get(path)} already": path in lines,
-                }
-                for problem in (problem for problem, is_there in problems.items() if is_there):
-                    raise DataError(printable(f"{labels}:{rows.line_num}: {problem}"))
+                try:
+                    path, label, split = _parse_row(row, folder, columns, suffix)
+                    if path in lines:
+                        raise ValueError(f"{path} is in line {lines[path]} already")
+                    if not (skip_missing or path.exists()):
+                        raise ValueError(f"there is no file {path}")
+                except ValueError as error:
+                    raise DataError(printable(f"{labels}:{rows.line_num}: {error}")) from error
                 lines[path] = rows.line_num
-                splits[str(split)].append((path, nfc(label)))
+                splits[split].append((path, label))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"data.dataset.labels={labels}: cannot be read: {error}") from error
     if len({name for _, name in splits["train"]}) < 2:
         raise DataError(f"{labels}: two or more labels of training pictures are expected")
     return {split: in_hash_order(pictures, folder) for split, pictures in splits.items() if pictures}
+
+
+def _check_columns(labels: Path, names: Sequence[str], columns: TableColumns) -> None:
+    """Raise `DataError` if a table lacks a column, and warn of those that are not used."""
+    required = [columns.file, columns.label]
+    if columns.split != TableColumns.split:
+        required.append(columns.split)
+    if missing := [name for name in required if name not in names]:
+        problem = f"has no column {' and '.join(missing)}, only {listed(names) or 'none'}"
+        raise DataError(f"{labels}:1: {problem}; set data.dataset.columns='{{file: NAME, label: NAME}}'")
+    if unused := [repr(name) for name in names if name and name not in (*required, columns.split)]:
+        log.warning("%s: columns that are not used: %s", labels, listed(unused))
+
+
+def _parse_row(row: dict[str, Any], folder: Path, columns: TableColumns, suffix: str) -> tuple[Path, str, str]:
+    """The file, the class and the split of a row; raises `ValueError` that says why it cannot be used."""
+    if None in row:
+        raise ValueError("has more fields than the header; quote values with commas")
+    name, label, spelling = (
+        (row.get(column, "train") or "").strip() for column in (columns.file, columns.label, columns.split)
+    )
+    if not (name and label):
+        raise ValueError(f"has no value in the column {columns.label if name else columns.file}")
+    if not (split := SPLIT_OF.get(spelling.lower())):
+        raise ValueError(f"{columns.split}={spelling}: must be train, val or test")
+    path = _locate(f"{name}{suffix}", folder)
+    if not path.is_relative_to(folder) or ".." in path.relative_to(folder).parts:
+        raise ValueError(f"{name}: must be below data.dataset.path={folder}, without '..'")
+    return path, nfc(label), split

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from copy import copy
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -24,15 +23,13 @@ from vitmnist.data.randomness import (
     read_samples,
     refusing_random,
 )
-from vitmnist.data.sampler import as_tensor
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.store.read_once import MapStyleDataset, read_once, reading_workers
 from vitmnist.store.rows import Location, gather_rows, keep
-from vitmnist.store.tree import tree_map
 
 Tensors = TypeVar("Tensors", bound="TensorSet")
-Sample = TypeVar("Sample")
-CHUNK = 1024  # samples of a set of tensors that are written at a time
+CHUNK = 1024
+"""Samples of a set of tensors that are written at a time."""
 
 
 class SampleSource(ABC):
@@ -140,9 +137,10 @@ class TensorSet(SampleSource):
         self.check_on_host()
         return self
 
-    def part(self: Tensors, span: slice) -> Tensors:
-        """The samples of a span, as views."""
-        return replace(self, images=self.images[span], labels=self.labels[span])
+    def taken(self: Tensors, rows: slice | Tensor) -> Tensors:
+        """The samples at these indices, int64 `[N]`: views if they are a slice, else copied into memory."""
+        images, labels = self.read(rows)
+        return replace(self, images=images, labels=labels, is_mapped=self.is_mapped and isinstance(rows, slice))
 
     def check_on_host(self) -> None:
         """Raise `DataError` if the tensors are not in host memory."""
@@ -175,7 +173,7 @@ class DatasetSource(SampleSource):
 
     def read(self, indices: slice | Tensor, epoch: int = 0) -> object:
         """The samples collated; raises `DataError` if they make no batch."""
-        rows = as_tensor(indices).tolist()
+        rows = range(len(self))[indices] if isinstance(indices, slice) else indices.tolist()
         if self.seed is None:
             return _collated([self.dataset[row] for row in rows], rows)
         return _collated(read_samples(self.dataset, rows, self.seed, epoch), rows)
@@ -187,32 +185,31 @@ class DatasetSource(SampleSource):
             ConfigError: a sample is random, and one version of it would be repeated; see `data.randomness` for what
                 cannot be seen.
         """
-        return self._chunks(self._read_fixed)
-
-    def channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        return channel_statistics(images for images, _ in self._chunks(self.read))  # random samples have them too
-
-    def _chunks(self, read: Callable[[slice], object]) -> Iterator[tuple[Tensor, Tensor]]:
         workers = reading_workers(self.dataset)
         sample_nbytes = self.bytes_to_load(torch.device("cpu")) / len(self) if workers and len(self) else 0
-        expected, filled = None, 0
-        for chunk in read_once(self.dataset, partial(self._pairs, read), sample_nbytes, workers):
+        expected, count = None, 0
+        for chunk in read_once(self.dataset, self._read_fixed, sample_nbytes, workers):
             signature = [f"{part.dtype} {list(part.shape[1:])}" for part in chunk]
             expected = expected or signature
-            for actual, first in zip(signature, expected, strict=True):
-                if actual != first:
-                    raise DataError(f"samples from {filled} on are {actual}, those before {first}")
-            filled += len(chunk[0])
+            if signature != expected:
+                raise DataError(
+                    f"samples from {count} on are {' and '.join(signature)}, those before {' and '.join(expected)}"
+                )
+            count += len(chunk[0])
             yield chunk
 
-    def _read_fixed(self, span: slice) -> object:
-        """The samples of a span collated; raises `ConfigError` if one of them is random."""
-        rows, read = range(span.start, span.stop), partial(read_sample, self.dataset)
+    def channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        firsts = range(0, len(self), CHUNK)  # not by `chunks`, because random samples have statistics too
+        return channel_statistics(_pair(self.read(slice(first, first + CHUNK)), first)[0] for first in firsts)
+
+    def _read_fixed(self, indices: range) -> tuple[Tensor, Tensor]:
+        """Some samples collated; raises `ConfigError` if one of them is random."""
+        read = partial(read_sample, self.dataset)
         try:
             with preserved_random_state(self.dataset):
-                read_probes(read, rows[:1], self.dataset)
-                with refusing_random(read, rows, self.dataset):
-                    return _collated([read(row) for row in rows], rows)
+                read_probes(read, indices[:1], self.dataset)
+                with refusing_random(read, indices, self.dataset):
+                    return _pair(_collated([read(index) for index in indices], indices), indices.start)
         except RandomSampleError as error:
             raise ConfigError(
                 f"{error}, and a loader that decodes once would repeat one version of it; choose disk or prefetch of "
@@ -221,25 +218,23 @@ class DatasetSource(SampleSource):
 
     def bytes_to_load(self, device: torch.device) -> int:
         """Estimated from the first sample."""
-        return sum(part.nbytes for part in self._pairs(self.read, range(1))) * len(self) if len(self) else 0
+        return sum(part.nbytes for part in _pair(self.read(slice(1)), 0)) * len(self) if len(self) else 0
 
     def keep(self, location: Location) -> TensorSet:
         contents = location.fingerprint and f"{location.fingerprint}, {len(self)} samples"
         images, labels = keep(self.chunks, len(self), replace(location, fingerprint=contents))
         return TensorSet(images, labels, is_mapped=location.loader == "cache")
 
-    def _pairs(self, read: Callable[[slice], object], rows: range) -> tuple[Tensor, Tensor]:
-        """The images and labels at some rows; raises `DataError` if it has others."""
-        batch = read(slice(rows.start, rows.stop))
-        if isinstance(batch, tuple | list) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch):
-            return batch[0], batch[1]
-        kind = f"a {type(batch).__name__}"
-        if isinstance(batch, tuple | list):
-            kind += f" of {', '.join(type(part).__name__ for part in batch)}"
-        raise DataError(
-            f"samples from {rows.start} on are no pairs of an image and a label: their batch is {kind}; "
-            "such samples are delivered by disk, and by prefetch of disk"
-        )
+
+def _pair(batch: object, first: int) -> tuple[Tensor, Tensor]:
+    """A batch as images and labels; raises `DataError` if it has others."""
+    if isinstance(batch, tuple | list) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch):
+        return batch[0], batch[1]
+    parts = ", ".join(type(part).__name__ for part in batch) if isinstance(batch, tuple | list) else ""
+    raise DataError(
+        f"samples from {first} on are no pairs of an image and a label: their batch is a {type(batch).__name__}"
+        f"{parts and f' of {parts}'}; such samples are delivered by disk, and by prefetch of disk"
+    )
 
 
 def _collated(samples: Sequence[object], rows: Sequence[int]) -> object:
@@ -280,19 +275,3 @@ def _collate_images(images: Sequence[Image.Image], *, collate_fn_map: object = N
 def _collate_none(values: Sequence[Any], *, collate_fn_map: object = None) -> None:
     if any(value is not None for value in values):
         raise TypeError("some samples have None where others have a value; give them all one or none of them")
-
-
-def copied(samples: Sample) -> Sample:
-    """Copies for a function that may change them: new dicts, lists and tuples with copies of what they contain."""
-
-    def copy_of(value: object) -> object:
-        if isinstance(value, Tensor):
-            # Not deepcopy, which copies the whole storage of a view.
-            return value if value.requires_grad else value.clone()
-        try:
-            return copy(value)
-        except Exception:  # any method of an object may fail
-            return value
-
-    copies: Sample = tree_map(copy_of, samples)
-    return copies

@@ -1,23 +1,18 @@
-"""Other ways to load the batches of a `DataLoader`, a step that is imitated, and where the time of a sample goes."""
+"""Other ways to load the batches of a `DataLoader`, and where the time of a sample goes."""
 
 from __future__ import annotations
 
 import time
-import warnings
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, redirect_stderr, redirect_stdout, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from hashlib import sha256
-from io import StringIO
-from math import ceil, inf
+from math import ceil
 from typing import Any, Literal
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from vitmnist.data.randomness import RandomState
-from vitmnist.diagnosis.loops import Loop
 from vitmnist.errors import ConfigError
 from vitmnist.replacement.decoded_dataset import DecodedDataset
 from vitmnist.replacement.from_dataloader import from_dataloader
@@ -25,44 +20,14 @@ from vitmnist.replacement.original import check_replaceable, rebuilt
 from vitmnist.replacement.split_transforms import single_transforms, transform_attributes
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.memory import Memory, check_fits
-from vitmnist.timing.benchmark import Benchmark, Candidate, rows_of
-from vitmnist.timing.table import Row
+from vitmnist.timing.benchmark import Benchmark, Candidate
 
 AS_IT_IS = "as it is"
 PROFILED_SAMPLES, PROFILED_S = 16, 0.5  # Samples read to see where their time goes, and the seconds that this may take
 DECODE_S = 3.0  # Decoding is timed on as many samples as one process reads in this time.
-TRY_BATCHES, TRY_S = 50, 6.0  # Batches of each candidate that are timed after a script, and the seconds for all of them
 LATE_S = 30.0  # Seconds without a batch after which workers count as failed
-GAIN = 0.2  # The share of the time that a change must save to be named
 
 Form = Literal["exact", "tensor"]
-
-
-class ImitatedStep:
-    """Takes as long as a step of a script, and as much processor time, on as many threads.
-
-    The work is a fixed number of hashes, by their processor time without workers, so it takes longer where these use
-    the cores. For the rest of the time it sleeps.
-    """
-
-    def __init__(self, step_s: float, cores: float) -> None:
-        self.threads, self._hashes, self._block = max(1, round(cores)), 1000, bytes(2**15)
-        self._pool, share = ThreadPoolExecutor(self.threads), min(cores / self.threads, 1.0)
-        began = time.thread_time()
-        self._compute()
-        self._hashes = round(share * step_s * self._hashes / (time.thread_time() - began))
-        self._rest_s = (1 - share) * step_s
-
-    def __call__(self, batch: object) -> None:
-        others = [self._pool.submit(self._compute) for _ in range(self.threads - 1)]
-        self._compute()
-        for other in others:
-            other.result()
-        time.sleep(self._rest_s)
-
-    def _compute(self) -> None:
-        for _ in range(self._hashes):
-            sha256(self._block)  # releases the interpreter's lock
 
 
 def add_alternatives(benchmark: Benchmark, loader: DataLoader[object], now: Candidate) -> dict[str, float]:
@@ -137,37 +102,6 @@ def decode_part(loader: DataLoader[object], form: Form, sample_s: float) -> tupl
     set_up_s = (time.perf_counter() - began) * size / count
     check_fits("ram", Memory(getattr(replaced.dataset, "sample_nbytes", 0) * size), torch.device("cpu"))
     return replaced, set_up_s
-
-
-def try_loaders(loop: Loop) -> tuple[list[Row], dict[str, float]]:
-    """The table of a loop of a script, with an imitated step, and where the time of a sample goes."""
-    loader = loop.copy
-    if loader is None:
-        return [Row(AS_IT_IS, error="this loader cannot be built again")], {}
-    length: float = loop.batches / len(loop.passes)
-    with suppress(TypeError):
-        length = len(loader)
-    step = ImitatedStep(loop.step_s, loop.cores)
-    with ExitStack() as stack:
-        stack.enter_context(redirect_stdout(StringIO()))  # The samples may print.
-        stack.enter_context(redirect_stderr(StringIO()))
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")  # For example, torch warns of more workers than cores.
-        benchmark = Benchmark(stack)
-        now = benchmark.add(AS_IT_IS, lambda: Candidate(limit_waiting(rebuilt(loader)), step=step))
-        parts = add_alternatives(benchmark, loader, now)
-        benchmark.run(TRY_BATCHES, TRY_S)
-        return rows_of(benchmark.candidates, length), parts
-
-
-def best_change(rows: Sequence[Row], epochs: float = inf) -> str | None:
-    """The change that saves most of the time of so many epochs, if it saves the share `GAIN` of it."""
-
-    def seconds(row: Row) -> float:
-        return row.epoch_s.median + (row.set_up_s or 0.0) / epochs if row.epoch_s else inf
-
-    best = min((row for row in rows if row.change), key=seconds, default=None)
-    return best.change if best and seconds(best) <= (1 - GAIN) * seconds(rows[0]) < inf else None
 
 
 def time_parts(loader: DataLoader[object]) -> tuple[dict[str, float], bool]:

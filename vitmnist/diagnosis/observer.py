@@ -5,7 +5,6 @@ This module does not import torch: a script may set environment variables before
 
 from __future__ import annotations
 
-import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -42,7 +41,6 @@ class Observer:
         self.is_stopped = False
         self.is_warm = not warm_up
         self._threads_inside: set[int] = set()  # Threads that are within a call of a loader
-        self._process = os.getpid()
         self._observed: set[type] = set()
         self._observe_torch("import", ())
         sys.addaudithook(self._observe_torch)  # An import event follows that of torch's module, which imports others.
@@ -118,8 +116,7 @@ class Observer:
 
             @wraps(iterate)
             def begin(loader: DataLoader[object]) -> object:
-                # A worker or rank that was forked has no report.
-                if self.ended or self.is_inside or os.getpid() != self._process or hasattr(loader, "is_internal"):
+                if self.ended or self.is_inside or hasattr(loader, "is_internal"):
                     return iterate(loader)
                 return self._begin_pass(loader, iterate)
 

@@ -100,7 +100,7 @@ def describe_script(observer: Observer, exit_code: int) -> Report:
     bottleneck = None if waiting_pct is None else Bottleneck.of(waiting_pct, steps)
     reports = [_describe_loop(loop, ended) for loop in loops]
     if bottleneck in (Bottleneck.INPUT, Bottleneck.BALANCED) and exit_code == 0:
-        from vitmnist.diagnosis.candidates import best_change, try_loaders  # Imports what the script may never need
+        from vitmnist.diagnosis.imitated_step import best_change, try_loaders  # Imports what the script may never need
 
         longest_s = max(loop.waiting_s for loop in measured)
         for loop, report in zip(loops, reports, strict=True):

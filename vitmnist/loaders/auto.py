@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from typing import Any
 
 import torch
 
@@ -21,16 +20,16 @@ from vitmnist.data.randomness import preserved_random_state
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource
 from vitmnist.errors import ConfigError, allowed_names
-from vitmnist.loaders.base import LOADERS, Batches, LoadedBatch, Loader, Place, WrapperOptions, needs_of, place_of
+from vitmnist.loaders.base import LOADERS, Batches, LoadedBatch, Loader, Place, needs_of, place_of
 from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.memory import Memory, check_fits, peak_memory
 from vitmnist.store.tree import map_tensors
 from vitmnist.timing.benchmark import Benchmark, Candidate, Step, as_one_argument_step, rows_of
-from vitmnist.timing.table import Figure, Row, format_rows, format_s
+from vitmnist.timing.table import Figure, Row, format_rows
 
 
 @dataclass
-class AutoOptions(WrapperOptions):
+class AutoOptions:
     """See `conf/data/loader/auto.yaml`."""
 
     batches: int = config_field(30, at_least=1)
@@ -40,25 +39,19 @@ class AutoOptions(WrapperOptions):
 
 @dataclass(frozen=True)
 class LoaderSelection:
-    """The name of the selected loader, the reason, and the table of expected seconds of an epoch.
-
-    `model_alone_s` is an epoch of the model over one batch that is already on the device; None without a model.
-    """
+    """The name of the selected loader, the reason, and the rows of the table."""
 
     name: str
     reason: str
     candidates: list[Row]
-    model_alone_s: float | None
 
     def table(self) -> str:
         """The table as text."""
-        alone_s = self.model_alone_s
-        alone = "" if alone_s is None else f"(the model alone, without loading: {format_s(alone_s)})\n"
-        return f"{format_rows(self.candidates)}\n{alone}chosen: {self.name}, {self.reason}"
+        return f"{format_rows(self.candidates)}\nchosen: {self.name}, {self.reason}"
 
 
 class ResidentBatch(Loader):
-    """Repeats one batch that is already on the device, to time a model that never waits for data."""
+    """Repeats one batch that is already on the device, for a model that never waits for data."""
 
     def __init__(self, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
@@ -67,21 +60,6 @@ class ResidentBatch(Loader):
 
     def batches(self, epoch: int, start: int) -> Batches:
         yield from repeat(self._batch, len(self) - start)
-
-
-def candidate_of(
-    loader: Loader,
-    device: torch.device,
-    step: Callable[[Any], object] | None = None,
-    epoch: Callable[[int], Any] | None = None,
-) -> Candidate:
-    """A loader as a candidate; a short last batch is not timed, because its time would mislead.
-
-    Args:
-        epoch: yields the step's arguments for an epoch; by default `loader.epoch`.
-    """
-    sampler = loader.sampler
-    return Candidate(loader, device, step, epoch or loader.epoch, sampler.size // sampler.batch_size or 1)
 
 
 @LOADERS.register("auto", AutoOptions)
@@ -96,7 +74,7 @@ def auto(
     Raises:
         ConfigError: no candidate can be used.
     """
-    as_candidate = partial(candidate_of, device=device, step=as_one_argument_step(step)) if step else None
+    as_candidate = partial(Candidate, device=device, step=as_one_argument_step(step)) if step else None
     # The number of steps depends on the time they take, but what they draw must not change what follows.
     with preserved_random_state(device=device):
         selection, data = select_loader(options, data, sampler, device, as_candidate=as_candidate)
@@ -131,13 +109,11 @@ def select_loader(
                 trials.add(name, partial(trials.build, name))
         trials.run(options.batches, options.seconds * len(trials.candidates))
     rows = rows_of(trials.candidates, len(sampler), is_compared=False)
-    alone = rows.pop(0).epoch_s if as_candidate else None
     epochs_s = {row.name: row.epoch_s for row in rows if row.epoch_s}
     if not epochs_s:
         raise ConfigError("\n".join(["no candidate can be used:", *(f"{row.name}: {row.error}" for row in rows)]))
     name = min(epochs_s, key=lambda name: epochs_s[name].median)
-    selection = LoaderSelection(name, _reason(name, epochs_s), rows, alone.median if alone else None)
-    return selection, trials.data_for(name)
+    return LoaderSelection(name, _reason(name, epochs_s), rows), trials.data_for(name)
 
 
 def _names_to_try(options: AutoOptions) -> list[str]:
@@ -154,7 +130,7 @@ def _names_to_try(options: AutoOptions) -> list[str]:
 
 @dataclass
 class LoaderTrials(Benchmark):
-    """Times the loaders of `auto`, after the model alone if there is one. See `select_loader` for the arguments."""
+    """Times the loaders that fit into memory next to the model; the arguments are those of `select_loader`."""
 
     data: SampleSource
     sampler: EpochSampler
@@ -169,7 +145,6 @@ class LoaderTrials(Benchmark):
             model = self.as_candidate(ResidentBatch(self.data, self.sampler, self.device))
             model.is_required = True  # An error is one of the step.
             self.model_memory = peak_memory(model.time_block, self.device)
-            self.candidates.append(model)
 
     def data_for(self, name: str) -> SampleSource:
         """The set for a loader of this name: the decoded one, if the loader keeps all samples in memory."""
@@ -179,12 +154,12 @@ class LoaderTrials(Benchmark):
     def build(self, name: str) -> Candidate:
         """A loader, if there is memory for it next to the model and the loaders that were built before."""
         values, data = LOADERS.complete({"name": name}), self.data_for(name)
-        check_fits(name, needs_of(values, [(data, self.sampler)], self.device), self.device, self.model_memory)
+        check_fits(name, needs_of(values, data, self.sampler, self.device), self.device, self.model_memory)
         started = time.perf_counter()
         loader = LOADERS.build(values, data, self.sampler, self.device)
         set_up_s = time.perf_counter() - started
         self.decoded = self.decoded or loader.decoded
-        candidate = self.as_candidate(loader) if self.as_candidate else candidate_of(loader, self.device)
+        candidate = self.as_candidate(loader) if self.as_candidate else Candidate(loader, self.device)
         candidate.set_up_s = set_up_s
         return candidate
 

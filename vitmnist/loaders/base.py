@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import suppress
 from enum import Enum
 from typing import Any
@@ -42,10 +42,6 @@ class Place(Enum):
     DEVICE = "the device's memory"
     FILE = "a file"
     NOWHERE = "nowhere"
-
-
-class WrapperOptions:
-    """Base class for the options of a loader that wraps another one. Such loaders do not wrap each other."""
 
 
 class Loader(ABC):
@@ -140,13 +136,9 @@ def place_of(name: str) -> Place:
     return getattr(LOADERS.member(LOADERS.complete({"name": name}))[0], "keeps", Loader.keeps)
 
 
-def needs_of(
-    values: Mapping[str, Any], sets: Sequence[tuple[SampleSource, EpochSampler]], device: torch.device
-) -> Memory:
-    """The memory that a loader named by `values["name"]` for each of these sets would allocate, all together."""
+def needs_of(values: Mapping[str, Any], data: SampleSource, sampler: EpochSampler, device: torch.device) -> Memory:
+    """The memory that a loader named by `values["name"]` would allocate for a set."""
     builder, options = LOADERS.member(values)
-    needs = getattr(builder, "needs", Loader.needs)  # a function that builds a loader has no `needs`
-    total = Memory()
-    for data, sampler in sets:
-        total += needs(options, data, sampler, device)
-    return total
+    needs = getattr(builder, "needs", Loader.needs)  # A function that builds a loader has no `needs`.
+    memory: Memory = needs(options, data, sampler, device)
+    return memory

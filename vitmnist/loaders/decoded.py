@@ -11,7 +11,6 @@ from torch import Tensor
 
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource, TensorSet
-from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import LOADERS, Batches, LoadedBatch, Loader, Place
 from vitmnist.registry import NoOptions
 from vitmnist.runtime.device import Backend, Event, backend_of
@@ -137,7 +136,7 @@ class GpuSliceLoader(Loader):
     On the CPU the set is not copied. Contiguous batches are views. Each of several ranks keeps the set on its device.
 
     Raises:
-        ConfigError: a dataset that is read sample by sample.
+        ConfigError: the samples of a map-style dataset are random.
         DoesNotFitError: the device's memory is too small.
     """
 
@@ -145,15 +144,11 @@ class GpuSliceLoader(Loader):
 
     def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
-        if not isinstance(data, TensorSet):
-            raise ConfigError(
-                "gpu_slice: keeps a set of tensors on the device, and this one is read sample by sample; "
-                "give it as (images, labels), or choose ram, cache, disk or prefetch"
-            )
         needs = self.needs(options, data, sampler, device)
         check_fits("gpu_slice", needs, device, others=("ram", "cache", "disk"))
-        tensors = data.keep(Location("ram")).tensors if device.type == "cpu" else data.tensors
-        self.tensors = tuple(map(backend_of(device).to_device, tensors))
+        if not isinstance(data, TensorSet) or device.type == "cpu":  # Others are copied to the device as they are.
+            data = data.keep(Location("ram"))
+        self.tensors = tuple(map(backend_of(device).to_device, data.tensors))
 
     def batches(self, epoch: int, start: int) -> Batches:
         yield from gather(self.tensors, self.sampler, epoch, start)

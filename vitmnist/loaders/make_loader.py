@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from vitmnist.data.sampler import EpochSampler, whole_number
+from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import DatasetSource, SampleSource, TensorSet
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders.base import LOADERS, Loader
@@ -43,21 +43,21 @@ def make_loader(
     Args:
         name: disk, ram, gpu_slice, prefetch, cache, auto, or your own, passed to `register`.
         data: a split of `load_dataset`; a pair `(images, labels)` of tensors or NumPy arrays with the same first
-            dimension, which are not copied; or, for disk, ram, cache and prefetch, any map-style
-            `torch.utils.data.Dataset`. ram and cache refuse random samples; they cannot see a generator that is made
-            for each sample, such as `default_rng()`, or `secrets`.
+            dimension, which are not copied; or any map-style `torch.utils.data.Dataset`. All but disk and prefetch of
+            disk refuse random samples; they cannot see a generator that is made for each sample, such as
+            `default_rng()`, or `secrets`.
         batch_size: samples in a batch, of all ranks together.
         device: where batches are delivered; `auto` is the first CUDA device, or the CPU.
-        seed: of the order, at least 0; every loader delivers the same batches for the same seed.
+        seed: determines the order, at least 0; every loader delivers the same batches for the same seed.
         shuffle: sample, batch or none; see `EpochSampler`.
         drop_last: leave out a last batch shorter than `batch_size`.
-        step: for `auto`, a function `step(images, labels)` that trains on a batch (`step(batch)` if samples are not
-            pairs), with which the candidates are timed. It really trains, on a few dozen batches per candidate and more
-            with many workers: give it a copy of the model, or load the model's weights afterwards. Random generators
-            are restored.
-        rank: of this process, where several train one model and each gets its part of every batch. By default the rank
-            in `torch.distributed`, if it is initialised; 0 in a single process.
-        world_size: the number of these processes.
+        step: a function `step(images, labels)` that trains on a batch (`step(batch)` if samples are not pairs), with
+            which `auto` times its candidates. It really trains, on a few dozen batches per candidate and more with
+            many workers: give it a copy of the model, or load the model's weights afterwards. Random generators are
+            restored.
+        rank: the rank of this process, where several train one model and each gets its part of every batch. By default
+            that in `torch.distributed`, if it is initialised; 0 in a single process.
+        world_size: how many such processes there are.
         options: the keys of the loader's YAML file in `conf/data/loader/`, such as `num_workers=4`. `base` of prefetch
             is a name, or a dict with `name` and options; without it `ram` for tensors, `disk` for a dataset.
 
@@ -68,12 +68,10 @@ def make_loader(
     """
     loaded = loadable(data, seed)
     sampler = EpochSampler(len(loaded), batch_size, seed, shuffle, drop_last, *_ranks(rank, world_size))
-    if step and name != "auto":
-        raise ConfigError(f"step: is timed by auto; {name} has no use for it")
     target = choose_device(str(device))
     if target.type == "cpu":
         keep_freed_memory()
-    parts = (loaded, sampler, target, *([step] if step else []))
+    parts = (loaded, sampler, target, *([step] if step and name == "auto" else []))
     return LOADERS.build(_complete({"name": name, **options}), *parts, key="")
 
 
@@ -102,15 +100,14 @@ def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if rank is None or world_size is None:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return torch.distributed.get_rank(), torch.distributed.get_world_size()
-        if (size := os.environ.get("WORLD_SIZE", "1")) != "1":  # each rank would silently train on all batches
+        if (size := os.environ.get("WORLD_SIZE", "1")) != "1":  # Each rank would silently train on all batches.
             raise ConfigError(
                 f"WORLD_SIZE={size}: torchrun has started several processes, and each needs its part of a batch; call "
                 "torch.distributed.init_process_group() before, or give rank= and world_size="
             )
         return 0, 1
-    world_size = whole_number("world_size", world_size, least=1)
-    if (rank := whole_number("rank", rank, least=0)) >= world_size:
-        raise ConfigError(f"rank={rank}: must be below world_size={world_size}")
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"rank={rank}: must be at least 0 and below world_size={world_size}")
     return rank, world_size
 
 
@@ -130,7 +127,5 @@ def _as_tensor(name: str, values: Any) -> Any:
 def _complete(values: dict[str, Any]) -> dict[str, Any]:
     """The values of a loader, and of the loader that it wraps, with their defaults."""
     if base := values.get("base"):
-        if not isinstance(base, (str, Mapping)):
-            raise ConfigError(f"base={base}: must be a loader's name, or a dict with its name and options")
         values = {**values, "base": _complete({"name": base} if isinstance(base, str) else dict(base))}
     return LOADERS.complete(values)

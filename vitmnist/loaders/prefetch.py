@@ -13,8 +13,7 @@ from torch import Tensor
 from vitmnist.config.validation import config_field
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource
-from vitmnist.errors import ConfigError
-from vitmnist.loaders.base import LOADERS, Batches, Loader, Place, WrapperOptions, needs_of
+from vitmnist.loaders.base import LOADERS, Batches, Loader, Place, needs_of
 from vitmnist.runtime.device import Backend, Event, backend_of
 from vitmnist.runtime.memory import Memory
 from vitmnist.runtime.ordered_map import ordered_map
@@ -25,7 +24,7 @@ END = object()
 
 
 @dataclass
-class PrefetchOptions(WrapperOptions):
+class PrefetchOptions:
     """See `conf/data/loader/prefetch.yaml`. The default base is `ram` for tensors, and `disk` for other samples."""
 
     queue_size: int = config_field(2, at_least=1, at_most=1000)
@@ -45,14 +44,7 @@ class PrefetchLoader(Loader):
     def __init__(
         self, options: PrefetchOptions, data: SampleSource, sampler: EpochSampler, device: torch.device
     ) -> None:
-        values = _base_values(options, data)
-        build, base_options = LOADERS.member(values, key="data.loader.base")
-        if isinstance(base_options, WrapperOptions):
-            raise ConfigError(
-                f"data.loader.base.name={values['name']}: prefetch cannot wrap {values['name']}; "
-                "choose another base, such as ram"
-            )
-        self.base = build(base_options, data, sampler, device)
+        self.base = LOADERS.build(_base_values(options, data), data, sampler, device, key="data.loader.base")
         # Created after `base`, so that at exit our thread stops before the loader that it runs.
         super().__init__(sampler)
         self.options, self.num_workers, self.settings = options, self.base.num_workers, self.base.settings
@@ -63,7 +55,7 @@ class PrefetchLoader(Loader):
     @classmethod
     def needs(cls, options: PrefetchOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> Memory:
         """What the base needs; the queue holds a few batches."""
-        return needs_of(_base_values(options, data), [(data, sampler)], device)
+        return needs_of(_base_values(options, data), data, sampler, device)
 
     def batches(self, epoch: int, start: int) -> Batches:
         # The thread must not refer to this loader, which refers to it: in a reference cycle, an abandoned loader would

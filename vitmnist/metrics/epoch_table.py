@@ -7,15 +7,15 @@ constant here, a row of `epoch_metrics`, and a value in the dict of `EpochProgre
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 from omegaconf import DictConfig
 
 from vitmnist.config.schema import Config
 from vitmnist.errors import ConfigError, allowed_names
-from vitmnist.metrics import METRICS, ConfusionMetric
+from vitmnist.metrics import METRICS, batch_metrics
 
 
 @dataclass(frozen=True)
@@ -75,24 +75,8 @@ def epoch_metrics() -> dict[str, Metric]:
     Raises:
         ValueError: two have the same name.
     """
-    registered = {name: METRICS.description_of(name) for name in METRICS.names()}
-    of_training = [
-        Metric(metric_name("train", name), metric.unit, f"train/{metric.tag}", None, None, "last", metric.direction)
-        for name, metric in registered.items()
-        if not isinstance(metric, ConfusionMetric)
-    ]
-    of_evaluation = [
-        Metric(
-            metric_name("eval", name),
-            metric.unit,
-            f"eval/{metric.tag}",
-            metric.column,
-            metric.digits,
-            "last",
-            metric.direction,
-        )
-        for name, metric in registered.items()
-    ]
+    of_training = [_registered("train", name, column=None) for name in batch_metrics()]
+    of_evaluation = [_registered("eval", name) for name in METRICS.names()]
     times = [EPOCH_S, TRAIN_S, EVAL_S, SAVE_S, FIRST_BATCH_S, DATA_WAIT_S, DATA_WAIT_PCT, COMPUTE_S]
     of_machine = [IMAGES_PER_S, HOST_PEAK_MIB, GPU_PEAK_MIB]
     table = [*times, TRAIN_LOSS, *of_training, EVAL_LOSS, *of_evaluation, *of_machine]
@@ -102,12 +86,18 @@ def epoch_metrics() -> dict[str, Metric]:
     return by_name
 
 
+def _registered(split: str, name: str, **changes: Any) -> Metric:
+    """The row of a registered metric for a split."""
+    description = METRICS.description_of(name)
+    fields = vars(description) | {"tag": f"{split}/{description.tag}"} | changes
+    return Metric(metric_name(split, name), over_epochs="last", **fields)
+
+
 @cache
 def summary_metrics() -> dict[str, Metric]:
     """The metrics that also describe a run as a whole, by their keys in its summary."""
-    best = Metric("eval_acc", "%", "", "best accuracy, %", over_epochs="max", direction="max")
     shown = {f"{metric.name}_{metric.over_epochs}": metric for metric in epoch_metrics().values() if metric.column}
-    return {**shown, "eval_acc_best": best}
+    return {**shown, "eval_acc_best": replace(epoch_metrics()["eval_acc"], over_epochs="max")}
 
 
 def find_metric(name: str, key: str) -> Metric:

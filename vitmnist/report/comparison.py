@@ -1,8 +1,8 @@
 """Divides runs into comparisons, one for each machine and dataset, and groups the repeats of a configuration.
 
-Columns are found, not listed: any configuration key and any fact about the software that varies is one. Configurations
-are compared over the rounds of a sweep (`repeats`), in each of which every configuration runs: whatever slows a whole
-round down cancels in the ratio.
+Any configuration key and any fact about the software that varies is a column. Configurations are compared over the
+rounds of a sweep (`repeats`). Every configuration runs once in each round, so whatever slows a whole round down cancels
+in the ratio.
 """
 
 from __future__ import annotations
@@ -145,9 +145,12 @@ class Comparison:
         )
 
     def ratio(self, row: Configuration, other: Configuration | None = None) -> Ratio | None:
-        """How many times as long an epoch of a row takes as one of another, by default that with the lowest median.
+        """How many times as long an epoch of a row takes as an epoch of another row.
 
         None if they are the same, if either is not ranked, and without a common round.
+
+        Args:
+            other: by default the row with the lowest median.
         """
         return ratio(self._log_times.get(row, other or self.ranked[0])) if self.ranked else None
 

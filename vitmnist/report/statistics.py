@@ -42,7 +42,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Difference:
-    """The value of one configuration less that of another.
+    """How much larger the value of one configuration is than the value of another.
 
     Args:
         mean: over the blocks that both have.
@@ -77,9 +77,9 @@ class Ratio(Difference):
 class Differences(Generic[T]):
     """The difference of two configurations over the blocks that both have: rounds, or seeds.
 
-    The intervals are those of a paired t-test for all pairs at once (Bonferroni). Three blocks estimate a variance
-    badly, so it is pooled: that of a pair is the mean variance of all pairs with one of the two configurations, and at
-    least that of all pairs. A noisy configuration then widens its own intervals.
+    The intervals belong to a paired t-test for all pairs at once (Bonferroni). Three blocks estimate a variance badly,
+    so it is pooled: a pair has the mean variance of all pairs with one of its two configurations, or of all pairs if
+    this is larger. A noisy configuration then widens its own intervals.
 
     Args:
         values: by block, for each configuration.

@@ -22,8 +22,8 @@ from vitmnist.report.summary import quality_text, summary
 from vitmnist.runtime.files import csv_text, write_atomic
 from vitmnist.tracking.result import TEST_ACC, find_runs, read_run
 
-Table = tuple[list[str], list[list[str]]]
-"""The titles of the columns, and the cells of each row."""
+Table = list[dict[str, str]]
+"""The cells of each row by the titles of their columns."""
 
 FACTS = "machine, software and data"
 """The title of the table that is folded in Markdown and on the page."""
@@ -60,8 +60,9 @@ def as_markdown(comparisons: Sequence[Comparison]) -> str:
     for comparison, paragraphs, rows in _blocks(comparisons):
         blocks += [*map(_escape, paragraphs), _tabulated(rows, _escape, "github")]
         if comparison.facts:
-            facts = _tabulated(([FACTS, ""], [list(fact) for fact in comparison.facts.items()]), _escape, "github")
-            blocks.append(f'<details markdown="1"><summary>{FACTS}</summary>\n\n{facts}\n\n</details>')
+            facts = [{FACTS: title, "": text} for title, text in comparison.facts.items()]
+            facts_table = _tabulated(facts, _escape, "github")
+            blocks.append(f'<details markdown="1"><summary>{FACTS}</summary>\n\n{facts_table}\n\n</details>')
     return "\n\n".join(["# Report", f"![Seconds per epoch]({CHART})", *blocks, LEGEND.lstrip()])
 
 
@@ -90,39 +91,34 @@ def _blocks(comparisons: Sequence[Comparison]) -> Iterator[tuple[Comparison, lis
 
 
 def table(comparison: Comparison) -> Table:
-    """A row for each configuration, in the order of the chart. Columns without a value are left out.
+    """A row for each configuration, in the order of the chart, without columns that have no value.
 
-    So is the status if all runs completed.
+    The status is left out too if all runs completed.
     """
-    measured = [_measured(comparison, row) for row in comparison.ordered]
-    titles = [title for title in measured[0] if {values[title] for values in measured} - {EMPTY_CELL, "completed"}]
-    rows = [
-        [value_text(row.values.get(column, EMPTY_CELL)) for column in comparison.columns]
-        + [values[title] for title in titles]
-        for row, values in zip(comparison.ordered, measured, strict=True)
-    ]
-    return [*comparison.columns, *titles], rows
+    rows = [_cells(comparison, row) for row in comparison.ordered]
+    titles = [title for title in rows[0] if {row[title] for row in rows} - {EMPTY_CELL, "completed"}]
+    return [{title: row[title] for title in titles} for row in rows]
 
 
-def _measured(comparison: Comparison, row: Configuration) -> dict[str, str]:
-    """The measured values of a row by the title of their column: quality, time, and the rest."""
+def _cells(comparison: Comparison, row: Configuration) -> dict[str, str]:
+    """The values of a row, then what was measured: quality, time, and the rest."""
     metric, seeds = comparison.metric, EMPTY_CELL
     quality = row.quality(metric.name)
     if quality and quality.n > 1:
         low, high = (quality_text(metric, bound).rstrip("%") for bound in (quality.low, quality.high))
         seeds = f"{low}–{high}, n={quality.n}"
-    cells = {
-        metric.column or metric.name: _median(row.spreads[metric.name], metric.digits),
-        "over seeds": seeds,
-        "test accuracy, %": _median(row.spreads[TEST_ACC], 2),
-    }
+    cells = {column: value_text(row.values.get(column, EMPTY_CELL)) for column in comparison.columns}
+    cells[metric.column or metric.name] = _median(row.spreads[metric.name], metric.digits)
+    cells["over seeds"] = seeds
+    cells["test accuracy, %"] = _median(row.spreads[TEST_ACC], digits=2)
     for name, column in epoch_metrics().items():
         if column.column:
             cells.setdefault(column.column, _median(row.spreads[name], column.digits))
         if name == EPOCH_S.name:
             cells["spread"] = str(row.epoch_s) if row.epoch_s and row.epoch_s.n > 1 else EMPTY_CELL
             cells["× fastest"] = str(comparison.ratio(row) or EMPTY_CELL)
-    return cells | {"status": row.status}
+    cells["status"] = row.status
+    return cells
 
 
 def _median(spread: Spread | None, digits: int | None = None) -> str:
@@ -150,8 +146,8 @@ def as_csv(comparisons: Sequence[Comparison]) -> str:
 
 
 def _tabulated(rows: Table, clean: Callable[[str], str], table_format: str) -> str:
-    header, *lines = ([clean(cell) for cell in row] for row in (rows[0], *rows[1]))
-    return str(tabulate(lines, header, tablefmt=table_format, disable_numparse=True))
+    cleaned = [{clean(title): clean(cell) for title, cell in row.items()} for row in rows]
+    return str(tabulate(cleaned, headers="keys", tablefmt=table_format, disable_numparse=True))
 
 
 def _line(text: str) -> str:

@@ -20,7 +20,7 @@ YAML_LOADER: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoade
 
 @contextmanager
 def naming_file(path: Path) -> Iterator[None]:
-    """Give each `OSError` the name of a file: an error of `write` has none, that of a temporary file says little."""
+    """Give each `OSError` the name of a file: an error of `write` has none, and a temporary file's name says little."""
     try:
         yield
     except OSError as error:

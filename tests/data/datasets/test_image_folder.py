@@ -22,9 +22,9 @@ from vitmnist.augment.preprocess import Compose, Preprocess
 from vitmnist.data.channel_statistics import channel_statistics
 from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.image_listing import find_images
-from vitmnist.data.images import ImageReader, Mode, to_tensor
+from vitmnist.data.images import to_tensor
 from vitmnist.data.sources import digest
-from vitmnist.errors import ConfigError, DataError
+from vitmnist.errors import DataError
 
 CLASSES = ("cat", "dog", "eel")
 
@@ -217,8 +217,6 @@ def test_pictures_of_32_bits_need_a_range_and_have_that_scale(folder: Path, dtyp
                 scaled = 33 if name not in ramps else ramps[name][0, 0] * 255 / 500
                 assert (split.images[row] == min(255, round(scaled))).all()
     assert (len(ramps), pets.skipped) == (10, 1)
-    with pytest.raises(ConfigError, match=r"data\.dataset\.range_32_bit=\[3\.0, 3\.0\]: black and white must differ"):
-        load(folder, range_32_bit=(3, 3))
 
 
 @pytest.mark.parametrize(
@@ -253,7 +251,7 @@ def test_files_left_out_by_their_endings_are_counted_in_one_line_and_warnings_na
     smooth(0, (90, 90)).save(folder / "dog" / "large.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5000)
     (folder / "eel" / "unknown.avif").write_bytes(b"of a codec that this Pillow lacks")
-    with pytest.raises(DataError, match=r"1 of 33 pictures cannot be read:\n.*unknown\.avif"):
+    with pytest.raises(DataError, match=r"1 of 33 pictures cannot be read, such as:\n.*unknown\.avif"):
         load(folder)
     for _ in range(2):  # decoded now, and found decoded
         caplog.clear()
@@ -271,9 +269,7 @@ def test_unreadable_pictures_are_named_or_skipped_and_counted(
     for number, path in enumerate(broken):
         whole = path.with_name(f"{number}.png").rename(path)
         path.write_bytes(whole.read_bytes()[:-40] if content is None else content)
-    with pytest.raises(
-        DataError, match=r"6 of 30 pictures cannot be read:(\n.*){5}\n… and 1 more\n.*skip_un"
-    ) as caught:
+    with pytest.raises(DataError, match=r"6 of 30 pictures cannot be read, such as:(\n.*){5}\n.*skip_un") as caught:
         load(folder)
     assert f"{folder}/dog/5\\x1b.png: cannot be read as a picture" in str(caught.value).replace("4\\", "5\\")
     assert "\x1b" not in str(caught.value), "a file name cannot command the terminal"
@@ -288,7 +284,7 @@ def test_unreadable_pictures_are_named_or_skipped_and_counted(
         load(folder)
     for path in folder.glob("*/*"):
         path.write_bytes(b"")
-    with pytest.raises(DataError, match=r"30 of 30 pictures cannot be read:(\n.*){5}\n… and 25 more\nnone is left"):
+    with pytest.raises(DataError, match=r"30 of 30 pictures cannot be read, such as:(\n.*){5}\nnone is left"):
         load(folder, skip_unreadable=True)
 
 
@@ -364,5 +360,3 @@ def test_only_visible_regular_files_are_pictures_and_links_to_parents_are_left_o
     for warning in ("pictures: links to a parent folder are left out: all", "cat: links to a parent folder are left"):
         assert warning in caplog.text
     assert len(find_images([str(folder / "cat")])) == 10
-    with pytest.raises(DataError, match=r"link\.png: cannot be read as a picture: not a regular file"):
-        ImageReader((8, 8), Mode.grey)(folder / "cat" / "link.png")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,14 +32,18 @@ from vitmnist.store.rows import rows_in_memory
 
 log = logging.getLogger(__name__)
 
-CACHE = "vitmnist-cache"  # below data.root
-VERSION = 7  # of the decoded pixels and the notes about them; another one makes caches decode again
-CHUNK = 8  # pictures that a thread decodes at a time: few, so that all threads end together
-FEW = 5  # pictures of a class in a split
-FAINT = 8  # standard deviation of pixels, at most that of 12 bits in a file of 16
-DecodedChunk = tuple[Tensor, Tensor, list[tuple[str, bytes]], list[tuple[int, str]], NDArray[np.uint64]]
-"""Images and labels of what can be read, with names and digests; indices and errors of the rest; sums by channel."""
-SHOWN_FILES = 5  # in the message about unreadable pictures
+CACHE = "vitmnist-cache"
+"""The folder below `data.root` for decoded pictures."""
+VERSION = 8
+"""Version of the decoded pixels and the notes about them; another one makes caches decode again."""
+CHUNK = 8
+"""Pictures that a thread decodes at a time: few, so that all threads end together."""
+FEW = 5
+"""A class with fewer pictures in a split is warned about."""
+FAINT = 8
+"""Standard deviation of pixels that is warned about; 12-bit pixels in a 16-bit file have at most this one."""
+SHOWN_FILES = 5
+"""Files that the message about unreadable pictures names."""
 SKIP = "repair or remove them, or type data.dataset.skip_unreadable=true to leave them out"
 
 
@@ -87,8 +91,6 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     folder = home_expanded(options.path).absolute()
     if not folder.is_dir():
         raise ConfigError(f"data.dataset.path={options.path}: there is no such folder; it must hold a folder per class")
-    if options.range_32_bit and len({*options.range_32_bit}) == 1:
-        raise ConfigError(f"data.dataset.range_32_bit={[*options.range_32_bit]}: black and white must differ")
     labels_file = home_expanded(options.labels) if options.labels else None
     classes, parts = find_samples(
         folder, labels_file, options.test_share, options.skip_unreadable, options.columns, options.suffix
@@ -98,15 +100,38 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     decoder = FolderDecoder(folder, [*parts.values()], options)
     with file_warnings() as decoder.warned:
         (images, labels), notes = decode_once(
-            *(root / CACHE, decoder.fingerprint(), len(decoder.samples), decoder.decode, decoder.notes),
+            root / CACHE, decoder.fingerprint(), len(decoder.samples), decoder.decode, decoder.notes
         )
     if images.shape[1] != options.shape[0]:  # large ones are stored with channels last
         images = images.permute(0, 3, 1, 2)
     unreadable = dict(notes["unreadable"])
     if unreadable and not options.skip_unreadable:
         raise _unreadable_error([*unreadable.values()], len(decoder.samples), SKIP)
+    _log_notes(folder, notes)
+    readable = [index for index in range(len(decoder.samples)) if index not in unreadable]
+    starts = [sum(index < first for index in readable) for first in decoder.starts]
+    spans = {split: slice(*ends) for split, ends in zip(parts, pairwise(starts), strict=True)}
+    classes, labels = _readable_classes(folder, classes, labels, spans)
+    sizes = {split: span.stop - span.start for split, span in spans.items()}
+    _log_sizes(folder, sizes, classes, options.mode)
+    mean, std = notes["mean"], notes["std"]
+    train_part, test_part = options.spans(sizes["train"], sizes.get("test", 0))
+    if options.train_size:
+        mean, std = channel_statistics(images[train_part])
+    files = ImageFiles(folder, [decoder.names[index] for index in readable], options.reader)
+    whole = Split(images, labels, tuple(mean), tuple(std), tuple(classes), is_mapped=True, files=files)
+    used = {"train": train_part, "validation": slice(None), "test": test_part}
+    splits: dict[str, Any] = {
+        split: replace(whole.taken(span), sha256=sha256).taken(used[split])
+        for (split, span), sha256 in zip(spans.items(), notes["sha256"], strict=True)
+    }
+    return Dataset(folder.resolve().name, **splits, skipped=len(unreadable))
+
+
+def _log_notes(folder: Path, notes: Mapping[str, Any]) -> None:
+    """Warn of what was noticed while the pictures were decoded."""
     for problem, names in {
-        "pictures cannot be read and are left out": [*unreadable.values()],
+        "pictures cannot be read and are left out": [message for _, message in notes["unreadable"]],
         "pictures have the same pixels as one of another split": notes["copies"],
         "pictures are read with a warning": notes["warned"],
     }.items():
@@ -118,27 +143,13 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
             "for 16-bit files of 12-bit cameras, or data.dataset.range_32_bit=[BLACK,WHITE] for int32 and float pixels",
             *(folder, deviation),
         )
-    readable = [index for index in range(len(decoder.samples)) if index not in unreadable]
-    starts = [sum(index < first for index in readable) for first in decoder.starts]
-    rows = {split: slice(*ends) for split, ends in zip(parts, pairwise(starts), strict=True)}
-    classes, labels = _readable_classes(folder, classes, labels, rows)
-    sizes = {split: span.stop - span.start for split, span in rows.items()}
+
+
+def _log_sizes(folder: Path, sizes: Mapping[str, int], classes: Sequence[str], mode: Mode) -> None:
     shown = " and ".join(f"{size} {split}" for split, size in sizes.items())
-    kept = "mode=grey; rgb keeps colours" if options.mode == Mode.grey else "mode=rgb"
+    channels = "mode=grey; rgb keeps colours" if mode == Mode.grey else "mode=rgb"
     message = "%s: %s pictures of %d classes: %s (data.dataset.%s)"
-    log.info(message, folder, shown, len(classes), listed(classes), kept)
-    train_span, test_span = options.spans(sizes["train"], sizes.get("test", 0))
-    mean, std = notes["mean"], notes["std"]
-    if options.train_size:
-        mean, std = channel_statistics(images[train_span])
-    files = ImageFiles(folder, [decoder.names[index] for index in readable], options.reader)
-    whole = Split(images, labels, tuple(mean), tuple(std), tuple(classes), is_mapped=True, files=files)
-    spans = {"train": train_span, "validation": slice(None), "test": test_span}
-    splits: dict[str, Any] = {
-        split: replace(whole.part(span), sha256=sha256).part(spans[split])
-        for (split, span), sha256 in zip(rows.items(), notes["sha256"], strict=True)
-    }
-    return Dataset(folder.resolve().name, **splits, skipped=len(unreadable))
+    log.info(message, folder, shown, len(classes), listed(classes), channels)
 
 
 def _readable_classes(
@@ -164,11 +175,9 @@ def _readable_classes(
     return classes, labels
 
 
-def _unreadable_error(unreadable: list[str], size: int, advice: str) -> DataError:
-    shown = unreadable[:SHOWN_FILES]
-    if more := len(unreadable) - len(shown):
-        shown.append(f"… and {more} more")
-    return DataError("\n".join([f"{len(unreadable)} of {size} pictures cannot be read:", *shown, advice]))
+def _unreadable_error(messages: list[str], size: int, advice: str) -> DataError:
+    shown = messages[:SHOWN_FILES]
+    return DataError("\n".join([f"{len(messages)} of {size} pictures cannot be read, such as:", *shown, advice]))
 
 
 def _identity(path: Path) -> tuple[int, ...] | None:
@@ -181,6 +190,16 @@ def _identity(path: Path) -> tuple[int, ...] | None:
         stat = path.stat()
         return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
     return None
+
+
+class DecodedChunk(NamedTuple):
+    """The pictures of a chunk that can be read, with names, digests and sums; indices and errors of the others."""
+
+    images: Tensor
+    labels: Tensor
+    digests: list[tuple[str, bytes]]
+    unreadable: list[tuple[int, str]]
+    sums: NDArray[np.uint64]
 
 
 class FolderDecoder:
@@ -220,18 +239,20 @@ class FolderDecoder:
             for part, (start, stop) in enumerate(pairwise(self.starts))
             for first in range(start, stop, CHUNK)
         ]
-        spans, first_parts = [chunk for _, chunk in chunks], dict[bytes, int]()
+        spans, split_of_digest = [span for _, span in chunks], dict[bytes, int]()
         # Threads, because Pillow releases Python's lock while it decodes and resizes.
         with (
             closing(ordered_map(self._decode_chunk, spans, threads, 2 * threads, one_core_each())) as decoded,
             tqdm(total=size, desc="decoding once", leave=False, disable=None) as bar,
         ):
-            for (part, span), (images, labels, digests, unreadable, sums) in zip(chunks, decoded, strict=True):
-                self.copies += [name for name, digest in digests if first_parts.setdefault(digest, part) != part]
-                self.unreadable += unreadable
-                self.sums[part] += sums
-                self.checksums[part].update(images.contiguous().numpy().data)
-                yield rows_in_memory(images), labels
+            for (part, span), chunk in zip(chunks, decoded, strict=True):
+                self.copies += [
+                    name for name, digest in chunk.digests if split_of_digest.setdefault(digest, part) != part
+                ]
+                self.unreadable += chunk.unreadable
+                self.sums[part] += chunk.sums
+                self.checksums[part].update(chunk.images.contiguous().numpy().data)
+                yield rows_in_memory(chunk.images), chunk.labels
                 bar.update(len(span))
         if self.unreadable and not all(sums.any() for sums in self.sums):
             raise _unreadable_error([message for _, message in self.unreadable], size, "none is left")  # keep nothing
@@ -259,4 +280,4 @@ class FolderDecoder:
             images[len(labels)] = torch.from_numpy(pixels).permute(2, 0, 1)
             labels.append(label)
         images = images[: len(labels)]
-        return images, torch.tensor(labels, dtype=torch.int64), digests, unreadable, channel_sums(images)
+        return DecodedChunk(images, torch.tensor(labels, dtype=torch.int64), digests, unreadable, channel_sums(images))
