@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import signal
@@ -47,6 +48,12 @@ def counted(make: Callable[[int], Any] = sample) -> Made:
     return Made(make, 10)
 
 
+def flip_last_byte(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
 def values(samples: Dataset, folder: Path, **options: object) -> list[int]:
     with make_loader("cache", samples, folder=str(folder), **ORDER, **options) as loader:
         return [value for images, labels in loader.epoch(0) for value in (images[:, 0, 0] * 10 + labels).tolist()]
@@ -81,7 +88,7 @@ def test_without_a_fingerprint_nothing_is_found_again_and_nothing_is_left(tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_cache_may_be_larger_than_memory(tmp_path: Path) -> None:
+def test_a_cache_may_be_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sparse file, which takes no room on the disk."""
     values(counted(), tmp_path, fingerprint="counted")
     (path,) = tmp_path.glob("*/images.npy")
@@ -89,6 +96,8 @@ def test_a_cache_may_be_larger_than_memory(tmp_path: Path) -> None:
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": (10, size)})
         file.truncate(file.tell() + 10 * size)
+    written = json.loads(path.with_name("cache.json").read_text())["crc32"]
+    monkeypatch.setattr(cache_file, "_checksum", lambda *parts: written)
     tensors = DatasetSource(counted()).keep(Location("cache", folder=tmp_path, fingerprint="counted"))
     assert tensors.images.shape == (10, size)
     assert tensors.images[9, -1] == 0
@@ -135,11 +144,27 @@ def truncate(file: Path) -> None:
     os.truncate(file, file.stat().st_size - 1)
 
 
+def become_deep(file: Path) -> None:
+    file.write_text("[" * 100_000)
+
+
+def change_notes(file: Path) -> None:
+    file.write_text(file.read_text().replace('"notes": {}', '"notes": {"mean": 0.9}'))
+
+
 @pytest.mark.parametrize(
     ("name", "damage"),
-    [("images.npy", truncate), ("labels.npy", Path.unlink), ("cache.json", truncate)],
+    [
+        ("images.npy", truncate),
+        ("labels.npy", Path.unlink),
+        ("cache.json", truncate),
+        ("cache.json", change_notes),
+        ("cache.json", become_deep),
+        ("images.npy", flip_last_byte),
+        ("labels.npy", flip_last_byte),
+    ],
 )
-def test_an_incomplete_cache_is_decoded_again_with_a_warning(
+def test_a_damaged_cache_is_decoded_again_with_a_warning(
     name: str, damage: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     samples = counted()

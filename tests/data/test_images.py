@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from io import BytesIO
 from itertools import product
 from pathlib import Path
@@ -77,6 +79,62 @@ def test_pixels_of_32_bits_need_a_range_and_those_of_16_are_scaled_by_one_rule(t
     save(tmp_path / "twin.png", Image.fromarray((dark // 16).astype(np.uint8)), transparency=200 // 16)
     deep, twin = (read_picture(tmp_path / name, (9, 9), "grey", max_16_bit=4095) for name in ("deep.png", "twin.png"))
     assert deep == twin
+
+
+def write_tiff(path: Path, pixels: np.ndarray[Any, Any], photometric: int, sample_format: int) -> None:
+    """A grey TIFF file as Pillow does not write it."""
+    height, width = pixels.shape
+    tags = {256: width, 257: height, 258: 8 * pixels.itemsize, 259: 1, 262: photometric, 273: 8, 277: 1, 278: height}
+    tags |= {279: pixels.nbytes, 339: sample_format}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    content = pixels.tobytes() + struct.pack("<H", len(tags)) + entries + bytes(4)
+    path.write_bytes(struct.pack("<2sHI", b"II", 42, 8 + pixels.nbytes) + content)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
+def test_white_is_zero_where_a_tiff_file_says_so(tmp_path: Path, dtype: str) -> None:
+    pixels = (np.arange(16).reshape(4, 4) * 17).astype(dtype) * {"uint16": 257}.get(dtype, 1)
+    for photometric, expected in ((1, np.arange(16) * 17), (0, 255 - np.arange(16) * 17)):
+        write_tiff(tmp_path / "a.tif", pixels.astype(dtype), photometric, 3 if dtype == "float32" else 1)
+        found = read_picture(tmp_path / "a.tif", (4, 4), "grey", range_32_bit=(0, 255))
+        assert np.asarray(found).flatten().tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sample_format", "problem"),
+    [
+        ("int8", 2, "its pixels are signed 8-bit integers"),
+        ("uint32", 1, "some of its uint32 pixels are above 2147483647"),
+    ],
+)
+def test_pixels_that_pillow_takes_for_others_are_refused(
+    tmp_path: Path, dtype: str, sample_format: int, problem: str
+) -> None:
+    write_tiff(tmp_path / "a.tif", np.full((4, 4), np.iinfo(dtype).max, dtype), 1, sample_format)
+    with pytest.raises(DataError, match=f"a.tif: cannot be read as a picture: {problem}"):
+        read_picture(tmp_path / "a.tif", (4, 4), "grey", range_32_bit=(0, 2**32))
+
+
+@pytest.mark.parametrize(("depth", "colour"), [(1, 0), (2, 0), (4, 0), (8, 0), (16, 0), (8, 2), (16, 2)])
+def test_the_transparent_value_of_a_png_is_one_of_its_bit_depth(tmp_path: Path, depth: int, colour: int) -> None:
+    samples, highest = 3 if colour else 1, 2**depth - 1
+    values = [0, highest, highest // 3, highest // 2] * 2
+    bits = "".join(f"{value:0{depth}b}" * samples for value in values)
+    row = int("1" + "0" * 8 + bits, 2).to_bytes(2 + len(bits) // 8, "big")[1:]  # begins with its filter, none
+    for key in values[:4]:
+        chunks = {
+            b"IHDR": struct.pack(">IIBBBBB", 8, 1, depth, colour, 0, 0, 0),
+            b"tRNS": struct.pack(">H", key) * samples,
+            b"IDAT": zlib.compress(row),
+            b"IEND": b"",
+        }
+        parts = (struct.pack(">I", len(data)) + name + data for name, data in chunks.items())
+        checks = (struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks.items())
+        content = b"".join(part + check for part, check in zip(parts, checks, strict=True))
+        (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + content)
+        expected = [255 if value == key else 255 * value // highest for value in values]
+        found = np.asarray(read_picture(tmp_path / "a.png", (8, 1), "grey")).flatten().tolist()
+        assert found == pytest.approx(expected, abs=1)
 
 
 @pytest.mark.parametrize("ending", EXTENSIONS)

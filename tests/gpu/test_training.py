@@ -46,7 +46,7 @@ def watched(batches: Iterable[object], number: int) -> Iterator[object]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("preset", ["crops", "cifar", "imagenet"])
+@pytest.mark.parametrize("preset", ["affine", "cifar", "imagenet"])
 @pytest.mark.parametrize("name", ["gpu_slice", "ram", "prefetch"])
 def test_an_epoch_waits_for_the_gpu_only_at_its_borders(
     tiny: Dataset, cuda: torch.device, world: World, name: str, preset: str, monkeypatch: pytest.MonkeyPatch

@@ -81,6 +81,11 @@ def random_bits(keys: Tensor, index: int) -> Tensor:
     return _shift_right(_mix64(keys + GOLDEN * (index + 1) % 2**63), 33)
 
 
+def random_signed(keys: Tensor, index: int) -> Tensor:
+    """Uniform in -1…1 per key, as float32, independent for each `index`."""
+    return random_bits(keys, index).double().mul_(2**-30).sub_(1).float()
+
+
 def random_uniform(keys: Tensor, index: int, low: float = 0.0, high: float = 1.0) -> Tensor:
     """Uniform from `low` to below `high` per key, as float64, independent for each `index`."""
     return random_bits(keys, index).double().mul_((high - low) * 2**-31).add_(low)

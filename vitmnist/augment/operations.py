@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,7 @@ from vitmnist.augment.base import (
     Operation,
     random_bits,
     random_boxes,
+    random_signed,
     random_uniform,
 )
 from vitmnist.config.validation import config_field
@@ -24,6 +26,15 @@ from vitmnist.errors import ConfigError, DataError
 
 LUMA = (0.2989, 0.587, 0.114)
 """The shares of red, green and blue in brightness (ITU-R 601-2), as in torchvision."""
+
+
+class Moving(Operation):
+    """Moves images by up to `options.pixels`."""
+
+    def output_size(self, height: int, width: int, key: str = "") -> tuple[int, int]:
+        if (pixels := self.options.pixels) >= (side := min(height, width)):
+            raise ConfigError(f"{key}.pixels={pixels:g}: must be below the side of an image, {side}")
+        return height, width
 
 
 @dataclass
@@ -34,13 +45,8 @@ class ShiftOptions:
 
 
 @OPERATIONS.register("shift", ShiftOptions)
-class Shift(Operation):
+class Shift(Moving):
     """Moves each image by a whole number of pixels, uniformly up to `pixels` in each direction."""
-
-    def output_size(self, height: int, width: int, key: str = "") -> tuple[int, int]:
-        if (pixels := self.options.pixels) >= (side := min(height, width)):
-            raise ConfigError(f"{key}.pixels={pixels}: must be below the side of an image, {side}")
-        return height, width
 
     def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor, ...]:
         return tuple(random_bits(keys, index) % (2 * int(self.options.pixels) + 1) for index in (0, 1))
@@ -56,6 +62,46 @@ class Shift(Operation):
         rows = first_rows + (down[:, None] + torch.arange(height, device=images.device))[:, None, :]
         starts = rows * framed.shape[3] + right[:, None, None]
         return framed.flatten().unfold(0, width, 1).index_select(0, starts.flatten()).view(images.shape)
+
+
+@dataclass
+class AffineOptions:
+    """degrees, pixels, scale, shear_degrees: the largest rotation, translation, change of size, and shear."""
+
+    degrees: float = config_field(10.0, at_least=0, at_most=180)
+    pixels: float = config_field(2.0, at_least=0)
+    scale: float = config_field(0.1, at_least=0, below=1)
+    shear_degrees: float = config_field(5.0, at_least=0, below=90)
+
+
+@OPERATIONS.register("affine", AffineOptions)
+class Affine(Moving):
+    """Shears, rotates and scales each image about its centre and then moves it, each uniformly up to its bound.
+
+    Interpolation is bilinear; outside of the image everything is black.
+    """
+
+    def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor]:
+        """The inverse transforms, as `affine_grid` takes them: float32 `[B, 2, 3]`."""
+        angle = math.radians(self.options.degrees) * random_signed(keys, 0)
+        shear = torch.tan(math.radians(self.options.shear_degrees) * random_signed(keys, 1))
+        scale = 1 + self.options.scale * random_signed(keys, 2)
+        down, right = (self.options.pixels * random_signed(keys, index) for index in (3, 4))
+        cos, sin = torch.cos(angle) / scale, torch.sin(angle) / scale
+        # Each maps an output pixel to its source: dx = xx * (x - right) + xy * (y - down), …
+        xx, xy, yx, yy = cos - sin * shear, sin + cos * shear, -sin, cos
+        # affine_grid's unit is half a side, so without the aspect ratio a rotation would shear images that are not
+        # square.
+        aspect = height / width
+        rows = [
+            torch.stack([xx, xy * aspect, -2 * (xx * right + xy * down) / width], dim=1),
+            torch.stack([yx / aspect, yy, -2 * (yx * right + yy * down) / height], dim=1),
+        ]
+        return (torch.stack(rows, dim=1),)
+
+    def forward(self, images: Tensor, transforms: Tensor) -> Tensor:
+        grid = F.affine_grid(transforms, list(images.shape), align_corners=False)
+        return F.grid_sample(images, grid, align_corners=False)
 
 
 @dataclass

@@ -156,6 +156,7 @@ def to_pixels(
         range_32_bit: the values of int32 and float pixels that become black and white; None: they are refused.
         decode: makes uint8 `[H, W]` or `[H, W, C]` of an image at scale 1; the same pixels as `np.array`.
     """
+    scale_transparency(opened)
     (orientation, to_size), full_size = stored_size(opened, size, resize), opened.size
     drafted = opened.draft(None, (2 * to_size[0], 2 * to_size[1])) if draft else None
     if opened.size != full_size:
@@ -163,6 +164,8 @@ def to_pixels(
     image: Image.Image = opened
     if image.mode[0] in "IF":
         image = to_8_bit(image, max_16_bit, range_32_bit)
+    elif tiff_tag(image, 339) == 2:  # The tag SampleFormat says that they are signed.
+        raise ValueError("its pixels are signed 8-bit integers, which Pillow reads as unsigned")
     if image.has_transparency_data:
         background = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(background, image.convert("RGBA"))
@@ -225,12 +228,30 @@ def to_8_bit(image: Image.Image, max_16_bit: int, range_32_bit: tuple[float, flo
     pixels = np.asarray(image).astype(np.float64)
     if not np.isfinite(pixels).all():
         raise ValueError("some of its pixels are not finite")
+    if image.mode == "I" and tiff_tag(image, 339, 1) == 1 and pixels.min() < 0:  # SampleFormat says unsigned.
+        raise ValueError("some of its uint32 pixels are above 2147483647, which Pillow reads as negative")
     # Pillow gives the 16-bit pixels of PNG and PGM files as int32.
     is_32_bit = image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM"))
     if not (limits := range_32_bit if is_32_bit else (0, max_16_bit)):
         problem = f"its 32-bit pixels are {pixels.min():g} to {pixels.max():g}"
         raise ValueError(f"{problem}; training on such pictures needs data.dataset.range_32_bit=[BLACK,WHITE]")
-    black, white = limits
+    # Pillow inverts TIFF files of up to 8 bits in which 0 is white (PhotometricInterpretation), and no others.
+    black, white = limits[::-1] if tiff_tag(image, 262) == 0 else limits
     scaled = ((pixels - black) * (255 / (white - black))).round().clip(0, 255)
     scaled[pixels == image.info.get("transparency", np.nan)] = 255
     return Image.fromarray(scaled.astype(np.uint8))
+
+
+def tiff_tag(image: Image.Image, tag: int, default: int | None = None) -> int | None:
+    """The value of a tag, the first if it has several; `default` if it is missing or the file is no TIFF."""
+    value = getattr(image, "tag_v2", {}).get(tag, default)
+    return value[0] if isinstance(value, tuple) else value
+
+
+def scale_transparency(opened: Image.Image) -> None:
+    """Scale the transparent value of a PNG file that is not loaded, as Pillow scales its pixels of 2, 4 and 16 bits."""
+    for *_, stored in getattr(opened, "tile", ()) if "transparency" in opened.info else ():
+        if factor := {"L;2": 85, "L;4": 17}.get(stored):
+            opened.info["transparency"] *= factor
+        elif stored == "RGB;16B":  # Pillow keeps the upper 8 bits.
+            opened.info["transparency"] = tuple(value >> 8 for value in opened.info["transparency"])

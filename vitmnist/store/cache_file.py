@@ -3,7 +3,8 @@
 FOLDER/KEY/images.npy   the samples; anyone can read them with `numpy.load(…, mmap_mode="r")`
 FOLDER/KEY/labels.npy   their labels; samples of other tensors have a file for each tensor, and those that are no rows
                         of tensors are bytes in samples.npy, whose places are in spans.npy
-FOLDER/KEY/cache.json   the fingerprint and the caller's notes
+FOLDER/KEY/cache.json   the fingerprint, the caller's notes, and a checksum of all files, compared whenever they are
+                        opened
 FOLDER/KEY.lock         held by the process that decodes, while others wait
 FOLDER/.KEY.unfinished  the same files while they are written
 """
@@ -17,6 +18,7 @@ import mmap
 import os
 import shutil
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -35,12 +37,11 @@ from vitmnist.runtime.memory import DoesNotFitError, mib
 log = logging.getLogger(__name__)
 
 DEFAULT_FOLDER = "~/.cache/vitmnist/vitmnist-cache"
-MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
-"""A flag of mmap on Linux, which Python's module names since 3.11."""
-RECORD = "cache.json"
-"""The file of a cache that is written last; if it is missing, the samples are decoded again."""
+MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # in Python's mmap since 3.11
+RECORD = "cache.json"  # Without it, the samples are decoded again.
+PART = 2**20  # Bytes of a file that are read at a time
 UNUSABLE = (OSError, ValueError, KeyError, TypeError)
-"""What reading a cache raises if its files are missing or incomplete."""
+"""What reading a cache raises if its files are missing, or not what was written."""
 ADVICE = "data.loader.folder=FOLDER or data.root=FOLDER (folder=… of make_loader and from_dataloader)"
 
 Chunks = Iterable[tuple[Tensor, ...]]
@@ -59,7 +60,7 @@ def decode_once(
     notes: Callable[[], dict[str, Any]] = dict,
     names: Sequence[str] = ("images", "labels"),
 ) -> CacheEntry:
-    """The cache of `fingerprint` in `folder`; if it is missing or incomplete, one process decodes while others wait.
+    """The cache of `fingerprint` in `folder`; if it is missing or damaged, one process decodes while others wait.
 
     Args:
         fingerprint: identifies the contents; other contents need another one. None: the files have no names, and
@@ -98,14 +99,15 @@ def decode_once(
                     unfinished.mkdir()
                     files = [stack.enter_context((unfinished / f"{name}.npy").open("w+b")) for name in names]
                 _write(folder, files, size, decode())
-            record = json.dumps({"fingerprint": fingerprint, "notes": notes()}, indent=2)
+            record: dict[str, Any] = json.loads(json.dumps({"fingerprint": fingerprint, "notes": notes()}))
             with _named_errors(folder):
-                write_atomic(unfinished / RECORD, record.encode())
+                record["crc32"] = _checksum(record, unfinished, names)
+                write_atomic(unfinished / RECORD, json.dumps(record, indent=2).encode())
                 shutil.rmtree(entry, ignore_errors=True)
                 unfinished.rename(entry)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-        return _open(entry, names)
+        return _map_files(entry, names), record["notes"]
 
 
 @contextmanager
@@ -180,8 +182,26 @@ def _map(file: IO[bytes]) -> Tensor:
 
 
 def _open(entry: Path, names: Sequence[str]) -> CacheEntry:
-    """The cache in `entry`; raises `UNUSABLE` if it is missing or incomplete."""
+    """The cache in `entry`; raises `UNUSABLE` if it is missing, damaged, or not that of today's files."""
     record = cast("dict[str, Any]", read_json(entry / RECORD))
+    if record.pop("crc32") != _checksum(record, entry, names):
+        raise ValueError("it is damaged")
+    return _map_files(entry, names), record["notes"]
+
+
+def _map_files(entry: Path, names: Sequence[str]) -> tuple[Tensor, ...]:
     with ExitStack() as stack:
-        tensors = tuple(_map(stack.enter_context((entry / f"{name}.npy").open("rb"))) for name in names)
-    return tensors, record["notes"]
+        return tuple(_map(stack.enter_context((entry / f"{name}.npy").open("rb"))) for name in names)
+
+
+def _checksum(record: dict[str, Any], entry: Path, names: Sequence[str]) -> int:
+    """The CRC-32 of a record without its own, and of the files; takes a second for 1 to 2 GB.
+
+    The files are not mapped for it, so that their pages do not count as memory of this process.
+    """
+    checksum = zlib.crc32(json.dumps(record, sort_keys=True).encode())
+    for name in names:
+        with (entry / f"{name}.npy").open("rb") as file:
+            while part := file.read(PART):
+                checksum = zlib.crc32(part, checksum)
+    return checksum
