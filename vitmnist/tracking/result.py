@@ -18,7 +18,7 @@ import yaml
 from vitmnist.config.schema import Config
 from vitmnist.config.values import flatten
 from vitmnist.errors import ConfigError, DataError, PeerError, classify
-from vitmnist.metrics.epoch_table import DATA_WAIT_PCT, Metric, epoch_metrics, find_metric, summary_metrics
+from vitmnist.metrics.epoch_table import DATA_WAIT_PCT, Metric, epoch_metrics, find_metric
 from vitmnist.runtime.files import UnreadableError, append, csv_text, read_json, read_yaml, write_atomic
 from vitmnist.runtime.run_folder import is_in_use
 from vitmnist.runtime.signals import StopSignal, interruption
@@ -85,14 +85,6 @@ class Result:
             raise DataError(f"{name}: is not the result of a run")
         return cls(**{field.name: content[field.name] for field in fields(cls) if field.name in content})
 
-    def summary(self) -> dict[str, float | None]:
-        """The run as a whole: `summary_metrics` of its epochs, and the seconds before the first; None: not measured."""
-        return {
-            **{key: summarize(self.epochs, metric) for key, metric in summary_metrics().items()},
-            "setup_s": self.setup_s,
-            "compile_s": self.compile_s,
-        }
-
     def bottleneck(self) -> Bottleneck | None:
         """What limits training, the loader or the step; None before the end of an epoch."""
         waiting_pct, steps = summarize(self.epochs, DATA_WAIT_PCT), self._steps()
@@ -116,8 +108,7 @@ class Result:
             OSError: it cannot be written.
         """
         self.ended_at = time.time()
-        content = asdict(self) | {"summary": self.summary(), "verdict": self.verdict()}
-        del content["setup_s"], content["compile_s"]
+        content = asdict(self) | {"verdict": self.verdict()}
         write_atomic(folder / "result.json", json.dumps(content, indent=2, allow_nan=False).encode())
 
     def write_epochs(self, folder: Path) -> None:
