@@ -30,8 +30,9 @@ def test_a_run_leaves_its_records(succeed: Printed, quick: list[str], tmp_path: 
     result = result_of(folder)
     assert (result["status"], result["error"]) == ("completed", None)
     assert ("data/loader=gpu_slice" in result["overrides"], result["config"]["logger"]) == (True, ["tensorboard"])
-    assert (result["choices"]["loader"], result["choices"]["model"]) == ("gpu_slice", "cnn")
-    assert (result["batch_size"], result["seed"], result["device"]) == (6, 5, "cpu")
+    config = result["config"]
+    assert (config["data"]["loader"]["name"], config["model"]["name"]) == ("gpu_slice", "cnn")
+    assert (config["batch_size"], config["seed"], result["device"]) == (6, 5, "cpu")
     assert (result["dataset"]["train_size"], result["dataset"]["test_size"]) == (23, 7)
     assert len(set(result["dataset"]["sha256"].values())) == 4
     assert result["environment"]["torch"]

@@ -171,4 +171,4 @@ def test_jobs_that_differ_never_share_a_folder(train_here: Train, quick: list[st
     ended = train_here("-m", *quick, "epochs=1", "seed=1,2", "hydra.sweep.dir=here", "hydra.sweep.subdir=same")
     assert (ended.returncode, ended.stderr) == (1, "error: 1 of 1 jobs failed: same\n")
     assert "job 1 failed: resume: the run began with another configuration: seed=2 (it was 1)" in ended.stdout
-    assert result_of(tmp_path / "here" / "same")["seed"] == 1
+    assert result_of(tmp_path / "here" / "same")["config"]["seed"] == 1

@@ -261,11 +261,10 @@ def _displayed_config(run: Run) -> dict[str, Any]:
     """The configuration with the loader as the report names it: `prefetch of ram`; `auto: ram` if `auto` chose it."""
     config = dict(run.config)
     loader, base = config.get("data.loader.name"), config.pop("data.loader.base.name", None)
-    chosen = run.result.choices.get("loader", "auto")
     if base:
         config["data.loader.name"] = f"{loader} of {base}"
-    elif loader == "auto" and chosen != "auto":
-        config["data.loader.name"] = f"auto: {chosen}"
+    elif run.result.auto:
+        config["data.loader.name"] = f"auto: {run.result.auto['name']}"
     return config
 
 

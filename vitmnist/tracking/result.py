@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
@@ -47,13 +48,10 @@ class Result:
     error: str | None = None
     exit_code: int | None = None
     overrides: list[str] = field(default_factory=list)
-    choices: dict[str, str] = field(default_factory=dict)
     config: dict[str, Any] | None = None
     auto: dict[str, Any] | None = None
     loader: dict[str, Any] | None = None
     trainer: dict[str, Any] | None = None
-    batch_size: int | None = None
-    seed: int | None = None
     device: str | None = None
     distributed: dict[str, Any] | None = None
     eval_split: str | None = None
@@ -98,8 +96,8 @@ class Result:
         return format_bottleneck(bottleneck, waiting_pct, self._steps())
 
     def _steps(self) -> int:
-        images = (self.dataset or {}).get("train_size") or 0
-        return len(self.epochs) * -(-images // self.batch_size) if self.batch_size else 0
+        images = (self.dataset or {}).get("train_size", 0)
+        return len(self.epochs) * math.ceil(images / (self.config or {}).get("batch_size", math.inf))
 
     def write(self, folder: Path) -> None:
         """Write `result.json` into `folder` atomically.
@@ -130,12 +128,6 @@ class Result:
 def epoch_columns() -> tuple[str, ...]:
     """The columns of `epochs.csv`."""
     return "epoch", *epoch_metrics(), "first_of_start", "ended_at"
-
-
-def choices_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """The registered name that was chosen in each config group: `{"model": "vit", "loader": "ram", …}`."""
-    names = {key: value for key, value in flatten(config).items() if key.endswith(".name") and value is not None}
-    return {key.removeprefix("data.").removesuffix(".name"): str(name) for key, name in names.items()}
 
 
 @contextmanager
