@@ -23,7 +23,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from vitmnist.cli.arguments import key_of
-from vitmnist.errors import ConfigError
+from vitmnist.errors import ConfigError, MissingExtraError
 from vitmnist.metrics.epoch_table import search_objective
 from vitmnist.runtime.files import write_atomic
 from vitmnist.tracking.result import SEARCH_RESULT, read_run
@@ -75,10 +75,14 @@ class SearchSweeper(Sweeper):
         for key, value in {"n_trials": self.n_trials, "n_jobs": self.n_jobs}.items():
             if type(value) is not int or value < 1:
                 raise ConfigError(f"hydra.sweeper.{key}={value}: must be one whole number, at least 1")
+        if self.config.repeats > 1:
+            raise ConfigError("repeats: is for sweeps over listed values, not for a search")
+        try:
+            import optuna
+        except ImportError as error:
+            raise MissingExtraError("hydra/sweeper=optuna", "search") from error
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
         space, fixed = self._parse(arguments)
-        import optuna
-
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         is_highest = search_objective(self.config).direction == "max"
         study = optuna.create_study(

@@ -181,19 +181,3 @@ def test_nothing_is_imported_before_it_is_needed(site: Path, tmp_path: Path) -> 
     (tmp_path / "script.py").write_text("import vitmnist\nfrom vitmnist import make_loader, load_dataset")
     ended = program(tmp_path, site, module="script")
     assert (ended.returncode, ended.stderr) == (0, "")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["ranks", "jobs"])
-def test_ranks_and_jobs_of_launchers_find_it(how: str, quick: list[str], site: Path, tmp_path: Path) -> None:
-    if how == "ranks":
-        start = ["--standalone", "--nproc-per-node=2", str(REPOSITORY / "train.py"), *quick, "hydra.run.dir=run"]
-        ended = program(tmp_path, site, *start, module="torch.distributed.run")
-    else:
-        pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-        start = ["-m", "hydra/launcher=parallel", *quick, "seed=1,2", "hydra.sweep.dir=run"]
-        ended = program(tmp_path, site, *start)
-    assert ended.returncode == 0, ended.stderr
-    results = [result_of(file.parent) for file in (tmp_path / "run").rglob("result.json")]
-    assert len(results) == (1 if how == "ranks" else 2)
-    assert all("eval_top2" in epoch for result in results for epoch in result["epochs"])

@@ -28,14 +28,13 @@ COMMANDS = {
 
 
 def open_closed_streams() -> None:
-    """Open standard streams that are closed, as of daemons (`2>&-`), on os.devnull.
+    """Open standard streams that are closed, as by `2>&-`, on os.devnull.
 
     The next file that is opened would get the descriptor, and with it what is printed.
     """
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:  # the lowest that is free
-        pass
-    os.close(descriptor)
-    sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # each gets the lowest free descriptor
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 
 def load(command: str) -> Callable[[], None]:

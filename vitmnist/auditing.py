@@ -28,10 +28,16 @@ from vitmnist.errors import DataError, UserError, first_line
 from vitmnist.store.tree import flatten
 
 SETTINGS = {"num_workers": 2, "seed": 0}
-GRACE_S = 5.0  # threads and processes end within a second; a busy machine may need more
+"""Arguments of a factory, as far as it takes them."""
+GRACE_S = 5.0
+"""Seconds after which a thread or process counts as left behind. They end within one, on a busy machine in more."""
 
-ProbeBatch = tuple[np.ndarray[Any, Any], Any]
-"""Copies of the indices `[B]` and random numbers `[B, 3]` of a batch; None if the loader leaves these out."""
+
+class ProbeBatch(NamedTuple):
+    """Copies of the indices `[B]` and random numbers `[B, 3]` of a batch; None if the loader leaves these out."""
+
+    indices: np.ndarray[Any, Any]
+    numbers: Any
 
 
 class Property(NamedTuple):
@@ -185,7 +191,7 @@ class _Subject:
 
     def streams_are_independent(self) -> str:
         """samples do not share random numbers"""
-        numbers = [batch[1] for epoch in self.epochs for batch in epoch if batch[1] is not None]
+        numbers = [batch.numbers for epoch in self.epochs for batch in epoch if batch.numbers is not None]
         if not (numbers and self.data.is_random):
             raise SkipTest("the loader does not take random samples, or leaves out their numbers")
         for name, drawn in zip(GENERATORS, np.concatenate(numbers).T, strict=True):
@@ -205,7 +211,7 @@ class _Subject:
 
 
 def _order(batches: list[ProbeBatch]) -> list[int]:
-    return [index for batch in batches for index in batch[0].tolist()]
+    return [index for batch in batches for index in batch.indices.tolist()]
 
 
 def _start(loader: Iterable[object], epoch: int) -> Iterator[object]:
@@ -224,16 +230,18 @@ def _copy(batch: object) -> ProbeBatch:
     leaves = [np.array(array, ndmin=1) for array in arrays]
     if not leaves or not np.issubdtype(leaves[0].dtype, np.integer):
         raise DataError("the first value of a batch must be the indices of its samples; deliver samples as they are")
-    return leaves[0], leaves[1] if len(leaves) > 1 else None
+    return ProbeBatch(leaves[0], leaves[1] if len(leaves) > 1 else None)
 
 
 def _compare(expected: list[ProbeBatch], actual: list[ProbeBatch], context: str, start: int = 0) -> None:
     """Raise `AssertionError` at the first batch that differs."""
-    for index, (ours, theirs) in enumerate(zip_longest(expected, actual, fillvalue=(np.array([]),) * 2), start):
-        if (wanted := ours[0].tolist()) != (got := theirs[0].tolist()):
-            raise AssertionError(f"{context}, batch {index}: expected samples {wanted[:3]}…, found {got[:3]}…")
-        if ours[1] is not None and not np.array_equal(ours[1], theirs[1]):
-            raise AssertionError(f"{context}, batch {index}: the samples {wanted[:3]}… have other values")
+    pairs = zip_longest(expected, actual, fillvalue=ProbeBatch(np.array([]), None))
+    for index, (batch, other) in enumerate(pairs, start):
+        samples, other_samples = batch.indices[:3].tolist(), other.indices[:3].tolist()
+        if not np.array_equal(batch.indices, other.indices):
+            raise AssertionError(f"{context}, batch {index}: expected samples {samples}…, found {other_samples}…")
+        if batch.numbers is not None and not np.array_equal(batch.numbers, other.numbers):
+            raise AssertionError(f"{context}, batch {index}: the samples {samples}… have other values")
 
 
 def running() -> set[threading.Thread | BaseProcess]:

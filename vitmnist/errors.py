@@ -88,22 +88,18 @@ class TimeLimitReached(RunInterrupted):
 
 
 def allowed_names(wrong: str, allowed: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the closest allowed name, then all of them."""
-    names = sorted(allowed)
-    return f"{nearest(wrong, names)} allowed: {', '.join(names) or 'none'}".lstrip()
+    """The end of a message about an unknown name: the closest allowed name, ignoring case, then all of them."""
+    names = {name.lower(): name for name in sorted(allowed)}
+    closest = get_close_matches(wrong.lower(), names, n=1)
+    suggestion = f"did you mean {names[closest[0]]!r}? " if closest else ""
+    return f"{suggestion}allowed: {', '.join(names.values()) or 'none'}"
 
 
 def listed(names: Iterable[str | Path]) -> str:
     """The first ten of some names, or lines, that may come from a file."""
     every = list(names)
-    return ", ".join(map(printable, every[:10])) + f", … ({len(every)} in all)" * (len(every) > 10)
-
-
-def nearest(wrong: str, allowed: Iterable[str]) -> str:
-    """`did you mean …?` with the closest allowed name, ignoring case; empty if none is close."""
-    names = {name.lower(): name for name in allowed}
-    near = get_close_matches(wrong.lower(), names, n=1)
-    return f"did you mean {names[near[0]]!r}?" if near else ""
+    rest = f", … ({len(every)} in all)" if len(every) > 10 else ""
+    return ", ".join(map(printable, every[:10])) + rest
 
 
 def printable(text: str | Path) -> str:
@@ -124,12 +120,13 @@ def naming(what: str) -> Iterator[None]:
     except UserError as error:
         raise DataError(f"{what}: {error}") from error
     except Exception as error:  # reading a sample may fail in any way
-        frames = [frame for frame, _ in walk_tb(error.__traceback__)][2:]  # without those of this block
-        calls = [frame.f_locals.get("self") for frame in frames if frame.f_code.co_name in ("__call__", "forward")]
-        names = [type(call).__name__ for call in calls if call is not None] or [
-            frame.f_code.co_name for frame in frames
-        ]
-        raise DataError(f"{what}: {''.join(f'{name} raised ' for name in names[-1:])}{described(error)}") from error
+        function, transform = "", ""
+        for frame, _ in list(walk_tb(error.__traceback__))[2:]:  # the first two are this function and the block itself
+            function = frame.f_code.co_name
+            if function in ("__call__", "forward") and "self" in frame.f_locals:
+                transform = type(frame.f_locals["self"]).__name__
+        subject = f"{transform or function} raised " if function else ""
+        raise DataError(f"{what}: {subject}{described(error)}") from error
 
 
 def described(error: BaseException) -> str:
@@ -217,17 +214,12 @@ FAILURES: tuple[tuple[type[BaseException], str, Failure], ...] = (
     ),
     (
         RuntimeError,
-        "^DataLoader timed out.*",
+        r"^DataLoader (timed out|worker \(pid).*",
         Failure(
-            "disk: no batch came from a worker in time; look for what blocks it, or raise data.loader.timeout_s "
-            "(null waits forever): {text}",
+            "disk: {text}: a killed worker often exceeded the memory limit; one that is slow may need a larger "
+            f"data.loader.timeout_s (null waits forever); {FEWER_WORKERS}",
             cause="worker",
         ),
-    ),
-    (
-        RuntimeError,
-        r"^DataLoader worker \(pid.*",
-        Failure(f"disk: {{text}} (a killed worker often exceeded the memory limit); {FEWER_WORKERS}", cause="worker"),
     ),
 )
 """The type of an exception, a pattern of its message, and how it is reported: `{text}` is what the pattern matches."""

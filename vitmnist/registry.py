@@ -49,8 +49,7 @@ class Members(Generic[Description, Built]):
         """Decorator that registers a class or function under `name`."""
 
         def decorate(builder: Builder) -> Builder:
-            is_own = builder.__module__.startswith(f"{self.package}.")  # its package is being imported
-            if name in self._registered or (not is_own and name in self._members):
+            if name in self._registered:
                 raise ValueError(f"{self.group}: {name!r} is registered already; choose another name")
             self._registered[name] = (description, builder)  # type: ignore[assignment]
             return builder
@@ -114,10 +113,9 @@ class Registry(Members["type[DataclassInstance]", Built]):
         from vitmnist.config.validation import join, validate  # imports OmegaConf, which a script may not need
 
         key = self.group.replace("/", ".") if key is None else key
-        if isinstance(values, str) and self._find(values):
-            raise ConfigError(f"{key}={values}: must have its name as a key; type {{name: {values}}}")
         if not isinstance(values, Mapping):
-            raise ConfigError(f"{key}={'null' if values is None else values}: must be one of {', '.join(self.names())}")
+            shown = "null" if values is None else str(values)
+            raise ConfigError(f"{key}={shown}: must be {{name: NAME}}; {allowed_names(shown, self.names())}")
         options = dict(values)
         name = options.pop("name", None)
         if not (member := self._find(str(name))):

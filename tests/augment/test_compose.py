@@ -108,7 +108,7 @@ def test_parameters_are_overridden_by_their_place() -> None:
 def test_a_list_on_the_command_line_has_the_defaults_of_its_operations() -> None:
     augment = configured("data/augment=compose", "data.augment.operations=[{name: horizontal_flip}, {name: cutmix}]")
     assert augment.operations[0].options.p == 0.5
-    assert augment.mixes
+    assert augment.mixing
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_list_on_the_command_line_has_the_defaults_of_its_operations() -> None
         ("[{name: random_resized_crop, ratio: 1}]", "operations.0.ratio=1: must be tuple[float, float]"),
         ("[{name: mixup, alpha: 0}]", "operations.0.alpha=0.0: must be above 0 and at most 10"),
         ("[{name: mixup}, {name: shift}]", "operations.0.name=mixup: mixes finished images; move it to the end"),
-        ("[cutmix]", "operations.0=cutmix: must have its name as a key; type {name: cutmix}"),
+        ("[cutmix]", "operations.0=cutmix: must be {name: NAME}; did you mean 'cutmix'? allowed: "),
         ("flip", "data.augment.operations=flip: must be list[Any]"),
     ],
 )

@@ -51,15 +51,6 @@ def test_a_lock_is_seen_by_another_process_and_not_lost_by_looking(tmp_path: Pat
     assert seen() == "False\n"
 
 
-def test_a_start_removes_what_killed_writes_have_left(quick: list[str], succeed: Printed, tmp_path: Path) -> None:
-    left = [".epochs.csv.0123abcd", ".hydra/.config.yaml.89abcdef", "checkpoints/.final.safetensors.0a1b2c3d"]
-    for path in (tmp_path / "here" / file for file in left):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"half of it")
-    succeed(*quick, "epochs=1", "hydra.run.dir=here")
-    assert [(tmp_path / "here" / file).exists() for file in left] == [False] * 3
-
-
 def test_a_run_under_way_is_left_alone(
     quick: list[str], refuse: Printed, train_here: Train, start: Start, tmp_path: Path
 ) -> None:

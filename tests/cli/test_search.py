@@ -92,7 +92,7 @@ def test_failed_trials_end_no_search(refuse: Printed, train_here: Train, quick: 
     assert best_of(tmp_path / "here")["best_params"]["optimizer.lr"] == "0.01"
     trials = trials_of(tmp_path / "here")
     again = train_here(*search, "resume=auto")
-    assert (again.returncode, "epoch 1/1" in again.stdout) == (1, False), "no trial is repeated"
+    assert (again.returncode, "train loss" in again.stdout) == (1, False), "no trial is repeated"
     assert trials_of(tmp_path / "here") == trials
     ended = train_here(*search, "optimizer.lr=choice(1e30,1e31)", "hydra.sweeper.n_trials=1", "hydra.sweep.dir=other")
     assert (ended.returncode, ended.stderr) == (1, "error: 1 of 1 jobs failed: 0\n")
@@ -144,4 +144,4 @@ def test_optuna_is_imported_by_a_search_only(quick: list[str], start: Start, tmp
         1,
         "error: hydra/sweeper=optuna is not installed; type pip install 'vitmnist[search]'\n",
     )
-    assert not (tmp_path / "other").exists()
+    assert not jobs(tmp_path / "other")

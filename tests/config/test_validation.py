@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import shutil
 import sys
 from dataclasses import asdict, dataclass, fields
 from importlib import import_module
@@ -15,7 +14,6 @@ import yaml
 from omegaconf import OmegaConf
 
 from tests.conftest import REPOSITORY
-from tests.support.processes import fork
 from vitmnist.augment.base import OPERATIONS
 from vitmnist.cli.messages import familiar_keys
 from vitmnist.config.compose import compose
@@ -26,6 +24,7 @@ from vitmnist.data.datasets.base import DATASETS
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import LOADERS
 from vitmnist.models import MODELS
+from vitmnist.registry import import_members
 
 CONF = REPOSITORY / "conf"
 REGISTRIES = tuple(registry for _, registry in registries())
@@ -49,25 +48,14 @@ def test_every_member_has_its_file_and_every_file_its_member(registry) -> None:
                 assert value == defaults[key] or "${" in str(value), (file, key)
 
 
-def test_a_module_is_found_by_being_in_its_package(tmp_path: Path) -> None:
-    shutil.copytree(REPOSITORY / "vitmnist", tmp_path / "vitmnist", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(CONF, tmp_path / "conf")
+def test_a_module_is_found_by_being_in_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "added.py").touch()
     for registry in (OPERATIONS, *REGISTRIES):
-        (tmp_path / registry.package.replace(".", "/") / "added.py").touch()
-
-    def import_copy() -> None:
-        for name in [name for name in sys.modules if name.partition(".")[0] == "vitmnist"]:
-            del sys.modules[name]
-        sys.path.insert(0, str(tmp_path))
-        copies = [registry for _, registry in import_module("vitmnist.config.schema").registries()]
-        for copy in (import_module("vitmnist.augment.base").OPERATIONS, *copies):
-            assert f"{copy.package}.added" not in sys.modules or copy.group == "schedule"  # imported when asked for
-            copy.names()
-            assert f"{copy.package}.added" in sys.modules
-
-    process = fork(import_copy)
-    process.join()
-    assert process.exitcode == 0
+        package = import_module(registry.package)
+        monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+        import_members.cache_clear()
+        registry.names()
+        assert sys.modules.pop(f"{registry.package}.added").__file__ == str(tmp_path / "added.py")
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(CONF)))

@@ -14,7 +14,8 @@ from vitmnist.augment.preprocess import Preprocess
 from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.cli.report import report
 from vitmnist.config.schema import DataConfig
-from vitmnist.data.datasets.base import IMAGENET, Dataset, configured_statistics, prepare
+from vitmnist.data.datasets.base import Dataset
+from vitmnist.data.preparation import IMAGENET, configured_statistics, prepare
 from vitmnist.errors import ConfigError
 
 

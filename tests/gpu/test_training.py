@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
-from torchvision import transforms as v1
 
 from tests.augment.test_compose import configured
 from tests.conftest import PLAIN, Train, assert_same_weights, result_of
 from tests.gpu import NEEDS_CUDA
-from tests.support.pictures import Pictures, write_pictures
 from tests.support.processes import free_port
 from tests.training import test_step
 from vitmnist import from_dataloader
@@ -70,16 +68,9 @@ def test_an_epoch_waits_for_the_gpu_only_at_its_borders(
     assert len(votes) == 2 * len(loader)
 
 
-@pytest.mark.parametrize("transforms", ["exact", "tensor"])
-def test_replaced_loaders_wait_for_the_gpu_only_at_the_borders_of_an_epoch(
-    tiny: Dataset, cuda: torch.device, transforms: str, tmp_path: Path
-) -> None:
-    dataset: object = TensorDataset(tiny.train.images.float(), tiny.train.labels)
-    if transforms == "tensor":
-        close = [v1.ToTensor(), v1.Normalize((0.5,) * 3, (0.2,) * 3)]
-        dataset = Pictures(write_pictures(tmp_path), v1.Compose([v1.RandomCrop(16), *close]))
-    loader = "gpu_slice" if transforms == "exact" else "ram"
-    replaced = from_dataloader(DataLoader(dataset, 4, shuffle=True), loader, device=cuda, transforms=transforms)
+def test_replaced_loaders_wait_for_the_gpu_only_at_the_borders_of_an_epoch(tiny: Dataset, cuda: torch.device) -> None:
+    dataset = TensorDataset(tiny.train.images.float(), tiny.train.labels)
+    replaced = from_dataloader(DataLoader(dataset, 4, shuffle=True), "gpu_slice", device=cuda)
     list(replaced)
     for images, _ in watched(replaced, len(replaced)):
         assert images.device.type == cuda.type

@@ -114,7 +114,7 @@ def test_a_worker_that_hangs_is_an_error_in_seconds(workers: Workers) -> None:
     sampler = {"batch_size": 1, "device": "cpu", "seed": 0, "shuffle": "none"}
     with (
         make_loader("disk", HANGING, num_workers=1, timeout_s=1.0, **sampler) as loader,
-        pytest.raises(LoadingError, match=r"disk: no batch came from a worker in time.*data\.loader\.timeout_s"),
+        pytest.raises(LoadingError, match=r"disk: DataLoader timed out.*data\.loader\.timeout_s"),
     ):
         list(loader.epoch(0))
     assert becomes_true(lambda: not workers())

@@ -24,7 +24,7 @@ from vitmnist.errors import ConfigError, DataError
 
 def test_samples_that_are_random_without_a_transform_are_refused() -> None:
     dataloader = DataLoader(Made(lambda index: torch.rand(2)), batch_size=10)
-    message = "sample 0 is random .* apart from the transforms .* name the two steps with decode= and transform="
+    message = "sample 0 is random .* apart from the transforms .*; move all that is random there, or use"
     with pytest.warns(UserWarning, match=f"returns the DataLoader as it is, undecoded: ram: {message}"):
         assert from_dataloader(dataloader) is dataloader
     for name, reason in (("ram", message), ("cache", message), ("gpu_slice", "sample 0 is random .*; use ram")):
@@ -87,12 +87,14 @@ class WithEpochs(Pairs):
     [
         (DataLoader(Pairs()), {"loader": "rem"}, r"^loader=rem: did you mean 'ram'\? allowed: auto, cache, gpu_slice"),
         (DataLoader(Pairs()), {"loader": "disk"}, r"^loader=disk: .*allowed"),
-        (DataLoader(Pairs()), {"device": "cpu"}, r"^device=cpu: ram delivers batches on the host; leave device out"),
+        (DataLoader(Pairs()), {"device": "cpu"}, r"^device=cpu: only loader='gpu_slice' delivers batches on a dev"),
+        (DataLoader(Pairs()), {"transforms": "tensors"}, r"^transforms=tensors: did you mean 'tensor'\? allow"),
+        (DataLoader(Pairs(), collate_fn=list), {"loader": "gpu_slice"}, r"^gpu_slice: batch.* no plain tensor .*; use"),
         (DataLoader(Endless()), {}, r"is an IterableDataset.*; use the DataLoader as it is"),
-        (DataLoader(Pairs(), batch_size=None), {}, "=None: the dataset makes whole batches itself, .*cannot divide"),
+        (DataLoader(Pairs(), batch_size=None), {}, r"^dataloader: batch_size=None: its dataset makes whole batches"),
         ([1, 2], {}, r"must be a torch.utils.data.DataLoader, found list"),
         (DataLoader([]), {}, "its dataset is empty"),
-        (DataLoader(WithEpochs()), {}, r"^dataloader: its dataset has set_epoch: its samples change; use the"),
+        (DataLoader(WithEpochs()), {}, r"^dataloader: its dataset has set_epoch, so its samples change; use"),
         (Shuffled(Pairs()), {}, r"Shuffled iterates in its own way; give a plain DataLoader, such as"),
         (SimpleNamespace(loader=DataLoader(Pairs())), {}, r"found SimpleNamespace; give the DataLoader that"),
     ],
@@ -102,7 +104,7 @@ def test_what_cannot_be_replaced_is_refused(dataloader: Any, options: dict[str, 
         from_dataloader(dataloader, **{"loader": "ram", **options})
 
 
-@pytest.mark.parametrize("batch", [[1, -2], [SIZE], [(1, 64)], ["a"], [2**70], []])
+@pytest.mark.parametrize("batch", [[1, -2], [SIZE]])
 def test_indices_that_cannot_be_looked_up_are_refused(batch: list[Any]) -> None:
     with pytest.raises(DataError, match=r"the sampler gives .* indices 0 to 42"):
         list(from_dataloader(DataLoader(Pairs(), batch_sampler=[[0], batch])))
@@ -246,9 +248,9 @@ def with_index(image: Any, index: int) -> Any:
 REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "counting": (lambda folder: Pictures(folder, v1.Compose([Counting(), FLIP])), "keep no state between samples"),
     "smoothed": (lambda folder: Pictures(folder, v1.Compose([FLIP, Smoothed()])), "keep no state between samples"),
-    "index": (lambda folder: Numbered(folder, with_index), "with_index .* not return as many results; name the"),
-    "start": (lambda folder: Started(folder, with_index), "arguments with and without names\\); name the two steps"),
-    "inspected": (lambda folder: Inspected(folder, FLIP), "what that returns .*no attribute 'mean'\\); name the two"),
+    "index": (lambda folder: Numbered(folder, with_index), "a transform gets 2 arguments, and does not return as m"),
+    "start": (lambda folder: Started(folder, with_index), "arguments with and without names\\); leave all that foll"),
+    "inspected": (lambda folder: Inspected(folder, FLIP), "what that returns .*no attribute 'mean'\\); leave all that"),
     "random target": (lambda folder: RandomTarget(folder, FLIP), "sample 0 is random .*Python.* apart from the tr"),
     "inner": (lambda folder: Pictures(folder, v1.Compose([v1.RandomCrop(99), FLIP])), "0: RandomCrop raised Val"),
 }  # fmt: skip
@@ -284,31 +286,3 @@ def test_attributes_of_transforms_that_are_still_applied_may_change(folder: Path
             assert list(loader)
             loader.dataset.transform.transforms[1].p = 1.0
         assert_same(run(replaced), run(original))
-
-    changes: list[tuple[Callable[[Any], object], str]] = [
-        (lambda dataset: setattr(dataset, "transform", v1.ToTensor()), "ToTensor"),
-        (lambda dataset: dataset.transform.transforms.append(FLIP), "Resize"),
-    ]
-    for change, name in changes:
-        replaced = from_dataloader(build(), "ram")
-        assert list(replaced)
-        change(replaced.dataset)
-        with pytest.raises(ConfigError, match=f"^{name} has changed since the samples were decoded"):
-            list(replaced)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"transforms": "tensors"}, r"^transforms=tensors: did you mean 'tensor'\? allowed: exact, tensor"),
-        ({"loader": "gpu_slice"}, r"^gpu_slice: sample 0 is random .*; use ram"),
-        ({"decode": len}, r"^decode= and transform= are the two steps of a sample; give both"),
-        ({"decode": len, "transform": len, "transforms": "tensor"}, r"is for transforms of the dataset; leave dec"),
-        ({"decode": lambda index: index, "transform": str}, r"^ram: .*of them: decode= and transform= do not fit$"),
-        ({"decode": lambda index: 1 // 0, "transform": str}, r"^ram: sample 0: <lambda> raised ZeroDivisionError"),
-        ({"decode": lambda index: random.random(), "transform": str}, r"^ram: sample 0 is random .* apart from .*"),
-    ],
-)  # fmt: skip
-def test_options_that_cannot_be_used_are_named(options: dict[str, Any], message: str, folder: Path) -> None:
-    with pytest.raises((ConfigError, DataError), match=message):
-        from_dataloader(DataLoader(Pictures(folder, FLIP), 4), **{"loader": "ram", **options})

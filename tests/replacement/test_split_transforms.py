@@ -266,21 +266,3 @@ def test_a_random_collate_function_is_applied_to_each_batch(collate: Callable[[]
     fixed = v1.Compose([v1.Resize((12, 12)), *CLOSE])
     for dataset in (Pictures(folder, V1), Pictures(folder, fixed), [(torch.ones(3, 4, 4), n) for n in range(20)]):
         check_same(lambda dataset=dataset: DataLoader(dataset, 4, shuffle=True, collate_fn=collate()))
-
-
-def test_steps_that_are_named_by_functions(folder: Path) -> None:
-    pictures = Pictures(folder)
-
-    class Drawn(Pictures):
-        """No attribute holds its random step."""
-
-        def __getitem__(self, index: int) -> Any:
-            return finish((self.open(index), index))
-
-    def finish(decoded: Any) -> Any:
-        return CLOSED(decoded[0].resize((14, 14))), decoded[1]
-
-    def decode(index: int) -> Any:
-        return pictures.open(index), index
-
-    check_same(lambda: DataLoader(Drawn(folder), 4, shuffle=True, num_workers=2), decode=decode, transform=finish)

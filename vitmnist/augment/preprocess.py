@@ -74,14 +74,18 @@ class Compose(nn.Module):
 
     def __init__(self, operations: Sequence[Mapping[str, Any]]) -> None:
         super().__init__()
-        built = [_build(values, f"{KEY}.{index}") for index, values in enumerate(operations)]
-        for index, operation in enumerate(built[:-1]):
+        self.mixing: Mixing | None = None
+        self.operations = nn.ModuleList()  # type: ignore[assignment]
+        for index, values in enumerate(operations):
+            if self.mixing:
+                mixing = f"{KEY}.{index - 1}.name={operations[index - 1]['name']}"
+                raise ConfigError(f"{mixing}: mixes finished images; move it to the end of the list")
+            complete = OPERATIONS.complete(values) if isinstance(values, Mapping) else values
+            operation = OPERATIONS.build(complete, key=f"{KEY}.{index}")
             if isinstance(operation, Mixing):
-                name = operations[index]["name"]
-                raise ConfigError(f"{KEY}.{index}.name={name}: mixes finished images; move it to the end of the list")
-        self.mixing = next((operation for operation in built if isinstance(operation, Mixing)), None)
-        self.operations = nn.ModuleList(operation for operation in built if not isinstance(operation, Mixing))  # type: ignore[assignment]
-        self.mixes = self.mixing is not None
+                self.mixing = operation
+            else:
+                self.operations.append(operation)
 
     def draw(self, keys: Tensor, height: int, width: int) -> list[tuple[Tensor, ...]]:
         """What each operation draws for images of this size; `keys` are those of `augment_keys`."""
@@ -122,11 +126,6 @@ class Compose(nn.Module):
         for index, operation in enumerate(self.operations):
             height, width = operation.output_size(height, width, f"{KEY}.{index}")
         return height, width
-
-
-def _build(values: object, key: str) -> Operation | Mixing:
-    """An operation, with defaults for the parameters that its mapping lacks."""
-    return OPERATIONS.build(OPERATIONS.complete(values) if isinstance(values, Mapping) else values, key=key)
 
 
 class Preprocess(nn.Module):
@@ -264,7 +263,7 @@ class Preprocess(nn.Module):
     @property
     def mixes(self) -> bool:
         """Whether the augmentation mixes images and their labels."""
-        return self.augment is not None and self.augment.mixes
+        return self.augment is not None and self.augment.mixing is not None
 
     def keys(self, sampler: EpochSampler, epoch: int, start: int = 0) -> Iterator[Tensor | None]:
         """The random key of each image, per batch of an epoch from `start` on; None without augmentation."""

@@ -18,7 +18,7 @@ Main = Callable[[], None]
 
 
 def command(name: str, parse: Callable[[ArgumentParser], Namespace]) -> Callable[[Callable[[Namespace], None]], Main]:
-    """Turn a function into a command; its docstring, or else that of its module, is the help.
+    """Turn a function into a command; its docstring, or else the docstring of its module, is the help.
 
     Args:
         parse: adds the arguments to the parser, parses the command line, and checks it.

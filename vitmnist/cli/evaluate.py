@@ -4,8 +4,8 @@
     vitmnist evaluate outputs/runs/DATE/TIME-… --mistakes mistakes.csv --grid mistakes.png
     vitmnist evaluate outputs/runs/DATE/TIME-… data/dataset=kmnist --json
 
-The weights are the best ones if there are any (best.pt), else those at the end. The split is that of the evaluations in
-training: validation, or without one test. --split names another.
+The weights are the best ones if there are any (best.pt), else the final ones. The split is the one that was evaluated
+in training: validation if there is such a split, else test. --split names another.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from vitmnist.cli.arguments import key_of
 from vitmnist.cli.command import command
 from vitmnist.cli.resume import recorded_config
 from vitmnist.config.schema import Config
-from vitmnist.data.datasets.base import Dataset, Split, build_dataset, prepare
+from vitmnist.data.datasets.base import Dataset, Split, build_dataset
+from vitmnist.data.preparation import prepare
 from vitmnist.errors import ConfigError, printable
 from vitmnist.loaders.make_loader import make_loader
 from vitmnist.metrics import METRICS
@@ -41,9 +42,10 @@ from vitmnist.training import loop
 from vitmnist.training.loop import Predictions
 
 SPLITS = ("train", "validation", "test")
-ALIGNED: Any = {"tablefmt": "plain", "disable_numparse": True, "stralign": "right"}  # options of `tabulate`
+# The options of `tabulate` for columns that are aligned on the right.
+ALIGNED: Any = {"tablefmt": "plain", "disable_numparse": True, "stralign": "right"}
+# The keys and sections that an evaluation can override; the run decides on the model.
 OVERRIDABLE = ("data", "device", "batch_size")
-"""Keys and sections that an evaluation can override; the model is always that of the run."""
 
 
 @dataclass(frozen=True)

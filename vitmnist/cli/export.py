@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import torch
@@ -42,14 +43,14 @@ class Format:
     """A file format.
 
     Args:
-        packages: those of the extra `export` that it needs.
-        usage: Python code that loads the file `{name}` and classifies `images`, a NumPy array.
+        packages: the packages of the extra `export` that it needs.
+        run_code: the template of Python code that loads the file and classifies `images`, a NumPy array.
         load: turns the content of the file into a function from uint8 `[B, C, H, W]` to logits.
     """
 
     suffix: str
     packages: tuple[str, ...]
-    usage: str
+    run_code: str
     serialize: Callable[[ExportedProgram], bytes]
     load: Callable[[bytes], Callable[[Tensor], Tensor]]
 
@@ -77,36 +78,9 @@ def _load_pt2(content: bytes) -> Callable[[Tensor], Tensor]:
     return torch.export.load(io.BytesIO(content)).module()
 
 
-FILE_USAGE = """\
-from __future__ import annotations
-
-import numpy as np
-import torch
-import torch.nn.functional as F
-from PIL import ExifTags, Image
-
-
-{source}
-
-opened = Image.open("picture.jpg")  # your picture
-images = to_pixels(opened, {arguments}).transpose(2, 0, 1)[np.newaxis]"""
-IMAGES_USAGE = """\
-import numpy as np
-
-images = np.zeros({shape}, dtype=np.uint8)  # your images, as the dataset {dataset} reads them"""
-ONNX_USAGE = """\
-import onnxruntime
-
-session = onnxruntime.InferenceSession({name})
-print(session.run(None, {{"images": images}})[0].argmax(axis=1))  # their classes, from 0"""
-TORCH_USAGE = """\
-import torch
-
-model = torch.export.load({name}).module()
-print(model(torch.from_numpy(images)).argmax(dim=1))  # their classes, from 0"""
 FORMATS = {
-    "onnx": Format(".onnx", ("onnx", "onnxscript", "onnxruntime"), ONNX_USAGE, _to_onnx, _load_onnx),
-    "torch": Format(".pt2", (), TORCH_USAGE, _to_pt2, _load_pt2),
+    "onnx": Format(".onnx", ("onnx", "onnxscript", "onnxruntime"), "run_onnx.txt", _to_onnx, _load_onnx),
+    "torch": Format(".pt2", (), "run_torch.txt", _to_pt2, _load_pt2),
 }
 
 
@@ -118,41 +92,44 @@ def model_card(
     Args:
         name: the name of the exported file.
         content: the bytes of that file.
-        summary: the accuracy of the exported model, and how far its logits are from those of the original.
+        summary: what `export_model` says about the accuracy and the logits.
         overrides: the command line of the training.
     """
-    channels, height, width = trained.shape
-    crop = "" if trained.size == (height, width) else ", and takes the centre of each image"
-    return f"""# Model card: {name}
-
-An image classifier, trained with vitmnist {vitmnist.__version__}, exported with torch {torch.__version__}.
-
-- **Input**: `images`, uint8 `[B, {channels}, {height}, {width}]`, any B. The model normalises them{crop}.
-- **Output**: `logits`, float32 `[B, {len(trained.classes)}]`
-- **Check**: {summary}
-- **Classes**: `{json.dumps(trained.classes, ensure_ascii=False)}`
-- **Overrides of the training**: `{shlex.join(overrides)}`
-- **SHA-256**: `{hashlib.sha256(content).hexdigest()}`
-
-```python
-{_reading_code(trained)}
-{kind.usage.format(name=json.dumps(name))}
-```
-"""
+    values = {
+        "name": name,
+        "version": vitmnist.__version__,
+        "torch_version": torch.__version__,
+        "shape": ", ".join(map(str, trained.shape)),
+        "crop": "" if trained.size == trained.shape[1:] else ", and takes the centre of each image",
+        "outputs": len(trained.classes),
+        "summary": summary,
+        "classes": json.dumps(trained.classes, ensure_ascii=False),
+        "overrides": shlex.join(overrides),
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "read_code": _read_code(trained),
+        "run_code": _fill(kind.run_code, file=json.dumps(name)),
+    }
+    return _fill("card.md", **values) + "\n"
 
 
-def _reading_code(trained: InferenceModel) -> str:
+def _fill(template: str, **values: object) -> str:
+    """The text of a template in `model_card/`, with the values in place of `$NAME`."""
+    text = (Path(__file__).with_name("model_card") / template).read_text(encoding="utf-8")
+    return Template(text).substitute(values).rstrip("\n")
+
+
+def _read_code(trained: InferenceModel) -> str:
     """Python code that turns a picture file into `images` as the model takes them, without this package."""
     try:
         reader = trained.reader()
     except ConfigError:  # such images are not pictures
         reader = None
     if not isinstance(reader, ImageReader):
-        return IMAGES_USAGE.format(shape=(1, *trained.shape), dataset=trained.dataset.get("name"))
+        return _fill("read_images.txt", shape=(1, *trained.shape), dataset=trained.dataset.get("name"))
     options = {**vars(reader), "mode": reader.mode.value, "resize": reader.resize.value}
     arguments = ", ".join(f"{name}={value!r}" for name, value in options.items())
     source = inspect.getsource(images)
-    return FILE_USAGE.format(source=source[source.index("def to_pixels(") :], arguments=arguments)
+    return _fill("read_pictures.txt", source=source[source.index("def to_pixels(") :], arguments=arguments)
 
 
 def export_model(kind: Format, trained: InferenceModel, dataset: Dataset, batch_size: int) -> tuple[bytes, str]:

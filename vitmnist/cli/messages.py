@@ -17,7 +17,7 @@ from vitmnist.config.validation import refused_value
 from vitmnist.config.values import flatten
 from vitmnist.errors import Failure, MissingExtraError, UnknownKeyError, allowed_names, classify
 
-# Hydra's launchers that come with a plugin, which an extra installs.
+# The launchers of Hydra whose plugins the extra `launchers` installs.
 PLUGINS = ("joblib", "submitit_local", "submitit_slurm")
 
 

@@ -26,7 +26,8 @@ from vitmnist.data.images import file_warnings, to_tensor
 from vitmnist.errors import DataError, printable
 from vitmnist.runtime.device import choose_device
 
-BATCH_SIZE = 256  # images in memory at a time
+# The number of images that are held in memory at a time.
+BATCH_SIZE = 256
 
 
 def predict(

@@ -6,6 +6,7 @@ A record is data: it is checked against the schema, and nothing of it is given t
 from __future__ import annotations
 
 import shlex
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +26,8 @@ from vitmnist.runtime.files import UnreadableError, display_path, read_yaml
 from vitmnist.runtime.run_folder import has_checkpoint
 from vitmnist.tracking.result import CONFIG, OVERRIDES, read_run
 
-GLOBAL_GROUPS = ("experiment", "hparams_search")  # Their files set keys of other groups (`@package _global_`).
+# The files of these groups set keys of other groups (`@package _global_`).
+GLOBAL_GROUPS = ("experiment", "hparams_search")
 
 
 def recorded_config(folder: Path, typed: list[str]) -> Config:
@@ -34,7 +36,7 @@ def recorded_config(folder: Path, typed: list[str]) -> Config:
     An override of a group replaces that section, unless it names the member that is recorded.
 
     Args:
-        typed: overrides as for `train.py`; those of `hydra` only serve to find the members of groups.
+        typed: overrides as for `train.py`; `hydra` overrides only serve to find the members of groups.
 
     Raises:
         ConfigError: the folder holds no run, its record is damaged, or an override cannot be used; also the exceptions
@@ -74,7 +76,7 @@ def _apply(config: DictConfig, override: Override, searchpath: list[str]) -> Non
 
 
 def _recorded_values(folder: Path) -> dict[str, object]:
-    """The recorded values without those of Hydra; raises `ConfigError` if there are none, or they are damaged."""
+    """The recorded values without the section `hydra`; raises `ConfigError` if there are none, or they are damaged."""
     source = folder / CONFIG
     try:
         recorded = read_yaml(source)
@@ -92,11 +94,10 @@ def _recorded_values(folder: Path) -> dict[str, object]:
 
 def recorded_overrides(folder: Path) -> list[str]:
     """The overrides that a run was started with, to be shown; empty if they are lost."""
-    try:
+    with suppress(FileNotFoundError, UnreadableError):
         recorded = read_yaml(folder / OVERRIDES)
-    except (FileNotFoundError, UnreadableError):
-        return []
-    return [str(override) for override in recorded] if isinstance(recorded, list) else []
+        return [str(override) for override in recorded] if isinstance(recorded, list) else []
+    return []
 
 
 def is_resumable(folder: Path) -> bool:

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from vitmnist.cli.arguments import quoted, without_keys
 from vitmnist.cli.messages import describe
+from vitmnist.cli.process import TrainingProcess, import_trainer
 from vitmnist.cli.resume import is_completed
-from vitmnist.cli.start import Start, import_trainer
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.errors import (
     ConfigError,
     ExitCode,
-    MissingExtraError,
     RunInterrupted,
     TimeLimitReached,
     TrainingError,
@@ -47,7 +45,7 @@ log = logging.getLogger(__name__)
 ROUNDS = "hydra.sweeper._target_=hydra_plugins.vitmnist_sweepers.RoundsSweeper"
 
 
-def prepare_sweep(start: Start, composed: DictConfig, typed: list[str]) -> list[str]:
+def prepare_sweep(process: TrainingProcess, composed: DictConfig, typed: list[str]) -> list[str]:
     """Check a sweep, and lock its folder.
 
     Returns:
@@ -62,33 +60,29 @@ def prepare_sweep(start: Start, composed: DictConfig, typed: list[str]) -> list[
             "torchrun would run them all. Start the sweep with python, or each of its jobs with torchrun"
         )
     search_objective(composed)  # raises an error for another name
-    folder, repeats = Path(composed.hydra.sweep.dir), composed.repeats
+    folder = Path(composed.hydra.sweep.dir)
     overrides = [*typed, f"hydra.sweep.dir={quoted(str(folder))}"]
-    if composed.hydra.runtime.choices["hydra/sweeper"] == "optuna" and find_spec("optuna") is None:
-        raise MissingExtraError("hydra/sweeper=optuna", "search")
-    if repeats < 1:
-        raise ConfigError(f"repeats={repeats}: must be at least 1")
-    if repeats > 1:
-        if _is_search(composed.hydra):
-            raise ConfigError("repeats: is for sweeps over listed values, not for a search")
-        overrides = [f"repeat={','.join(map(str, range(1, repeats + 1)))}", *overrides, ROUNDS]
-    again = without_keys(start.typed, ["resume", "hydra.sweep.dir"])
+    if composed.repeats < 1:
+        raise ConfigError(f"repeats={composed.repeats}: must be at least 1")
+    if composed.repeats > 1 and not _is_search(composed.hydra):
+        overrides = [f"repeat={','.join(map(str, range(1, composed.repeats + 1)))}", *overrides, ROUNDS]
+    again = without_keys(process.typed, ["resume", "hydra.sweep.dir"])
     again += [f"hydra.sweep.dir={quoted(display_path(folder))}", "resume=auto"]
-    start.lock_folder(folder, "hydra.sweep.dir", again, must_be_new=composed.resume != "auto")
+    process.lock_folder(folder, "hydra.sweep.dir", again, must_be_new=composed.resume != "auto")
     if _is_parallel(composed.hydra):
-        start.stop.lead()
+        process.stop.lead()
     return overrides
 
 
 @contextmanager
-def reported(start: Start) -> Iterator[Job]:
+def reported(process: TrainingProcess) -> Iterator[Job]:
     """Report on the jobs that the block runs with the given `Job`, also when the sweep is stopped.
 
     Raises:
         TrainingError: names the jobs that failed.
         RunInterrupted: the sweep was asked to stop, or a job has reached its max_minutes, or is in use.
     """
-    job, folder, stop = Job(start.stop), start.folder, start.stop
+    job, folder, stop = Job(process.stop), process.folder, process.stop
     assert folder
     try:
         yield job
@@ -169,7 +163,7 @@ class Job:
         return None
 
     def _record(self, error: Exception, composed: DictConfig, folder: Path, overrides: list[str]) -> None:
-        """Record why a job failed. The records of an earlier start stay, and so do those of another process."""
+        """Record why a job failed. The records of an earlier start or of another process stay."""
         failure = describe(error)
         job = HydraConfig.get().job
         log.error("job %s failed: %s", job.num, failure.message, exc_info=not failure.is_user_error)

@@ -26,8 +26,8 @@ from omegaconf import DictConfig, OmegaConf, read_write
 
 import vitmnist
 from vitmnist.cli.arguments import AUTO_FORM, Arguments, is_of_hydra, key_of, parse, value_of, without_keys
+from vitmnist.cli.process import TrainingProcess, exit_with_message, import_trainer
 from vitmnist.cli.resume import GLOBAL_GROUPS, is_completed, is_resumable, recorded_config, recorded_overrides
-from vitmnist.cli.start import Start, exit_with_message, import_trainer
 from vitmnist.cli.sweep import prepare_sweep, reported
 from vitmnist.config import CONF
 from vitmnist.config.schema import Config
@@ -60,22 +60,22 @@ class ConfiguredRun:
 
 def main() -> None:
     """Train what the command line says; an exception becomes one message and an exit code."""
-    start = Start(sys.argv[1:])
-    with exit_with_message(start):
-        start.world = connect_ranks(start.typed)
+    process = TrainingProcess(sys.argv[1:])
+    with exit_with_message(process):
+        process.world = connect_ranks(process.typed)
         run: ConfiguredRun | None = None
-        if start.world.is_main and not is_answered(start.typed):
-            arguments = parse(start.typed)
-            composed, multirun = compose_with_hydra(start, arguments)
+        if process.world.is_main and not is_answered(process.typed):
+            arguments = parse(process.typed)
+            composed, multirun = compose_with_hydra(process, arguments)
             if composed.hydra.mode == RunMode.MULTIRUN:
-                overrides = prepare_sweep(start, composed, arguments.overrides)
-                with reported(start) as job:
+                overrides = prepare_sweep(process, composed, arguments.overrides)
+                with reported(process) as job:
                     multirun("config", job, overrides)
             else:
-                run = configure_run(start, composed, arguments)
-        run = share_with_ranks(start, run)
+                run = configure_run(process, composed, arguments)
+        run = share_with_ranks(process, run)
         if run:
-            train(start, run)
+            train(process, run)
 
 
 def connect_ranks(typed: list[str]) -> World:
@@ -107,13 +107,16 @@ def is_answered(typed: list[str]) -> bool:
     return True
 
 
-def compose_with_hydra(start: Start, arguments: Arguments) -> tuple[DictConfig, Callable[..., object]]:
-    """Compose the configuration, for a run to resume only that of Hydra; also returns what runs the jobs of a sweep."""
-    start.resources.enter_context(initialize_config_dir(str(CONF), job_name="train", version_base="1.3"))
+def compose_with_hydra(process: TrainingProcess, arguments: Arguments) -> tuple[DictConfig, Callable[..., object]]:
+    """Compose the configuration, and return it with the function that runs the jobs of a sweep.
+
+    A run to resume has recorded values, so only the section `hydra` is composed for it.
+    """
+    process.resources.enter_context(initialize_config_dir(str(CONF), job_name="train", version_base="1.3"))
     composer = GlobalHydra.instance().hydra
     assert composer
     overrides = arguments.overrides
-    if arguments.must_resume:  # the other values are recorded
+    if arguments.must_resume:
         overrides = [*filter(is_of_hydra, overrides)]
     composed = composer.compose_config("config", overrides, RunMode.MULTIRUN, validate_sweep_overrides=False)
     HydraConfig.instance().set_config(composed)  # for ${hydra:runtime.cwd}; Hydra does so only later
@@ -125,7 +128,7 @@ def compose_with_hydra(start: Start, arguments: Arguments) -> tuple[DictConfig, 
     return composed, composer.multirun
 
 
-def configure_run(start: Start, composed: DictConfig, arguments: Arguments) -> ConfiguredRun | None:
+def configure_run(process: TrainingProcess, composed: DictConfig, arguments: Arguments) -> ConfiguredRun | None:
     """Check the configuration of a run, recorded or composed, lock its folder, and configure its log.
 
     Returns:
@@ -147,7 +150,7 @@ def configure_run(start: Start, composed: DictConfig, arguments: Arguments) -> C
         config = recorded_config(folder, without_keys(typed, GLOBAL_GROUPS))
     else:
         config = recorded_config(folder, typed)
-    start.lock_folder(folder, "hydra.run.dir", [f"resume={shown}"], must_be_new=not (must_resume or is_auto))
+    process.lock_folder(folder, "hydra.run.dir", [f"resume={shown}"], must_be_new=not (must_resume or is_auto))
     if must_resume:
         if is_completed(folder, config):
             return None
@@ -155,32 +158,32 @@ def configure_run(start: Start, composed: DictConfig, arguments: Arguments) -> C
     with read_write(composed.hydra.runtime):
         composed.hydra.runtime.output_dir = str(folder.absolute())
     configure_log(composed.hydra.job_logging, composed.hydra.verbose)
-    start.resources.enter_context(env_override(composed.hydra.job.env_set))
+    process.resources.enter_context(env_override(composed.hydra.job.env_set))
     earlier = recorded_overrides(folder) if arguments.must_resume else []
     overrides = [*without_keys(earlier, [*map(key_of, typed)]), *typed]
     return ConfiguredRun(config, folder.absolute(), [text for text in overrides if not is_of_hydra(text)])
 
 
-def share_with_ranks(start: Start, run: ConfiguredRun | None) -> ConfiguredRun | None:
+def share_with_ranks(process: TrainingProcess, run: ConfiguredRun | None) -> ConfiguredRun | None:
     """The run of rank 0, on all ranks. A rank may have its data elsewhere, as on another machine."""
     values: dict[str, Any] = {"folder": str(run.folder), "config": to_plain_dict(run.config)} if run else {}
-    shared = start.world.broadcast_object(lambda: values)
-    if start.world.is_main or not shared:
+    shared = process.world.broadcast_object(lambda: values)
+    if process.world.is_main or not shared:
         return run
-    if data_root := value_of("data.root", start.typed):
+    if data_root := value_of("data.root", process.typed):
         shared["config"]["data"]["root"] = data_root
     folder = Path(shared["folder"])
-    file = folder / f"rank-{start.world.rank}.log"
+    file = folder / f"rank-{process.world.rank}.log"
     logging.basicConfig(filename=file, level=logging.INFO, format="%(asctime)s  %(message)s", force=True)
     return ConfiguredRun(validate(Config, shared["config"]), folder, [])
 
 
-def train(start: Start, run: ConfiguredRun) -> None:
+def train(process: TrainingProcess, run: ConfiguredRun) -> None:
     """Train a run; the log says where its results are."""
-    start.is_training = True
-    trainer = import_trainer()(run.config, run.folder, run.overrides, start.stop, start.world)
+    process.is_training = True
+    trainer = import_trainer()(run.config, run.folder, run.overrides, process.stop, process.world)
     trainer.fit()
-    if start.world.is_main:
+    if process.world.is_main:
         shown = display_path(run.folder)
         log.info("Results: %s", shown)
         if "tensorboard" in run.config.logger:

@@ -92,27 +92,27 @@ class Observer:
         """Observe torch's loaders once they are defined; an audit hook."""
         if event != "import" or self._observed:
             return
-        kind: Any = getattr(sys.modules.get("torch.utils.data.dataloader"), "DataLoader", None)
-        if not kind:
+        loader_class: Any = getattr(sys.modules.get("torch.utils.data.dataloader"), "DataLoader", None)
+        if not loader_class:
             return
-        self._observe(kind)
-        make = kind.__init__
+        self._observe(loader_class)
+        make = loader_class.__init__
 
         @wraps(make)
         def make_and_observe(loader: DataLoader[object], *arguments: object, **named: object) -> None:
-            import vitmnist.replacement.original  # noqa: F401  # Here, so that it is not part of the first `iter()`
+            import vitmnist.replacement.original  # noqa: F401  # Here, so that the first `iter()` does not take longer
 
             make(loader, *arguments, **named)
             for base in type(loader).__mro__:
-                if issubclass(base, kind) and base not in self._observed:
+                if issubclass(base, loader_class) and base not in self._observed:
                     self._observe(base)
 
-        kind.__init__ = make_and_observe
+        loader_class.__init__ = make_and_observe
 
-    def _observe(self, kind: Any) -> None:
+    def _observe(self, loader_class: Any) -> None:
         """Wrap the `__iter__` that a class defines itself."""
-        self._observed.add(kind)
-        if iterate := vars(kind).get("__iter__"):
+        self._observed.add(loader_class)
+        if iterate := vars(loader_class).get("__iter__"):
 
             @wraps(iterate)
             def begin(loader: DataLoader[object]) -> object:
@@ -120,7 +120,7 @@ class Observer:
                     return iterate(loader)
                 return self._begin_pass(loader, iterate)
 
-            kind.__iter__ = begin
+            loader_class.__iter__ = begin
 
     def _begin_pass(
         self, loader: DataLoader[object], iterate: Callable[[DataLoader[object]], Iterator[object]]

@@ -1,4 +1,4 @@
-"""Measures instead of guessing: each loader that fits is timed for a few batches, and the fastest is built.
+"""`auto` measures instead of guessing: it times each loader that fits for a few batches, and builds the fastest.
 
 All loaders deliver the same batches, so the choice changes nothing but the time.
 """

@@ -13,7 +13,7 @@ from torch import Tensor
 from vitmnist.config.validation import config_field
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource
-from vitmnist.loaders.base import LOADERS, Batches, Loader, Place, needs_of
+from vitmnist.loaders.base import LOADERS, Batches, Loader, needs_of
 from vitmnist.runtime.device import Backend, Event, backend_of
 from vitmnist.runtime.memory import Memory
 from vitmnist.runtime.ordered_map import ordered_map
@@ -38,8 +38,6 @@ class PrefetchLoader(Loader):
     Each epoch has its own thread and queue, so no batch of an abandoned one can appear in another. With CUDA the copies
     of the base loader go to a stream of this loader.
     """
-
-    keeps = Place.NOWHERE  # The base may keep samples.
 
     def __init__(
         self, options: PrefetchOptions, data: SampleSource, sampler: EpochSampler, device: torch.device

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from vitmnist.data.randomness import refusing_random
 from vitmnist.errors import ConfigError, DataError, naming
-from vitmnist.replacement.split_transforms import TransformGuard
+from vitmnist.replacement.split_transforms import TransformGuard, named_sample
 from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.store.read_once import MapStyleDataset, WrappedDataset, read_once, reading_workers
@@ -32,11 +32,13 @@ class DecodedDataset(WrappedDataset):
     Args:
         original: the dataset.
         sample_nbytes: bytes that a decoded sample takes, on average.
-        others: attributes of a subclass.
+        attributes: what a subclass adds.
     """
 
-    def __init__(self, original: MapStyleDataset, sample_nbytes: float = 0, **others: object) -> None:
-        self.__dict__.update(original=original, sample_nbytes=sample_nbytes, **others)
+    def __init__(
+        self, original: MapStyleDataset, guard: TransformGuard, sample_nbytes: float, **attributes: object
+    ) -> None:
+        self.__dict__.update(original=original, _guard=guard, sample_nbytes=sample_nbytes, **attributes)
 
     def __len__(self) -> int:
         return len(self.original)
@@ -55,7 +57,7 @@ class DecodedDataLoader(DataLoader[Any]):
     def check_transforms(self) -> None:
         """Raise `ConfigError` if a transform has changed since the samples were decoded."""
         if isinstance(self.dataset, DecodedDataset):  # a framework may build one over another dataset, such as a Subset
-            vars(self.dataset)["_guard"].check()
+            self.dataset._guard.check()
 
 
 class FetchedBatch:
@@ -79,7 +81,7 @@ class GatheredDataset(DecodedDataset):
     """Samples that are rows of tensors; `DataLoader` gets a whole batch by one gather."""
 
     def __init__(self, original: MapStyleDataset, guard: TransformGuard, batches: BatchRows) -> None:
-        super().__init__(original, batches.sample_nbytes, _guard=guard, _batches=batches)
+        super().__init__(original, guard, batches.sample_nbytes, _batches=batches)
 
     def __getitem__(self, index: int) -> object:
         """A sample of the original; batches do not need it."""
@@ -112,14 +114,13 @@ class TransformedDataset(DecodedDataset):
     def __init__(
         self, original: MapStyleDataset, guard: TransformGuard, samples: Samples, transform: Callable[[Any], object]
     ) -> None:
-        nbytes = samples.nbytes / len(samples)
-        super().__init__(original, nbytes, _guard=guard, _samples=samples, _transform=transform)
+        super().__init__(original, guard, samples.nbytes / len(samples), _samples=samples, _transform=transform)
 
     def __getitem__(self, index: int) -> object:
         return self._transform(self._samples[index])
 
     def __getitems__(self, indices: Sequence[int]) -> FetchedBatch | list[object]:
-        return [named_sample(self, index) for index in indices]
+        return [named_sample(self.__getitem__, index) for index in indices]
 
 
 class NoRowsError(DataError):
@@ -144,19 +145,17 @@ class BatchRows:
         if not leaves:
             raise NoRowsError("the batch has no tensor")
         for path, leaf in zip(structure.paths(), leaves, strict=True):
-            if type(leaf) is not Tensor:  # a subclass would not be delivered as one
-                raise NoRowsError(f"batch{path} is a {type(leaf).__name__}")
-            if leaf.layout != torch.strided or leaf.is_nested or leaf.requires_grad:
-                raise NoRowsError(f"batch{path} is sparse, nested or requires a gradient")
-            if not leaf.dim() or len(leaf) != size:
-                raise NoRowsError(f"batch{path} has shape {list(leaf.shape)}, which has no row per sample ({size})")
+            # A tensor of a subclass, or one with a gradient, would not be delivered as such.
+            is_plain = type(leaf) is Tensor and leaf.layout == torch.strided and not leaf.is_nested
+            if not is_plain or leaf.requires_grad or not leaf.dim() or len(leaf) != size:
+                raise NoRowsError(f"batch{path} is no plain tensor with a row for each sample")
         return cls(tuple(leaves), structure)
 
     @property
-    def signature(self) -> dict[str, str]:
-        """Dtype and shape per sample of each tensor."""
+    def signature(self) -> list[str]:
+        """The path of each tensor in the batch, with its dtype and its shape per sample."""
         pairs = zip(self.structure.paths(), self.tensors, strict=True)
-        return {f"batch{path}": f"{tensor.dtype} {list(tensor.shape[1:])}" for path, tensor in pairs}
+        return [f"batch{path}: {tensor.dtype} {list(tensor.shape[1:])}" for path, tensor in pairs]
 
     @property
     def sample_nbytes(self) -> int:
@@ -167,21 +166,15 @@ class BatchRows:
         """Raise `NoRowsError` if another batch has another structure, dtype or shape per sample."""
         if other.structure != self.structure:
             raise NoRowsError("the batches differ in their structure")
-        for name, signature in self.signature.items():
-            if other.signature[name] != signature:
-                raise NoRowsError(
-                    f"{name} is {other.signature[name]} per sample in one batch, and {signature} in another"
-                )
+        for expected, actual in zip(self.signature, other.signature, strict=True):
+            if actual != expected:
+                raise NoRowsError(f"one batch has {actual} per sample, and another {expected}")
 
     def gather(self, indices: Sequence[int]) -> Any:
-        """The batch of some of the samples; raises `DataError` for an invalid index."""
-        try:
-            # A third of the time of torch.tensor, for 256 numbers.
-            rows = torch.frombuffer(array("q", indices), dtype=torch.int64)
-            are_valid = bool(rows.min() >= 0 and rows.max() < len(self.tensors[0]))
-        except (TypeError, ValueError, OverflowError):
-            are_valid = False
-        if not are_valid:  # checked on the host, because an index error on a GPU ends the process
+        """The batch of some of the samples; raises `DataError` for an index that no sample has."""
+        # A third of the time of torch.tensor, for 256 numbers.
+        rows = torch.frombuffer(array("q", indices), dtype=torch.int64)
+        if rows.min() < 0 or rows.max() >= len(self.tensors[0]):  # on a GPU, index_select would end the process
             shown = ", ".join(map(str, list(indices)[:3]))
             raise DataError(
                 f"the sampler gives {shown}, …; decoded samples have the indices 0 to {len(self.tensors[0]) - 1}"
@@ -195,12 +188,11 @@ class BatchRows:
 Chunk = TypeVar("Chunk")
 
 
-def keep_rows(dataloader: DataLoader[Any], first: BatchRows, location: Location, fingerprint: str | None) -> BatchRows:
+def keep_rows(dataloader: DataLoader[Any], first: BatchRows, location: Location) -> BatchRows:
     """All samples of a dataset as rows of tensors.
 
     Args:
         first: some of them.
-        fingerprint: identifies them in a file for other processes.
 
     Raises:
         DataError: a sample cannot be read.
@@ -210,44 +202,44 @@ def keep_rows(dataloader: DataLoader[Any], first: BatchRows, location: Location,
     dataset: Any = dataloader.dataset
     size = len(dataset)
     read = partial(_read_rows, dataset, dataloader.collate_fn, first)
-    chunks = partial(_read_once, dataloader, dataset, read, first.sample_nbytes)
-    contents = fingerprint and f"{fingerprint}, {size} samples, {first.signature}"
+    chunks = partial(_read_once, dataloader, dataset.__getitem__, read, first.sample_nbytes)
     if location.loader != "cache":
         needed = first.sample_nbytes * size
         is_cuda = location.loader == "gpu_slice" and location.device.type == "cuda"
         check_fits(location.loader, Memory(needed, needed if is_cuda else 0), location.device)
+    contents = location.fingerprint and f"{location.fingerprint}, {size} samples, {first.signature}"
     files = [str(index) for index in range(len(first.tensors))]
     return BatchRows(keep(chunks, size, replace(location, fingerprint=contents), files), first.structure)
 
 
 def keep_samples(
-    source: MapStyleDataset, probes: Sequence[object], dataloader: DataLoader[Any], location: Location
+    dataloader: DataLoader[Any], decode: Callable[[int], object], probed: Sequence[object], location: Location
 ) -> Samples:
-    """All samples of `source`, of any structure.
+    """What `decode` makes of all samples of a dataset, of any structure.
 
     Args:
-        probes: some of them, by which the memory is estimated.
-        dataloader: whose settings for workers are used.
+        probed: some decoded samples, by which the memory is estimated.
 
     Raises:
         DataError: a sample cannot be read or kept; names it.
         DoesNotFitError: memory or disk is too small.
     """
-    size, structure = len(source), flatten(probes[0])[1] if location.loader == "cache" else None
-    sample_nbytes = len(encode_samples(probes, structure).blocks[0]) / len(probes)
-    chunks = partial(_read_once, dataloader, source, partial(_read_samples, source, structure), sample_nbytes)
+    size = len(dataloader.dataset)  # type: ignore[arg-type]
+    structure = flatten(probed[0])[1] if location.loader == "cache" else None
+    sample_nbytes = len(encode_samples(probed, structure).blocks[0]) / len(probed)
+    chunks = partial(_read_once, dataloader, decode, partial(_read_samples, decode, structure), sample_nbytes)
     if structure:
         contents = location.fingerprint and f"{location.fingerprint}, {size} samples of {structure}"
         return samples_in_file(chunks, size, structure, location.folder, contents)
     return samples_in_memory(chunks(), int(sample_nbytes * size))
 
 
-def read_batch(dataset: Dataset[Any], collate: Callable[[list[Any]], object], indices: Sequence[int]) -> object:
+def read_batch(dataset: Any, collate: Callable[[list[Any]], object], indices: Sequence[int]) -> object:
     """The batch that a `DataLoader` makes of these samples; raises `DataError` for one that cannot be read."""
     if hasattr(dataset, "__getitems__"):
         samples = dataset.__getitems__(list(indices))
     else:
-        samples = [named_sample(dataset, index) for index in indices]
+        samples = [named_sample(dataset.__getitem__, index) for index in indices]
     return collated(collate, f"samples {', '.join(map(str, indices[:3]))}, …", samples)
 
 
@@ -261,13 +253,13 @@ def collated(collate: Callable[[list[Any]], object], name: str, samples: list[An
 
 
 def _read_once(
-    dataloader: DataLoader[Any], source: MapStyleDataset, read: Callable[[range], Chunk], sample_nbytes: float
+    dataloader: DataLoader[Any], decode: Callable[[int], object], read: Callable[[range], Chunk], sample_nbytes: float
 ) -> Iterator[Chunk]:
-    """What `read` makes of all samples of `source`; raises `RandomSampleError` if one of them is random."""
+    """What `read` makes of all samples; raises `RandomSampleError` if what `decode` makes of one is random."""
     dataset: Any = dataloader.dataset
     return read_once(
         dataset,
-        partial(_read_fixed, source, read),
+        partial(_read_fixed, dataset, decode, read),
         sample_nbytes,
         reading_workers(dataset, dataloader.num_workers),
         dataloader.multiprocessing_context,
@@ -275,8 +267,10 @@ def _read_once(
     )
 
 
-def _read_fixed(source: MapStyleDataset, read: Callable[[range], Chunk], indices: range) -> Chunk:
-    with refusing_random(source.__getitem__, indices, source):
+def _read_fixed(
+    dataset: Dataset[Any], decode: Callable[[int], object], read: Callable[[range], Chunk], indices: range
+) -> Chunk:
+    with refusing_random(decode, indices, (decode, dataset)):
         return read(indices)
 
 
@@ -288,11 +282,5 @@ def _read_rows(
     return chunk.tensors
 
 
-def _read_samples(source: MapStyleDataset, structure: Structure | None, indices: range) -> Samples:
-    return encode_samples((named_sample(source, index) for index in indices), structure)
-
-
-def named_sample(dataset: MapStyleDataset | Dataset[Any], index: int) -> Any:
-    """A sample; an error is a `DataError` that names it."""
-    with naming(f"sample {index}"):
-        return dataset[index]
+def _read_samples(decode: Callable[[int], object], structure: Structure | None, indices: range) -> Samples:
+    return encode_samples((named_sample(decode, index) for index in indices), structure)

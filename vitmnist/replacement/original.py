@@ -27,19 +27,19 @@ from vitmnist.data.randomness import (
 )
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.replacement.decoded_dataset import (
-    BatchRows,
     DecodedDataLoader,
-    NoRowsError,
     collated,
-    named_sample,
     read_batch,
 )
+from vitmnist.replacement.split_transforms import named_sample
 from vitmnist.store.tree import copied, find_difference
 
 COMPARED = 3
 """Number of batches that are compared with the original before a replacement is returned."""
 COMPARED_SIZE = 16
-"""The largest of these batches, because each of its samples is decoded again."""
+"""Largest size of a batch that is compared, because each of its samples is decoded again."""
+COMPARED_ALONE = 32
+"""Number of samples that are compared as batches of one."""
 DRAW_AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 """Samplers that draw the indices of an epoch when the first is asked for."""
 
@@ -76,29 +76,20 @@ def check_replaceable(dataloader: object) -> None:
     """Raise `ConfigError` or `DataError` unless this is a `DataLoader` of batches of indexed samples."""
     kind = type(dataloader).__name__
     if not isinstance(dataloader, DataLoader):
-        raise ConfigError(
-            f"dataloader: must be a torch.utils.data.DataLoader, found {kind}; give the DataLoader that it wraps"
-        )
-    if type(dataloader).__iter__ is not DataLoader.__iter__:
-        raise ConfigError(
-            f"dataloader: {kind} iterates in its own way; give a plain DataLoader, such as the one that a "
-            "framework has made it of"
-        )
-    dataset = dataloader.dataset
-    if isinstance(dataset, IterableDataset):
-        raise ConfigError(
-            "dataloader: its dataset is an IterableDataset, whose samples have no index to find them by again; use the "
-            "DataLoader as it is"
-        )
-    if hasattr(dataset, "set_epoch"):
-        raise ConfigError("dataloader: its dataset has set_epoch: its samples change; use the DataLoader as it is")
-    if dataloader.batch_sampler is None:
-        raise ConfigError(
-            "dataloader: batch_size=None: the dataset makes whole batches itself, which from_dataloader "
-            "cannot divide into samples"
-        )
-    if not len(dataset):  # type: ignore[arg-type]
-        raise DataError("dataloader: its dataset is empty")
+        reason = f"must be a torch.utils.data.DataLoader, found {kind}; give the DataLoader that it wraps"
+    elif type(dataloader).__iter__ is not DataLoader.__iter__:
+        reason = f"{kind} iterates in its own way; give a plain DataLoader, such as the one that a framework wraps"
+    elif isinstance(dataloader.dataset, IterableDataset):
+        reason = "its dataset is an IterableDataset, whose samples have no index; use the DataLoader as it is"
+    elif hasattr(dataloader.dataset, "set_epoch"):
+        reason = "its dataset has set_epoch, so its samples change; use the DataLoader as it is"
+    elif dataloader.batch_sampler is None:
+        reason = "batch_size=None: its dataset makes whole batches, which cannot be divided into samples"
+    elif not len(dataloader.dataset):  # type: ignore[arg-type]
+        reason = "its dataset is empty"
+    else:
+        return
+    raise ConfigError(f"dataloader: {reason}")
 
 
 def workers_needed(dataloader: DataLoader[Any]) -> int:
@@ -120,24 +111,13 @@ def find_random(dataloader: DataLoader[Any], probes: Sequence[int]) -> tuple[lis
     """
     dataset: Any = dataloader.dataset
     try:
-        samples = read_probes(partial(named_sample, dataset), probes, dataset)
+        samples = read_probes(partial(named_sample, dataset.__getitem__), probes, dataset)
     except RandomSampleError as error:
         return [], str(error)
     size = min(dataloader.batch_size or COMPARED_SIZE, len(samples))
     collate = partial(collated, dataloader.collate_fn, f"samples {', '.join(map(str, probes[:3]))}, …")
     _, reason = call_watched(lambda: collate(copied(samples[:size])), (dataset, collate), again=True)
     return samples, reason and f"the collate function is random ({reason})"
-
-
-def check_rows(collate: Callable[[list[Any]], Any], samples: list[Any]) -> BatchRows:
-    """The batch of some samples; raises `NoRowsError` unless its rows are those of batches of one sample."""
-    rows = BatchRows.of(collate(copied(samples)), len(samples))
-    for position, sample in enumerate(samples):
-        row = BatchRows.of(collate(copied([sample])), 1)
-        rows.check_same(row)
-        if difference := find_difference(rows.gather([position]), row.gather([0])):
-            raise NoRowsError(f"{difference} depends on the other samples of the batch")
-    return rows
 
 
 def seeded_batch(dataset: Any, collate: Callable[[list[Any]], object], indices: Sequence[int]) -> object:
@@ -147,32 +127,25 @@ def seeded_batch(dataset: Any, collate: Callable[[list[Any]], object], indices: 
         return read_batch(dataset, collate, indices)
 
 
-def check_same_batches(original: DataLoader[Any], replaced: DataLoader[Any], *, is_random: bool, options: str) -> None:
-    """Compare some batches, bit for bit; raise `DataError` if they differ, by what they depend on.
+def check_same_batches(original: DataLoader[Any], replaced: DataLoader[Any], with_single: bool = False) -> None:
+    """Compare some batches, bit for bit; raise `DataError` if they differ.
 
     Args:
-        options: those that the user has given and that may not fit.
-
-    Raises:
-        NoRowsError: they depend on the other samples of a batch.
+        with_single: compare batches of one sample too. Where batches are padded to their longest sample, all larger
+            ones may be equally long.
     """
     shuffled = torch.randperm(len(original.dataset), generator=torch.Generator().manual_seed(0))  # type: ignore[arg-type]
     size = min(original.batch_size or COMPARED_SIZE, COMPARED_SIZE)
     parts = [part for part in shuffled.split(size)[:COMPARED] if len(part) == size or not original.drop_last]
-    if not is_random:  # of one too: where batches are padded to the longest sample, all large ones may be equally long
-        parts += shuffled[:COMPARED_SIZE].split(1)
+    if with_single:
+        parts += shuffled[:COMPARED_ALONE].split(1)
     for indices in (part.tolist() for part in parts):
         expected = seeded_batch(original.dataset, original.collate_fn, indices)
-        if not (difference := find_difference(seeded_batch(replaced.dataset, replaced.collate_fn, indices), expected)):
-            continue
-        if not (is_random or options):
-            raise NoRowsError(f"{difference} depends on the other samples of the batch")
-        reason = (
-            "they are random without a generator that can be seen (such as default_rng() in each call), or depend on "
-            "what was read before; keep no state between samples, name the random step with decode= and transform=, or "
-            "use the DataLoader as it is"
-        )
-        if options:
-            reason = f"{options} do not fit"
-        named = ", ".join(map(str, indices[:3]))
-        raise DataError(f"{difference} of samples {named}, … is not what the DataLoader makes of them: {reason}")
+        if difference := find_difference(seeded_batch(replaced.dataset, replaced.collate_fn, indices), expected):
+            samples = ", ".join(map(str, indices[:3]))
+            raise DataError(
+                f"{difference} of samples {samples}, … is not what the DataLoader makes of them: fingerprint= does not "
+                "fit, or samples depend on what was read before, or are random without a generator that can be seen "
+                "(such as default_rng() in each call); keep no state between samples, move the random step into the "
+                "attribute transform of the dataset, or use the DataLoader as it is"
+            )

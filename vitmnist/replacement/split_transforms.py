@@ -23,25 +23,39 @@ Transform = Callable[..., Any]
 Inputs = Any
 """The arguments of a transform, a tuple: an image, or for a joint transform an image and its target; or a dict by name.
 """
-ADVICE = "name the two steps with decode= and transform="
+Call = tuple[int, Inputs]
+"""Which attribute holds the transform that was called, and what it got."""
+DecodedSample = tuple[object, list[Call]]
+"""A sample with placeholders for the results of its calls."""
+ADVICE = "leave all that follows to its attribute transform"
 
 
 class TransformPlaceholder(NamedTuple):
-    """Stands in a sample for a result of its transforms: the number of the call, number or name of the result."""
+    """Stands in a decoded sample for a result of a transform.
+
+    Args:
+        call: number of the call of a transform within the sample.
+        result: position or name of the result among those of the call.
+    """
 
     call: int
     result: int | str
 
 
-class TwoStepDataset(Dataset[Any]):
-    """A dataset whose samples are made in two steps: its own `[index]` decodes one, and `transform` completes it.
+class SplitTransforms:
+    """Makes the samples of a dataset in two steps: `decode` applies deterministic transforms, `transform` the others.
 
-    The deterministic transforms before the first random one belong to the first step, the others to the second. The
-    transforms are the attributes `transform` and `transforms` of the dataset, or if it has none, of the datasets in
-    its attributes, such as those of a `Subset` or `ConcatDataset`. A target's transform belongs to the first step.
+    The transforms are the attributes `transform` and `transforms` of the dataset, or if it has none, of the datasets in
+    its attributes, such as those of a `Subset` or `ConcatDataset`. They are split at the first random one. A target's
+    transform belongs to the first step.
 
     Args:
-        probes: indices of samples on which the transforms are tried; `probed` has these, decoded.
+        probes: indices of samples on which the transforms are tried.
+
+    Attributes:
+        probed: the decoded samples of `probes`.
+        deterministic: transforms of the first step, for each attribute.
+        random: transforms of the second step, for each attribute.
 
     Raises:
         DataError: a sample cannot be split.
@@ -49,107 +63,80 @@ class TwoStepDataset(Dataset[Any]):
     """
 
     def __init__(self, dataset: Any, probes: Sequence[int]) -> None:
-        self._dataset, self._size = dataset, len(dataset)
+        self._dataset = dataset
         self._attributes = list(transform_attributes(dataset))
         self.random = [single_transforms(vars(owner)[name]) for owner, name in self._attributes]
         self.deterministic: list[list[Transform]] = [[] for _ in self._attributes]
-        self._calls: list[tuple[int, Inputs]] = []
-        self.probed = read_probes(self.__getitem__, probes, dataset)
-        for position, (owner, name) in enumerate(self._attributes):
-            # Which call of which sample this transform gets, and with what.
-            calls = [
-                (calls, at) for positions, _, calls in self.probed for at, of in enumerate(positions) if of == position
-            ]
-            if not calls:
-                continue
-            if isinstance(calls[0][0][calls[0][1]], dict):  # such a Compose converts arguments and results
-                self.random[position] = [vars(owner)[name]]
-            random, deterministic = self.random[position], self.deterministic[position]
-            with naming(f"one of the samples {', '.join(map(str, probes))}"):
-                while random and not any(is_random(random[0], inputs[at]) for inputs, at in calls):
-                    deterministic.append(random.pop(0))
-                    for inputs, at in calls:
-                        inputs[at] = apply(deterministic[-1:], inputs[at])
+        self._calls: list[Call] = []
+        self.probed = read_probes(partial(named_sample, self.decode), probes, dataset)
+        with naming(f"one of the samples {', '.join(map(str, probes))}"):
+            for attribute in range(len(self._attributes)):
+                self._split(attribute)
 
-    def __len__(self) -> int:
-        return self._size
+    def _split(self, attribute: int) -> None:
+        """Move the transforms before the first random one to `deterministic`, and apply them to the probed samples."""
+        probed_calls = [calls for _, calls in self.probed]
+        inputs = [inputs for calls in probed_calls for called, inputs in calls if called == attribute]
+        if inputs and isinstance(inputs[0], dict):  # such a Compose converts arguments and results
+            owner, name = self._attributes[attribute]
+            self.random[attribute] = [vars(owner)[name]]
+        random, deterministic = self.random[attribute], self.deterministic[attribute]
+        while inputs and random and not any(is_random(random[0], arguments) for arguments in inputs):
+            deterministic.append(random.pop(0))
+            inputs = [apply(deterministic[-1:], arguments) for arguments in inputs]
+        for calls in probed_calls:
+            calls[:] = [(called, inputs.pop(0) if called == attribute else other) for called, other in calls]
 
-    def __getitem__(self, index: int) -> tuple[list[int], object, list[Inputs]]:
-        """A decoded sample: (which transform each call was of, the sample with placeholders, inputs of each call)."""
+    def decode(self, index: int) -> DecodedSample:
+        """The sample after the first step."""
         self._calls.clear()
         try:
             with self._recording():
                 sample = self._dataset[index]
         except Exception as error:
-            with naming(f"sample {index}"):
-                self._dataset[index]
-                raise DataError(
-                    f"its dataset uses its transform, or what that returns ({described(error)}); {ADVICE}"
-                ) from error
-        return [position for position, _ in self._calls], sample, [inputs for _, inputs in self._calls]
+            self._dataset[index]  # may raise an error of its own, which then says more
+            raise DataError(
+                f"its dataset uses its transform, or what that returns ({described(error)}); {ADVICE}"
+            ) from error
+        return sample, list(self._calls)
 
-    def transform(self, decoded: Any, random: Sequence[Sequence[Transform]] | None = None) -> Any:
+    def transform(self, decoded: DecodedSample, random: Sequence[Sequence[Transform]] | None = None) -> Any:
         """The sample that the original dataset would have made; `random` are other random transforms."""
-        return with_results(decoded[1], self.results(self.random if random is None else random, decoded))
-
-    def results(self, random: Sequence[Sequence[Transform]], decoded: Any) -> list[Inputs]:
-        """What some random transforms make of the inputs of each call."""
-        positions, _, calls = decoded
-        return [apply(random[position], inputs) for position, inputs in zip(positions, calls, strict=True)]
+        sample, calls = decoded
+        transforms = self.random if random is None else random
+        return with_results(sample, [apply(transforms[attribute], inputs) for attribute, inputs in calls])
 
     @contextmanager
     def _recording(self) -> Iterator[None]:
         """Replace the dataset's transforms by `_record` for a while."""
         before = [vars(owner)[name] for owner, name in self._attributes]
         try:
-            for position, (owner, name) in enumerate(self._attributes):
-                vars(owner)[name] = partial(self._record, position)
+            for attribute, (owner, name) in enumerate(self._attributes):
+                vars(owner)[name] = partial(self._record, attribute)
             yield
         finally:
             for (owner, name), transform in zip(self._attributes, before, strict=True):
                 vars(owner)[name] = transform
 
-    def _record(self, position: int, *inputs: object, **named: object) -> object:
+    def _record(self, attribute: int, *inputs: object, **named: object) -> object:
         if inputs and named:
             raise TypeError("its transform gets arguments with and without names")
         call = len(self._calls)
-        decoded = apply(self.deterministic[position], named or inputs)
+        decoded = apply(self.deterministic[attribute], named or inputs)
         for value in decoded.values() if isinstance(decoded, dict) else decoded:
             if isinstance(value, Image.Image):
                 value.load()  # while its file is open
-        self._calls.append((position, decoded))
+        self._calls.append((attribute, decoded))
         if named:
             return {name: TransformPlaceholder(call, name) for name in named}
         outputs = tuple(TransformPlaceholder(call, result) for result in range(len(inputs)))
         return outputs if len(outputs) > 1 else outputs[0]
 
 
-class NamedSteps(Dataset[Any]):
-    """Like `TwoStepDataset`, for a dataset whose two steps the user has named.
-
-    Args:
-        probed: the samples of `probes`, decoded; read here if None.
-    """
-
-    deterministic: Sequence[list[Transform]] = ()
-
-    def __init__(
-        self,
-        decode: Transform,
-        transform: Transform,
-        dataset: Any,
-        probes: Sequence[int],
-        probed: list[Any] | None = None,
-    ) -> None:
-        self.decode, self.transform, self._dataset = decode, transform, dataset
-        self.probed = read_probes(self.__getitem__, probes, (decode, dataset)) if probed is None else probed
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, index: int) -> object:
-        with naming(f"sample {index}"):
-            return self.decode(index)
+def named_sample(read: Callable[[int], Any], index: int) -> Any:
+    """What `read` makes of an index; an error is a `DataError` that names the sample."""
+    with naming(f"sample {index}"):
+        return read(index)
 
 
 def with_results(sample: object, results: Sequence[Any]) -> object:
@@ -189,17 +176,13 @@ def single_transforms(transform: Transform) -> list[Transform]:
 def apply(transforms: Sequence[Transform], inputs: Inputs) -> Inputs:
     """Apply transforms one after another."""
     for transform in transforms:
-        try:
-            if isinstance(inputs, dict):
-                inputs = transform(**inputs)
-                continue
-            result = transform(*inputs)
-            if len(inputs) > 1 and not (isinstance(result, tuple | list) and len(result) == len(inputs)):
-                raise TypeError(f"it gets {len(inputs)} arguments and does not return as many results; {ADVICE}")
-            inputs = tuple(result) if len(inputs) > 1 else (result,)
-        except Exception as error:
-            name = getattr(transform, "__name__", type(transform).__name__)
-            raise DataError(f"the transform {name} cannot be applied: {described(error)}") from error
+        if isinstance(inputs, dict):
+            inputs = transform(**inputs)
+            continue
+        result = transform(*inputs)
+        if len(inputs) > 1 and not (isinstance(result, tuple | list) and len(result) == len(inputs)):
+            raise DataError(f"a transform gets {len(inputs)} arguments, and does not return as many results; {ADVICE}")
+        inputs = tuple(result) if len(inputs) > 1 else (result,)
     return inputs
 
 

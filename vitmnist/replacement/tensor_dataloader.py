@@ -2,25 +2,64 @@
 
 from __future__ import annotations
 
-import random
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from itertools import cycle, islice
-from types import FunctionType
+from itertools import chain, cycle, islice
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, default_collate
 
-from vitmnist.replacement.decoded_dataset import DecodedDataLoader
-from vitmnist.replacement.tensor_transforms import DrawnDataset
+from vitmnist.errors import ConfigError, DataError
+from vitmnist.replacement.decoded_dataset import CollateGathered, DecodedDataLoader, TransformedDataset
+from vitmnist.replacement.original import COMPARED_SIZE, check_same_batches, rebuilt, seeded_batch
+from vitmnist.replacement.split_transforms import SplitTransforms
+from vitmnist.replacement.tensor_transforms import (
+    DrawnDataset,
+    can_be_drawn,
+    check_rounding,
+    tensor_transforms,
+)
 from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.store.tree import map_tensors
 
-AHEAD = 2  # batches that are made while the script computes; the samplers of the original are as far ahead as ever
+AHEAD = 2
+"""Batches that are made while the script computes; samplers are read as far ahead as for the original's workers."""
+
+
+def with_tensors(exact: DataLoader[Any], split: SplitTransforms, probes: Sequence[int]) -> DataLoader[Any]:
+    """The replacement whose random transforms get tensors; they are drawn in order if their classes allow it.
+
+    Args:
+        exact: the replacement whose transforms get what they got before.
+
+    Raises:
+        ConfigError: the transforms, or the collate function, make something else of tensors.
+    """
+    dataset: Any = exact.dataset
+    kept = dataset.original, dataset._guard, dataset._samples.with_tensors()
+    transforms = [tensor_transforms(steps) for steps in split.random]
+    make = partial(split.transform, random=transforms)
+    in_workers = rebuilt(exact, TensorDataLoader, dataset=TransformedDataset(*kept, make))
+    probes = probes[: exact.batch_size or COMPARED_SIZE]
+    expected = seeded_batch(dataset, exact.collate_fn, probes)
+    try:
+        check_rounding(seeded_batch(in_workers.dataset, exact.collate_fn, probes), expected)
+    except DataError as error:
+        raise ConfigError(f"transforms='tensor': {error}; use transforms='exact'") from error
+    # A collate function of the user may draw, or ask for its worker.
+    if exact.collate_fn is not default_collate or not all(map(can_be_drawn, chain.from_iterable(transforms))):
+        return in_workers
+    drawn = DrawnDataset(*kept, make, transforms=transforms, threads=exact.num_workers)
+    in_threads = rebuilt(exact, TensorDataLoader, dataset=drawn, collate_fn=CollateGathered(default_collate))
+    try:
+        check_same_batches(in_workers, in_threads)
+    except DataError:  # torchvision draws otherwise for what is no picture
+        return in_workers
+    return in_threads
 
 
 class TensorDataLoader(DecodedDataLoader):
@@ -35,7 +74,7 @@ class TensorDataLoader(DecodedDataLoader):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Draws at once what torch draws in this call."""
         is_drawn = isinstance(self.dataset, DrawnDataset)
-        if is_drawn and self.num_workers and self.in_order and is_documented_seeding(self.worker_init_fn):
+        if is_drawn and self.num_workers and self.in_order and not self.worker_init_fn:
             self.check_transforms()
             return self._from_threads()
         return super().__iter__()
@@ -96,25 +135,3 @@ class TensorDataLoader(DecodedDataLoader):
 
 def _raise(error: Exception) -> NoReturn:
     raise error
-
-
-def is_documented_seeding(function: object) -> bool:
-    """Whether a `worker_init_fn` is None, or the `seed_worker` of https://docs.pytorch.org/docs/stable/notes/randomness.html.
-
-    That one seeds NumPy's and Python's generators, which torchvision's transforms do not use. Any other may set up what
-    its worker computes.
-    """
-    if not isinstance(function, FunctionType):
-        return function is None
-    return _names_and_numbers(function) == _names_and_numbers(_seed_worker)
-
-
-def _names_and_numbers(function: Any) -> tuple[list[str], list[int]]:
-    names = ["np" if name == "numpy" else name for name in function.__code__.co_names]
-    return names, [constant for constant in function.__code__.co_consts if isinstance(constant, int)]
-
-
-def _seed_worker(worker_id: int) -> None:
-    worker_seed = torch.initial_seed() % 2**32
-    np.random.seed(worker_seed)
-    random.seed(worker_seed)

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from vitmnist.data.images import to_tensor
 from vitmnist.data.sources import collate_with
-from vitmnist.errors import ConfigError, DataError, described, naming
+from vitmnist.errors import DataError, naming
 from vitmnist.replacement.decoded_dataset import FetchedBatch, TransformedDataset
-from vitmnist.replacement.split_transforms import Inputs, Transform, apply, with_results
+from vitmnist.replacement.split_transforms import Transform, apply, with_results
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.ordered_map import in_parts
+from vitmnist.store.tree import flatten
 
-TOLERANCE = 8.0
-"""Pixels may differ by so much of 255; resizing alone rounds by up to 5."""
-CONVERTING = ("ToTensor", "PILToTensor", "ToImage")
-"""Transforms that convert PIL images to tensors."""
+TOLERANCE = 3.0
+"""Largest mean difference of a batch from that of PIL images, in percent of its range; rounding makes less than 1."""
 V1, V2 = "torchvision.transforms.transforms", "torchvision.transforms.v2."
 LIKE_V2 = (
     "RandomResizedCrop",
@@ -37,9 +35,9 @@ LIKE_V2 = (
 """Random transforms that draw the same numbers in v1 and v2."""
 RANDOM = ("RandomCrop", *LIKE_V2)
 RESIZING = ("Resize", "CenterCrop", "Pad", "Grayscale")
-"""Transforms that change shapes, in a way that is not random."""
-
-SAME_SHAPE = ("ToFloat", "Normalize", "ConvertImageDtype", "ToDtype", "ToPureTensor")
+"""Deterministic transforms that change shapes."""
+SAME_SHAPE = ("ToFloat", "ToImage", "Normalize", "ConvertImageDtype", "ToDtype", "ToPureTensor")
+"""Deterministic transforms that keep shapes."""
 
 Shape = tuple[int, ...]
 
@@ -85,13 +83,9 @@ def _parameters(kind: type) -> tuple[str, ...]:
     return tuple(inspect.signature(kind).parameters)
 
 
-def tensor_form(transforms: Sequence[Transform]) -> tuple[list[Transform], int]:
-    """The form of some transforms for tensors, and how many of these stand before the conversion to a tensor."""
-    names = list(map(_name, transforms))
-    position = next((place for place, name in enumerate(names) if name in CONVERTING), len(names))
-    steps = list(map(_of_tensor, transforms))
-    steps[position : position + 1] = [ToFloat()] if names[position : position + 1] == ["ToTensor"] else []
-    return steps, position
+def tensor_transforms(transforms: Sequence[Transform]) -> list[Transform]:
+    """The transforms of a PIL image as transforms of a uint8 tensor."""
+    return [step for transform in transforms for step in _of_tensor(transform)]
 
 
 def _name(transform: Transform) -> str:
@@ -100,43 +94,39 @@ def _name(transform: Transform) -> str:
     return kind.__name__ if kind.__module__.startswith((V1, V2, __name__)) else ""
 
 
-def _of_tensor(transform: Any) -> Transform:
+def _of_tensor(transform: Any) -> list[Transform]:
     name = _name(transform)
+    if name == "PILToTensor":
+        return []
+    if name == "ToTensor":
+        return [ToFloat()]
     if name == "Normalize":
-        return Normalize(
-            *(torch.as_tensor(part, dtype=torch.float64).view(-1, 1, 1) for part in (transform.mean, transform.std))
-        )
+        statistics = transform.mean, transform.std
+        return [Normalize(*(torch.as_tensor(part, dtype=torch.float64).view(-1, 1, 1) for part in statistics))]
     is_v1 = type(transform).__module__ == V1
-    return AsV2(transform) if is_v1 and name in ("Resize", *LIKE_V2) else transform
+    return [AsV2(transform) if is_v1 and name in ("Resize", *LIKE_V2) else transform]
 
 
-def picture_difference(results: Iterable[Inputs], expected_results: Iterable[Inputs]) -> tuple[float, float]:
-    """Mean and largest difference, of 255, of pictures as tensors from those of PIL images.
+def check_rounding(batch: object, expected: object) -> None:
+    """Raise `DataError` if a tensor of a batch has another dtype or shape, or differs by more than rounding."""
+    for actual, reference in zip_longest(flatten(batch)[0], flatten(expected)[0]):
+        kinds = [_kind(actual), _kind(reference)]
+        if kinds[0] != kinds[1]:
+            raise DataError(f"the batch has {kinds[0]} where that of PIL images has {kinds[1]}")
+        if not isinstance(reference, Tensor) or torch.equal(actual, reference):
+            continue
+        values = reference.double()
+        value_range = (values.max() - values.min()).item()
+        difference = 100 * (actual.double() - values).abs().mean().item() / max(value_range, 1e-9)
+        if difference > TOLERANCE:
+            raise DataError(
+                f"values differ by {difference:.2g}% of their range from those of PIL images, more than the "
+                f"{TOLERANCE:g}% of rounding"
+            )
 
-    Args:
-        results: what the transforms before the conversion to a tensor make of tensors, for each call.
-        expected_results: what they make of PIL images.
 
-    Raises:
-        ConfigError: a transform makes other pixels of tensors.
-    """
-    means, largest = [], 0.0
-    for (result, *others), (picture, *_) in zip(results, expected_results, strict=True):
-        expected = to_tensor(picture) if isinstance(picture, Image.Image) else picture
-        if others or not isinstance(expected, Tensor):
-            raise ConfigError("transforms='tensor': is for transforms of one picture; use transforms='exact'")
-        if result.shape != expected.shape:
-            raise ConfigError("transforms='tensor': the pictures have other sizes than those of PIL images")
-        # Of the range 0 to 1, if a transform has made floats already.
-        difference = (result.float() - expected.float()).abs() * (255 if expected.is_floating_point() else 1)
-        means.append(difference.mean().item())
-        largest = max(largest, difference.max().item())
-    if largest > TOLERANCE:
-        raise ConfigError(
-            f"transforms='tensor': pixels differ by up to {largest:.3g} of 255 from those of PIL images, more than the "
-            f"{TOLERANCE:g} of rounding; use transforms='exact'"
-        )
-    return sum(means) / max(len(means), 1), largest
+def _kind(value: object) -> str:
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def can_be_drawn(transform: Transform) -> bool:
@@ -156,10 +146,8 @@ def draw(transforms: Sequence[Transform], shape: Shape) -> tuple[list[Transform]
             steps.append(transform)
             shape = tuple(transform(_like(shape).byte()).shape) if name in RESIZING else shape
             continue
-        try:
+        with naming(f"the transform {name}"):  # a crop may be larger than the picture
             steps += _draw(transform, name, _like(shape))
-        except Exception as error:  # such as a crop that is larger than the picture
-            raise DataError(f"the transform {name} cannot be applied: {described(error)}") from error
         if name in ("RandomCrop", "RandomResizedCrop"):
             shape = (shape[0], *transform.size)  # type: ignore[attr-defined]
     return steps, shape
@@ -217,12 +205,8 @@ class DrawnPicture(NamedTuple):
     shape: Shape
 
 
-class DrawnSample(NamedTuple):
-    """A sample with placeholders for its pictures."""
-
-    sample_index: int
-    sample: object
-    pictures: list[DrawnPicture]
+DrawnSample = tuple[int, object, list[DrawnPicture]]
+"""The index of a sample, the sample with placeholders, and its pictures."""
 
 
 class DrawnDataset(TransformedDataset):
@@ -230,89 +214,77 @@ class DrawnDataset(TransformedDataset):
 
     Args:
         transforms: of each attribute of the original.
-        dtype: of a picture after them.
         threads: at least as many as torch uses; in a worker, one.
     """
 
-    def __init__(
-        self,
-        *args: Any,
-        transforms: Sequence[Sequence[Transform]],
-        dtype: torch.dtype,
-        threads: int,
-    ) -> None:
+    def __init__(self, *args: Any, transforms: Sequence[Sequence[Transform]], threads: int) -> None:
         super().__init__(*args)
-        vars(self).update(_transforms=transforms, _dtype=dtype, _threads=min(threads, available_cores()))
+        vars(self).update(_transforms=transforms, _threads=min(threads, available_cores()))
 
     def __getitems__(self, indices: Sequence[int]) -> DrawnBatch:
         """Draws the random parameters of a batch, from torch's generator."""
         transforms = [[part.made() if isinstance(part, AsV2) else part for part in split] for split in self._transforms]
-        drawn: list[DrawnSample] = []
+        samples: list[DrawnSample] = []
         for index in indices:
             with naming(f"sample {index}"):
-                positions, sample, calls = self._samples.load(index, as_views=True)
+                sample, calls = self._samples.load(index, as_views=True)
                 pictures = [
-                    DrawnPicture(image, *draw(transforms[position], tuple(image.shape)))
-                    for position, (image,) in zip(positions, calls, strict=True)
+                    DrawnPicture(image, *draw(transforms[attribute], tuple(image.shape)))
+                    for attribute, (image,) in calls
                 ]
-                drawn.append(DrawnSample(index, sample, pictures))
+                samples.append((index, sample, pictures))
         # In the thread that consumes the batches: glibc returns the memory of threads that end with an epoch.
         batches = [
-            torch.empty((len(pictures), *pictures[0].shape), dtype=self._dtype, device="cpu")
-            for pictures in zip(*(pictures for *_, pictures in drawn), strict=True)
+            torch.empty((len(pictures), *pictures[0].shape), device="cpu")
+            for pictures in zip(*(pictures for *_, pictures in samples), strict=True)
         ]
-        threads = 1 if get_worker_info() else max(torch.get_num_threads(), self._threads)
-        return DrawnBatch(drawn, batches, threads)
+        return DrawnBatch(samples, batches, 1 if get_worker_info() else max(torch.get_num_threads(), self._threads))
 
 
-@dataclass
 class DrawnBatch(FetchedBatch):
-    """The samples of a batch before their transforms are applied.
+    """The samples of a batch before their transforms are applied, in threads.
 
     Args:
-        batches: of the pictures of each call, not filled yet: in rows that follow one another, in place of tensors that
-            are copied into a batch.
+        batches: for the pictures of each call, not filled yet. Pictures are made in their rows, so none is copied.
     """
 
-    drawn: list[DrawnSample]
-    batches: list[Tensor]
-    threads: int
+    def __init__(self, samples: Sequence[DrawnSample], batches: Sequence[Tensor], threads: int) -> None:
+        self.samples, self.batches, self.threads = samples, batches, threads
 
     @property
     def content(self) -> object:
         """The batch, as of torch's `default_collate`."""
-        batches = [(batch, list(batch)) for batch in self.batches]
+        rows_of_calls = [list(batch) for batch in self.batches]
+        samples: list[Any] = [None] * len(self.samples)
+
+        def make(span: slice) -> None:
+            for position in range(*span.indices(len(samples))):
+                index, sample, pictures = self.samples[position]
+                with naming(f"sample {index}"):
+                    pairs = zip(pictures, rows_of_calls, strict=True)
+                    results = [(_made(picture, rows[position]),) for picture, rows in pairs]
+                samples[position] = with_results(sample, results)
 
         def stack(tensors: list[Tensor], *, collate_fn_map: object = None) -> Tensor:
-            for batch, rows in batches:
+            for batch, rows in zip(self.batches, rows_of_calls, strict=True):
                 if all(row is tensor for row, tensor in zip(rows, tensors, strict=True)):
                     return batch
             return torch.stack(tensors)
 
-        return collate_with({Tensor: stack}, self._samples([rows for _, rows in batches]))
-
-    def _samples(self, rows: Sequence[Sequence[Tensor]]) -> list[Any]:
-        """The samples, whose pictures are the rows of their call if these have their shape and dtype."""
-        samples: list[Any] = [None] * len(self.drawn)
-
-        def make(span: slice) -> None:
-            for place in range(*span.indices(len(samples))):
-                index, sample, pictures = self.drawn[place]
-                with naming(f"sample {index}"):
-                    results = [(_made(picture, rows[call][place]),) for call, picture in enumerate(pictures)]
-                samples[place] = with_results(sample, results)
-
         in_parts(make, len(samples), 1, self.threads)
-        return samples
+        return collate_with({Tensor: stack}, samples)
 
 
 def _made(picture: DrawnPicture, row: Tensor) -> Tensor:
     """A picture after its transforms, in a row of the batch if it has the shape and dtype of that."""
     image = picture.image
     for transform in picture.steps:
-        dtype = torch.get_default_dtype() if isinstance(transform, ToFloat) else image.dtype
-        if isinstance(transform, ToFloat | Normalize) and (row.shape, row.dtype) == (image.shape, dtype):
+        fits = isinstance(transform, ToFloat) or (isinstance(transform, Normalize) and image.dtype == row.dtype)
+        if fits and image.shape == row.shape:
             image = transform(image, out=row)
         else:
             (image,) = apply([transform], (image,))
-    return image if image is row or (row.shape, row.dtype) != (image.shape, image.dtype) else row.copy_(image)
+    if image is not row and (image.shape, image.dtype) == (row.shape, row.dtype):
+        row.copy_(image)
+        return row
+    return image

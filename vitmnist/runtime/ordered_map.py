@@ -19,7 +19,8 @@ import torch
 
 from vitmnist.runtime.cpu import limit_to_one_core
 
-JOIN_S = 1.0  # how long closing waits for threads; Python cannot interrupt one that blocks
+JOIN_S = 1.0
+"""Seconds that closing waits for its threads. Python cannot interrupt one that blocks."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

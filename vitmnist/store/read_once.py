@@ -102,10 +102,9 @@ class _Chunks(WrappedDataset, Generic[Chunk]):
         except UserError as error:  # torch would turn a worker's traceback into the message
             return error
         except Exception as error:
-            # A worker's would lose its type; a `StopIteration` would end the samples silently.
-            if get_worker_info() is None and not isinstance(error, StopIteration):
+            if get_worker_info() is None:
                 raise
-            return DataError(described(error))
+            return DataError(described(error))  # torch would raise it without its type
 
 
 def reading_workers(dataset: MapStyleDataset, num_workers: int = 0) -> int:

@@ -28,13 +28,16 @@ LoadImage = Callable[[str, tuple[int, int], Buffer], Image.Image | Tensor]
 """Makes an image of its mode, its size (width, height) and its bytes."""
 IMAGE_MODES = ("1", "L", "LA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "I", "F", "I;16")
 """The modes of PIL images that their bytes describe completely, unlike P, which has a palette."""
-BYTE_MODES = ("L", "LA", "RGB", "RGBA")  # The modes of PIL images with 8 bits for each channel.
-TV_TENSORS = ("Image", "Mask", "Video")  # torchvision's tv_tensors that carry nothing besides their values
+BYTE_MODES = ("L", "LA", "RGB", "RGBA")
+"""The modes of PIL images with 8 bits for each channel."""
+TV_TENSORS = ("Image", "Mask", "Video")
+"""The tv_tensors of torchvision that carry nothing besides their values."""
 PLAIN = "pictures, tensors, arrays, numbers and text in dicts, lists and tuples"
 FOR_FILE = f"a file keeps only {PLAIN}, of one structure; convert it, or use ram"
-ALIGNMENT = 16  # bytes; the largest element of a tensor, complex128
-MAX_GAPS = 2  # a tensor whose elements are further apart in memory, on average, is kept without the gaps
-FILES = ("samples", "spans")  # The fields of a cache that are files.
+MAX_GAPS = 2
+"""Bytes of memory for each byte of a tensor, above which the tensor is kept without what lies between or around it."""
+FILES = ("samples", "spans")
+"""The names of a cache's files."""
 
 
 @dataclass(frozen=True)
@@ -143,17 +146,14 @@ def samples_in_file(
 def pickle_sample(sample: object) -> list[Buffer]:
     """The bytes of a sample, as consecutive parts.
 
-    Tensors keep their strides, and those that share a storage still share it.
+    Tensors keep their strides, and those that share a storage still share it, unless they use less than half of it.
 
     Raises:
         DataError: it cannot be pickled.
     """
-    pickler = _SamplePickler({})
+    pickler = _SamplePickler()
     try:
         pickler.dump(sample)
-        if pickler.extents_grew:  # tensors that share a storage use more of it than was known
-            pickler = _SamplePickler(pickler.extents)
-            pickler.dump(sample)
     except Exception as error:  # any method of an object may fail
         name = getattr(pickler.last, "__qualname__", type(pickler.last).__qualname__)
         raise DataError(
@@ -177,24 +177,18 @@ def unpickle_sample(content: memoryview, load_image: LoadImage, as_views: bool =
 
 
 class _SamplePickler(pickle.Pickler):
-    """Pickles tensors, arrays and images out of band: without the parts of a storage that the sample does not use.
-
-    Args:
-        extents: the first byte that the tensors of the sample use of each storage, by its address, and the last plus 1.
+    """Pickles tensors, arrays and images out of band, and of a large storage only the part that a tensor uses.
 
     Attributes:
-        extents_grew: `extents` were too small for a tensor, so this pickle cannot be used.
         buffers: the bytes of tensors, arrays and PIL images.
         last: the object that was pickled last, to name it if it cannot be.
     """
 
-    def __init__(self, extents: dict[int, tuple[int, int]]) -> None:
+    def __init__(self) -> None:
         self.head = io.BytesIO()
         self.buffers: list[Buffer] = []
         super().__init__(self.head, protocol=5, buffer_callback=lambda buffer: self.buffers.append(buffer.raw()))
-        self.extents, self.extents_grew = extents, False
         self.last: object = None
-        self._storages: dict[int, _Storage] = {}
 
     def persistent_id(self, value: object) -> tuple[str, tuple[int, int]] | None:
         if not isinstance(value, Image.Image) or value.mode not in IMAGE_MODES:
@@ -204,31 +198,26 @@ class _SamplePickler(pickle.Pickler):
 
     def reducer_override(self, value: object) -> Any:
         self.last = value
-        if type(value) is _Storage:
-            return _from_buffer, (pickle.PickleBuffer(value.content),)
+        if type(value) is torch.UntypedStorage:
+            return _from_buffer, (pickle.PickleBuffer(_bytes_of(value, 0, value.nbytes())),)
         if type(value) is not Tensor or value.layout != torch.strided or value.device.type != "cpu":
             return NotImplemented
         if value.requires_grad or value.is_conj() or value.is_neg() or value.is_nested:
             return NotImplemented  # torch pickles these itself
-        return self._reduce_tensor(value)
+        tensor = _without_gaps(value)
+        layout = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+        return _load_tensor, (tensor.untyped_storage(), tensor.dtype, *layout)
 
-    def _reduce_tensor(self, tensor: Tensor) -> tuple[object, ...]:
-        steps = zip(tensor.shape, tensor.stride(), strict=True)
-        span = 1 + sum((int(size) - 1) * stride for size, stride in steps) if tensor.numel() else 0
-        if span > MAX_GAPS * tensor.numel():
-            tensor, span = tensor.clone(), tensor.numel()
-        itemsize, address = tensor.itemsize, tensor.untyped_storage().data_ptr()
-        first = int(tensor.storage_offset()) * itemsize
-        start, stop = first - first % ALIGNMENT, first + span * itemsize
-        low, high = self.extents.setdefault(address, (start, stop))
-        if start < low or stop > high:
-            self.extents[address] = min(start, low), max(stop, high)
-            self.extents_grew = True
-        if address not in self._storages:
-            self._storages[address] = _Storage(tensor, *self.extents[address])
-        storage = self._storages[address]
-        offset = (first - storage.start) // itemsize
-        return _load_tensor, (storage, tensor.dtype, offset, tuple(tensor.shape), tensor.stride())
+
+def _without_gaps(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy if most of its storage, or of the span of its elements, is not used by it."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    span = 1 + sum((int(size) - 1) * stride for size, stride in steps) if tensor.numel() else 0
+    if span > MAX_GAPS * tensor.numel():
+        return tensor.clone()
+    if tensor.untyped_storage().nbytes() > MAX_GAPS * span * tensor.itemsize:
+        return tensor.as_strided((span,), (1,)).clone().as_strided(tensor.shape, tensor.stride())
+    return tensor
 
 
 class _SampleUnpickler(pickle.Unpickler):
@@ -236,14 +225,6 @@ class _SampleUnpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> object:
         return self.load_image(pid)
-
-
-class _Storage:
-    """Some bytes of the storage of a tensor; refers to it, so that no other storage gets its address."""
-
-    def __init__(self, tensor: Tensor, start: int, stop: int) -> None:
-        self.start, self.storage = start, tensor.untyped_storage()
-        self.content = _bytes_of(self.storage, start, stop)
 
 
 def _load_tensor(

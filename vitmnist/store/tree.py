@@ -148,27 +148,25 @@ def _is_same(actual: Any, expected: object, compared: Compared) -> bool:
     if (pair := (id(actual), id(expected))) in compared:  # they refer to themselves
         return True
     compared[pair] = actual, expected  # keeps them, so that no other object gets their number
-    if isinstance(expected, Tensor):
-        if actual.requires_grad != expected.requires_grad:
-            return False
-        if expected.is_nested:  # a jagged one gets another symbolic size in each call
-            return not _find_difference(list(actual.unbind()), list(expected.unbind()), compared)
-    if not isinstance(expected, Tensor) or expected.layout != torch.strided:
-        return not _find_difference(_parts(actual), _parts(expected), compared)
+    if isinstance(expected, Tensor) and expected.is_nested:  # a jagged one gets another symbolic size in each call
+        return not _find_difference(list(actual.unbind()), list(expected.unbind()), compared)
+    if isinstance(expected, Tensor) and expected.layout == actual.layout == torch.strided:
+        is_equal = _tensor_content(actual) == _tensor_content(expected)
+        return is_equal and not _find_difference(_attributes(actual), _attributes(expected), compared)
+    return not _find_difference(_parts(actual), _parts(expected), compared)
+
+
+def _tensor_content(tensor: Tensor) -> tuple[object, ...]:
+    """Everything that a strided tensor is, without the attributes of a subclass."""
     with torch._C.DisableTorchFunctionSubclass():
-        formats = [(tensor.shape, tensor.dtype, _memory_format(tensor)) for tensor in (actual, expected)]
-        if formats[0] != formats[1]:
-            return False
-        plain = [
-            tensor.detach().as_subclass(Tensor).cpu().resolve_conj().resolve_neg() for tensor in (actual, expected)
-        ]
-    bits = [torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.flatten()) for tensor in plain]
-    are_equal = torch.equal(*(values.view(torch.uint8) for values in bits))
-    return are_equal and not _find_difference(_attributes(actual), _attributes(expected), compared)
+        plain = tensor.detach().as_subclass(Tensor).cpu().resolve_conj().resolve_neg()
+        values = torch.empty(plain.numel(), dtype=plain.dtype).copy_(plain.flatten()).view(torch.uint8)
+        memory_format = [dim for dim in stride_order(tensor) if tensor.shape[dim] > 1]
+        return tensor.requires_grad, tensor.dtype, tensor.shape, memory_format, values.numpy().tobytes()
 
 
 def _attributes(tensor: Tensor) -> dict[str, object]:
-    """Those of a subclass, such as the format of bounding boxes."""
+    """The attributes of a subclass, such as the format of bounding boxes."""
     attributes = getattr(tensor, "__dict__", {})
     return {name: _without_ids(value) if name in TRACES else value for name, value in attributes.items()}
 
@@ -177,10 +175,6 @@ def _without_ids(trace: object) -> object:
     if isinstance(trace, dict):
         return {key: _without_ids(value) for key, value in trace.items() if key != "id"}
     return list(map(_without_ids, trace)) if isinstance(trace, list) else trace
-
-
-def _memory_format(tensor: Tensor) -> list[int]:
-    return [dim for dim in stride_order(tensor) if tensor.shape[dim] > 1]
 
 
 def _parts(value: object) -> object:

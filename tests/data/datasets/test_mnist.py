@@ -13,8 +13,9 @@ from torchvision import datasets as torchvision_datasets
 
 from tests.conftest import write_idx, write_mnist_like
 from vitmnist.data.channel_statistics import channel_statistics
-from vitmnist.data.datasets.base import Dataset, held_out, load_dataset
+from vitmnist.data.datasets.base import Dataset, load_dataset
 from vitmnist.data.datasets.standard import BUNDLED_MNIST, FILES
+from vitmnist.data.preparation import held_out
 from vitmnist.errors import ConfigError, DataError
 
 

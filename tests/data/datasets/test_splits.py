@@ -14,8 +14,9 @@ from tests.conftest import CallHere, Printed, Train, result_of
 from tests.data.datasets.test_image_folder import CLASSES, check_loaders, draw, folder, load, overrides
 from vitmnist.cli.evaluate import main as evaluate_main
 from vitmnist.data.channel_statistics import channel_statistics
-from vitmnist.data.datasets.base import Dataset, held_out
+from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.images import to_tensor
+from vitmnist.data.preparation import held_out
 from vitmnist.errors import ConfigError, DataError
 
 __all__ = ["folder"]  # a fixture

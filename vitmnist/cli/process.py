@@ -29,12 +29,12 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Start:
+class TrainingProcess:
     """The state of this process while it starts and trains a run or sweep.
 
     Args:
         typed: the command line.
-        resources: the lock of the folder and the like, released at the end.
+        resources: what is released at the end, such as the lock of the folder.
         folder: the output folder of the run or sweep, once it is locked.
         resume_with: the arguments that resume the run or sweep.
     """
@@ -81,34 +81,34 @@ class Start:
 
 
 @contextmanager
-def exit_with_message(start: Start) -> Iterator[None]:
+def exit_with_message(process: TrainingProcess) -> Iterator[None]:
     """Turn an exception in the block into one message and an exit code, on the first rank that fails."""
     logging.raiseExceptions = False  # a closed pipe (`| head`) must not print tracebacks of the logging module
     try:
-        with handled_by(lambda *_: end_interrupted(start.hint()), signal.SIGINT), start.resources:
+        with handled_by(lambda *_: end_interrupted(process.hint()), signal.SIGINT), process.resources:
             yield
         sys.stdout.flush()
     except SystemExit:
         raise
     except BaseException as error:
-        _exit(start, start.world.first_failure(error))
+        _exit(process, process.world.first_failure(error))
     finally:
         # Torch takes a second to leave; a signal in that time must not make a completed run look like a failed one.
         atexit.register(ignore_stopping)
-    start.world.disconnect()
+    process.world.disconnect()
 
 
-def _exit(start: Start, error: BaseException) -> None:
-    failure = describe(error, start.typed)
+def _exit(process: TrainingProcess, error: BaseException) -> None:
+    failure = describe(error, process.typed)
     if failure.status == "interrupted":
-        log.warning("%s%s", failure.message, start.hint())  # to stderr, if Hydra has not configured logging yet
+        log.warning("%s%s", failure.message, process.hint())  # to stderr, if Hydra has not configured logging yet
         sys.exit(failure.exit_code)
-    if start.is_training and start.folder and (start.folder / "result.json").exists():
-        log.info("failed; results: %s", display_path(start.folder))
-    if not start.is_training and not failure.is_user_error:  # raised by Hydra's grammar, or by a sweeper
+    if process.is_training and process.folder and (process.folder / "result.json").exists():
+        log.info("failed; results: %s", display_path(process.folder))
+    if not process.is_training and not failure.is_user_error:  # raised by Hydra's grammar, or by a sweeper
         message = f"{failure.message} (HYDRA_FULL_ERROR=1 shows the traceback)"
         failure = replace(failure, message=message, is_user_error=True)
-    if isinstance(error, PeerError) and not start.world.is_main:
+    if isinstance(error, PeerError) and not process.world.is_main:
         sys.exit(failure.exit_code)  # the rank that failed shows its message, and rank 0 repeats it
     end(error, failure)
 
