@@ -97,7 +97,8 @@ class Result:
 
     def _steps(self) -> int:
         images = (self.dataset or {}).get("train_size", 0)
-        return len(self.epochs) * math.ceil(images / (self.config or {}).get("batch_size", math.inf))
+        batches: int = math.ceil(images / (self.config or {}).get("batch_size", math.inf))
+        return len(self.epochs) * batches
 
     def write(self, folder: Path) -> None:
         """Write `result.json` into `folder` atomically.
