@@ -236,7 +236,7 @@ class Trainer:
             name = self.world.broadcast_object(lambda: selection.name if selection else None)
             values = LOADERS.complete({"name": name})
         # All together, because the first loader may leave no room for the second.
-        needs = sum((needs_of(values, *part, self.device) for part in sets), Memory())
+        needs = sum((needs_of(values["name"], part, self.device) for part in (train, evaluated)), Memory())
         check_fits(values["name"], needs, self.device, others=("ram", "cache", "disk"))
         loaders = [self.loader_stack.enter_context(LOADERS.build(values, *part, self.device)) for part in sets]
         step.compile(loaders[0])

@@ -148,7 +148,7 @@ class Observer:
         if loop is None:
             loop = Loop(info, copy)
             self.loops.append(loop)
-        loop.info, loop.copy, loop.loader = info, copy, weakref.ref(loader)
+        loop.info, loop.copy, loop.loader_ref = info, copy, weakref.ref(loader)
         return loop
 
 
@@ -158,7 +158,7 @@ class ObservedIterator:
     def __init__(self, observer: Observer, loop: Loop, pass_: Pass, iterator: Iterator[object]) -> None:
         self._observer, self._loop, self._pass, self._iterator = observer, loop, pass_, iterator
         self._returned: tuple[float, float] | None = None  # Clock and processor time at the last batch
-        pass_.iterator = weakref.ref(self)
+        pass_.iterator_ref = weakref.ref(self)
 
     def __iter__(self) -> ObservedIterator:
         return self
@@ -188,7 +188,7 @@ class ObservedIterator:
             loop.batches += 1
             pass_.batches += 1
         if not self._returned:
-            pass_.first_batch = _reference(batch)
+            pass_.first_batch_ref = _reference(batch)
         self._returned = perf_counter(), process_time()
         return batch
 

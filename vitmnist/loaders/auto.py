@@ -154,7 +154,7 @@ class LoaderTrials(Benchmark):
     def build(self, name: str) -> Candidate:
         """A loader, if there is memory for it next to the model and the loaders that were built before."""
         values, data = LOADERS.complete({"name": name}), self.data_for(name)
-        check_fits(name, needs_of(values, data, self.sampler, self.device), self.device, self.model_memory)
+        check_fits(name, needs_of(name, data, self.device), self.device, self.model_memory)
         started = time.perf_counter()
         loader = LOADERS.build(values, data, self.sampler, self.device)
         set_up_s = time.perf_counter() - started
