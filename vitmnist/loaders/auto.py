@@ -25,7 +25,7 @@ from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.memory import Memory, check_fits, peak_memory
 from vitmnist.store.tree import map_tensors
 from vitmnist.timing.benchmark import Benchmark, Candidate, Step, as_one_argument_step, rows_of
-from vitmnist.timing.table import Figure, Row, format_rows
+from vitmnist.timing.table import Row, Spread, format_rows
 
 
 @dataclass
@@ -164,7 +164,7 @@ class LoaderTrials(Benchmark):
         return candidate
 
 
-def _reason(chosen: str, epochs_s: Mapping[str, Figure]) -> str:
+def _reason(chosen: str, epochs_s: Mapping[str, Spread]) -> str:
     """Why a loader was chosen, and which others are within noise of it: their ranges overlap with its own."""
     best = epochs_s[chosen]
     text = f"{best.median:.3g} s an epoch expected, the least"

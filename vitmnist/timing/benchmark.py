@@ -20,7 +20,7 @@ from tqdm import tqdm
 from vitmnist.errors import described
 from vitmnist.runtime.cpu import NOTICEABLE
 from vitmnist.runtime.timer import EpochTimer
-from vitmnist.timing.table import Figure, Row
+from vitmnist.timing.table import Row, Spread
 
 BLOCKS = 5  # Timed blocks of each candidate; their range is the noise.
 WARM_UP = 2  # Batches of the first block, which is not counted: a step may compile, and memory is touched first.
@@ -212,8 +212,8 @@ def rows_of(candidates: Sequence[Candidate], length: float | None, is_compared: 
         if candidate.error or not candidate.blocks:
             rows.append(Row(candidate.name, error=candidate.error or "it gave no batch"))
             continue
-        batch_s = Figure.of(block.batch_s for block in candidate.blocks)
-        epoch_s = None if length is None else Figure.of(block.epoch_s(length) for block in candidate.blocks)
+        batch_s = Spread.of(block.batch_s for block in candidate.blocks)
+        epoch_s = None if length is None else Spread.of(block.epoch_s(length) for block in candidate.blocks)
         waiting_pct, pays_from = None, None
         if candidate.step:
             waiting_pct = median(block.waiting_pct(2 if length is None else length) for block in candidate.blocks)
