@@ -35,8 +35,6 @@ class Observer:
     def __init__(self, steps: int | None, warm_up: int, stop: bool) -> None:
         self.steps, self.warm_up, self.stop = steps, warm_up, stop
         self.loops: list[Loop] = []
-        self.started = perf_counter()
-        self.first_iter: float | None = None
         self.ended: float | None = None
         self.is_stopped = False
         self.is_warm = not warm_up
@@ -128,7 +126,6 @@ class Observer:
         self.check_limits()
         loop = self._loop_of(loader)
         now = perf_counter()
-        self.first_iter = self.first_iter or now
         for other in self.loops:
             for pass_ in other.passes[-1:]:
                 pass_.next_iter = pass_.next_iter or now
