@@ -120,7 +120,8 @@ def test_the_documented_project_trains_sweeps_resumes_evaluates_predicts_and_exp
     assert "cannot be imported" not in ended.stderr
     assert "model: cnn, resnet, vit" in ended.stdout
     first = result_of(project / "runs" / "first")
-    assert (first["choices"]["model"], first["choices"]["loss"], len(first["epochs"])) == ("resnet", "focal", 7)
+    assert (first["config"]["model"]["name"], first["config"]["loss"]["name"]) == ("resnet", "focal")
+    assert len(first["epochs"]) == 7
     rows = list(csv.DictReader((project / "runs" / "sweep" / "report.csv").read_text().splitlines()))
     assert [row["status"].partition(",")[0] for row in rows] == ["completed"] * 4
 

@@ -251,7 +251,8 @@ def test_the_documented_examples_are_trained(tmp_path: Path) -> None:
     )
     assert ended.returncode == 0, ended.stderr
     result = result_of(folder / "run")
-    assert (result["choices"]["model"], result["choices"]["loader"]) == ("mlp", "indexed")
+    config = result["config"]
+    assert (config["model"]["name"], config["data"]["loader"]["name"]) == ("mlp", "indexed")
     assert result["epochs"][0]["eval_acc"] <= result["epochs"][0]["eval_top5"] <= 100
     assert "eval_top5" in (folder / "run" / "epochs.csv").read_text()
     assert len((folder / "run" / "epochs.jsonl").read_text().splitlines()) == 1

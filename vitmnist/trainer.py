@@ -45,7 +45,7 @@ from vitmnist.tracking.epoch_record import EpochRecord, Monitor, check_metrics, 
 from vitmnist.tracking.images import epoch_images
 from vitmnist.tracking.log import log_early_stop, log_epoch, log_setup, log_test, log_verdict
 from vitmnist.tracking.loggers import LOGGERS, Logger, parse_loggers
-from vitmnist.tracking.result import Result, choices_of, recording_outcome
+from vitmnist.tracking.result import Result, recording_outcome
 from vitmnist.training.fine_tuning import scale_learning_rates
 from vitmnist.training.loop import AfterStep, EpochProgress, Predictions, evaluate, train_epoch
 from vitmnist.training.setup import build_model, check_batch_norm, check_config, read_dataset, train_sampler
@@ -117,13 +117,9 @@ class Trainer:
         self.stack = ExitStack()
         """Closes loaders and loggers."""
         self.loader_stack = self.stack.enter_context(ExitStack())
-        values = to_plain_dict(config)
         self.result = Result(
             overrides=overrides,
-            choices=choices_of(values),
-            config=values,
-            batch_size=config.batch_size,
-            seed=config.seed,
+            config=to_plain_dict(config),
             device=str(self.device),
             distributed={"ranks": world.size} if world.size > 1 else None,
         )
@@ -240,7 +236,7 @@ class Trainer:
             name = self.world.broadcast_object(lambda: selection.name if selection else None)
             values = LOADERS.complete({"name": name})
         # All together, because the first loader may leave no room for the second.
-        needs = sum((needs_of(values, *part, self.device) for part in sets), Memory())
+        needs = sum((needs_of(values["name"], part, self.device) for part in (train, evaluated)), Memory())
         check_fits(values["name"], needs, self.device, others=("ram", "cache", "disk"))
         loaders = [self.loader_stack.enter_context(LOADERS.build(values, *part, self.device)) for part in sets]
         step.compile(loaders[0])
@@ -286,7 +282,6 @@ class Trainer:
         """Record dataset, loader choice, options of the step and environment."""
         result, world = self.result, self.world
         if loaders.selection:
-            result.choices["loader"] = loaders.selection.name
             result.auto = asdict(loaders.selection)
         result.loader, result.eval_split = {**loaders.train.settings}, dataset.eval_split
         result.trainer, result.compile_s = asdict(step.config), step.compile_s or None

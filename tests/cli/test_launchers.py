@@ -25,7 +25,7 @@ def test_two_jobs_at_once_end_in_one_report(launcher: str, module: str, tiny_roo
     ended = start_program(tmp_path, *typed)
     assert ended.returncode == 0, ended.stderr
     results = [result_of(folder) for folder in sorted((tmp_path / "here").glob("[0-9]-*"))]
-    assert [(result["status"], result["seed"], len(result["epochs"])) for result in results] == [
+    assert [(result["status"], result["config"]["seed"], len(result["epochs"])) for result in results] == [
         ("completed", 1, 80),
         ("completed", 2, 80),
     ]

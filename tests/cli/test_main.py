@@ -30,8 +30,9 @@ def test_a_run_leaves_its_records(succeed: Printed, quick: list[str], tmp_path: 
     result = result_of(folder)
     assert (result["status"], result["error"]) == ("completed", None)
     assert ("data/loader=gpu_slice" in result["overrides"], result["config"]["logger"]) == (True, ["tensorboard"])
-    assert (result["choices"]["loader"], result["choices"]["model"]) == ("gpu_slice", "cnn")
-    assert (result["batch_size"], result["seed"], result["device"]) == (6, 5, "cpu")
+    config = result["config"]
+    assert (config["data"]["loader"]["name"], config["model"]["name"]) == ("gpu_slice", "cnn")
+    assert (config["batch_size"], config["seed"], result["device"]) == (6, 5, "cpu")
     assert (result["dataset"]["train_size"], result["dataset"]["test_size"]) == (23, 7)
     assert len(set(result["dataset"]["sha256"].values())) == 4
     assert result["environment"]["torch"]
@@ -42,9 +43,7 @@ def test_a_run_leaves_its_records(succeed: Printed, quick: list[str], tmp_path: 
         assert epoch["images_per_s"] == pytest.approx(23 / epoch["train_s"])
         assert epoch["host_peak_mib"] is None or epoch["host_peak_mib"] > 50
         assert epoch["gpu_peak_mib"] is None
-    assert result["summary"]["epoch_s_median"] == result["epochs"][1]["epoch_s"]
-    assert result["summary"]["eval_acc_last"] == result["epochs"][1]["eval_acc"]
-    assert (result["summary"]["setup_s"] > 0, result["summary"]["compile_s"]) == (True, None)
+    assert (result["setup_s"] > 0, result["compile_s"]) == (True, None)
     assert yaml.safe_load((folder / ".hydra" / "config.yaml").read_text()) == result["config"]
     assert yaml.safe_load((folder / ".hydra" / "overrides.yaml").read_text()) == result["overrides"]
     assert re.match(r"\d\d:\d\d:\d\d  ", printed)

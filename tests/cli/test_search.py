@@ -76,9 +76,9 @@ def test_whole_numbers_and_groups_are_searched(succeed: Printed, quick: list[str
     values = [result["epochs"][-1]["eval_acc"] for result in results]
     best = best_of(tmp_path / "here")
     assert best["best_value"] == max(values)
-    assert results[best["best_trial"]]["batch_size"] == best["best_params"]["batch_size"]
-    assert results[best["best_trial"]]["choices"]["optimizer"] == best["best_params"]["optimizer"]
-    assert all(3 <= result["batch_size"] <= 9 for result in results)
+    assert results[best["best_trial"]]["config"]["batch_size"] == best["best_params"]["batch_size"]
+    assert results[best["best_trial"]]["config"]["optimizer"]["name"] == best["best_params"]["optimizer"]
+    assert all(3 <= result["config"]["batch_size"] <= 9 for result in results)
 
 
 def test_failed_trials_end_no_search(refuse: Printed, train_here: Train, quick: list[str], tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from vitmnist import from_dataloader
 from vitmnist.diagnosis.candidates import decode_part, time_parts
 from vitmnist.diagnosis.imitated_step import ImitatedStep, best_change, try_loaders
 from vitmnist.diagnosis.loops import LoaderInfo, Loop, Pass
-from vitmnist.timing.table import Figure, Row, format_rows
+from vitmnist.timing.table import Row, Spread, format_rows
 
 
 def ones(index: int) -> Tensor:
@@ -138,5 +138,5 @@ def test_a_change_is_named_if_the_epochs_of_the_script_pay_for_it(
     epoch_s: float, set_up_s: float | None, epochs: float, expected: str | None
 ) -> None:
     """Of epochs that take a second now."""
-    rows = [Row("as it is", epoch_s=Figure.of([1.0])), Row("x", None, Figure.of([epoch_s]), 0.0, set_up_s, 1, "x")]
+    rows = [Row("as it is", epoch_s=Spread.of([1.0])), Row("x", None, Spread.of([epoch_s]), 0.0, set_up_s, 1, "x")]
     assert best_change([*rows, Row("failed", error="why", change="y")], epochs) == expected

@@ -23,7 +23,7 @@ from vitmnist.auditing import left_since, running
 from vitmnist.diagnosis.measure import Diagnosis
 from vitmnist.errors import DataError
 from vitmnist.timing.benchmark import Candidate
-from vitmnist.timing.table import Bottleneck, Figure, Row, format_rows
+from vitmnist.timing.table import Bottleneck, Row, Spread, format_rows
 
 SLOW_S = 0.005
 ENOUGH_S = 600.0  # that the time is over for no measurement, however busy the machine is
@@ -218,9 +218,9 @@ def test_a_loop_keeps_its_persistent_workers() -> None:
 def test_the_bound_is_of_the_step_alone_and_never_below_the_table(
     step_s: float, fastest_s: float | None, bottleneck: Bottleneck, expected: str
 ) -> None:
-    times = [Figure.of([seconds]) for seconds in (0.010, step_s, 0.030)]
-    rows = [Row("from_dataloader", batch_s=Figure.of([fastest_s]))] if fastest_s else []
-    found = Diagnosis(*times, waiting_pct=Figure.of([5.0]), steps=20, rows=rows)
+    times = [Spread.of([seconds]) for seconds in (0.010, step_s, 0.030)]
+    rows = [Row("from_dataloader", batch_s=Spread.of([fastest_s]))] if fastest_s else []
+    found = Diagnosis(*times, waiting_pct=Spread.of([5.0]), steps=20, rows=rows)
     assert found.bottleneck is bottleneck
     assert f"{bottleneck.value}: {expected}" in str(found)
     few = "no verdict: it needs 20 steps, and only 19 were measured; give larger batches= or seconds="

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from vitmnist import make_loader
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource, TensorSet
 from vitmnist.errors import ConfigError, DataError
+from vitmnist.loaders import auto as auto_module
 from vitmnist.loaders.auto import AutoOptions, LoaderSelection, select_loader
 from vitmnist.loaders.base import LOADERS, Batches, Loader, Place
 from vitmnist.loaders.make_loader import loadable
@@ -64,10 +64,6 @@ def registered(own_loaders: None) -> None:
 
 def chosen(*names: str, data: TensorSet = TENSORS, **options: object) -> LoaderSelection:
     return select_loader(AutoOptions(candidates=list(names), **{"batches": 5, **options}), data, SAMPLER, CPU)[0]
-
-
-def stepping(step: Callable[[object], object]) -> Callable[[Loader], Candidate]:
-    return lambda loader: Candidate(loader, CPU, step)
 
 
 @pytest.mark.usefixtures("registered")
@@ -120,18 +116,15 @@ def test_what_a_loader_keeps_decides_what_auto_builds_it_from(
 
 @pytest.mark.usefixtures("registered")
 def test_auto_leaves_the_model_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`ram` would fit by itself, but not next to the model's step, which is measured."""
+    """`ram` would fit by itself, but not next to the model's step, which takes 256 MiB."""
     size = MAPPED.nbytes
     monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=size + 2**27))
-    sizes = chain([2**28], repeat(1))  # 256 MiB at first: the process's memory varies by a few MiB by itself
-
-    def step(batch: object) -> None:
-        torch.ones(next(sizes), dtype=torch.uint8)
-
+    monkeypatch.setattr(auto_module, "peak_memory", lambda work, device: Memory(host=2**28))
     options = AutoOptions(batches=5, candidates=["ram", "gpu_slice", "slow"])
-    selection, _ = select_loader(options, MAPPED, SAMPLER, CPU, as_candidate=stepping(step))
+    as_candidate = partial(Candidate, device=CPU, step=lambda batch: None)
+    selection, _ = select_loader(options, MAPPED, SAMPLER, CPU, as_candidate=as_candidate)
     assert selection.name == "slow"
-    assert re.search(r"ram: the set takes .*, and the model needs \d\d\d\.\d MiB too", selection.table())
+    assert re.search(r"ram: the set takes .*, and the model needs 256\.0 MiB too", selection.table())
     assert select_loader(options, MAPPED, SAMPLER, CPU)[0].name != "slow"
 
 
@@ -144,7 +137,7 @@ def test_a_run_with_auto_learns_what_any_run_learns(train_here: Train, quick: li
     found = result_of(tmp_path / "automatic")
     assert {"gpu_slice", "ram", "prefetch", "disk"} <= {row["name"] for row in found["auto"]["candidates"]}
     assert all(row["epoch_s"]["low"] > 0 and row["error"] is None for row in found["auto"]["candidates"])
-    assert found["choices"]["loader"] == found["auto"]["name"] != "auto"
+    assert found["auto"]["name"] != "auto"
     assert f"chosen: {found['auto']['name']}, {found['auto']['reason']}" in ended.stdout
     assert train_here(*quick, *step, "data/loader=ram", "hydra.run.dir=by_hand").returncode == 0
     assert_same_run(tmp_path / "automatic", tmp_path / "by_hand")

@@ -61,8 +61,8 @@ def test_options_of_a_trainer_have_columns_and_loaders_are_named_with_base_and_a
     for number, base in enumerate(("ram", "disk")):
         loader = {"name": "prefetch", "queue_size": 2, "base": {"name": base}}
         run(tmp_path / "loaders" / str(number), config={"data.loader": loader})
-    for number, choice in enumerate(("ram", "auto"), 2):
-        run(tmp_path / "loaders" / str(number), "auto", choices={"loader": choice})
+    for number, auto in enumerate(({"name": "ram"}, None), 2):
+        run(tmp_path / "loaders" / str(number), "auto", auto=auto)
     labels = [row["data/loader"] for row in table(the_only(tmp_path / "loaders"))]
     assert labels == ["prefetch of ram", "prefetch of disk", "auto: ram", "auto"]
 

@@ -15,9 +15,7 @@ import torch
 from vitmnist import make_loader
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import TensorSet
-from vitmnist.loaders.base import INDEX_NBYTES
-from vitmnist.loaders.decoded import GpuSliceLoader
-from vitmnist.registry import NoOptions
+from vitmnist.loaders.base import INDEX_NBYTES, needs_of
 from vitmnist.runtime import memory
 from vitmnist.runtime.memory import DoesNotFitError, Memory, check_fits, free_memory, host_peak, reset_host_peak
 
@@ -56,11 +54,10 @@ def test_memory_on_a_gpu_is_counted_apart(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_sets_memory_is_judged_at_its_real_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=2**30, device=2**30))
-    needs = GpuSliceLoader.needs
     for dtype, size in ((torch.uint8, 1), (torch.float64, 8)):
         arrays = TensorSet(torch.zeros(23, 3, dtype=dtype), torch.zeros(23, dtype=torch.int64))
         expected = 23 * (3 * size + 8 + INDEX_NBYTES)
-        assert needs(NoOptions(), arrays, SAMPLER, torch.device("cuda")).device == expected
+        assert needs_of("gpu_slice", arrays, torch.device("cuda")).device == expected
 
 
 def test_free_and_peak_memory_are_those_of_the_machine() -> None:

@@ -66,7 +66,6 @@ def run(
     content = {
         "status": "completed",
         "config": values,
-        "choices": {"loader": loader},
         "began_at": 0.0,
         "ended_at": 0.0,
         "epochs": [epoch(time) for time in times],

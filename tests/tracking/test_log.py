@@ -25,7 +25,7 @@ def test_a_run_ends_with_what_limited_it_and_no_bound_that_was_not_measured(
     waiting_pct: float, train_size: int, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     record = {metric.name: 1.0 for metric in epoch_metrics().values()} | {"epoch": 0, "data_wait_pct": waiting_pct}
-    result = Result(epochs=[record], batch_size=50, dataset={"train_size": train_size})
+    result = Result(epochs=[record], config={"batch_size": 50}, dataset={"train_size": train_size})
     with caplog.at_level(logging.INFO):
         log_verdict(result)
     assert caplog.messages == [message]

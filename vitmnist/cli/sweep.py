@@ -37,7 +37,7 @@ from vitmnist.runtime.files import display_path
 from vitmnist.runtime.run_folder import InUseError, has_checkpoint, locked
 from vitmnist.runtime.signals import StopSignal, interruption
 from vitmnist.runtime.world import launched
-from vitmnist.tracking.result import Result, choices_of, read_run
+from vitmnist.tracking.result import Result, read_run
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +172,7 @@ class Job:
         self.failed.add(folder.name)
         if not (folder / "result.json").exists():
             config: Any = OmegaConf.to_container(composed, enum_to_str=True)
-            refused = Result(overrides=overrides, choices=choices_of(config), config=config)
+            refused = Result(overrides=overrides, config=config)
             refused.error, refused.exit_code = failure.message, failure.exit_code
             with suppress(OSError):
                 refused.write(folder)

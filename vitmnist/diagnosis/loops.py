@@ -67,14 +67,14 @@ class Pass:
 
     Args:
         last: the end of its last `next()`.
-        iterator: a weak reference to the iterator; `first_batch` is one to its first batch.
+        iterator_ref: a weak reference to the iterator; `first_batch_ref` is one to its first batch.
         next_iter: when another pass began after its last `next()`.
     """
 
     began: float
     last: float
-    iterator: Callable[[], object] = object
-    first_batch: Callable[[], object] = object
+    iterator_ref: Callable[[], object] = object
+    first_batch_ref: Callable[[], object] = object
     batches: int = 0
     is_exhausted: bool = False
     next_iter: float | None = None
@@ -82,7 +82,11 @@ class Pass:
     @property
     def is_open(self) -> bool:
         """Whether it may go on."""
-        return not self.is_exhausted and self.iterator() is not None
+        return not self.is_exhausted and self.iterator_ref() is not None
+
+    def end(self, step_s: float) -> float:
+        """Its end; after a `break`, the script works on the last batch for a step, or until the next pass."""
+        return self.last if self.is_exhausted else min(self.last + step_s, self.next_iter or inf)
 
 
 @dataclass
@@ -92,13 +96,13 @@ class Loop:
     Args:
         copy: a plain `DataLoader` with the settings of the last one; None if it cannot be built. The script may have
             dropped its own.
-        loader: a weak reference to the last one.
+        loader_ref: a weak reference to the last one.
         steps_s: times between two requests for batches; `steps_cpu_s` is the processor time of all of them.
     """
 
     info: LoaderInfo
     copy: DataLoader[object] | None
-    loader: Callable[[], object] = object
+    loader_ref: Callable[[], object] = object
     passes: list[Pass] = field(default_factory=list)
     batches: int = 0
     waiting_s: float = 0.0
@@ -120,20 +124,17 @@ class Loop:
 
     def includes(self, loader: DataLoader[object], info: LoaderInfo) -> bool:
         """Whether a new pass over a loader belongs here: some scripts build a loader for each epoch."""
-        return self.loader() is loader or (self.info == info and not any(pass_.is_open for pass_ in self.passes[-1:]))
+        is_open = any(pass_.is_open for pass_ in self.passes[-1:])
+        return self.loader_ref() is loader or (self.info == info and not is_open)
 
     def intervals(self, ended: float) -> list[tuple[float, float]]:
-        """Begin and end of each pass, up to the end of the observation; after a `break`, a step is added."""
+        """Begin and end of each pass, up to the end of the observation."""
         step_s = self.step_s
-        ends = (
-            pass_.last if pass_.is_exhausted else min(pass_.last + step_s, pass_.next_iter or inf)
-            for pass_ in self.passes
-        )
-        return [(pass_.began, min(end, ended)) for pass_, end in zip(self.passes, ends, strict=True)]
+        return [(pass_.began, min(pass_.end(step_s), ended)) for pass_ in self.passes]
 
     def note_collecting(self, pass_: Pass) -> None:
         """Note whether the loop keeps the batches of a pass, and hardly works between requests for them."""
-        if pass_.batches > 1 and self.step_s < COLLECTING_S and pass_.first_batch() is not None:
+        if pass_.batches > 1 and self.step_s < COLLECTING_S and pass_.first_batch_ref() is not None:
             self.unmeasured = self.unmeasured or Unmeasured.COLLECTS
 
     def forget(self, now: float) -> None:

@@ -22,7 +22,7 @@ from vitmnist.replacement.original import rebuilt
 from vitmnist.runtime.device import backend_of
 from vitmnist.store.tree import map_tensors
 from vitmnist.timing.benchmark import Benchmark, Candidate, Step, as_one_argument_step, rows_of
-from vitmnist.timing.table import Bottleneck, Figure, Row, format_few_steps, format_ms, format_rows
+from vitmnist.timing.table import Bottleneck, Row, Spread, format_few_steps, format_ms, format_rows
 
 if TYPE_CHECKING:
     from vitmnist.loaders.base import Loader
@@ -41,10 +41,10 @@ class Diagnosis:
         rows: the loader as it is, and other ways to load the same batches.
     """
 
-    loading_s: Figure
-    step_s: Figure
-    batch_s: Figure
-    waiting_pct: Figure
+    loading_s: Spread
+    step_s: Spread
+    batch_s: Spread
+    waiting_pct: Spread
     steps: int
     rows: list[Row] = field(default_factory=list)
 
@@ -54,10 +54,11 @@ class Diagnosis:
         return Bottleneck.of(100 * (1 - self._best.median / self.batch_s.median), self.steps)
 
     @property
-    def _best(self) -> Figure:
+    def _best(self) -> Spread:
         """The least time of a batch: that of the step alone, or that of an alternative which is faster still."""
         times = [self.step_s, self.batch_s, *(row.batch_s for row in self.rows if row.batch_s)]
-        return Figure(min(t.median for t in times), min(t.low for t in times), min(t.high for t in times))
+        median, low, high = (min(getattr(time, bound) for time in times) for bound in ("median", "low", "high"))
+        return Spread(median, low, high, self.step_s.n)
 
     def __str__(self) -> str:
         times = {
@@ -65,7 +66,7 @@ class Diagnosis:
             "step alone (T2)": self.step_s,
             "both together (T)": self.batch_s,
         }
-        lines = [f"{name:<20}{figure.text(format_ms)} a batch" for name, figure in times.items()]
+        lines = [f"{name:<20}{spread.text(format_ms)} a batch" for name, spread in times.items()]
         if self.bottleneck is Bottleneck.TOO_FEW_STEPS:
             lines.append(f"{format_few_steps(self.steps)}; give larger batches= or seconds=")
         else:
@@ -143,9 +144,9 @@ def _measure(
         add_alternatives(benchmark, plain, both)
     benchmark.run(batches, seconds)
     loading_s, step_s, batch_s = (
-        Figure.of(block.batch_s for block in candidate.blocks) for candidate in (loading, alone, both)
+        Spread.of(block.batch_s for block in candidate.blocks) for candidate in (loading, alone, both)
     )
-    waiting_pct = Figure.of(100 * block.waiting_s / block.batch_s for block in both.blocks)
+    waiting_pct = Spread.of(100 * block.waiting_s / block.batch_s for block in both.blocks)
     rows = rows_of(benchmark.candidates[2:], both.length)
     return Diagnosis(loading_s, step_s, batch_s, waiting_pct, both.delivered, rows)
 

@@ -35,8 +35,6 @@ class Observer:
     def __init__(self, steps: int | None, warm_up: int, stop: bool) -> None:
         self.steps, self.warm_up, self.stop = steps, warm_up, stop
         self.loops: list[Loop] = []
-        self.started = perf_counter()
-        self.first_iter: float | None = None
         self.ended: float | None = None
         self.is_stopped = False
         self.is_warm = not warm_up
@@ -92,27 +90,27 @@ class Observer:
         """Observe torch's loaders once they are defined; an audit hook."""
         if event != "import" or self._observed:
             return
-        kind: Any = getattr(sys.modules.get("torch.utils.data.dataloader"), "DataLoader", None)
-        if not kind:
+        loader_class: Any = getattr(sys.modules.get("torch.utils.data.dataloader"), "DataLoader", None)
+        if not loader_class:
             return
-        self._observe(kind)
-        make = kind.__init__
+        self._observe(loader_class)
+        make = loader_class.__init__
 
         @wraps(make)
         def make_and_observe(loader: DataLoader[object], *arguments: object, **named: object) -> None:
-            import vitmnist.replacement.original  # noqa: F401  # Here, so that it is not part of the first `iter()`
+            import vitmnist.replacement.original  # noqa: F401  # Here, so that the first `iter()` does not take longer
 
             make(loader, *arguments, **named)
             for base in type(loader).__mro__:
-                if issubclass(base, kind) and base not in self._observed:
+                if issubclass(base, loader_class) and base not in self._observed:
                     self._observe(base)
 
-        kind.__init__ = make_and_observe
+        loader_class.__init__ = make_and_observe
 
-    def _observe(self, kind: Any) -> None:
+    def _observe(self, loader_class: Any) -> None:
         """Wrap the `__iter__` that a class defines itself."""
-        self._observed.add(kind)
-        if iterate := vars(kind).get("__iter__"):
+        self._observed.add(loader_class)
+        if iterate := vars(loader_class).get("__iter__"):
 
             @wraps(iterate)
             def begin(loader: DataLoader[object]) -> object:
@@ -120,7 +118,7 @@ class Observer:
                     return iterate(loader)
                 return self._begin_pass(loader, iterate)
 
-            kind.__iter__ = begin
+            loader_class.__iter__ = begin
 
     def _begin_pass(
         self, loader: DataLoader[object], iterate: Callable[[DataLoader[object]], Iterator[object]]
@@ -128,7 +126,6 @@ class Observer:
         self.check_limits()
         loop = self._loop_of(loader)
         now = perf_counter()
-        self.first_iter = self.first_iter or now
         for other in self.loops:
             for pass_ in other.passes[-1:]:
                 pass_.next_iter = pass_.next_iter or now
@@ -148,7 +145,7 @@ class Observer:
         if loop is None:
             loop = Loop(info, copy)
             self.loops.append(loop)
-        loop.info, loop.copy, loop.loader = info, copy, weakref.ref(loader)
+        loop.info, loop.copy, loop.loader_ref = info, copy, weakref.ref(loader)
         return loop
 
 
@@ -158,7 +155,7 @@ class ObservedIterator:
     def __init__(self, observer: Observer, loop: Loop, pass_: Pass, iterator: Iterator[object]) -> None:
         self._observer, self._loop, self._pass, self._iterator = observer, loop, pass_, iterator
         self._returned: tuple[float, float] | None = None  # Clock and processor time at the last batch
-        pass_.iterator = weakref.ref(self)
+        pass_.iterator_ref = weakref.ref(self)
 
     def __iter__(self) -> ObservedIterator:
         return self
@@ -188,7 +185,7 @@ class ObservedIterator:
             loop.batches += 1
             pass_.batches += 1
         if not self._returned:
-            pass_.first_batch = _reference(batch)
+            pass_.first_batch_ref = _reference(batch)
         self._returned = perf_counter(), process_time()
         return batch
 

@@ -67,7 +67,7 @@ class Report:
         steps: how many batches the loader that gave most has delivered after the warm-up.
         not_observed: classes of loaders that are none of `torch.utils.data`, if nothing else was iterated.
         seconds: the duration of all passes, where overlapping ones count once.
-        before_s: the time before the first pass; `between_s` is between passes, `after_s` after the last one.
+        between_s: the time between passes.
     """
 
     exit_code: int
@@ -80,9 +80,7 @@ class Report:
     seconds: float
     waiting_s: float
     waiting_pct: float | None
-    before_s: float
     between_s: float
-    after_s: float
     bottleneck: Bottleneck | None
     loops: list[LoopReport]
 
@@ -121,9 +119,7 @@ def describe_script(observer: Observer, exit_code: int) -> Report:
         seconds=seconds,
         waiting_s=waiting_s,
         waiting_pct=waiting_pct,
-        before_s=(observer.first_iter or observer.started) - observer.started,
         between_s=sum((later[0] - earlier[1] for earlier, later in pairwise(passes)), 0.0),
-        after_s=ended - passes[-1][1] if passes else 0.0,
         bottleneck=bottleneck,
         loops=reports,
     )
@@ -185,10 +181,9 @@ def format_report(report: Report) -> str:
         lines.append(f"not observed: {', '.join(report.not_observed)}, which is none of torch.utils.data")
     if report.seconds:
         steps = f"{report.steps} batches" + (f" after a warm-up of {report.warm_up}" if report.warm_up else "")
-        times = [(report.before_s, "before"), (report.between_s, "between"), (report.after_s, "after")]
-        others = [f"{format_s(seconds)} {where}" for seconds, where in times if seconds > NOTICEABLE * report.seconds]
-        not_counted = f"; not counted: {', '.join(others)} the passes over the loaders" if others else ""
-        lines.append(f"script: {steps} in {format_s(report.seconds)}{not_counted}")
+        between = f"; {format_s(report.between_s)} between the passes over the loaders are not counted"
+        is_noticeable = report.between_s > NOTICEABLE * report.seconds
+        lines.append(f"script: {steps} in {format_s(report.seconds)}{between if is_noticeable else ''}")
     if report.bottleneck and report.waiting_pct is not None:
         text = format_bottleneck(report.bottleneck, report.waiting_pct, report.steps)
         lines.append(f"verdict: {text}")

@@ -1,4 +1,4 @@
-"""Measures instead of guessing: each loader that fits is timed for a few batches, and the fastest is built.
+"""`auto` measures instead of guessing: it times each loader that fits for a few batches, and builds the fastest.
 
 All loaders deliver the same batches, so the choice changes nothing but the time.
 """
@@ -25,7 +25,7 @@ from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.memory import Memory, check_fits, peak_memory
 from vitmnist.store.tree import map_tensors
 from vitmnist.timing.benchmark import Benchmark, Candidate, Step, as_one_argument_step, rows_of
-from vitmnist.timing.table import Figure, Row, format_rows
+from vitmnist.timing.table import Row, Spread, format_rows
 
 
 @dataclass
@@ -154,7 +154,7 @@ class LoaderTrials(Benchmark):
     def build(self, name: str) -> Candidate:
         """A loader, if there is memory for it next to the model and the loaders that were built before."""
         values, data = LOADERS.complete({"name": name}), self.data_for(name)
-        check_fits(name, needs_of(values, data, self.sampler, self.device), self.device, self.model_memory)
+        check_fits(name, needs_of(name, data, self.device), self.device, self.model_memory)
         started = time.perf_counter()
         loader = LOADERS.build(values, data, self.sampler, self.device)
         set_up_s = time.perf_counter() - started
@@ -164,7 +164,7 @@ class LoaderTrials(Benchmark):
         return candidate
 
 
-def _reason(chosen: str, epochs_s: Mapping[str, Figure]) -> str:
+def _reason(chosen: str, epochs_s: Mapping[str, Spread]) -> str:
     """Why a loader was chosen, and which others are within noise of it: their ranges overlap with its own."""
     best = epochs_s[chosen]
     text = f"{best.median:.3g} s an epoch expected, the least"

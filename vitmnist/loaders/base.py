@@ -51,7 +51,7 @@ class Loader(ABC):
     its generator, which releases it in a `finally`; what all epochs share belongs to the loader, which releases it in
     `close`. An exception is raised unchanged, in place of the batch where it happened.
 
-    By `keeps` and `needs` a subclass declares its memory, so that `data/loader=auto` tries it only where it fits.
+    By `keeps` a subclass declares its memory, so that `data/loader=auto` tries it only where it fits.
     """
 
     keeps: Place = Place.NOWHERE
@@ -91,15 +91,6 @@ class Loader(ABC):
             self._live.add(iterator)
         return iterator
 
-    @classmethod
-    def needs(cls, options: Any, data: SampleSource, sampler: EpochSampler, device: torch.device) -> Memory:
-        """The memory that the loader would allocate, in addition to a few batches."""
-        if cls.keeps is Place.HOST:
-            return Memory(host=data.bytes_to_load(torch.device("cpu")))
-        if cls.keeps is Place.DEVICE:
-            return Memory(device=data.bytes_to_load(device) + INDEX_NBYTES * len(data))
-        return Memory()
-
     @abstractmethod
     def batches(self, epoch: int, start: int) -> Batches:
         """The batches that `epoch` delivers.
@@ -136,9 +127,11 @@ def place_of(name: str) -> Place:
     return getattr(LOADERS.member(LOADERS.complete({"name": name}))[0], "keeps", Loader.keeps)
 
 
-def needs_of(values: Mapping[str, Any], data: SampleSource, sampler: EpochSampler, device: torch.device) -> Memory:
-    """The memory that a loader named by `values["name"]` would allocate for a set."""
-    builder, options = LOADERS.member(values)
-    needs = getattr(builder, "needs", Loader.needs)  # A function that builds a loader has no `needs`.
-    memory: Memory = needs(options, data, sampler, device)
-    return memory
+def needs_of(name: str, data: SampleSource, device: torch.device) -> Memory:
+    """The memory that a loader of this name would allocate for a set, in addition to a few batches."""
+    place = place_of(name)
+    if place is Place.HOST:
+        return Memory(host=data.bytes_to_load(torch.device("cpu")))
+    if place is Place.DEVICE:
+        return Memory(device=data.bytes_to_load(device) + INDEX_NBYTES * len(data))
+    return Memory()

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource, TensorSet
-from vitmnist.loaders.base import LOADERS, Batches, LoadedBatch, Loader, Place
+from vitmnist.loaders.base import LOADERS, Batches, LoadedBatch, Loader, Place, needs_of
 from vitmnist.registry import NoOptions
 from vitmnist.runtime.device import Backend, Event, backend_of
 from vitmnist.runtime.files import home_expanded
-from vitmnist.runtime.memory import Memory, check_fits
+from vitmnist.runtime.memory import check_fits
 from vitmnist.store.cache_file import DEFAULT_FOLDER
 from vitmnist.store.rows import Location, gather_rows, row_buffers
 
@@ -99,7 +99,7 @@ class RamLoader(HostLoader):
     keeps = Place.HOST
 
     def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
-        check_fits("ram", Memory(host=data.bytes_to_load(torch.device("cpu"))), device, others=("cache", "disk"))
+        check_fits("ram", needs_of("ram", data, device), device, others=("cache", "disk"))
         self.decoded = data.keep(Location("ram"))
         super().__init__(self.decoded, sampler, device)
 
@@ -144,8 +144,7 @@ class GpuSliceLoader(Loader):
 
     def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
-        needs = self.needs(options, data, sampler, device)
-        check_fits("gpu_slice", needs, device, others=("ram", "cache", "disk"))
+        check_fits("gpu_slice", needs_of("gpu_slice", data, device), device, others=("ram", "cache", "disk"))
         if not isinstance(data, TensorSet) or device.type == "cpu":  # Others are copied to the device as they are.
             data = data.keep(Location("ram"))
         self.tensors = tuple(map(backend_of(device).to_device, data.tensors))

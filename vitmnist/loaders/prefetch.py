@@ -13,9 +13,8 @@ from torch import Tensor
 from vitmnist.config.validation import config_field
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource
-from vitmnist.loaders.base import LOADERS, Batches, Loader, Place, needs_of
+from vitmnist.loaders.base import LOADERS, Batches, Loader
 from vitmnist.runtime.device import Backend, Event, backend_of
-from vitmnist.runtime.memory import Memory
 from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.store.tree import map_tensors
 
@@ -39,12 +38,11 @@ class PrefetchLoader(Loader):
     of the base loader go to a stream of this loader.
     """
 
-    keeps = Place.NOWHERE  # The base may keep samples.
-
     def __init__(
         self, options: PrefetchOptions, data: SampleSource, sampler: EpochSampler, device: torch.device
     ) -> None:
-        self.base = LOADERS.build(_base_values(options, data), data, sampler, device, key="data.loader.base")
+        values = options.base or LOADERS.complete({"name": "ram" if data.is_decoded else "disk"})
+        self.base = LOADERS.build(values, data, sampler, device, key="data.loader.base")
         # Created after `base`, so that at exit our thread stops before the loader that it runs.
         super().__init__(sampler)
         self.options, self.num_workers, self.settings = options, self.base.num_workers, self.base.settings
@@ -52,17 +50,11 @@ class PrefetchLoader(Loader):
         self.backend = backend_of(device)
         self.stream = self.backend.new_stream()
 
-    @classmethod
-    def needs(cls, options: PrefetchOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> Memory:
-        """What the base needs; the queue holds a few batches."""
-        return needs_of(_base_values(options, data), data, sampler, device)
-
     def batches(self, epoch: int, start: int) -> Batches:
         # The thread must not refer to this loader, which refers to it: in a reference cycle, an abandoned loader would
         # keep its thread until the next garbage collection.
         make = partial(_make_batch, self.backend, self.base.epoch(epoch, start))
         events = iter(self.backend.record_event, END)  # An endless iterator of events on the consumer's stream
-        # The thread holds one batch in addition to those in the queue.
         made: ordered_map[Event, tuple[Any, Event]] = ordered_map(
             make, events, threads=1, ahead=self.options.queue_size + 1, context=self.stream
         )
@@ -94,7 +86,3 @@ def _make_batch(backend: Backend, batches: Batches, event: Event) -> tuple[Any, 
     """
     event.synchronize()
     return next(batches, END), backend.record_event()
-
-
-def _base_values(options: PrefetchOptions, data: SampleSource) -> dict[str, Any]:
-    return options.base or LOADERS.complete({"name": "ram" if data.is_decoded else "disk"})

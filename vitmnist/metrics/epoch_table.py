@@ -7,7 +7,7 @@ constant here, a row of `epoch_metrics`, and a value in the dict of `EpochProgre
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
@@ -29,7 +29,7 @@ class Metric:
         column: the title of its column in the report; None for a metric that only the CSV file has.
         digits: after the decimal point in the report; None prints seconds with three significant digits.
         direction: whether the highest or the lowest value is the best.
-        over_epochs: how a run's epochs become one number in the report and in the summary.
+        over_epochs: how a run's epochs become one number in the report.
     """
 
     name: str
@@ -91,13 +91,6 @@ def _registered(split: str, name: str, **changes: Any) -> Metric:
     description = METRICS.description_of(name)
     fields = vars(description) | {"tag": f"{split}/{description.tag}"} | changes
     return Metric(metric_name(split, name), over_epochs="last", **fields)
-
-
-@cache
-def summary_metrics() -> dict[str, Metric]:
-    """The metrics that also describe a run as a whole, by their keys in its summary."""
-    shown = {f"{metric.name}_{metric.over_epochs}": metric for metric in epoch_metrics().values() if metric.column}
-    return {**shown, "eval_acc_best": replace(epoch_metrics()["eval_acc"], over_epochs="max")}
 
 
 def find_metric(name: str, key: str) -> Metric:

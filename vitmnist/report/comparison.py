@@ -20,7 +20,8 @@ from typing import Any
 from vitmnist.config.schema import affects_nothing, keys_where
 from vitmnist.config.values import is_under
 from vitmnist.metrics.epoch_table import EPOCH_S, Metric, epoch_metrics
-from vitmnist.report.statistics import Differences, Ratio, Spread, ratio
+from vitmnist.report.statistics import Differences, Ratio, ratio
+from vitmnist.timing.table import Spread
 from vitmnist.tracking.epoch_record import summarize
 from vitmnist.tracking.result import TEST_ACC, Run, monitored
 
@@ -78,7 +79,8 @@ class Configuration:
         if epoch_metrics()[name].over_epochs == "last" and (quality := self.quality(name)):
             return quality
         ranked = [run for runs in self.rounds.values() for run in runs]
-        return Spread.of(_values(ranked or self.runs, name))
+        values = _values(ranked or self.runs, name)
+        return Spread.of(values) if values else None
 
     @cached_property
     def spreads(self) -> dict[str, Spread | None]:
@@ -97,7 +99,8 @@ class Configuration:
 
     def quality(self, name: str) -> Spread | None:
         """A metric of quality over the seeds."""
-        return Spread.of(list(self.by_seed(name).values()))
+        by_seed = self.by_seed(name)
+        return Spread.of(by_seed.values()) if by_seed else None
 
     @property
     def status(self) -> str:
@@ -261,11 +264,10 @@ def _displayed_config(run: Run) -> dict[str, Any]:
     """The configuration with the loader as the report names it: `prefetch of ram`; `auto: ram` if `auto` chose it."""
     config = dict(run.config)
     loader, base = config.get("data.loader.name"), config.pop("data.loader.base.name", None)
-    chosen = run.result.choices.get("loader", "auto")
     if base:
         config["data.loader.name"] = f"{loader} of {base}"
-    elif loader == "auto" and chosen != "auto":
-        config["data.loader.name"] = f"auto: {chosen}"
+    elif run.result.auto:
+        config["data.loader.name"] = f"auto: {run.result.auto['name']}"
     return config
 
 

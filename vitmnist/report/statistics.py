@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
-from statistics import fmean, median, variance
+from statistics import fmean, variance
 from typing import Generic, TypeVar
+
+from vitmnist.timing.table import Spread
 
 T = TypeVar("T", bound=Hashable)
 
@@ -18,26 +20,6 @@ ERROR = 0.05
 """The probability that a table names a false difference, or that an interval misses the true value."""
 MIN_ROUNDS = 3
 """Fewer rounds, or seeds, do not tell noise from a difference."""
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Median and range of the values of `n` runs."""
-
-    median: float
-    low: float
-    high: float
-    n: int
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread | None:
-        """Summarise values. None if there are none."""
-        return cls(median(values), min(values), max(values), len(values)) if values else None
-
-    def __str__(self) -> str:
-        if self.n == 1:
-            return "single run"
-        return f"range {format_seconds(self.low)}–{format_seconds(self.high)}, n={self.n}"
 
 
 @dataclass(frozen=True)
@@ -129,6 +111,13 @@ def ratio(logs: Difference | None) -> Ratio | None:
         return None
     low, high = (None if end is None else math.exp(end) for end in (logs.low, logs.high))
     return Ratio(math.exp(logs.mean), logs.blocks, low, high)
+
+
+def format_spread(spread: Spread) -> str:
+    """The range of seconds over runs."""
+    if spread.n == 1:
+        return "single run"
+    return f"range {format_seconds(spread.low)}–{format_seconds(spread.high)}, n={spread.n}"
 
 
 def format_seconds(value: float) -> str:

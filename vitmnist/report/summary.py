@@ -11,7 +11,7 @@ from statistics import median
 
 from vitmnist.metrics.epoch_table import Metric
 from vitmnist.report.comparison import Comparison, Configuration, loader_groups
-from vitmnist.report.statistics import MIN_ROUNDS, Differences, Ratio, format_seconds
+from vitmnist.report.statistics import MIN_ROUNDS, Differences, Ratio, format_seconds, format_spread
 from vitmnist.tracking.result import search_summary
 
 
@@ -95,4 +95,4 @@ def _answer(noun: str, where: str, name: str, best: Configuration, ratios: Seque
 
 
 def _time(row: Configuration) -> str:
-    return f"{format_seconds(row.epoch_s.median)} s per epoch ({row.epoch_s})." if row.epoch_s else ""
+    return f"{format_seconds(row.epoch_s.median)} s per epoch ({format_spread(row.epoch_s)})." if row.epoch_s else ""

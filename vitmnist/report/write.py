@@ -17,9 +17,10 @@ from vitmnist.errors import printable
 from vitmnist.metrics.epoch_table import EPOCH_S, epoch_metrics
 from vitmnist.report.comparison import EMPTY_CELL, Comparison, Configuration, compare
 from vitmnist.report.plots import draw
-from vitmnist.report.statistics import Spread, format_seconds
+from vitmnist.report.statistics import format_seconds, format_spread
 from vitmnist.report.summary import quality_text, summary
 from vitmnist.runtime.files import csv_text, write_atomic
+from vitmnist.timing.table import Spread
 from vitmnist.tracking.result import TEST_ACC, find_runs, read_run
 
 Table = list[dict[str, str]]
@@ -115,7 +116,7 @@ def _cells(comparison: Comparison, row: Configuration) -> dict[str, str]:
         if column.column:
             cells.setdefault(column.column, _median(row.spreads[name], column.digits))
         if name == EPOCH_S.name:
-            cells["spread"] = str(row.epoch_s) if row.epoch_s and row.epoch_s.n > 1 else EMPTY_CELL
+            cells["spread"] = format_spread(row.epoch_s) if row.epoch_s and row.epoch_s.n > 1 else EMPTY_CELL
             cells["× fastest"] = str(comparison.ratio(row) or EMPTY_CELL)
     cells["status"] = row.status
     return cells

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from vitmnist.errors import described
 from vitmnist.runtime.cpu import NOTICEABLE
 from vitmnist.runtime.timer import EpochTimer
-from vitmnist.timing.table import Figure, Row
+from vitmnist.timing.table import Row, Spread
 
 BLOCKS = 5  # Timed blocks of each candidate; their range is the noise.
 WARM_UP = 2  # Batches of the first block, which is not counted: a step may compile, and memory is touched first.
@@ -212,21 +212,16 @@ def rows_of(candidates: Sequence[Candidate], length: float | None, is_compared: 
         if candidate.error or not candidate.blocks:
             rows.append(Row(candidate.name, error=candidate.error or "it gave no batch"))
             continue
-        epoch_s = None if length is None else Figure.of(block.epoch_s(length) for block in candidate.blocks)
-        waiting_pct = median(block.waiting_pct(2 if length is None else length) for block in candidate.blocks)
-        now = rows[0].epoch_s if rows and is_compared else None
-        saved_s = now.median - epoch_s.median if now and epoch_s else 0.0
-        rows.append(
-            Row(
-                candidate.name,
-                Figure.of(block.batch_s for block in candidate.blocks),
-                epoch_s,
-                waiting_pct if candidate.step else None,
-                candidate.set_up_s,
-                max(1, ceil((candidate.set_up_s or 0.0) / saved_s)) if saved_s > 0 else None,
-                candidate.change,
-            )
-        )
+        batch_s = Spread.of(block.batch_s for block in candidate.blocks)
+        epoch_s = None if length is None else Spread.of(block.epoch_s(length) for block in candidate.blocks)
+        waiting_pct, pays_from = None, None
+        if candidate.step:
+            waiting_pct = median(block.waiting_pct(2 if length is None else length) for block in candidate.blocks)
+        if rows and is_compared and epoch_s and rows[0].epoch_s and epoch_s.median < rows[0].epoch_s.median:
+            saved_s = rows[0].epoch_s.median - epoch_s.median
+            pays_from = max(1, ceil((candidate.set_up_s or 0.0) / saved_s))
+        set_up_s, change = candidate.set_up_s, candidate.change
+        rows.append(Row(candidate.name, batch_s, epoch_s, waiting_pct, set_up_s, pays_from, change))
     return rows
 
 

@@ -9,18 +9,19 @@ from statistics import median
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A measured value: the median over blocks of batches, the lowest and the highest."""
+class Spread:
+    """Median and range of `n` measured values, of blocks of batches or of runs."""
 
     median: float
     low: float
     high: float
+    n: int
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> Figure:
-        """The figure of the values of all blocks."""
+    def of(cls, values: Iterable[float]) -> Spread:
+        """Summarise values, at least one."""
         values = list(values)
-        return cls(median(values), min(values), max(values))
+        return cls(median(values), min(values), max(values), len(values))
 
     def text(self, write: Callable[[float], str] = "{:.3g}".format) -> str:
         """`median (low–high)`; without the range if it is a single value."""
@@ -39,8 +40,8 @@ class Row:
     """
 
     name: str
-    batch_s: Figure | None = None
-    epoch_s: Figure | None = None
+    batch_s: Spread | None = None
+    epoch_s: Spread | None = None
     waiting_pct: float | None = None
     set_up_s: float | None = None
     pays_from: int | None = None

@@ -1,4 +1,4 @@
-"""The record of an epoch, and what the records of a run's epochs say: its summary, and its best epoch."""
+"""The record of an epoch, and what the records of a run's epochs say: a value for the run, and its best epoch."""
 
 from __future__ import annotations
 

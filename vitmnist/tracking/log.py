@@ -26,11 +26,11 @@ def log_setup(config: Config, result: Result, dataset: Dataset, step: TrainStep,
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     log.info(
         "%s (%s parameters%s) on %s, %s loader%s, %s batches of %d%s, device=%s is %s",
-        result.choices["model"],
+        config.model["name"],
         f"{total:,}",
         "" if trained == total else f", {trained:,} trained",
         dataset.name,
-        result.choices["loader"],
+        (result.auto or config.data.loader)["name"],
         "".join(f" with {key}={value}" for key, value in loader.settings.items()),
         f"{len(loader):,}",
         config.batch_size,

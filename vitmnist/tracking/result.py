@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
@@ -18,7 +19,7 @@ import yaml
 from vitmnist.config.schema import Config
 from vitmnist.config.values import flatten
 from vitmnist.errors import ConfigError, DataError, PeerError, classify
-from vitmnist.metrics.epoch_table import DATA_WAIT_PCT, Metric, epoch_metrics, find_metric, summary_metrics
+from vitmnist.metrics.epoch_table import DATA_WAIT_PCT, Metric, epoch_metrics, find_metric
 from vitmnist.runtime.files import UnreadableError, append, csv_text, read_json, read_yaml, write_atomic
 from vitmnist.runtime.run_folder import is_in_use
 from vitmnist.runtime.signals import StopSignal, interruption
@@ -47,13 +48,10 @@ class Result:
     error: str | None = None
     exit_code: int | None = None
     overrides: list[str] = field(default_factory=list)
-    choices: dict[str, str] = field(default_factory=dict)
     config: dict[str, Any] | None = None
     auto: dict[str, Any] | None = None
     loader: dict[str, Any] | None = None
     trainer: dict[str, Any] | None = None
-    batch_size: int | None = None
-    seed: int | None = None
     device: str | None = None
     distributed: dict[str, Any] | None = None
     eval_split: str | None = None
@@ -85,14 +83,6 @@ class Result:
             raise DataError(f"{name}: is not the result of a run")
         return cls(**{field.name: content[field.name] for field in fields(cls) if field.name in content})
 
-    def summary(self) -> dict[str, float | None]:
-        """The run as a whole: `summary_metrics` of its epochs, and the seconds before the first; None: not measured."""
-        return {
-            **{key: summarize(self.epochs, metric) for key, metric in summary_metrics().items()},
-            "setup_s": self.setup_s,
-            "compile_s": self.compile_s,
-        }
-
     def bottleneck(self) -> Bottleneck | None:
         """What limits training, the loader or the step; None before the end of an epoch."""
         waiting_pct, steps = summarize(self.epochs, DATA_WAIT_PCT), self._steps()
@@ -106,8 +96,9 @@ class Result:
         return format_bottleneck(bottleneck, waiting_pct, self._steps())
 
     def _steps(self) -> int:
-        images = (self.dataset or {}).get("train_size") or 0
-        return len(self.epochs) * -(-images // self.batch_size) if self.batch_size else 0
+        images = (self.dataset or {}).get("train_size", 0)
+        batches: int = math.ceil(images / (self.config or {}).get("batch_size", math.inf))
+        return len(self.epochs) * batches
 
     def write(self, folder: Path) -> None:
         """Write `result.json` into `folder` atomically.
@@ -116,8 +107,7 @@ class Result:
             OSError: it cannot be written.
         """
         self.ended_at = time.time()
-        content = asdict(self) | {"summary": self.summary(), "verdict": self.verdict()}
-        del content["setup_s"], content["compile_s"]
+        content = asdict(self) | {"verdict": self.verdict()}
         write_atomic(folder / "result.json", json.dumps(content, indent=2, allow_nan=False).encode())
 
     def write_epochs(self, folder: Path) -> None:
@@ -139,12 +129,6 @@ class Result:
 def epoch_columns() -> tuple[str, ...]:
     """The columns of `epochs.csv`."""
     return "epoch", *epoch_metrics(), "first_of_start", "ended_at"
-
-
-def choices_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """The registered name that was chosen in each config group: `{"model": "vit", "loader": "ram", …}`."""
-    names = {key: value for key, value in flatten(config).items() if key.endswith(".name") and value is not None}
-    return {key.removeprefix("data.").removesuffix(".name"): str(name) for key, name in names.items()}
 
 
 @contextmanager

@@ -67,7 +67,7 @@ def test_training_on_ones_own_pictures(folder: Path, train_here: Train, call_her
     assert ended.returncode == 0, ended.stderr
     assert "evaluated on the test split, 6 images" in ended.stdout
     result = result_of(tmp_path / "run")
-    assert (result["dataset"]["skipped"], result["choices"]["dataset"]) == (1, "image_folder")
+    assert (result["dataset"]["skipped"], result["config"]["data"]["dataset"]["name"]) == (1, "image_folder")
     assert call_here(evaluate.main, "run").stderr == ""
     copy = shutil.copytree(folder, tmp_path / "copy")
     for number in range(10):
