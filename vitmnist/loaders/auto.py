@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from itertools import repeat
 
 import torch
 
@@ -59,7 +58,9 @@ class ResidentBatch(Loader):
         self._batch: LoadedBatch = map_tensors(backend_of(device).to_device, batch)
 
     def batches(self, epoch: int, start: int) -> Batches:
-        yield from repeat(self._batch, len(self) - start)
+        for batch in range(start, len(self)):
+            rows = max(1, self.sampler.num_valid(batch))  # A rank without images in the last batch has a padding image.
+            yield self._batch[0][:rows], self._batch[1][:rows]
 
 
 @LOADERS.register("auto", AutoOptions)
