@@ -199,7 +199,7 @@ FAILURES: tuple[tuple[type[BaseException], str, Failure], ...] = (
     ),
     (
         RuntimeError,
-        r".*(/gloo/|NCCL).*",
+        r".*(/gloo/|caused pair closure|NCCL).*",
         Failure(
             "another rank does not answer: it failed (see its own message), was killed, or hung for "
             "distributed.timeout_s: {text}"
