@@ -275,7 +275,9 @@ def read_labels(
 
 
 def _check_columns(labels: Path, names: Sequence[str], columns: TableColumns) -> None:
-    """Raise `DataError` if a table lacks a column, and warn of those that are not used."""
+    """Raise `DataError` if a table lacks a column or has one twice, and warn of columns that are not used."""
+    if several := [name for name, count in Counter(names).items() if name and count > 1]:
+        raise DataError(f"{labels}:1: has more than one column {listed(several)}; rename or remove one")
     required = [columns.file, columns.label]
     if columns.split != TableColumns.split:
         required.append(columns.split)

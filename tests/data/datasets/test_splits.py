@@ -143,6 +143,7 @@ def test_a_table_of_labels_replaces_folders(divided: Path) -> None:
             ("train/cat/0.png", "train/../val/cat/0.png"),
             r":\d+: train/\.\./val/cat/0\.png: must be below .*without '\.\.'",
         ),
+        (("file,label,split", "file,label, label"), r"labels\.csv:1: has more than one column label; rename or remove"),
         (("train/cat/0.png,cat,train", "train/cat/0.png,,train"), r":\d+: has no value in the column label"),
         (("train/cat/0.png,cat,train", ",cat,train"), r":\d+: has no value in the column file"),
         (("0.png,cat,train", "0.png,cat,exam"), r":\d+: split=exam: must be train, val or test"),
