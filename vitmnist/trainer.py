@@ -345,7 +345,9 @@ class Trainer:
         name, sampler = checkpoints.load_best_weights(), self.eval_sampler(dataset.test, step)
         with LOADERS.build(loader_options, dataset.test, sampler, self.device) as loader:
             metrics, _ = evaluate(step.eval_model, loader, step.preprocess, world=self.world)
-        values = {key.replace("eval_", "test_"): value for key, value in metrics.items() if key.startswith("eval_")}
+        values = {
+            f"test_{key.removeprefix('eval_')}": value for key, value in metrics.items() if key.startswith("eval_")
+        }
         check_metrics(values, "test split")
         self.result.test = {"weights": name, **values}
         log_test(self.result.test)
