@@ -21,6 +21,8 @@ from vitmnist.runtime.world import Value, World
 
 POLL_S = 0.002
 """A waiting rank handles signals this often, in seconds."""
+ANSWER_S = 1.0
+"""Rank 0 waits for the other ranks to read which rank failed first, at most this long, in seconds."""
 RENDEZVOUS_TIMEOUT = timedelta(minutes=5)
 """All ranks must be started within this time."""
 SETUP_TIMEOUT = timedelta(hours=6)
@@ -111,6 +113,11 @@ class TorchWorld(World):
         # A rank that fails writes its message here before its connections break, so it comes before those of its peers.
         try:
             message = self._store.compare_set("failed", "", f"{self.rank} {failure.message}").decode()
+            distributed.destroy_process_group()  # The other ranks, which may wait for this one, fail now.
+            self._store.add("answered", 1)
+            deadline = time.monotonic() + ANSWER_S
+            while self.rank == 0 and self._store.add("answered", 0) < self.size and time.monotonic() < deadline:
+                time.sleep(POLL_S)  # Without torchrun, the store ends with rank 0.
         except RuntimeError:  # without torchrun, rank 0 keeps the store
             return TrainingError("rank 0 has ended: see its message; if it has none, it was killed")
         rank, _, reason = message.partition(" ")
