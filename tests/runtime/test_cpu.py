@@ -1,4 +1,4 @@
-"""What is known of the processor."""
+"""Properties of the processor."""
 
 from __future__ import annotations
 

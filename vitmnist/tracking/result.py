@@ -181,7 +181,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """How it ended, or its state if it has not."""
+        """The outcome of the run, or its progress if it has not ended."""
         return self.result.status
 
     @cached_property
