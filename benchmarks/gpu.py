@@ -28,12 +28,15 @@ ROOT, DEVICE = Path(__file__).parent.parent, "cuda"
 COMMAND_S, TOTAL_S = 150.0, 570.0  # limits of one command and of all, to end within ten minutes
 TRAIN = "python train.py data/loader=gpu_slice batch_size=500 epochs=3"
 COMMANDS = [  # the last ones are left out on a slow machine
-    "python -m pytest tests/gpu -m gpu -q -n0",
+    "python -m pytest tests/gpu -m gpu -v -n0 --tb=short -k 'not compiled'",
     f"{TRAIN} trainer=plain",
     f"{TRAIN} trainer=fast",
+    f"{TRAIN} trainer=fast data/loader=auto",
+    "python benchmarks/step.py --batch-size 500 5000 --rounds 2 --seconds 0.1 --only eager graph attention",
     "python benchmarks/epoch.py --rounds 2 --train-size 20000 --only bare slices prefetch gpu_slice",
-    "python benchmarks/step.py --batch-size 500 --rounds 2 --seconds 0.1 --only fp32 bf16",
     "python benchmarks/loaders.py --rounds 2 --train-size 20000",
+    "python benchmarks/step.py --batch-size 500 --rounds 1 --seconds 0.1 --only compiled",
+    "python -m pytest tests/gpu -m gpu -v -n0 --tb=short -k compiled",
     "python benchmarks/time_to_accuracy.py --seeds 1",
     "python benchmarks/epoch.py --batch-size 5000 --rounds 2 --only bare gpu_slice",
 ]

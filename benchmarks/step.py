@@ -1,4 +1,4 @@
-"""Where the time of a training step goes: precisions, compiled code, and ways to compute attention.
+"""Where the time of a training step goes: precisions, compiled code, CUDA graphs, and ways to compute attention.
 
     python benchmarks/step.py --batch-size 500 5000 --output benchmarks/results/step.md
     python benchmarks/step.py --only bf16 attention
@@ -43,10 +43,11 @@ BACKENDS = (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_AT
 
 def steps() -> dict[str, list[str]]:
     """Every way of computing a step, as overrides of `train.py`, by its label."""
+    ways = {"eager": [], "compiled": ["trainer.compile=true"], "graph": ["trainer.graph=true"]}
     return {
-        f"{precision}, {name}": [f"trainer.precision={precision}", "trainer.fused=true", f"trainer.compile={value}"]
+        f"{precision}, {name}": [f"trainer.precision={precision}", "trainer.fused=true", *way]
         for precision in ("fp32", "bf16")
-        for name, value in (("eager", "false"), ("compiled", "true"))
+        for name, way in ways.items()
     }
 
 
@@ -64,6 +65,7 @@ def attention(batch: int, device: torch.device, dtype: torch.dtype, backend: SDP
     upstream = torch.randn(shape, device=device, dtype=dtype)
 
     def work() -> None:
+        torch.use_deterministic_algorithms(False)  # a step turns them on, and some backends are not deterministic
         if backend is None:
             output = (q @ k.transpose(-2, -1) * ATTENTION[-1] ** -0.5).softmax(dim=-1) @ v
         else:

@@ -220,14 +220,16 @@ class Trainer:
             values = before.step_config
         else:
             sizes = min(sampler.rank_batch_size, sampler.size), config.epochs * sampler.size
-            values = world.broadcast_object(lambda: asdict(resolve_step_config(config.trainer, device, *sizes)))
+            values = world.broadcast_object(
+                lambda: asdict(resolve_step_config(config.trainer, device, *sizes, world.size))
+            )
         options = StepConfig(**values)
         if options.reasons:
             log.info("trainer options chosen for %s:\n%s", device, options.describe())
         return options
 
     def build_loaders(self, data: Data, step: TrainStep) -> Loaders:
-        """Build the loaders of training and evaluation, and compile the step for what they deliver."""
+        """Build the loaders of training and evaluation, and compile or capture the step for what they deliver."""
         train, evaluated = data.dataset.train, data.dataset.evaluated
         sets = [(train, data.sampler), (evaluated, self.eval_sampler(evaluated, step))]
         values, selection = self.config.data.loader, None
@@ -241,7 +243,8 @@ class Trainer:
         loaders = [self.loader_stack.enter_context(LOADERS.build(values, *part, self.device)) for part in sets]
         step.compile(loaders[0])
         if step.compile_s:
-            log.info("compilation took %.1f s, which no epoch includes", step.compile_s)
+            what = "compilation" if step.config.compile else "capturing the graph"
+            log.info("%s took %.1f s, which no epoch includes", what, step.compile_s)
         return Loaders(train=loaders[0], evaluation=loaders[1], options=values, selection=selection)
 
     def eval_sampler(self, split: Split, step: TrainStep) -> EpochSampler:

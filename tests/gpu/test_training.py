@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.augment.test_compose import configured
@@ -15,6 +16,7 @@ from tests.gpu import NEEDS_CUDA
 from tests.support.processes import free_port
 from tests.training import test_step
 from vitmnist import from_dataloader
+from vitmnist.augment.preprocess import Compose
 from vitmnist.config.schema import Precision
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.errors import ExitCode
@@ -123,3 +125,49 @@ def test_a_run_stopped_on_the_gpu_ends_as_if_it_had_not_been(
     result = result_of(tmp_path / "stopped")
     assert result["device"].startswith("cuda")
     assert result["trainer"]["compile"] is (trainer == "fast")
+
+
+@pytest.mark.parametrize("augment", [None, test_step.SHIFT, test_step.CUTMIX], ids=["plain", "shift", "cutmix"])
+@pytest.mark.parametrize("name", ["gpu_slice", "ram", "prefetch", "disk"])
+def test_a_graphed_step_on_the_gpu_is_the_eager_step_to_the_bit(
+    tiny: Dataset, cuda: torch.device, name: str, augment: Compose | None
+) -> None:
+    """Three epochs with a short last batch, batch normalisation and clipped gradients."""
+    metrics = []
+    for graph in (False, True):
+        model = nn.Sequential(test_step.make_vit(), nn.BatchNorm1d(10))
+        parts = {"model": model, "augment": augment, "decay": 0.9, "clip_norm": 0.5, "micro_batch": None}
+        step = test_step.make_step(tiny, "sgd", device=cuda, graph=graph, **parts)
+        with test_step.make_loader(tiny, name, device=cuda) as loader:
+            step.compile(loader)
+            assert step.config.graph == graph
+            metrics.append((test_step.train(step, loader), step.model.state_dict()))
+    (ours, our_weights), (theirs, their_weights) = metrics
+    assert [epoch["train_loss"] for epoch in ours] == [epoch["train_loss"] for epoch in theirs]
+    assert all(torch.equal(value, their_weights[name]) for name, value in our_weights.items())
+
+
+@pytest.mark.parametrize("preset", ["affine", "imagenet"])
+def test_a_graphed_epoch_waits_for_the_gpu_only_at_its_borders(
+    tiny: Dataset, cuda: torch.device, preset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    augment = configured(f"data/augment={preset}")
+    step = test_step.make_step(tiny, augment=augment, decay=0.9, device=cuda, micro_batch=None, graph=True)
+    batches = step.batches
+    with test_step.make_loader(tiny, "gpu_slice", device=cuda) as loader:
+        step.compile(loader)
+        for epoch in range(2):
+            if epoch:
+                monkeypatch.setattr(
+                    step, "batches", lambda *parts, **more: watched(batches(*parts, **more), len(loader))
+                )
+            train_epoch(step, loader, EpochProgress(epoch, loader.sampler, cuda, log_every=1))
+
+
+def test_a_stopped_run_with_a_graph_resumes_to_the_bit(quick: list[str], train_here: Train, tmp_path: Path) -> None:
+    typed = [*quick, "device=cuda", "data/loader=gpu_slice", "trainer=fast", "trainer.graph=true"]
+    assert train_here(*typed, "hydra.run.dir=whole").returncode == 0
+    assert train_here(*typed, "max_minutes=0", "hydra.run.dir=stopped").returncode == ExitCode.UNFINISHED
+    assert train_here("resume=stopped", "max_minutes=null").returncode == 0
+    assert result_of(tmp_path / "whole")["trainer"]["graph"] is True
+    assert_same_weights(tmp_path / "stopped", tmp_path / "whole")

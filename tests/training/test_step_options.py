@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tests.conftest import Printed, Train, assert_same_run, result_of, weights
 from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.config.schema import Precision, TrainerConfig
-from vitmnist.errors import ExitCode
+from vitmnist.errors import ConfigError, ExitCode
 from vitmnist.models import MODELS
 from vitmnist.models.cnn import CNNOptions
 from vitmnist.runtime.device import use_deterministic_kernels
@@ -24,8 +24,8 @@ from vitmnist.training import step_options
 from vitmnist.training.step_options import StepConfig, resolve_step_config
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-FAST = TrainerConfig("auto", "auto", Precision.auto, "auto")
-PLAIN_TRAINER = TrainerConfig(None, False, Precision.fp32, False)
+FAST = TrainerConfig("auto", "auto", Precision.auto, "auto", "auto")
+PLAIN_TRAINER = TrainerConfig(None, False, Precision.fp32, False, False)
 
 
 @pytest.mark.parametrize(
@@ -33,9 +33,10 @@ PLAIN_TRAINER = TrainerConfig(None, False, Precision.fp32, False)
     [
         (CPU, True, 399_999, StepConfig(2048, False, "bf16", True)),
         (CPU, True, 400_000, StepConfig(2048, True, "bf16", True)),
-        (CUDA, True, 400_000, StepConfig(None, True, "bf16", True)),
+        (CUDA, True, 400_000, StepConfig(None, False, "bf16", True, True)),
+        (CUDA, True, 8_000_000, StepConfig(None, False, "bf16", True, True)),
         (CPU, False, 4_000_000, StepConfig(2048, True, "fp32", True)),
-        (CUDA, False, 3_999_999, StepConfig(None, False, "fp32", True)),
+        (CUDA, False, 4_000_000, StepConfig(None, False, "fp32", True, True)),
     ],
 )
 def test_fast_follows_static_rules(
@@ -47,6 +48,45 @@ def test_fast_follows_static_rules(
     assert resolved.reasons.keys() == vars(FAST).keys() - {"clip_norm", "deterministic", "name"}
     assert resolve_step_config(PLAIN_TRAINER, device, 500, images) == StepConfig()
     assert resolve_step_config(FAST, CPU, 500, images).micro_batch == 500
+
+
+@pytest.mark.parametrize(
+    ("typed", "batch_size", "images", "ranks", "expected"),
+    [
+        ({"graph": False}, 500, 7_999_999, 1, StepConfig(None, False, "fp32", True)),
+        ({"graph": False}, 4000, 7_999_999, 1, StepConfig(None, False, "bf16", True)),
+        ({"graph": False}, 500, 8_000_000, 1, StepConfig(None, True, "bf16", True)),
+        ({}, 500, 60_000, 2, StepConfig(None, False, "fp32", True)),
+        ({"compile": True}, 500, 60_000, 1, StepConfig(None, True, "bf16", True)),
+        ({"micro_batch": 250}, 500, 60_000, 1, StepConfig(250, False, "fp32", True)),
+        ({"micro_batch": 500}, 500, 60_000, 1, StepConfig(500, False, "bf16", True, True)),
+        ({"graph": True, "precision": Precision.fp32}, 500, 60_000, 1, StepConfig(None, False, "fp32", True, True)),
+    ],
+)
+def test_on_cuda_fast_captures_a_graph_where_one_is_possible(
+    typed: dict, batch_size: int, images: int, ranks: int, expected: StepConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """bf16 and compiling pay there only with a graph, in large batches, or in long runs."""
+    monkeypatch.setattr(step_options, "_has_bf16", lambda device: True)
+    resolved = resolve_step_config(replace(FAST, **typed), CUDA, batch_size, images, ranks)
+    assert replace(resolved, reasons={}) == expected
+
+
+@pytest.mark.parametrize(
+    ("typed", "device", "ranks", "reason"),
+    [
+        ({}, CPU, 1, "only CUDA devices have graphs"),
+        ({}, CUDA, 2, "this run has 2 ranks"),
+        ({"compile": True}, CUDA, 1, "trainer.compile=true"),
+        ({"micro_batch": 250}, CUDA, 1, "trainer.micro_batch=250 takes a part of it"),
+    ],
+)
+def test_a_graph_that_is_asked_for_and_not_possible_is_refused(
+    typed: dict, device: torch.device, ranks: int, reason: str
+) -> None:
+    message = rf"^trainer.graph=true is not possible: .*{reason}.*; set trainer.graph=false$"
+    with pytest.raises(ConfigError, match=message):
+        resolve_step_config(replace(FAST, graph=True, **typed), device, 500, 60_000, ranks)
 
 
 def test_a_gpu_adds_up_in_one_order(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -105,7 +145,7 @@ def test_fast_is_printed_recorded_and_learns_as_plain_does(train_here: Train, qu
     assert ended.returncode == 0, ended.stderr
     plain, fast = (result_of(tmp_path / name) for name in ("plain", "fast"))
     reasons = fast["trainer"].pop("reasons")
-    assert fast["trainer"] == {"micro_batch": 6, "compile": False, "precision": "fp32", "fused": True}
+    assert fast["trainer"] == {"micro_batch": 6, "compile": False, "precision": "fp32", "fused": True, "graph": False}
     for key, value in (("micro_batch", "6"), ("compile", "false"), ("fused", "true")):
         assert f"trainer.{key}={value}: {reasons[key]}" in ended.stdout
     assert fast["compile_s"] is None

@@ -64,6 +64,7 @@ class TrainerConfig:
     compile: bool | str = config_field(has_auto=True, affects="timing")
     precision: Precision = config_field(affects="timing")
     fused: bool | str = config_field(has_auto=True, affects="timing")
+    graph: bool | str = config_field(has_auto=True, affects="timing")
     deterministic: bool | str = config_field(has_auto=True, affects="timing")
     clip_norm: float | None = config_field(above=0)
     name: str = config_field(affects="timing")

@@ -1,4 +1,4 @@
-"""One training step, eager or compiled: forward, backward, optimizer, averaged weights, schedule."""
+"""One training step, eager, compiled or as a CUDA graph: forward, backward, optimizer, averaged weights, schedule."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from vitmnist.optim.optimizers import EMA
 from vitmnist.runtime.world import World
 from vitmnist.training.batch import IGNORED, Batch
 from vitmnist.training.fine_tuning import BATCH_NORMS
+from vitmnist.training.graph import GraphedModule
 from vitmnist.training.step_options import StepConfig
 
 log = logging.getLogger(__name__)
@@ -81,13 +82,13 @@ class TrainStep:
         microbatches = math.ceil(batch_size / (self.config.micro_batch or batch_size))
         self.microbatch_size = math.ceil(batch_size / microbatches)
         self.compile_s = 0.0
-        """Seconds spent on compilation."""
+        """Seconds spent on compilation, or on capturing graphs."""
         self.pad = False
         """Pad short microbatches with images labelled `IGNORED`, because compiled code has fixed shapes. Batch
         normalisation would take them into its statistics, so with it a short microbatch runs eagerly instead."""
         self.eager = ModelAndLoss(model, preprocess, self.config.precision, loss)
         self.forward: nn.Module = self.eager
-        """Model and loss: eager or compiled, with several ranks wrapped by DDP."""
+        """Model and loss: eager, compiled or graphed, with several ranks wrapped by DDP."""
         self.mixed = preprocess.mixed
         """Eager or compiled, if the augmentation mixes images."""
         self._base_lrs = [float(group["lr"]) for group in optimizer.param_groups]
@@ -159,10 +160,7 @@ class TrainStep:
             length = self.batch_size if self.preprocess.mixes and batch.keys is not None else len(batch)
             batch = batch.padded(math.ceil(length / self.microbatch_size) * self.microbatch_size)
         if self.preprocess.mixes and batch.keys is not None:
-            # The whole batch, because what is mixed into an image must not depend on the size of a microbatch.
-            with self._stance(len(batch) == self.batch_size):
-                images, targets = self.mixed(batch.images, batch.labels, batch.keys)
-            batch = Batch(images, batch.labels, None, batch.size, targets)
+            batch = self._mix(batch, batch.keys)
         no_sync = self.forward.no_sync if isinstance(self.forward, DistributedDataParallel) else nullcontext
         sums: Sums = {}
         for index, micro in enumerate(islice(batch.micro(self.microbatch_size), count), start=1):
@@ -176,51 +174,72 @@ class TrainStep:
                 sums[name] = sums.get(name, 0) + value
         return sums
 
+    def _mix(self, batch: Batch, keys: Tensor) -> Batch:
+        # The whole batch, because what is mixed into an image must not depend on the size of a microbatch.
+        with self._stance(len(batch) == self.batch_size):
+            images, targets = self.mixed(batch.images, batch.labels, keys)
+        return Batch(images, batch.labels, None, batch.size, targets)
+
     def _stance(self, is_full: bool) -> AbstractContextManager[object]:
         """Runs compiled code eagerly if it is of another shape, see `pad`."""
         is_eager = self.config.compile and not self.pad and not is_full
         return torch.compiler.set_stance("force_eager") if is_eager else nullcontext()
 
     def compile(self, loader: Loader) -> None:
-        """Compile the step if configured, for what the loader delivers: uint8 or float32.
+        """Compile the step or capture its graph, if configured, for what the loader delivers: uint8 or float32.
 
-        Drops the gradients, and restores the model's buffers and the random generators. If `trainer.compile=auto`
-        fails, the step stays eager, and `config` says why.
+        Drops the gradients, and restores the model's buffers and the random generators. If `trainer.compile=auto` or
+        `trainer.graph=auto` fails, the step stays eager, and `config` says why.
 
         Raises:
-            ConfigError: `trainer.compile=true` failed.
+            ConfigError: `trainer.compile=true` or `trainer.graph=true` failed.
         """
-        if not self.config.compile:
+        key = "compile" if self.config.compile else "graph"
+        if not (self.config.compile or self.config.graph):
             return
-        if not self.compile_s:
+        if self.config.compile and not self.compile_s:
             log.info("compiling the step, which may take a minute")
         with closing(self.batches(loader, 0)) as batches:
             batch = next(batches)
         started = time.perf_counter()
         with preserved_random_state(device=self.device), preserved_buffers(self.model):
-            if self.forward is self.eager:
-                # Eagerly first: a library that fills a cache at its first call, as einops does, would recompile later.
-                self.forward_backward(batch)
-                self.forward = torch.compile(self.eager, fullgraph=True, dynamic=False)  # type: ignore[assignment]
-                self.mixed = torch.compile(self.mixed, fullgraph=True, dynamic=False)
-                self.pad = not self.has_batch_norm
             try:
-                try:
-                    self.forward_backward(batch)  # reuses what earlier jobs of a sweep have compiled
-                except Exception:
-                    torch.compiler.reset()  # torch compiles at most eight versions; earlier jobs may have used them up
+                if self.forward is self.eager:
+                    # Eagerly first: a library that fills a cache at its first call, as einops does, would recompile
+                    # later, and a graph would hold the call that fills it.
                     self.forward_backward(batch)
-            except Exception as error:  # dynamo and inductor raise many types
+                self._compile(batch) if self.config.compile else self._capture(batch)
+            except Exception as error:  # dynamo, inductor and CUDA raise many types
                 self.forward, self.mixed, self.pad = self.eager, self.preprocess.mixed, False
                 reason = f"failed: {first_line(error)}"
-                if "compile" not in self.config.reasons:
-                    raise ConfigError(f"trainer.compile=true: {reason}; set trainer.compile=false") from error
-                log.info("trainer.compile=false: %s", reason)
-                self.config = replace(self.config, compile=False, reasons={**self.config.reasons, "compile": reason})
+                if key not in self.config.reasons:
+                    raise ConfigError(f"trainer.{key}=true: {reason}; set trainer.{key}=false") from error
+                log.info("trainer.%s=false: %s", key, reason)
+                reasons = {**self.config.reasons, key: reason}
+                self.config = replace(self.config, compile=False, graph=False, reasons=reasons)
                 return
             finally:
                 self.model.zero_grad()
         self.compile_s += time.perf_counter() - started
+
+    def _compile(self, batch: Batch) -> None:
+        if self.forward is self.eager:
+            self.forward = torch.compile(self.eager, fullgraph=True, dynamic=False)  # type: ignore[assignment]
+            self.mixed = torch.compile(self.mixed, fullgraph=True, dynamic=False)
+            self.pad = not self.has_batch_norm
+        try:
+            self.forward_backward(batch)  # reuses what earlier jobs of a sweep have compiled
+        except Exception:
+            torch.compiler.reset()  # torch compiles at most eight versions; earlier jobs may have used them up
+            self.forward_backward(batch)
+
+    def _capture(self, batch: Batch) -> None:
+        if not isinstance(self.forward, GraphedModule):
+            self.forward = GraphedModule(self.eager)
+        if self.preprocess.mixes and batch.keys is not None:
+            batch = self._mix(batch, batch.keys)
+        self.model.zero_grad()
+        self.forward.capture(batch.images, batch.keys, batch.labels, batch.targets)
 
     def distribute(self, world: World) -> None:
         """Let each step use the gradient of the global batch; each rank computes a part of it."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from vitmnist.config.schema import Precision, TrainerConfig
+from vitmnist.errors import ConfigError
 from vitmnist.runtime.cpu import BF16_UNITS, has_bf16_units
 
 CPU_MICRO_BATCH = 2048
@@ -16,8 +17,14 @@ CPU_MICRO_BATCH = 2048
 sizes from 125 to the whole batch) was fastest with 1,000 to 2,500 images, compiled or not."""
 COMPILE_FROM_IMAGES = {Precision.bf16: 400_000, Precision.fp32: 4_000_000}
 """Training images, over all epochs, from which compiling pays on two cores of a CPU. Without a cache it takes 40 s. It
-saves 0.1 ms an image in bf16 (batch 500: 147 ms a step without, 95 ms with), and 0.01 ms in float32 (115 and 111 ms).
-The same thresholds apply to a GPU, where nobody has measured them: a short run would mostly compile there too."""
+saves 0.1 ms an image in bf16 (batch 500: 147 ms a step without, 95 with), and 0.01 ms in float32 (115 and 111)."""
+CUDA_COMPILE_FROM_IMAGES = 8_000_000
+"""The same on a GPU whose step is no graph. On an H100 whose host is the limit, compiling took 19 s for the articles'
+transformer and saved 3 µs an image at batch 500 (2.54 s an epoch of 60,000 in bf16 without, 2.12 s with)."""
+CUDA_BF16_FROM_IMAGES = 4000
+"""Images of a batch from which bf16 pays on a GPU without a graph. `torch.autocast` casts every weight in every step,
+which the host must launch: on an H100 an epoch of 60,000 images takes 1.94 s in float32 and 2.54 s in bf16 at batch
+500, and 0.325 s and 0.310 s at batch 5,000. With a graph it takes 0.470 s and 0.446 s at batch 500."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,7 @@ class StepConfig:
 
     Args:
         precision: fp32 or bf16.
+        graph: forward and backward are replayed as CUDA graphs.
         reasons: why the value is what it is, by key, for each value that the configuration left to `auto`.
     """
 
@@ -35,6 +43,7 @@ class StepConfig:
     compile: bool = False
     precision: str = Precision.fp32.value
     fused: bool = False
+    graph: bool = False
     reasons: dict[str, str] = field(default_factory=dict)
 
     def describe(self) -> str:
@@ -46,32 +55,92 @@ class StepConfig:
         )
 
 
-def resolve_step_config(config: TrainerConfig, device: torch.device, batch_size: int, images: int) -> StepConfig:
+def resolve_step_config(
+    config: TrainerConfig, device: torch.device, batch_size: int, images: int, ranks: int = 1
+) -> StepConfig:
     """Replace each `auto` by a value that suits the device.
 
     Args:
         batch_size: images per batch of one rank.
         images: training images of the whole run, over all epochs.
+
+    Raises:
+        ConfigError: `trainer.graph=true` where no graph is possible.
     """
-    is_cuda, has_bf16 = device.type == "cuda", _has_bf16(device)
-    units = "the GPU {} compute capability 8.0 or higher" if is_cuda else f"the processor {{}} {BF16_UNITS}"
-    precision = Precision.bf16 if has_bf16 else Precision.fp32
-    compile_from = COMPILE_FROM_IMAGES[precision if config.precision == Precision.auto else config.precision]
-    choices: dict[str, tuple[Any, str]] = {
-        "fused": (True, "one kernel updates all weights"),
-        "precision": (precision.value, units.format("has" if has_bf16 else "lacks")),
-        "micro_batch": (min(batch_size, CPU_MICRO_BATCH), f"at most {CPU_MICRO_BATCH:,} images stay in the cache"),
-        "compile": (
-            images >= compile_from,
-            f"the run trains on {images:,} images, and compiling pays from {compile_from:,} on",
-        ),
-    }
-    if is_cuda:
-        choices["micro_batch"] = (None, "the GPU computes the whole batch at once")
+    rules = _cuda_choices if device.type == "cuda" else _cpu_choices
+    choices = rules(config, device, batch_size, images, graph_obstacle(config, device, batch_size, ranks))
     values = {**vars(config), "precision": config.precision.value}
     auto = {key: choice for key, choice in choices.items() if values[key] == "auto"}
     resolved = {key: auto[key][0] if key in auto else values[key] for key in choices}
     return StepConfig(**resolved, reasons={key: reason for key, (_, reason) in auto.items()})
+
+
+Choices = dict[str, tuple[Any, str]]
+"""What `auto` becomes, and why, by the key in `trainer`."""
+
+
+def graph_obstacle(config: TrainerConfig, device: torch.device, batch_size: int, ranks: int) -> str | None:
+    """Why the step cannot be a graph; None if it can.
+
+    Raises:
+        ConfigError: it cannot, and `trainer.graph=true`.
+    """
+    obstacle = None
+    if device.type != "cuda":
+        obstacle = "only CUDA devices have graphs"
+    elif ranks > 1:
+        obstacle = f"this run has {ranks} ranks, and a graph is for one"
+    elif config.compile is True:
+        obstacle = "trainer.compile=true"
+    elif isinstance(config.micro_batch, int) and config.micro_batch < batch_size:
+        obstacle = f"a graph takes the whole batch, and trainer.micro_batch={config.micro_batch} takes a part of it"
+    if obstacle and config.graph is True:
+        raise ConfigError(f"trainer.graph=true is not possible: {obstacle}; set trainer.graph=false")
+    return obstacle
+
+
+def _cpu_choices(
+    config: TrainerConfig, device: torch.device, batch_size: int, images: int, obstacle: str | None
+) -> Choices:
+    has_bf16 = _has_bf16(device)
+    precision = Precision.bf16 if has_bf16 else Precision.fp32
+    compile_from = COMPILE_FROM_IMAGES[precision if config.precision == Precision.auto else config.precision]
+    return {
+        "fused": (True, "one kernel updates all weights"),
+        "precision": (precision.value, f"the processor {'has' if has_bf16 else 'lacks'} {BF16_UNITS}"),
+        "micro_batch": (min(batch_size, CPU_MICRO_BATCH), f"at most {CPU_MICRO_BATCH:,} images stay in the cache"),
+        "compile": _compile_choice(images, compile_from),
+        "graph": (False, str(obstacle)),
+    }
+
+
+def _cuda_choices(
+    config: TrainerConfig, device: torch.device, batch_size: int, images: int, obstacle: str | None
+) -> Choices:
+    graph = (False, obstacle) if obstacle else (True, "the GPU does not wait for Python")
+    has_graph = graph[0] if config.graph == "auto" else bool(config.graph)
+    compiles = (False, "the step is a graph") if has_graph else _compile_choice(images, CUDA_COMPILE_FROM_IMAGES)
+    is_compiled = compiles[0] if config.compile == "auto" else bool(config.compile)
+    if not _has_bf16(device):
+        precision = Precision.fp32, "the GPU lacks compute capability 8.0 or higher"
+    elif has_graph or is_compiled:
+        precision = Precision.bf16, "the GPU has compute capability 8.0 or higher"
+    elif batch_size >= CUDA_BF16_FROM_IMAGES:
+        precision = Precision.bf16, f"the batch has at least {CUDA_BF16_FROM_IMAGES:,} images"
+    else:
+        precision = Precision.fp32, f"casts cost more than bf16 saves below {CUDA_BF16_FROM_IMAGES:,} images a batch"
+    return {
+        "fused": (True, "one kernel updates all weights"),
+        "precision": (precision[0].value, precision[1]),
+        "micro_batch": (None, "the GPU computes the whole batch at once"),
+        "compile": compiles,
+        "graph": graph,
+    }
+
+
+def _compile_choice(images: int, compile_from: int) -> tuple[bool, str]:
+    reason = f"the run trains on {images:,} images, and compiling pays from {compile_from:,} on"
+    return images >= compile_from, reason
 
 
 def _has_bf16(device: torch.device) -> bool:

@@ -1,0 +1,120 @@
+"""A step whose forward and backward are a graph computes, to the bit, what the eager step computes.
+
+A GPU is simulated by what a graph does to its caller: arguments are copied into the captured ones; outputs and
+gradients of each replay take the memory of the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.training.test_step import BATCH, CUTMIX, SHIFT, make_loader, make_step, train
+from vitmnist.augment.preprocess import Compose
+from vitmnist.data.datasets.base import Dataset
+from vitmnist.errors import ConfigError
+from vitmnist.training.batch import Batch
+from vitmnist.training.graph import GraphedModule
+
+
+def simulated_graph(module: nn.Module, samples: Sequence[Tensor], allow_unused_input: bool) -> Callable[..., Any]:
+    """`torch.cuda.make_graphed_callables` without a GPU."""
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    for _ in range(3):  # as torch warms up
+        module(*samples)
+    names, outputs, gradients = [*module(*samples)], [*module(*samples).values()], [*map(torch.clone, parameters)]
+
+    class Replay(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, *arguments: Tensor) -> tuple[Tensor, ...]:
+            for sample, argument in zip(samples, arguments[: len(samples)], strict=True):
+                sample.copy_(argument)
+            with torch.enable_grad():
+                context.computed = module(*samples)
+            for output, value in zip(outputs, context.computed.values(), strict=True):
+                output.data.copy_(value.detach())
+            return tuple(output.detach() for output in outputs)
+
+        @staticmethod
+        def backward(context: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+            loss = context.computed["loss"]
+            for gradient, value in zip(gradients, torch.autograd.grad(loss, parameters, upstream[0]), strict=True):
+                gradient.data.copy_(value)
+            return (*[None] * len(samples), *(gradient.detach() for gradient in gradients))
+
+    return lambda *arguments: dict(zip(names, Replay.apply(*arguments, *parameters), strict=True))
+
+
+@pytest.fixture(autouse=True)
+def _simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", simulated_graph)
+
+
+class NormedModel(nn.Sequential):
+    """Batch normalisation, whose statistics warming up would move, and padding too."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__(nn.Flatten(), nn.Linear(784, 8), nn.BatchNorm1d(8), nn.Dropout(0.1), nn.Linear(8, 10))
+
+
+@pytest.mark.parametrize("name", ["ram", "disk"])
+@pytest.mark.parametrize("augment", [None, SHIFT, CUTMIX], ids=["plain", "shift", "cutmix"])
+def test_a_graphed_step_is_the_eager_step(name: str, augment: Compose | None, tiny: Dataset) -> None:
+    """With a short last batch, clipped gradients, averaged weights, and floats as well as bytes."""
+    parts: dict[str, Any] = {"augment": augment, "decay": 0.9, "clip_norm": 0.5, "micro_batch": None}
+    metrics = []
+    for graph in (False, True):
+        step = make_step(tiny, "sgd", model=NormedModel(), graph=graph, **parts)
+        loader = make_loader(tiny, name)
+        torch.manual_seed(1)
+        step.compile(loader)
+        assert isinstance(step.forward, GraphedModule) == graph
+        metrics.append((train(step, loader), step.state_dict(), torch.get_rng_state()))
+    (ours, our_state, our_rng), (theirs, their_state, their_rng) = metrics
+    assert torch.equal(our_rng, their_rng)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine["train_loss"] == other["train_loss"]
+        assert mine["train_acc"] == other["train_acc"]
+    for part in ("model", "ema"):
+        tensors = [*zip(our_state[part].values(), their_state[part].values(), strict=True)]
+        assert all(torch.equal(mine, other) for mine, other in tensors if isinstance(mine, Tensor))
+
+
+def test_arguments_of_another_shape_or_dtype_are_not_copied_into_the_captured_ones(tiny: Dataset) -> None:
+    step = make_step(tiny, augment=None, micro_batch=None, graph=True)
+    step.compile(make_loader(tiny, "ram"))
+    images, labels = tiny.train.images[:BATCH], tiny.train.labels[:BATCH]
+    for changed in (images[:1], images.float() / 255):
+        expected = step.eager(changed, None, labels[: len(changed)], None)
+        computed = step.forward(changed, None, labels[: len(changed)], None)
+        assert torch.equal(computed["loss"], expected["loss"])
+
+
+def test_a_replay_refuses_to_overwrite_accumulated_gradients(tiny: Dataset) -> None:
+    step = make_step(tiny, augment=None, micro_batch=None, graph=True)
+    step.compile(make_loader(tiny, "ram"))
+    batch = Batch(tiny.train.images[:BATCH], tiny.train.labels[:BATCH], None, BATCH)
+    step.forward_backward(batch)
+    with pytest.raises(AssertionError, match="a replay overwrites gradients"):
+        step.forward(batch.images, None, batch.labels, None)
+
+
+def test_a_step_that_cannot_be_captured_stays_eager_or_is_refused(
+    tiny: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", fail)
+    step = make_step(tiny, micro_batch=None, graph=True, reasons={"graph": "the GPU does not wait for Python"})
+    step.compile(make_loader(tiny, "ram"))
+    assert step.forward is step.eager
+    assert not step.config.graph
+    assert step.config.reasons["graph"] == "failed: operation not permitted when stream is capturing"
+    with pytest.raises(ConfigError, match=r"^trainer.graph=true: failed: .*; set trainer.graph=false$"):
+        make_step(tiny, micro_batch=None, graph=True).compile(make_loader(tiny, "ram"))
