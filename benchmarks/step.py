@@ -65,7 +65,6 @@ def attention(batch: int, device: torch.device, dtype: torch.dtype, backend: SDP
     upstream = torch.randn(shape, device=device, dtype=dtype)
 
     def work() -> None:
-        torch.use_deterministic_algorithms(False)  # a step turns them on, and some backends are not deterministic
         if backend is None:
             output = (q @ k.transpose(-2, -1) * ATTENTION[-1] ** -0.5).softmax(dim=-1) @ v
         else:
@@ -73,7 +72,16 @@ def attention(batch: int, device: torch.device, dtype: torch.dtype, backend: SDP
                 output = F.scaled_dot_product_attention(q, k, v)
         torch.autograd.grad(output, (q, k, v), upstream)
 
-    return work
+    def work_by_any_kernel() -> None:
+        # A step turns deterministic algorithms on for the process, and some backends have none.
+        before = torch.are_deterministic_algorithms_enabled()
+        torch.use_deterministic_algorithms(False)
+        try:
+            work()
+        finally:
+            torch.use_deterministic_algorithms(before)
+
+    return work_by_any_kernel
 
 
 def attentions(batch: int, device: torch.device) -> dict[str, Callable[[], Work]]:

@@ -7,6 +7,7 @@ outside of it.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -53,6 +54,8 @@ class GraphedModule(nn.Module):
             return
         samples = tuple(tensor.clone() for tensor in arguments if tensor is not None)
         call = _TensorsOnly(self.module, [tensor is not None for tensor in arguments])
+        # The graph keeps autograd's nodes, which belong to the stream of the capture, for as long as it lives.
+        warnings.filterwarnings("ignore", "The AccumulateGrad node's stream does not match")
         make_graphs: Callable[..., Any] = torch.cuda.make_graphed_callables
         self._graphs[signature] = make_graphs(call, samples, allow_unused_input=True)
 
