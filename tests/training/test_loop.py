@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import repeat
+from itertools import islice, repeat
 
 import pytest
 import torch
@@ -44,6 +44,25 @@ def make_step(model: nn.Module, tiny: Dataset, lr: float = 0.01) -> TrainStep:
 
 def new_progress(loader: Loader, epoch: int = 0, log_every: int | None = None) -> EpochProgress:
     return EpochProgress(epoch, loader.sampler, CPU, log_every)
+
+
+class ShortLoader(Loader):
+    """Ends an epoch one batch early."""
+
+    def __init__(self, base: Loader) -> None:
+        super().__init__(base.sampler)
+        self.base = base
+
+    def batches(self, epoch: int, start: int) -> Batches:
+        yield from islice(self.base.epoch(epoch, start), len(self) - 1)
+
+
+def test_an_epoch_that_a_loader_ends_early_is_an_error(tiny: Dataset) -> None:
+    loader, model = ShortLoader(make_loader(tiny)), make_model()
+    with pytest.raises(DataError, match=r"^the loader delivered 4 of the 5 batches of an epoch$"):
+        train_epoch(make_step(model, tiny), loader, new_progress(loader))
+    with pytest.raises(DataError, match=r"^the loader delivered 4 of the 5 batches of an epoch$"):
+        evaluate(model, loader, Preprocess(tiny.train))
 
 
 def test_an_epoch_is_the_hand_written_loop(tiny: Dataset) -> None:

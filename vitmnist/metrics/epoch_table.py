@@ -2,7 +2,7 @@
 
 A metric of logits and labels, or of the confusion matrix, is a module of its own in this folder. Any other is a
 constant here, a row of `epoch_metrics`, and a value in the dict of `EpochProgress.compute` or `evaluate` (both in
-`vitmnist/training/loop.py`), or of `Trainer.finish_epoch`.
+`vitmnist/training/loop.py`), or of `EpochRecorder.finish_epoch`.
 """
 
 from __future__ import annotations

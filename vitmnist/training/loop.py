@@ -45,6 +45,7 @@ def train_epoch(
         The epoch's metrics by their names in `vitmnist.metrics.epoch_table`.
 
     Raises:
+        DataError: the loader delivers too few batches.
         TrainingError: a loss is not finite; names the first such step.
     """
     metrics = progress.metrics
@@ -57,6 +58,7 @@ def train_epoch(
         timer.begin("other")
         after_step(timer)
     timer.stop()
+    metrics.check_complete()
     return progress.compute()
 
 
@@ -181,6 +183,9 @@ def evaluate(
 
     Returns:
         The metrics by their names in `vitmnist.metrics.epoch_table`, and the predictions.
+
+    Raises:
+        DataError: the loader delivers too few batches.
     """
     model.eval()
     world.broadcast_buffers(model)  # a rank's own statistics would not be those that are saved
@@ -200,6 +205,7 @@ def evaluate(
             timer.begin("other")
             after_step(timer)
     timer.stop()
+    metrics.check_complete()
     seconds = timer.seconds()
     saving = seconds.pop("saving")
     labels, confidence, targets = map(torch.cat, zip(*batches, strict=True))
@@ -243,6 +249,11 @@ class MetricAccumulator:
         for name, values in self._sums.items():
             values[self.steps] = sums[name]
         self.steps += 1
+
+    def check_complete(self) -> None:
+        """Raise `DataError` if the loader has delivered fewer batches than the epoch has."""
+        if self.steps < len(self._sampler):
+            raise DataError(f"the loader delivered {self.steps} of the {len(self._sampler)} batches of an epoch")
 
     @property
     def sizes(self) -> list[int]:
