@@ -37,6 +37,15 @@ def test_two_jobs_at_once_end_in_one_report(launcher: str, module: str, tiny_roo
     assert [result_of(folder) for folder in sorted((tmp_path / "here").glob("[0-9]-*"))] == results
 
 
+@pytest.mark.slow  # each job imports torch
+def test_a_job_that_is_refused_in_a_process_of_its_own_fails_the_sweep(tiny_root: Path, tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    typed = ["-m", "hydra/launcher=parallel", *overrides_for(tiny_root, "epochs=1,-1")]
+    ended = start_program(tmp_path, *typed, "hydra.sweep.dir=here", "hydra.sweep.subdir=${hydra.job.num}")
+    assert ended.returncode == 1
+    assert "error: 1 of 2 jobs failed: 1\n" in ended.stderr
+
+
 JOBS = ["-m", "seed=1,2,3"]
 SEARCH = ["-m", "hydra/sweeper=optuna", "data.holdout=5", "batch_size=choice(4,5,6)", "hydra.sweeper.n_trials=3"]
 

@@ -97,7 +97,9 @@ def reported(process: TrainingProcess) -> Iterator[Job]:
 
 def _check_jobs(folder: Path, job: Job) -> None:
     """Raise `TrainingError` if jobs of a sweep failed, and `RunInterrupted` if some are unfinished."""
-    runs = [read_run(lock.parent) for lock in sorted(folder.glob("*/**/.lock"))]
+    # A job that was refused has a record and no lock; one that was killed before its first record has a lock.
+    files = [*folder.glob("*/**/.lock"), *folder.glob("*/**/result.json")]
+    runs = [read_run(job_folder) for job_folder in sorted({file.parent for file in files})]
     failed = {run.folder.name for run in runs if run.status not in ("completed", "interrupted", "running")}
     if failed := failed | job.failed:
         raise TrainingError(f"{len(failed)} of {len(runs)} jobs failed: {', '.join(sorted(failed))}")
