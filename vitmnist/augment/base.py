@@ -32,7 +32,8 @@ class Operation(nn.Module):
     """
 
     takes_bytes = False
-    """Whether a large image on the CPU may also come as uint8, which it does not write to, and returns as uint8."""
+    """Whether a large image on the CPU may also come as uint8, with numbers in place of the tensors of `draw`. The
+    operation does not write to such an image, and returns uint8."""
 
     def __init__(self, options: Any = None) -> None:
         super().__init__()

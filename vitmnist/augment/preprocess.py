@@ -103,6 +103,15 @@ class Compose(nn.Module):
             images = operation.forward(images, *numbers)  # a call would look for hooks, for each large image
         return images
 
+    def split(self, drawn: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> list[list[Sequence[Any]]]:
+        """What each operation gets for each image of this dtype: numbers with bytes, else tensors of one row."""
+        by_image: list[list[Sequence[Any]]] = []
+        are_bytes = dtype == torch.uint8
+        for operation, numbers in zip(self.operations, drawn, strict=True):
+            are_bytes = are_bytes and operation.takes_bytes
+            by_image.append([values.flatten().tolist() if are_bytes else values.split(1) for values in numbers])
+        return by_image
+
     def mix(self, images: Tensor, labels: Tensor, keys: Tensor, classes: int) -> tuple[Tensor, Tensor]:
         """Mix each image with a partner from the batch; only if `mixes`.
 
@@ -215,7 +224,7 @@ class Preprocess(nn.Module):
         finished = torch.empty((*images.shape[:2], *size), dtype=torch.float32, device=images.device)
 
         # Divided here as well: in threads, each slice would wait for the lock.
-        by_image = [[values.split(1) for values in numbers] for numbers in drawn]
+        by_image = self.augment.split(drawn, images.dtype) if self.augment is not None and drawn else []
 
         def finish(row: slice) -> None:
             numbers_of_image = [[values[row.start] for values in numbers] for numbers in by_image]

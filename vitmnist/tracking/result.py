@@ -181,7 +181,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """The outcome of the run, or its progress if it has not ended."""
+        """How the run ended, or how far it has got."""
         return self.result.status
 
     @cached_property

@@ -19,42 +19,43 @@ Signature = tuple[object, ...]
 
 
 class GraphedModule(nn.Module):
-    """Calls a module by a graph wherever the arguments have the shapes and dtypes of a captured call, else eagerly.
+    """Replays the graph that was captured for arguments of these shapes and dtypes; without one, calls the module.
 
-    A replay copies its arguments into the captured ones, which would broadcast and convert others silently. It writes
-    outputs and gradients to the same memory as the replay before: the caller copies the outputs, and drops the
-    gradients before each call, because a gradient that is accumulated would be overwritten.
+    A replay copies its arguments into those of the capture; without the check of shapes and dtypes, torch would
+    broadcast and convert them silently. Each replay writes its outputs and gradients to the same memory. The caller
+    must therefore copy the outputs, and set the gradients to None before each call.
 
     Args:
-        module: returns a dictionary of tensors; keeps its parameters where they are.
+        module: returns a dictionary of tensors; its parameters must stay at their addresses.
     """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
-        self._graphs: dict[Signature, nn.Module] = {}
+        self._graphs: dict[Signature, Callable[..., dict[str, Tensor]]] = {}
+        self._trained = [*module.parameters()]  # listing them takes 70 µs, and looking at their gradients 4 µs
 
     def forward(self, *arguments: Tensor | None) -> dict[str, Tensor]:
-        graph = self._graphs.get(_signature(arguments))
-        if graph is None:
-            return self.module(*arguments)  # type: ignore[no-any-return]
-        # Each check of a gradient takes 0.1 µs.
-        assert all(parameter.grad is None for parameter in self.module.parameters()), "a replay overwrites gradients"
-        return graph(*(tensor for tensor in arguments if tensor is not None))  # type: ignore[no-any-return]
+        if graph := self._graphs.get(_signature(arguments)):
+            assert all(parameter.grad is None for parameter in self._trained), "a replay overwrites gradients"
+            return graph(*(tensor for tensor in arguments if tensor is not None))
+        outputs: dict[str, Tensor] = self.module(*arguments)
+        return outputs
 
     def capture(self, *arguments: Tensor | None) -> None:
-        """Capture forward and backward for arguments like these; no other thread may allocate on the GPU meanwhile.
+        """Capture forward and backward for arguments of these shapes and dtypes.
 
-        Moves buffers such as the statistics of batch normalisation, and random generators.
+        No other thread may allocate memory on the GPU meanwhile. Changes the module's buffers, such as the statistics
+        of batch normalisation, and the state of the random generators.
 
         Raises:
-            RuntimeError: the module waits for the GPU, or does something else that no graph can hold.
+            RuntimeError: the module waits for the GPU, or does something else that cannot be captured.
         """
         if (signature := _signature(arguments)) in self._graphs:
             return
         samples = tuple(tensor.clone() for tensor in arguments if tensor is not None)
         call = _TensorsOnly(self.module, [tensor is not None for tensor in arguments])
-        # The graph keeps autograd's nodes, which belong to the stream of the capture, for as long as it lives.
+        # The graph keeps autograd's nodes alive, and they belong to the stream of the capture.
         warnings.filterwarnings("ignore", "The AccumulateGrad node's stream does not match")
         make_graphs: Callable[..., Any] = torch.cuda.make_graphed_callables
         self._graphs[signature] = make_graphs(call, samples, allow_unused_input=True)
@@ -69,7 +70,10 @@ class _TensorsOnly(nn.Module):
 
     def forward(self, *tensors: Tensor) -> dict[str, Tensor]:
         remaining = iter(tensors)
-        return self.module(*(next(remaining) if is_tensor else None for is_tensor in self._is_tensor))  # type: ignore[no-any-return]
+        outputs: dict[str, Tensor] = self.module(
+            *(next(remaining) if is_tensor else None for is_tensor in self._is_tensor)
+        )
+        return outputs
 
 
 def _signature(arguments: tuple[Tensor | None, ...]) -> Signature:

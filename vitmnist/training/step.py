@@ -194,20 +194,20 @@ class TrainStep:
         Raises:
             ConfigError: `trainer.compile=true` or `trainer.graph=true` failed.
         """
-        key = "compile" if self.config.compile else "graph"
         if not (self.config.compile or self.config.graph):
             return
+        key = "compile" if self.config.compile else "graph"
         if self.config.compile and not self.compile_s:
             log.info("compiling the step, which may take a minute")
         with closing(self.batches(loader, 0)) as batches:
             batch = next(batches)
         started = time.perf_counter()
         with preserved_random_state(device=self.device), preserved_buffers(self.model):
+            if self.forward is self.eager:
+                # Eagerly first: a library that fills a cache at its first call, as einops does, would recompile later.
+                # An error of the model itself is raised here, and not as one of compiling.
+                self.forward_backward(batch)
             try:
-                if self.forward is self.eager:
-                    # Eagerly first: a library that fills a cache at its first call, as einops does, would recompile
-                    # later, and a graph would hold the call that fills it.
-                    self.forward_backward(batch)
                 self._compile(batch) if self.config.compile else self._capture(batch)
             except Exception as error:  # dynamo, inductor and CUDA raise many types
                 self.forward, self.mixed, self.pad = self.eager, self.preprocess.mixed, False
