@@ -25,7 +25,7 @@ from vitmnist.runtime.run_folder import is_in_use
 from vitmnist.runtime.signals import StopSignal, interruption
 from vitmnist.runtime.world import World
 from vitmnist.timing.table import Bottleneck, format_bottleneck
-from vitmnist.tracking.epoch_record import EpochRecord, Monitor, steady_epochs, summarize
+from vitmnist.tracking.epoch_record import EpochRecord, Monitor, epochs_of_last_start, steady_epochs, summarize
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class Result:
     def _steps(self) -> int:
         images = (self.dataset or {}).get("train_size", 0)
         batches: int = math.ceil(images / (self.config or {}).get("batch_size", math.inf))
-        return len(self.epochs) * batches
+        return len(epochs_of_last_start(self.epochs)) * batches
 
     def write(self, folder: Path) -> None:
         """Write `result.json` into `folder` atomically.
