@@ -137,7 +137,7 @@ class TensorSet(SampleSource):
         self.check_on_host()
         return self
 
-    def taken(self: Tensors, rows: slice | Tensor) -> Tensors:
+    def subset(self: Tensors, rows: slice | Tensor) -> Tensors:
         """The samples at these indices, int64 `[N]`: views if they are a slice, else copied into memory."""
         images, labels = self.read(rows)
         return replace(self, images=images, labels=labels, is_mapped=self.is_mapped and isinstance(rows, slice))

@@ -172,13 +172,17 @@ class BatchRows:
 
     def gather(self, indices: Sequence[int]) -> Any:
         """The batch of some of the samples; raises `DataError` for an index that no sample has."""
-        # A third of the time of torch.tensor, for 256 numbers.
-        rows = torch.frombuffer(array("q", indices), dtype=torch.int64)
-        if rows.min() < 0 or rows.max() >= len(self.tensors[0]):  # on a GPU, index_select would end the process
+        size = len(self.tensors[0])
+        try:
+            # A third of the time of torch.tensor, for 256 numbers.
+            rows = torch.frombuffer(array("q", indices), dtype=torch.int64)
+            if rows.min() < 0 or rows.max() >= size:  # On a GPU, index_select would end the process.
+                raise IndexError
+        except (IndexError, TypeError) as error:
             shown = ", ".join(map(str, list(indices)[:3]))
             raise DataError(
-                f"the sampler gives {shown}, …; decoded samples have the indices 0 to {len(self.tensors[0]) - 1}"
-            )
+                f"the sampler gives {shown}, …; decoded samples have the indices 0 to {size - 1}"
+            ) from error
         backend = backend_of(self.tensors[0].device)
         if backend.is_async:  # out of pageable memory the host would wait for the copy, and for all work before it
             rows = backend.to_device(backend.empty_pinned(rows.shape, rows.dtype).copy_(rows))

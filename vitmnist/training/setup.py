@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from vitmnist.augment.preprocess import build_augment, input_size
 from vitmnist.config.schema import Config, registries
-from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset
-from vitmnist.data.preparation import configured_statistics, prepare
+from vitmnist.data.channel_statistics import configured_statistics
+from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset, prepare
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, DataError, PeerError, classify, described, first_line
 from vitmnist.models import MODELS

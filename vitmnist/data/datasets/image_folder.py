@@ -122,7 +122,7 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     whole = Split(images, labels, tuple(mean), tuple(std), tuple(classes), is_mapped=True, files=files)
     used = {"train": train_part, "validation": slice(None), "test": test_part}
     splits: dict[str, Any] = {
-        split: replace(whole.taken(span), sha256=sha256).taken(used[split])
+        split: replace(whole.subset(span), sha256=sha256).subset(used[split])
         for (split, span), sha256 in zip(spans.items(), notes["sha256"], strict=True)
     }
     return Dataset(folder.resolve().name, **splits, skipped=len(unreadable))
