@@ -124,7 +124,7 @@ register = LOADERS.register
 
 def place_of(name: str) -> Place:
     """Where a loader of this name keeps all samples."""
-    return getattr(LOADERS.member(LOADERS.complete({"name": name}))[0], "keeps", Loader.keeps)
+    return getattr(LOADERS.resolve(LOADERS.complete({"name": name}))[0], "keeps", Loader.keeps)
 
 
 def needs_of(name: str, data: SampleSource, device: torch.device) -> Memory:
