@@ -102,7 +102,7 @@ def _of_tensor(transform: Any) -> list[Transform]:
         return [ToFloat()]
     if name == "Normalize":
         statistics = transform.mean, transform.std
-        return [Normalize(*(torch.as_tensor(part, dtype=torch.float64).view(-1, 1, 1) for part in statistics))]
+        return [Normalize(*(torch.as_tensor(part).view(-1, 1, 1) for part in statistics))]
     is_v1 = type(transform).__module__ == V1
     return [AsV2(transform) if is_v1 and name in ("Resize", *LIKE_V2) else transform]
 
