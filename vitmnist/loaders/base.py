@@ -115,7 +115,7 @@ register = LOADERS.register
 
 def storage_of(name: str) -> Storage:
     """Where a loader of this name keeps all samples."""
-    return getattr(LOADERS.member(LOADERS.complete({"name": name}))[0], "keeps", Loader.keeps)
+    return getattr(LOADERS.resolve(LOADERS.complete({"name": name}))[0], "keeps", Loader.keeps)
 
 
 def needs_of(name: str, data: SampleSource, device: torch.device) -> Memory:

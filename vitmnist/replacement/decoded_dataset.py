@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from vitmnist.data.randomness import refusing_random
-from vitmnist.errors import ConfigError, DataError, naming
+from vitmnist.errors import ConfigError, DataError, error_context
 from vitmnist.replacement.split_transforms import TransformGuard, named_sample
 from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.memory import Memory, check_fits
@@ -250,7 +250,7 @@ def read_batch(dataset: Any, collate: Callable[[list[Any]], object], indices: Se
 def collated(collate: Callable[[list[Any]], object], name: str, samples: list[Any]) -> object:
     """The batch that a collate function makes; raises `NoRowsError` if it fails for these samples, of this name."""
     try:
-        with naming(f"the collate function, for {name}"):
+        with error_context(f"the collate function, for {name}"):
             return collate(samples)
     except DataError as error:  # a batch of one may fail where no batch of the DataLoader does
         raise NoRowsError(str(error)) from error

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from vitmnist.data.randomness import RandomSampleError, preserved_random_state, probe_indices
-from vitmnist.errors import ConfigError, DataError, UserError, allowed_names, described
+from vitmnist.errors import ConfigError, DataError, UserError, allowed_names, describe_error
 from vitmnist.replacement.decoded_dataset import (
     BatchRows,
     CollateGathered,
@@ -154,7 +154,7 @@ def _replace(dataloader: DataLoader[Any], store: Location, to_tensors: bool) -> 
         except ConfigError:
             raise
         except Exception as error:  # samples and collate function may fail in any way
-            raise DataError(f"{name}: {described(error)}") from error
+            raise DataError(f"{name}: {describe_error(error)}") from error
 
 
 def _build(dataloader: DataLoader[Any], store: Location, to_tensors: bool, probes: Sequence[int]) -> DataLoader[Any]:

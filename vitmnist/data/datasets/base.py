@@ -236,7 +236,7 @@ def file_reader(values: Mapping[str, Any], shape: Sequence[int]) -> FileReader:
         ConfigError: the dataset is not registered, or has other channels than pictures.
     """
     complete = {key: "" if value == MISSING else value for key, value in DATASETS.complete(values).items()}
-    if reader := getattr(DATASETS.member(complete)[1], "reader", None):
+    if reader := getattr(DATASETS.resolve(complete)[1], "reader", None):
         return reader  # type: ignore[no-any-return]
     channels, height, width = shape
     if channels not in (1, 3):
@@ -266,7 +266,7 @@ def build_dataset(values: Mapping[str, Any], root: str, key: str | None = None) 
     Args:
         key: where `values` are in the configuration, if not at `data.dataset`.
     """
-    builder, options = DATASETS.member(values, key)
+    builder, options = DATASETS.resolve(values, key)
     try:
         return builder(options, home_expanded(root))
     except OSError as error:
