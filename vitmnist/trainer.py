@@ -233,7 +233,7 @@ class Trainer:
         train, evaluated = data.dataset.train, data.dataset.evaluated
         sets = [(train, data.sampler), (evaluated, self.eval_sampler(evaluated, step))]
         values, selection = self.config.data.loader, None
-        if isinstance(options := LOADERS.member(values)[1], AutoOptions):
+        if isinstance(options := LOADERS.resolve(values)[1], AutoOptions):
             selection = self.time_loaders(options, data, step) if self.world.is_main else None
             name = self.world.broadcast_object(lambda: selection.name if selection else None)
             values = LOADERS.complete({"name": name})
