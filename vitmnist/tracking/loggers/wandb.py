@@ -61,7 +61,7 @@ class Wandb(Logger):
         if not self._run.offline:
             path.write_text(self._run.id)
         # A run that was killed has sent epochs after its last checkpoint. They are trained again, with the same result.
-        self._epochs_sent = int(self._run.summary.get("epoch", 0)) if self._run.resumed else 0
+        self._epochs_sent = int(dict(self._run.summary).get("epoch", 0)) if self._run.resumed else 0
         for record in result.epochs:
             self.add_epoch(record)
 
