@@ -22,7 +22,7 @@ from tqdm import tqdm
 from vitmnist.augment.preprocess import Preprocess, build_augment
 from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.manager import Checkpoint, CheckpointManager, load_checkpoint
-from vitmnist.checkpoint.weights import read_initial_weights
+from vitmnist.checkpoint.storage import read_initial_weights
 from vitmnist.config.schema import Config
 from vitmnist.config.values import to_plain_dict
 from vitmnist.data.datasets.base import Dataset, Split
