@@ -31,7 +31,17 @@ from vitmnist.errors import DataError, classify
 from vitmnist.loaders.auto import AutoOptions, LoaderSelection, select_loader
 from vitmnist.loaders.base import LOADERS, Loader, needs_of
 from vitmnist.losses import LOSSES
-from vitmnist.metrics.epoch_table import EPOCH_S, EVAL_S, SAVE_S, TRAIN_S, find_metric
+from vitmnist.metrics.epoch_table import (
+    EPOCH_S,
+    EVAL_S,
+    SAVE_S,
+    TRAIN_S,
+    EpochRecord,
+    Monitor,
+    check_metrics,
+    epoch_record,
+    find_metric,
+)
 from vitmnist.optim.optimizers import EMA, OPTIMIZERS
 from vitmnist.optim.schedules import build_schedule
 from vitmnist.runtime.device import choose_device, use_deterministic_kernels
@@ -41,7 +51,6 @@ from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.timing.benchmark import Candidate
 from vitmnist.tracking.environment import PeakMemory, describe_environment
-from vitmnist.tracking.epoch_record import EpochRecord, Monitor, check_metrics, epoch_record
 from vitmnist.tracking.images import epoch_images
 from vitmnist.tracking.log import log_early_stop, log_epoch, log_setup, log_test, log_verdict
 from vitmnist.tracking.loggers import LOGGERS, Logger, parse_loggers

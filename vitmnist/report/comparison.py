@@ -18,10 +18,9 @@ from typing import Any
 
 from vitmnist.config.schema import affects_nothing, keys_where
 from vitmnist.config.values import is_under
-from vitmnist.metrics.epoch_table import EPOCH_S, Metric, epoch_metrics
+from vitmnist.metrics.epoch_table import EPOCH_S, Metric, epoch_metrics, summarize
 from vitmnist.report.statistics import Differences, Ratio, ratio
 from vitmnist.timing.table import Spread
-from vitmnist.tracking.epoch_record import summarize
 from vitmnist.tracking.result import TEST_ACC, Run, monitored
 
 EMPTY_CELL = "–"
@@ -83,11 +82,11 @@ class Configuration:
         Metrics of quality are over the seeds, others over the ranked runs, or over all runs if none is ranked.
         """
         ranked = [run for runs in self.rounds.values() for run in runs]
-        spreads = {TEST_ACC: self.quality(TEST_ACC)}
+        spreads: dict[str, Spread | None] = {}
         for name, metric in epoch_metrics().items():
             quality = self.quality(name) if metric.over_epochs == "last" else None
             spreads[name] = quality or _spread(_values(ranked or self.runs, metric))
-        return spreads
+        return spreads | {TEST_ACC: self.quality(TEST_ACC)}
 
     @property
     def epoch_s(self) -> Spread | None:
@@ -305,14 +304,13 @@ def _facts(run: Run) -> dict[str, str]:
     if not environment:
         return {}
     dataset = run.result.dataset or {}
-    sizes = [
-        f"{fact_text(value)} {key.removesuffix('_size')}" for key, value in dataset.items() if key.endswith("_size")
-    ]
+    sizes = {key.removesuffix("_size"): size for key, size in dataset.items() if key.endswith("_size")}
+    images = ", ".join(f"{fact_text(size)} {split}" for split, size in sizes.items())
     facts = {
         **environment,
         "device": run.result.device,
         "processes": (run.result.distributed or {}).get("ranks"),
-        "data": f"{fact_text(dataset.get('name'))}, images: {', '.join(sizes)}" if dataset else None,
+        "data": f"{fact_text(dataset.get('name'))}, images: {images}" if dataset else None,
         CHECKSUMS: dataset.get("folds_of") or dataset.get("sha256"),
     }
     return {title.replace("_", " "): fact_text(value) for title, value in facts.items() if value not in (None, {})}

@@ -20,13 +20,22 @@ import yaml
 from vitmnist.config.schema import Config
 from vitmnist.config.values import flatten
 from vitmnist.errors import ConfigError, DataError, PeerError, classify
-from vitmnist.metrics.epoch_table import DATA_WAIT_PCT, Metric, epoch_metrics, find_metric
+from vitmnist.metrics.epoch_table import (
+    DATA_WAIT_PCT,
+    EpochRecord,
+    Metric,
+    Monitor,
+    epoch_metrics,
+    epochs_of_last_start,
+    find_metric,
+    steady_epochs,
+    summarize,
+)
 from vitmnist.runtime.files import UnreadableError, append, csv_text, read_json, read_yaml, write_atomic
 from vitmnist.runtime.run_folder import is_in_use
 from vitmnist.runtime.signals import StopSignal, interruption
 from vitmnist.runtime.world import World
 from vitmnist.timing.table import Bottleneck, format_bottleneck
-from vitmnist.tracking.epoch_record import EpochRecord, Monitor, epochs_of_last_start, steady_epochs, summarize
 
 log = logging.getLogger(__name__)
 
