@@ -84,7 +84,7 @@ def ours(name: str, train: Split, overrides: list[str], **options: Any) -> Epoch
     def epoch(number: int) -> Iterator[Any]:
         for (images, labels), keys in zip(loader.epoch(number), preprocess.keys(loader.sampler, number), strict=False):
             if preprocess.mixes and keys is not None:
-                yield preprocess.mixed(images, labels, keys)
+                yield preprocess.mix_batch(images, labels, keys)
             else:
                 yield preprocess(images, keys), labels
 
@@ -200,7 +200,7 @@ def rows(turns: Mapping[str, Callable[[int], float]], side: int, rounds: int, di
 
 def measure(folder: Path, root: Path, side: int, arguments: argparse.Namespace) -> list[list[list[str]]]:
     """Rows of the tables for one size."""
-    train = load(folder, root, side).taken(slice(arguments.batches * BATCH_SIZE))
+    train = load(folder, root, side).subset(slice(arguments.batches * BATCH_SIZE))
     seconds = {name: partial(first_batch_s, start) for name, start in cold(folder, side, train).items()}
     tables = [rows(seconds, side, arguments.rounds, 2)]
     if find_spec("ffcv"):  # once: its code is compiled for long

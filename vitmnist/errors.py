@@ -95,7 +95,7 @@ def allowed_names(wrong: str, allowed: Iterable[str]) -> str:
     return f"{suggestion}allowed: {', '.join(names.values()) or 'none'}"
 
 
-def listed(names: Iterable[str | Path]) -> str:
+def join_names(names: Iterable[str | Path]) -> str:
     """The first ten of some names, or lines, that may come from a file."""
     every = list(names)
     rest = f", … ({len(every)} in all)" if len(every) > 10 else ""
@@ -113,7 +113,7 @@ def first_line(error: BaseException) -> str:
 
 
 @contextmanager
-def naming(what: str) -> Iterator[None]:
+def error_context(what: str) -> Iterator[None]:
     """Turn any error into a `DataError` that says what failed, and the transform or function that raised it."""
     try:
         yield
@@ -126,10 +126,10 @@ def naming(what: str) -> Iterator[None]:
             if function in ("__call__", "forward") and "self" in frame.f_locals:
                 transform = type(frame.f_locals["self"]).__name__
         subject = f"{transform or function} raised " if function else ""
-        raise DataError(f"{what}: {subject}{described(error)}") from error
+        raise DataError(f"{what}: {subject}{describe_error(error)}") from error
 
 
-def described(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """An exception of other people's code: its type and the first line; the message alone of a `UserError`."""
     if isinstance(error, UserError):
         return str(error)
@@ -161,7 +161,7 @@ def classify(error: BaseException) -> Failure:
             return replace(failure, message=failure.message.format(text=match[0].strip(), error=error))
     if isinstance(error, OSError):  # a full disk, a folder that was removed during the run; libraries give a text alone
         return Failure(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or first_line(error))
-    return Failure(described(error), is_user_error=False)
+    return Failure(describe_error(error), is_user_error=False)
 
 
 FEWER_WORKERS = "type fewer workers with data.loader.num_workers=N (0 needs none)"

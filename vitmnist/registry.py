@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from vitmnist.errors import ConfigError, allowed_names, described
+from vitmnist.errors import ConfigError, allowed_names, describe_error
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -101,7 +101,7 @@ class Registry(Members["type[DataclassInstance]", Built]):
         member = self._find(str(values.get("name")))
         return {**asdict(member[0]()), **values} if member else dict(values)
 
-    def member(self, values: object, key: str | None = None) -> tuple[Callable[..., Built], DataclassInstance]:
+    def resolve(self, values: object, key: str | None = None) -> tuple[Callable[..., Built], DataclassInstance]:
         """The builder of the member that `values["name"]` names, and its validated options.
 
         Args:
@@ -124,8 +124,8 @@ class Registry(Members["type[DataclassInstance]", Built]):
         return builder, validate(schema, options, key)
 
     def build(self, values: object, *parts: object, key: str | None = None) -> Built:
-        """Build the member that `values["name"]` names, from its options and the given parts; raises as `member`."""
-        builder, options = self.member(values, key)
+        """Build the member that `values["name"]` names, from its options and the given parts; raises as `resolve`."""
+        builder, options = self.resolve(values, key)
         return builder(options, *parts)
 
 
@@ -144,4 +144,4 @@ def import_installed() -> None:
             module.load()
         except Exception as error:
             package = module.dist.name if module.dist else module.name
-            log.warning("%s of the package %s cannot be imported: %s", module.value, package, described(error))
+            log.warning("%s of the package %s cannot be imported: %s", module.value, package, describe_error(error))

@@ -230,7 +230,7 @@ class Trainer:
         if self.device.type == "cpu":
             keep_freed_memory()
         evaluated, loader_config, selection = data.dataset.evaluated, self.config.data.loader, None
-        options = LOADERS.member(loader_config)[1]
+        options = LOADERS.resolve(loader_config)[1]
         if isinstance(options, AutoOptions):
             selection = self._time_loaders(options, data, step) if self.world.is_main else None
             name = self.world.broadcast_object(lambda: selection.name if selection else None)

@@ -83,8 +83,8 @@ def test_every_experiment_takes_every_model(experiment: str, model: str) -> None
     """And sets the keys of its own alone."""
     typed = [f"experiment={experiment}", f"model={model}", "data.dataset.path=pictures"]
     typed = typed if experiment == "pictures" else typed[:2]
-    _, options = MODELS.member(validate(Config, compose(typed)).model)
-    is_changed = asdict(options) != asdict(MODELS.member(validate(Config, compose([f"model={model}"])).model)[1])
+    _, options = MODELS.resolve(validate(Config, compose(typed)).model)
+    is_changed = asdict(options) != asdict(MODELS.resolve(validate(Config, compose([f"model={model}"])).model)[1])
     assert is_changed == (CONF / "experiment" / "model" / f"{experiment}_{model}.yaml").exists()
 
 

@@ -20,6 +20,7 @@ from vitmnist.augment.preprocess import Compose
 from vitmnist.config.schema import Precision
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.errors import ExitCode
+from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.runtime.torch_world import TorchWorld
 from vitmnist.runtime.world import World
 from vitmnist.training.loop import EpochProgress, train_epoch
@@ -77,6 +78,15 @@ def test_replaced_loaders_wait_for_the_gpu_only_at_the_borders_of_an_epoch(tiny:
     for images, _ in watched(replaced, len(replaced)):
         assert images.device.type == cuda.type
         images.sum()
+
+
+@pytest.mark.parametrize("side", [28, 63], ids=["17 tokens", "82 tokens"])
+def test_the_gpu_computes_the_transformer_of_the_cpu(side: int, cuda: torch.device) -> None:
+    """Attention has another kernel for few tokens than for many, on each of them."""
+    torch.manual_seed(0)
+    model, images = ViT(ViTOptions(), (1, side, side), classes=10), torch.randn(3, 1, side, side)
+    expected = model(images)
+    torch.testing.assert_close(model.to(cuda)(images.to(cuda)).cpu(), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_bf16_on_the_gpu_is_the_step_within_its_rounding(tiny: Dataset, cuda: torch.device) -> None:

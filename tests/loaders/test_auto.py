@@ -22,13 +22,14 @@ from vitmnist.data.sources import SampleSource, TensorSet
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders import auto as auto_module
 from vitmnist.loaders.auto import AutoOptions, LoaderSelection, select_loader
-from vitmnist.loaders.base import LOADERS, Batches, Loader, Place
+from vitmnist.loaders.base import LOADERS, Batches, Loader
 from vitmnist.loaders.make_loader import loadable
 from vitmnist.models import MODELS
 from vitmnist.models.cnn import CNN, CNNOptions
 from vitmnist.registry import NoOptions
 from vitmnist.runtime import memory
 from vitmnist.runtime.memory import Memory
+from vitmnist.store.rows import Storage
 from vitmnist.store.tree import find_difference
 from vitmnist.timing.benchmark import Block, Candidate
 
@@ -88,17 +89,17 @@ def test_the_fastest_is_chosen_and_the_table_says_why() -> None:
 
 @pytest.mark.usefixtures("own_loaders")
 @pytest.mark.parametrize(
-    ("place", "built_from"),
-    [(Place.HOST, ["decoded"]), (Place.DEVICE, ["decoded"]), (Place.NOWHERE, ["as given"]), (Place.FILE, [])],
+    ("storage", "built_from"),
+    [(Storage.HOST, ["decoded"]), (Storage.DEVICE, ["decoded"]), (Storage.NOWHERE, ["as given"]), (Storage.FILE, [])],
 )
 def test_what_a_loader_keeps_decides_what_auto_builds_it_from(
-    place: Place, built_from: list[str], monkeypatch: pytest.MonkeyPatch
+    storage: Storage, built_from: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What `ram` has decoded, if it keeps that in memory; a file is not written of what memory holds."""
     found = []
 
     class Second(Loader):
-        keeps = place
+        keeps = storage
 
         def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
             super().__init__(sampler)

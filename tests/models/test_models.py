@@ -56,7 +56,7 @@ def reference_vit(model: ViT, options: ViTOptions, images: Tensor) -> Tensor:
     return hidden @ w["head.2.weight"].T + w["head.2.bias"]
 
 
-@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 14, 14)])
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 14, 14), (1, 63, 63)], ids=["17 tokens", "5 tokens", "82 tokens"])
 def test_vit_equals_the_formulas_of_the_articles(shape: tuple[int, int, int]) -> None:
     torch.manual_seed(0)
     options = ViTOptions()

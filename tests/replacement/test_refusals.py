@@ -104,7 +104,7 @@ def test_what_cannot_be_replaced_is_refused(dataloader: Any, options: dict[str, 
         from_dataloader(dataloader, **{"loader": "ram", **options})
 
 
-@pytest.mark.parametrize("batch", [[1, -2], [SIZE]])
+@pytest.mark.parametrize("batch", [[1, -2], [SIZE], [0.5], ["1"]])
 def test_indices_that_cannot_be_looked_up_are_refused(batch: list[Any]) -> None:
     with pytest.raises(DataError, match=r"the sampler gives .* indices 0 to 42"):
         list(from_dataloader(DataLoader(Pairs(), batch_sampler=[[0], batch])))

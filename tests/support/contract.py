@@ -27,7 +27,7 @@ Batch = tuple[Tensor, Tensor]
 def part_of(data: SampleSource, size: int) -> SampleSource:
     """The first samples."""
     if isinstance(data, TensorSet):
-        return data.taken(slice(size))
+        return data.subset(slice(size))
     return loadable(Subset(data.dataset, range(size)), SEED)
 
 

@@ -111,7 +111,7 @@ def check_gradient(step: TrainStep, data: Dataset, size: int, bound: float, smoo
     images, labels, keys = batch.images, batch.labels, batch.keys
     sums = step.forward_backward(batch)
     if preprocess.mixes:
-        images, keys = preprocess._finished(images, keys), operation_keys(keys, 1)
+        images, keys = preprocess._augment_and_normalize(images, keys), operation_keys(keys, 1)
         partners = draw_partners(keys, labels >= 0)
         images, weights = preprocess.augment.mixing(images, images[partners], keys)
         logits = plain(images)

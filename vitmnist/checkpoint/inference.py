@@ -16,7 +16,7 @@ from vitmnist.checkpoint.storage import reporting_damage
 from vitmnist.checkpoint.weights import WEIGHTS, read_weights, weights_file
 from vitmnist.config.schema import Config, may_change
 from vitmnist.data.datasets.base import DATASETS, FileReader, Split, file_reader
-from vitmnist.errors import ConfigError, DataError, UserError, classify, listed
+from vitmnist.errors import ConfigError, DataError, UserError, classify, join_names
 from vitmnist.models import MODELS
 
 
@@ -60,7 +60,8 @@ class InferenceModel:
             raise ConfigError(f"the model takes images {list(self.shape)}, the dataset has {list(shape)}")
         if unknown := [name for name in split.classes if name not in classes]:
             raise ConfigError(
-                f"the dataset has classes that the model does not know: {listed(unknown)}; it knows {listed(classes)}"
+                f"the dataset has classes that the model does not know: {join_names(unknown)}; "
+                f"it knows {join_names(classes)}"
             )
         labels = torch.tensor([classes.index(name) for name in split.classes])[split.labels]
         return replace(split, labels=labels, classes=classes, mean=self.mean, std=self.std)

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from vitmnist.checkpoint.storage import FOLDER, read, reporting_damage
-from vitmnist.errors import ConfigError, DataError, listed
+from vitmnist.errors import ConfigError, DataError, join_names
 from vitmnist.runtime.files import home_expanded
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,9 @@ def _read_foreign(path: Path) -> dict[str, torch.Tensor]:
         state = state[key]
         log.info("init: the weights are those under %s", key)
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        held = f"its keys are {listed([*map(str, state)])}" if isinstance(state, dict) else f"a {type(state).__name__}"
+        held = f"a {type(state).__name__}"
+        if isinstance(state, dict):
+            held = f"its keys are {join_names(map(str, state))}"
         raise DataError(f"{path}: holds no tensors by name, neither at the top nor under {', '.join(WRAPPERS)}; {held}")
     return state
 

@@ -29,8 +29,7 @@ from vitmnist.cli.arguments import key_of
 from vitmnist.cli.command import command
 from vitmnist.cli.resume import recorded_config
 from vitmnist.config.schema import Config
-from vitmnist.data.datasets.base import Dataset, Split, build_dataset
-from vitmnist.data.preparation import prepare
+from vitmnist.data.datasets.base import Dataset, Split, build_dataset, prepare
 from vitmnist.errors import ConfigError, printable
 from vitmnist.loaders.make_loader import make_loader
 from vitmnist.metrics import METRICS

@@ -171,6 +171,6 @@ def keys_where(holds: Callable[[Mapping[str, Any]], bool], values: Mapping[str, 
         section: Any = values
         for name in group.split("."):
             section = section[name]
-        _, options = registry.member(section, group)
+        _, options = registry.resolve(section, group)
         keys += schema_fields(type(options), group)
     return [key for key, item in keys if holds(item.metadata)]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitmnist.config.validation import validate
 from vitmnist.errors import ConfigError, DataError
 
 CHANNELS = (1, 3, 4)
@@ -81,3 +83,39 @@ def channel_statistics(images: Tensor | Iterable[Tensor]) -> tuple[tuple[float, 
     """Mean and standard deviation of each channel of uint8 images: a tensor or batches; raises as the two above."""
     chunks = [images] if isinstance(images, Tensor) else images
     return mean_and_std(sum(map(channel_sums, chunks), np.zeros((), np.uint64)))
+
+
+@dataclass
+class Statistics:
+    """Mean and population standard deviation of each channel, of images scaled to 0…1."""
+
+    mean: list[float]
+    std: list[float]
+
+
+IMAGENET = Statistics([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+"""The statistics that the weights of torchvision and timm expect."""
+
+
+def configured_statistics(normalize: object, channels: int | None = None) -> Statistics | None:
+    """The statistics that `data.normalize` names; None stands for those of the training images.
+
+    Args:
+        channels: the number of channels of the images, if it is known.
+
+    Raises:
+        ConfigError: the value is another one, or has another number of channels.
+    """
+    key = "data.normalize"
+    if normalize == "dataset":
+        return None
+    if normalize != "imagenet" and not isinstance(normalize, Mapping):
+        raise ConfigError(f"{key}={normalize}: must be dataset, imagenet, or {{mean: [..], std: [..]}}")
+    statistics = validate(Statistics, normalize, key) if isinstance(normalize, Mapping) else IMAGENET
+    check_statistics(key, statistics.mean, statistics.std)
+    if channels and len(statistics.mean) != channels:
+        raise ConfigError(
+            f"{key}={normalize}: has {len(statistics.mean)} means, and the images have {channels} channels "
+            "(data.dataset.mode of a folder)"
+        )
+    return statistics

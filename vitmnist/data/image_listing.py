@@ -16,7 +16,7 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import Any
 
-from vitmnist.errors import DataError, listed, printable
+from vitmnist.errors import DataError, join_names, printable
 
 log = logging.getLogger(__name__)
 
@@ -146,18 +146,18 @@ def _check_classes(source: Path, classes: list[str], splits: dict[str, Pictures]
     """Warn of classes whose names differ in case only; raise `DataError` if another split has other classes."""
     spellings = Counter(map(str.casefold, classes))
     if alike := [name for name in classes if spellings[name.casefold()] > 1]:
-        log.warning("%s: classes that differ only in upper and lower case are different: %s", source, listed(alike))
+        log.warning("%s: classes that differ only in upper and lower case are different: %s", source, join_names(alike))
     for split, pictures in splits.items():
         in_split = {name for _, name in pictures}
         if unknown := sorted(in_split.difference(classes)):
             raise DataError(
-                f"{source}: the {split} split has classes without training pictures: {listed(unknown)}; the classes "
-                f"of the training split are {listed(classes)}; rename or remove these"
+                f"{source}: the {split} split has classes without training pictures: {join_names(unknown)}; the "
+                f"classes of the training split are {join_names(classes)}; rename or remove these"
             )
         if (missing := sorted(set(classes) - in_split)) and not may_lack_classes:
             raise DataError(
-                f"{source}: the {split} split lacks classes of the training split: {listed(missing)}; add pictures of "
-                "them, or type data.dataset.skip_unreadable=true"
+                f"{source}: the {split} split lacks classes of the training split: {join_names(missing)}; add "
+                "pictures of them, or type data.dataset.skip_unreadable=true"
             )
 
 
@@ -170,7 +170,7 @@ def _split_folders(folder: Path) -> dict[str, Path]:
         return {}  # `train` may be a class
     log.info("%s: %s", folder, ", ".join(f"{split} split from {path.name}" for split, path in folders.items()))
     if others := [path.name for path in subfolders if path not in folders.values()]:
-        log.warning("%s: not used: %s", folder, listed(others))
+        log.warning("%s: not used: %s", folder, join_names(others))
     return folders
 
 
@@ -180,7 +180,7 @@ def _list_classes(folder: Path, left_out: Counter[str]) -> Pictures:
     if len(names) < 2:
         raise DataError(
             f"{folder}: two or more folders of a class are expected, with pictures in {folder}/CLASS/, to evaluate a "
-            f"model those of its classes; found: {listed(names) or 'none'}"
+            f"model those of its classes; found: {join_names(names) or 'none'}"
         )
     paths = [path.relative_to(folder) for name in names for path in list_images(folder / name, left_out)]
     classes: dict[str, str] = {}  # by the real path of each folder that holds pictures
@@ -202,15 +202,15 @@ def _refuse_splits(folder: Path, inner: dict[str, set[str]]) -> None:
     words_of = {name: re.findall("[a-z]+", name.lower()) for name, folders in inner.items() if folders}
     if splits := [name for name, words in words_of.items() if not SPLIT_OF.keys().isdisjoint(words)]:
         raise DataError(
-            f"{folder}: folders of classes that look like splits: {listed(splits)}, with the folders "
-            f"{listed(sorted(inner[splits[0]]))}; name splits train, val and test, with a folder for each class in "
+            f"{folder}: folders of classes that look like splits: {join_names(splits)}, with the folders "
+            f"{join_names(sorted(inner[splits[0]]))}; name splits train, val and test, with a folder for each class in "
             "each, or type data.dataset.labels=FILE.csv, which names the class of each picture"
         )
 
 
 def no_pictures(source: Path, empty: Sequence[str], size: int) -> str:
     """The message for classes without pictures, of `size` classes."""
-    return f"{source}: no picture in {len(empty)} of its {size} classes: {listed(empty)}"
+    return f"{source}: no picture in {len(empty)} of its {size} classes: {join_names(empty)}"
 
 
 def in_hash_order(pictures: Pictures, folder: Path) -> Pictures:
@@ -277,15 +277,15 @@ def read_labels(
 def _check_columns(labels: Path, names: Sequence[str], columns: TableColumns) -> None:
     """Raise `DataError` if a table lacks a column or has one twice, and warn of columns that are not used."""
     if several := [name for name, count in Counter(names).items() if name and count > 1]:
-        raise DataError(f"{labels}:1: has more than one column {listed(several)}; rename or remove one")
+        raise DataError(f"{labels}:1: has more than one column {join_names(several)}; rename or remove one")
     required = [columns.file, columns.label]
     if columns.split != TableColumns.split:
         required.append(columns.split)
     if missing := [name for name in required if name not in names]:
-        problem = f"has no column {' and '.join(missing)}, only {listed(names) or 'none'}"
+        problem = f"has no column {' and '.join(missing)}, only {join_names(names) or 'none'}"
         raise DataError(f"{labels}:1: {problem}; set data.dataset.columns='{{file: NAME, label: NAME}}'")
     if unused := [repr(name) for name in names if name and name not in (*required, columns.split)]:
-        log.warning("%s: columns that are not used: %s", labels, listed(unused))
+        log.warning("%s: columns that are not used: %s", labels, join_names(unused))
 
 
 def _parse_row(row: dict[str, Any], folder: Path, columns: TableColumns, suffix: str) -> tuple[Path, str, str]:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitmnist.config.validation import config_field
-from vitmnist.errors import ConfigError, listed
+from vitmnist.errors import ConfigError, join_names
 from vitmnist.losses import LOSSES, Loss
 
 BALANCED = "balanced"
@@ -55,7 +55,7 @@ def class_weights(weights: object, labels: Tensor, classes: tuple[str, ...]) -> 
         counts = torch.bincount(labels, minlength=len(classes))
         if missing := [name for name, count in zip(classes, counts.tolist(), strict=True) if not count]:
             raise ConfigError(
-                f"loss.class_weights=balanced: no training image is of {listed(missing)}; type a list of "
+                f"loss.class_weights=balanced: no training image is of {join_names(missing)}; type a list of "
                 f"{len(classes)} weights, or null"
             )
         return len(labels) / (len(classes) * counts.float())
@@ -63,6 +63,6 @@ def class_weights(weights: object, labels: Tensor, classes: tuple[str, ...]) -> 
     if not any(numbers) or not all(type(item) in (int, float) and 0 <= item < 1e6 for item in numbers):
         raise ConfigError(
             f"loss.class_weights={weights}: must be null, balanced, or a list of {len(classes)} numbers, at least 0, "
-            f"in the order of the classes {listed(classes)}"
+            f"in the order of the classes {join_names(classes)}"
         )
     return torch.tensor(numbers, dtype=torch.float32)

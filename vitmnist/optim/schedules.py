@@ -20,7 +20,7 @@ Steps count from 0. A factor may not depend on those before, so that a resumed r
 
 def build_schedule(values: Mapping[str, Any], epochs: int, steps_per_epoch: int) -> Callable[[int], float]:
     """The factor of the learning rate as a function of the step; raises `ConfigError` if the options do not fit."""
-    factor, options = SCHEDULES.member(values)
+    factor, options = SCHEDULES.resolve(values)
     factor(options, 0, epochs * steps_per_epoch, steps_per_epoch)  # raises before the first step
     return lambda step: float(factor(options, step, epochs * steps_per_epoch, steps_per_epoch))
 

@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from vitmnist.data.randomness import refusing_random
-from vitmnist.errors import ConfigError, DataError, naming
+from vitmnist.errors import ConfigError, DataError, error_context
 from vitmnist.replacement.split_transforms import TransformGuard, named_sample
 from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.store.read_once import MapStyleDataset, WrappedDataset, read_once, reading_workers
-from vitmnist.store.rows import Location, gather_rows, keep
+from vitmnist.store.rows import Location, Storage, gather_rows, store_rows
 from vitmnist.store.samples import Samples, encode_samples, samples_in_file, samples_in_memory
 from vitmnist.store.tree import Structure, flatten, unflatten
 
@@ -172,13 +172,17 @@ class BatchRows:
 
     def gather(self, indices: Sequence[int]) -> Any:
         """The batch of some of the samples; raises `DataError` for an index that no sample has."""
-        # A third of the time of torch.tensor, for 256 numbers.
-        rows = torch.frombuffer(array("q", indices), dtype=torch.int64)
-        if rows.min() < 0 or rows.max() >= len(self.tensors[0]):  # on a GPU, index_select would end the process
+        size = len(self.tensors[0])
+        try:
+            # A third of the time of torch.tensor, for 256 numbers.
+            rows = torch.frombuffer(array("q", indices), dtype=torch.int64)
+            if rows.min() < 0 or rows.max() >= size:  # On a GPU, index_select would end the process.
+                raise IndexError
+        except (IndexError, TypeError) as error:
             shown = ", ".join(map(str, list(indices)[:3]))
             raise DataError(
-                f"the sampler gives {shown}, …; decoded samples have the indices 0 to {len(self.tensors[0]) - 1}"
-            )
+                f"the sampler gives {shown}, …; decoded samples have the indices 0 to {size - 1}"
+            ) from error
         backend = backend_of(self.tensors[0].device)
         if backend.is_async:  # out of pageable memory the host would wait for the copy, and for all work before it
             rows = backend.to_device(backend.empty_pinned(rows.shape, rows.dtype).copy_(rows))
@@ -203,13 +207,13 @@ def keep_rows(dataloader: DataLoader[Any], first: BatchRows, location: Location)
     size = len(dataset)
     read = partial(_read_rows, dataset, dataloader.collate_fn, first)
     chunks = partial(_read_once, dataloader, dataset.__getitem__, read, first.sample_nbytes)
-    if location.loader != "cache":
+    if location.storage is not Storage.FILE:
         needed = first.sample_nbytes * size
-        is_cuda = location.loader == "gpu_slice" and location.device.type == "cuda"
-        check_fits(location.loader, Memory(needed, needed if is_cuda else 0), location.device)
+        is_cuda = location.storage is Storage.DEVICE and location.device.type == "cuda"
+        check_fits(location.storage.value, Memory(needed, needed if is_cuda else 0), location.device)
     contents = location.fingerprint and f"{location.fingerprint}, {size} samples, {first.signature}"
     files = [str(index) for index in range(len(first.tensors))]
-    return BatchRows(keep(chunks, size, replace(location, fingerprint=contents), files), first.structure)
+    return BatchRows(store_rows(chunks, size, replace(location, fingerprint=contents), files), first.structure)
 
 
 def keep_samples(
@@ -225,7 +229,7 @@ def keep_samples(
         DoesNotFitError: memory or disk is too small.
     """
     size = len(dataloader.dataset)  # type: ignore[arg-type]
-    structure = flatten(probed[0])[1] if location.loader == "cache" else None
+    structure = flatten(probed[0])[1] if location.storage is Storage.FILE else None
     sample_nbytes = len(encode_samples(probed, structure).blocks[0]) / len(probed)
     chunks = partial(_read_once, dataloader, decode, partial(_read_samples, decode, structure), sample_nbytes)
     if structure:
@@ -246,7 +250,7 @@ def read_batch(dataset: Any, collate: Callable[[list[Any]], object], indices: Se
 def collated(collate: Callable[[list[Any]], object], name: str, samples: list[Any]) -> object:
     """The batch that a collate function makes; raises `NoRowsError` if it fails for these samples, of this name."""
     try:
-        with naming(f"the collate function, for {name}"):
+        with error_context(f"the collate function, for {name}"):
             return collate(samples)
     except DataError as error:  # a batch of one may fail where no batch of the DataLoader does
         raise NoRowsError(str(error)) from error

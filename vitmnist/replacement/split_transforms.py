@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from vitmnist.data.randomness import call_watched, preserved_random_state, read_probes
-from vitmnist.errors import ConfigError, DataError, described, naming
+from vitmnist.errors import ConfigError, DataError, describe_error, error_context
 from vitmnist.store.tree import copied, tree_map
 
 Transform = Callable[..., Any]
@@ -69,7 +69,7 @@ class SplitTransforms:
         self.deterministic: list[list[Transform]] = [[] for _ in self._attributes]
         self._calls: list[Call] = []
         self.probed = read_probes(partial(named_sample, self.decode), probes, dataset)
-        with naming(f"one of the samples {', '.join(map(str, probes))}"):
+        with error_context(f"one of the samples {', '.join(map(str, probes))}"):
             for attribute in range(len(self._attributes)):
                 self._split(attribute)
 
@@ -96,7 +96,7 @@ class SplitTransforms:
         except Exception as error:
             self._dataset[index]  # may raise an error of its own, which then says more
             raise DataError(
-                f"its dataset uses its transform, or what that returns ({described(error)}); {ADVICE}"
+                f"its dataset uses its transform, or what that returns ({describe_error(error)}); {ADVICE}"
             ) from error
         return sample, list(self._calls)
 
@@ -135,7 +135,7 @@ class SplitTransforms:
 
 def named_sample(read: Callable[[int], Any], index: int) -> Any:
     """What `read` makes of an index; an error is a `DataError` that names the sample."""
-    with naming(f"sample {index}"):
+    with error_context(f"sample {index}"):
         return read(index)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from vitmnist.data.sources import collate_with
-from vitmnist.errors import DataError, naming
+from vitmnist.errors import DataError, error_context
 from vitmnist.replacement.decoded_dataset import FetchedBatch, TransformedDataset
 from vitmnist.replacement.split_transforms import Transform, apply, with_results
 from vitmnist.runtime.cpu import available_cores
@@ -102,7 +102,7 @@ def _of_tensor(transform: Any) -> list[Transform]:
         return [ToFloat()]
     if name == "Normalize":
         statistics = transform.mean, transform.std
-        return [Normalize(*(torch.as_tensor(part, dtype=torch.float64).view(-1, 1, 1) for part in statistics))]
+        return [Normalize(*(torch.as_tensor(part).view(-1, 1, 1) for part in statistics))]
     is_v1 = type(transform).__module__ == V1
     return [AsV2(transform) if is_v1 and name in ("Resize", *LIKE_V2) else transform]
 
@@ -146,7 +146,7 @@ def draw(transforms: Sequence[Transform], shape: Shape) -> tuple[list[Transform]
             steps.append(transform)
             shape = tuple(transform(_like(shape).byte()).shape) if name in RESIZING else shape
             continue
-        with naming(f"the transform {name}"):  # a crop may be larger than the picture
+        with error_context(f"the transform {name}"):  # a crop may be larger than the picture
             steps += _draw(transform, name, _like(shape))
         if name in ("RandomCrop", "RandomResizedCrop"):
             shape = (shape[0], *transform.size)  # type: ignore[attr-defined]
@@ -226,7 +226,7 @@ class DrawnDataset(TransformedDataset):
         transforms = [[part.made() if isinstance(part, AsV2) else part for part in split] for split in self._transforms]
         samples: list[DrawnSample] = []
         for index in indices:
-            with naming(f"sample {index}"):
+            with error_context(f"sample {index}"):
                 sample, calls = self._samples.load(index, as_views=True)
                 pictures = [
                     DrawnPicture(image, *draw(transforms[attribute], tuple(image.shape)))
@@ -260,7 +260,7 @@ class DrawnBatch(FetchedBatch):
         def make(span: slice) -> None:
             for position in range(*span.indices(len(samples))):
                 index, sample, pictures = self.samples[position]
-                with naming(f"sample {index}"):
+                with error_context(f"sample {index}"):
                     pairs = zip(pictures, rows_of_calls, strict=True)
                     results = [(_made(picture, rows[position]),) for picture, rows in pairs]
                 samples[position] = with_results(sample, results)

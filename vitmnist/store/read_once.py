@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info
 from tqdm import tqdm
 
-from vitmnist.errors import DataError, UserError, described
+from vitmnist.errors import DataError, UserError, describe_error
 from vitmnist.runtime.cpu import available_cores
 
 CHUNK_NBYTES, MAX_CHUNK = 2**22, 256  # The largest chunk that a worker hands over: it must fit into /dev/shm.
@@ -104,7 +104,7 @@ class _Chunks(WrappedDataset, Generic[Chunk]):
         except Exception as error:
             if get_worker_info() is None:
                 raise
-            return DataError(described(error))  # torch would raise it without its type
+            return DataError(describe_error(error))  # torch would raise it without its type
 
 
 def reading_workers(dataset: MapStyleDataset, num_workers: int = 0) -> int:

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitmnist.errors import DataError, described
+from vitmnist.errors import DataError, describe_error
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.store.cache_file import decode_once
 from vitmnist.store.tree import Structure, flatten, stride_order, unflatten
@@ -157,8 +157,8 @@ def pickle_sample(sample: object) -> list[Buffer]:
     except Exception as error:  # any method of an object may fail
         name = getattr(pickler.last, "__qualname__", type(pickler.last).__qualname__)
         raise DataError(
-            f"a sample has {name}, which cannot be pickled ({described(error)}); define classes and functions at the "
-            "top level of a module, and leave open files and locks out of samples"
+            f"a sample has {name}, which cannot be pickled ({describe_error(error)}); define classes and functions at "
+            "the top level of a module, and leave open files and locks out of samples"
         ) from error
     return _pack(pickler.head.getvalue(), pickler.buffers)
 

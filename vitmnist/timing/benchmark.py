@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from vitmnist.errors import described
+from vitmnist.errors import describe_error
 from vitmnist.runtime.cpu import NOTICEABLE
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.timing.table import Row, Spread
@@ -114,7 +114,7 @@ class Candidate:
                 raise
             # torch's wrapper of a worker's error refers to its own frame, so that the frames would keep the workers.
             clear_frames(error.__traceback__)
-            self.error = described(error)
+            self.error = describe_error(error)
             return None
         if block and self.warm_up:
             self.blocks.append(block)
@@ -164,7 +164,7 @@ class Benchmark:
         try:
             candidate = build()
         except Exception as error:  # For example, a sample that the loop never reads may be broken.
-            candidate = Candidate(error=described(error))
+            candidate = Candidate(error=describe_error(error))
         candidate.name = name
         candidate.time_block()
         if close := getattr(candidate.loader, "close", None):

@@ -197,9 +197,8 @@ class Run:
 
     @property
     def seeds(self) -> str:
-        """The seed, and the seed of a drawn hold-out, as overrides; runs with equal seeds have the same quality."""
-        is_drawn = isinstance(self.config.get("data.holdout"), float)
-        fold = f" data.holdout_seed={self.config.get('data.holdout_seed')}" if is_drawn else ""
+        """The seed, and the seed of a hold-out, as overrides; runs with equal seeds have the same quality."""
+        fold = f" data.holdout_seed={self.config.get('data.holdout_seed')}" if self.config.get("data.holdout") else ""
         return f"seed={self.config.get('seed')}{fold}"
 
     @property

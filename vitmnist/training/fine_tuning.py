@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from vitmnist.errors import ConfigError, listed
+from vitmnist.errors import ConfigError, join_names
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def load_initial_weights(model: nn.Module, weights: Mapping[str, Tensor], skip: 
     all_names = state.keys() | weights.keys()
     for pattern in skip:
         if not any(fnmatchcase(name, pattern) for name in all_names):
-            raise ConfigError(f"init_skip: {pattern!r} fits no weight; the model has {listed(state)}")
+            raise ConfigError(f"init_skip: {pattern!r} fits no weight; the model has {join_names(state)}")
     fitting = {name: value for name, value in weights.items() if name in state and value.shape == state[name].shape}
     differing = [
         f"{name} ({_shape(weights, name)} in init, {_shape(state, name)} in the model)"
@@ -58,7 +58,7 @@ def load_initial_weights(model: nn.Module, weights: Mapping[str, Tensor], skip: 
     ]
     if differing:
         raise ConfigError(
-            f"init: the weights do not fit this model: {listed(differing)}; type what may differ as "
+            f"init: the weights do not fit this model: {join_names(differing)}; type what may differ as "
             "init_skip='[NAME,PATTERN.*]', or name other weights"
         )
     if not fitting:
@@ -93,7 +93,7 @@ def scale_learning_rates(optimizer: Optimizer, model: nn.Module, factors: Mappin
     names = {parameter: name for name, parameter in model.named_parameters()}
     for pattern in factors:
         if not any(fnmatchcase(name, pattern) for name in names.values()):
-            raise ConfigError(f"lr_scale: {pattern!r} fits no parameter; the model has {listed(names.values())}")
+            raise ConfigError(f"lr_scale: {pattern!r} fits no parameter; the model has {join_names(names.values())}")
 
     def factor_of(name: str) -> float:
         return next((factor for pattern, factor in reversed([*factors.items()]) if fnmatchcase(name, pattern)), 1.0)

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from vitmnist.augment.preprocess import build_augment, input_size
 from vitmnist.config.schema import Config, registries
-from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset
-from vitmnist.data.preparation import configured_statistics, prepare
+from vitmnist.data.channel_statistics import configured_statistics
+from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset, prepare
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.errors import ConfigError, DataError, PeerError, classify, described, first_line
+from vitmnist.errors import ConfigError, DataError, PeerError, classify, describe_error, first_line
 from vitmnist.models import MODELS
 from vitmnist.runtime.world import World
 from vitmnist.training.fine_tuning import load_initial_weights
@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 def check_config(config: Config, device: torch.device | str = "cpu") -> None:
     """Raise `ConfigError` for errors that the configuration alone shows, before data are read; tries the model too."""
     for key, registry in registries():
-        registry.member(attrgetter(key)(config))
+        registry.resolve(attrgetter(key)(config))
     augment = build_augment(config.data.augment)
-    _, options = DATASETS.member(config.data.dataset)
+    _, options = DATASETS.resolve(config.data.dataset)
     shape = getattr(options, "shape", None)
     configured_statistics(config.data.normalize, shape and shape[0])
     if shape:  # the number of classes is not known yet
@@ -101,7 +101,7 @@ def _check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) ->
         if classify(error).is_user_error:
             raise
         raise ConfigError(
-            f"model={name}: fails on images {list(images.shape[1:])}: {described(error).rstrip('.')}; set "
+            f"model={name}: fails on images {list(images.shape[1:])}: {describe_error(error).rstrip('.')}; set "
             "data.dataset.size or a crop in data.augment to a size that it takes, or choose another model"
         ) from error
     model.train()

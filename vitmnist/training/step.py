@@ -90,7 +90,7 @@ class TrainStep:
         self.eager = ModelAndLoss(model, preprocess, self.config.precision, loss)
         self.forward: nn.Module = self.eager
         """Model and loss: eager, compiled or graphed, with several ranks wrapped by DDP."""
-        self.mixed = preprocess.mixed
+        self.mix_batch = preprocess.mix_batch
         """Eager or compiled, if the augmentation mixes images."""
         self._base_lrs = [float(group["lr"]) for group in optimizer.param_groups]
         self.batch_size, self._clip_norm, self._frozen_norms = batch_size, clip_norm, frozen_norms
@@ -178,7 +178,7 @@ class TrainStep:
     def _mix(self, batch: Batch, keys: Tensor) -> Batch:
         # The whole batch, because what is mixed into an image must not depend on the size of a microbatch.
         with self._stance(len(batch) == self.batch_size):
-            images, targets = self.mixed(batch.images, batch.labels, keys)
+            images, targets = self.mix_batch(batch.images, batch.labels, keys)
         return Batch(images, batch.labels, None, batch.size, targets)
 
     def _stance(self, is_full: bool) -> AbstractContextManager[object]:
@@ -211,7 +211,7 @@ class TrainStep:
             try:
                 self._compile(batch) if self.config.compile else self._capture(batch)
             except Exception as error:  # dynamo, inductor and CUDA raise many types
-                self.forward, self.mixed, self.pad = self.eager, self.preprocess.mixed, False
+                self.forward, self.mix_batch, self.pad = self.eager, self.preprocess.mix_batch, False
                 reason = f"failed: {first_line(error)}"
                 if key not in self.config.reasons:
                     raise ConfigError(f"trainer.{key}=true: {reason}; set trainer.{key}=false") from error
@@ -226,7 +226,7 @@ class TrainStep:
     def _compile(self, batch: Batch) -> None:
         if self.forward is self.eager:
             self.forward = torch.compile(self.eager, fullgraph=True, dynamic=False)  # type: ignore[assignment]
-            self.mixed = torch.compile(self.mixed, fullgraph=True, dynamic=False)
+            self.mix_batch = torch.compile(self.mix_batch, fullgraph=True, dynamic=False)
             self.pad = not self.has_batch_norm
         try:
             self.forward_backward(batch)  # reuses what earlier jobs of a sweep have compiled
@@ -281,7 +281,7 @@ class TrainStep:
 class ModelAndLoss(nn.Module):
     """From images to their summed loss and metrics, before division by the batch size: one module, for compile and DDP.
 
-    Mixed images come from `Preprocess.mixed`, with `targets`, the class probabilities `[B, classes]`, and without keys.
+    Mixed images come from `Preprocess.mix_batch`, with `targets`, the class probabilities `[B, classes]`, without keys.
     """
 
     def __init__(self, model: nn.Module, preprocess: Preprocess, precision: str, loss: Loss) -> None:

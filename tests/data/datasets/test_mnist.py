@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,8 @@ from torchvision import datasets as torchvision_datasets
 
 from tests.conftest import write_idx, write_mnist_like
 from vitmnist.data.channel_statistics import channel_statistics
-from vitmnist.data.datasets.base import Dataset, load_dataset
+from vitmnist.data.datasets.base import Dataset, hold_out_validation, load_dataset
 from vitmnist.data.datasets.standard import BUNDLED_MNIST, FILES
-from vitmnist.data.preparation import held_out
 from vitmnist.errors import ConfigError, DataError
 
 
@@ -127,17 +127,23 @@ def test_statistics_are_those_of_the_definition() -> None:
     assert std[2] == 1 / 255
 
 
-def test_held_out_images_are_the_last_of_the_training_set(tiny: Dataset) -> None:
-    apart = held_out(tiny, 5, seed=0)
-    assert torch.equal(apart.train.images, tiny.train.images[:18])
-    assert torch.equal(apart.validation.images, tiny.train.images[18:])
-    assert torch.equal(apart.validation.labels, tiny.train.labels[18:])
-    assert apart.validation.images.data_ptr() == tiny.train.images[18:].data_ptr()  # a view
-    statistics = channel_statistics(tiny.train.images[:18])
+def test_a_number_of_images_is_held_out_from_all_classes_of_a_sorted_dataset(tiny: Dataset) -> None:
+    labels = tiny.train.labels.sort().values
+    tiny = replace(tiny, train=replace(tiny.train, labels=labels))
+    apart = hold_out_validation(tiny, 5, seed=0)
+    assert (len(apart.train), len(apart.validation)) == (18, 5)
+    assert len(apart.validation.labels.unique()) > 2
+    label_of = {image.numpy().tobytes(): label for image, label in zip(tiny.train.images, labels, strict=True)}
+    for split in (apart.train, apart.validation):
+        for image, label in zip(split.images, split.labels, strict=True):
+            assert label_of.pop(image.numpy().tobytes()) == label
+    assert not label_of
+    assert not torch.equal(apart.validation.images, hold_out_validation(tiny, 5, seed=1).validation.images)
+    statistics = channel_statistics(apart.train.images)
     assert (apart.train.mean, apart.train.std) == (apart.validation.mean, apart.validation.std) == statistics
     assert (apart.test.mean, apart.test.std) == statistics
     assert statistics != (tiny.train.mean, tiny.train.std)
     assert len({*apart.sha256.values(), *tiny.sha256.values()}) == 4 + 4
     for size in (23, 100):
         with pytest.raises(ConfigError, match=f"data.holdout={size}: the set has 23 training images"):
-            held_out(tiny, size, seed=0)
+            hold_out_validation(tiny, size, seed=0)

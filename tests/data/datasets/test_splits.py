@@ -14,9 +14,8 @@ from tests.conftest import CallHere, Printed, Train, result_of
 from tests.data.datasets.test_image_folder import CLASSES, check_loaders, draw, folder, load, overrides
 from vitmnist.cli.evaluate import main as evaluate_main
 from vitmnist.data.channel_statistics import channel_statistics
-from vitmnist.data.datasets.base import Dataset
+from vitmnist.data.datasets.base import Dataset, hold_out_validation
 from vitmnist.data.images import to_tensor
-from vitmnist.data.preparation import held_out
 from vitmnist.errors import ConfigError, DataError
 
 __all__ = ["folder"]  # a fixture
@@ -132,7 +131,7 @@ def test_a_table_of_labels_replaces_folders(divided: Path) -> None:
     pets = load(divided, labels=str(labels), test_share=0.34)
     assert pets.train.classes == ("Aal", "cat", "dog")
     assert sizes(pets) == {"train": 18, "test": 9}
-    check_loaders(load(divided, labels=str(labels), test_share=0.1).train.taken(slice(24)))
+    check_loaders(load(divided, labels=str(labels), test_share=0.1).train.subset(slice(24)))
 
 
 @pytest.mark.parametrize(
@@ -234,7 +233,7 @@ def test_a_table_that_cannot_be_read_is_named(divided: Path) -> None:
 def test_a_share_of_each_class_is_held_out_by_the_seed(folder: Path) -> None:
     draw(folder / "rare" / "only.png", 1)
     pets = load(folder, mode="rgb", test_share=0.1)
-    apart = held_out(pets, 0.3, seed=1)
+    apart = hold_out_validation(pets, 0.3, seed=1)
     assert apart.validation.labels.bincount(minlength=4).tolist() == [3, 3, 3, 0]
     assert apart.train.labels.bincount().tolist() == [6, 6, 6, 1]
     assert sorted([*apart.train.files.names, *apart.validation.files.names]) == sorted(pets.train.files.names)
@@ -245,21 +244,21 @@ def test_a_share_of_each_class_is_held_out_by_the_seed(folder: Path) -> None:
             assert torch.equal(to_tensor(split.files[index]), by_name[name])
     for split in apart.splits.values():
         assert (split.mean, split.std) == channel_statistics(apart.train.images)
-    check_loaders(apart.train.taken(slice(24)))
-    assert apart.validation.files == held_out(pets, 0.3, seed=1).validation.files
-    assert apart.validation.files != held_out(pets, 0.3, seed=2).validation.files
+    check_loaders(apart.train.subset(slice(24)))
+    assert apart.validation.files == hold_out_validation(pets, 0.3, seed=1).validation.files
+    assert apart.validation.files != hold_out_validation(pets, 0.3, seed=2).validation.files
 
 
 def test_a_hold_out_that_cannot_be_drawn_is_refused(divided: Path) -> None:
     pets = load(divided)
     with pytest.raises(ConfigError, match=r"data\.holdout=0\.1: the dataset has a validation split of 9 images; "):
-        held_out(pets, 0.1, seed=0)
+        hold_out_validation(pets, 0.1, seed=0)
     shutil.rmtree(divided / "val")
     pets = load(divided)
     with pytest.raises(ConfigError, match=r"data\.holdout=0\.01: no class has enough of the 12 training images"):
-        held_out(pets, 0.01, seed=0)
+        hold_out_validation(pets, 0.01, seed=0)
     with pytest.raises(ConfigError, match=r"data\.holdout=1\.5: must be a whole number of images, or a share below 1"):
-        held_out(pets, 1.5, seed=0)
+        hold_out_validation(pets, 1.5, seed=0)
 
 
 def test_epochs_are_evaluated_on_val_and_the_test_split_once(

@@ -17,13 +17,15 @@ from omegaconf import MISSING
 from PIL import Image
 from torch import Tensor
 
+from vitmnist.config.schema import DataConfig
 from vitmnist.config.validation import config_field
-from vitmnist.data.channel_statistics import channel_statistics
+from vitmnist.data.channel_statistics import channel_statistics, configured_statistics
 from vitmnist.data.images import ImageReader, Mode, Pixels
 from vitmnist.data.sources import DatasetSource, SampleSource, TensorSet, digest
 from vitmnist.errors import ConfigError, DataError, classify
 from vitmnist.registry import Registry
 from vitmnist.runtime.files import home_expanded
+from vitmnist.runtime.memory import Memory, check_fits
 
 FileReader = Callable[[Path], Pixels | Image.Image]
 """Turns a file into uint8 `[H, W, C]` or a PIL image; raises `DataError`."""
@@ -87,14 +89,14 @@ class Split(TensorSet):
         if least < 0 or most >= len(self.classes):
             raise DataError(f"labels: must be 0 to {len(self.classes) - 1}, found {least} to {most}")
 
-    def taken(self, rows: slice | Tensor) -> Split:
+    def subset(self, rows: slice | Tensor) -> Split:
         indices = range(len(self))[rows] if isinstance(rows, slice) else rows.tolist()
         if indices == range(len(self)):
             return self
         files = self.files and replace(self.files, names=[self.files.names[index] for index in indices])
-        return replace(super().taken(rows), files=files, sha256=None)
+        return replace(super().subset(rows), files=files, sha256=None)
 
-    def stored(self) -> SampleSource:
+    def per_sample_source(self) -> SampleSource:
         self.check_on_host()
         return DatasetSource(ImagesOnDisk(self), seed=None)
 
@@ -114,7 +116,7 @@ class Dataset:
 
     Args:
         skipped: unreadable images that were left out because the user allowed it.
-        folds_of: what other hold-outs have in common with this one: the share, and the checksums before it was drawn.
+        folds_of: the size of the hold-out, and the checksums before it was drawn, which all folds of a dataset share.
 
     Raises:
         DataError: images of different shapes.
@@ -219,7 +221,7 @@ def dataset_in_memory(
     spans = sizes.spans(len(train[0]), len(test[0]))
     mean, std = channel_statistics(train[0][spans[0]])
     train_split, test_split = (
-        Split(*pair, mean, std, classes).taken(span) for pair, span in zip((train, test), spans, strict=True)
+        Split(*pair, mean, std, classes).subset(span) for pair, span in zip((train, test), spans, strict=True)
     )
     return Dataset(name, train_split, test_split)
 
@@ -234,7 +236,7 @@ def file_reader(values: Mapping[str, Any], shape: Sequence[int]) -> FileReader:
         ConfigError: the dataset is not registered, or has other channels than pictures.
     """
     complete = {key: "" if value == MISSING else value for key, value in DATASETS.complete(values).items()}
-    if reader := getattr(DATASETS.member(complete)[1], "reader", None):
+    if reader := getattr(DATASETS.resolve(complete)[1], "reader", None):
         return reader  # type: ignore[no-any-return]
     channels, height, width = shape
     if channels not in (1, 3):
@@ -264,8 +266,64 @@ def build_dataset(values: Mapping[str, Any], root: str, key: str | None = None) 
     Args:
         key: where `values` are in the configuration, if not at `data.dataset`.
     """
-    builder, options = DATASETS.member(values, key)
+    builder, options = DATASETS.resolve(values, key)
     try:
         return builder(options, home_expanded(root))
     except OSError as error:
         raise DataError(f"data/dataset={values['name']}: {classify(error).message}") from error
+
+
+def prepare(dataset: Dataset, data: DataConfig) -> Dataset:
+    """The dataset with the hold-out and the channel statistics that a configuration asks for.
+
+    Raises:
+        ConfigError: the hold-out or the statistics are impossible for this dataset.
+        DoesNotFitError: there is too little memory for the hold-out.
+    """
+    if data.holdout:
+        dataset = hold_out_validation(dataset, data.holdout, data.holdout_seed)
+    statistics = configured_statistics(data.normalize, dataset.train.images.shape[1])
+    return dataset.with_statistics(statistics.mean, statistics.std) if statistics else dataset
+
+
+def hold_out_validation(dataset: Dataset, size: int | float, seed: int) -> Dataset:
+    """Make some training images the validation split, and train on the others; both are copied into memory.
+
+    The channel statistics become those of the remaining training images.
+
+    Args:
+        size: a number of images; below 1, a share of each class.
+        seed: draws the images, whatever their order in the dataset is.
+
+    Raises:
+        ConfigError: no image would be left to train on or to evaluate, or there is a validation split already.
+        DoesNotFitError: there is too little memory for the copy.
+    """
+    key, train = f"data.holdout={size}", dataset.train
+    if dataset.validation is not None:
+        raise ConfigError(
+            f"{key}: the dataset has a validation split of {len(dataset.validation):,} images; type data.holdout=null"
+        )
+    if size >= len(train):
+        raise ConfigError(f"{key}: the set has {len(train)} training images; leave some of them")
+    if size >= 1 and not isinstance(size, int):
+        raise ConfigError(f"{key}: must be a whole number of images, or a share below 1, such as 0.1")
+    check_fits(key, Memory(host=train.nbytes), torch.device("cpu"))
+    generator = torch.Generator().manual_seed(seed)
+    is_held_out = torch.zeros(len(train), dtype=torch.bool)
+    if isinstance(size, int):
+        is_held_out[torch.randperm(len(train), generator=generator)[:size]] = True
+    else:
+        for label in train.labels.unique():
+            rows = (train.labels == label).nonzero().flatten()
+            count = min(round(len(rows) * size), len(rows) - 1)  # One image of each class is left for training.
+            is_held_out[rows[torch.randperm(len(rows), generator=generator)[:count]]] = True
+    if not is_held_out.any():
+        raise ConfigError(f"{key}: no class has enough of the {len(train)} training images; type a larger share")
+    held_out = replace(
+        dataset,
+        train=train.subset((~is_held_out).nonzero().flatten()),
+        validation=train.subset(is_held_out.nonzero().flatten()),
+        folds_of={"holdout": size, **dataset.sha256},
+    )
+    return held_out.with_statistics(*channel_statistics(held_out.train.images))

@@ -23,7 +23,7 @@ from vitmnist.data.channel_statistics import channel_statistics, channel_sums, m
 from vitmnist.data.datasets.base import DATASETS, Dataset, ImageFiles, SizeOptions, Split
 from vitmnist.data.image_listing import LabelledFiles, TableColumns, find_samples, no_pictures
 from vitmnist.data.images import ImageReader, Mode, Resize, empty_images, file_warnings
-from vitmnist.errors import ConfigError, DataError, listed, printable
+from vitmnist.errors import ConfigError, DataError, join_names, printable
 from vitmnist.runtime.cpu import available_cores, one_core_each
 from vitmnist.runtime.files import home_expanded
 from vitmnist.runtime.ordered_map import ordered_map
@@ -122,7 +122,7 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     whole = Split(images, labels, tuple(mean), tuple(std), tuple(classes), is_mapped=True, files=files)
     used = {"train": train_part, "validation": slice(None), "test": test_part}
     splits: dict[str, Any] = {
-        split: replace(whole.taken(span), sha256=sha256).taken(used[split])
+        split: replace(whole.subset(span), sha256=sha256).subset(used[split])
         for (split, span), sha256 in zip(spans.items(), notes["sha256"], strict=True)
     }
     return Dataset(folder.resolve().name, **splits, skipped=len(unreadable))
@@ -136,7 +136,7 @@ def _log_notes(folder: Path, notes: Mapping[str, Any]) -> None:
         "pictures are read with a warning": notes["warned"],
     }.items():
         if names:
-            log.warning("%s: %d %s: %s", folder, len(names), problem, listed(names))
+            log.warning("%s: %d %s: %s", folder, len(names), problem, join_names(names))
     if (deviation := 255 * max(notes["std"])) < FAINT:
         log.warning(
             "%s: the pixels hardly differ, their standard deviation is %.1f of 255; set data.dataset.max_16_bit=4095 "
@@ -149,7 +149,7 @@ def _log_sizes(folder: Path, sizes: Mapping[str, int], classes: Sequence[str], m
     shown = " and ".join(f"{size} {split}" for split, size in sizes.items())
     channels = "mode=grey; rgb keeps colours" if mode == Mode.grey else "mode=rgb"
     message = "%s: %s pictures of %d classes: %s (data.dataset.%s)"
-    log.info(message, folder, shown, len(classes), listed(classes), channels)
+    log.info(message, folder, shown, len(classes), join_names(classes), channels)
 
 
 def _readable_classes(
@@ -171,7 +171,9 @@ def _readable_classes(
         labels, counts = (is_left.cumsum(0) - 1)[labels], counts[:, is_left]
     for split, sizes in zip(rows, counts.tolist(), strict=True):
         if few := [f"{name} ({count})" for name, count in zip(classes, sizes, strict=True) if count < FEW]:
-            log.warning("%s: fewer than %d pictures of a class in the %s split: %s", folder, FEW, split, listed(few))
+            log.warning(
+                "%s: fewer than %d pictures of a class in the %s split: %s", folder, FEW, split, join_names(few)
+            )
     return classes, labels
 
 
@@ -180,7 +182,7 @@ def _unreadable_error(messages: list[str], size: int, advice: str) -> DataError:
     return DataError("\n".join([f"{len(messages)} of {size} pictures cannot be read, such as:", *shown, advice]))
 
 
-def _identity(path: Path) -> tuple[int, ...] | None:
+def _file_signature(path: Path) -> tuple[int, ...] | None:
     """Changes with the content of a file, which is not read; None for a missing one, which is reported later.
 
     `mv` and archives keep size and modification time, but not the ctime; for a folder or the target of a link, not the
@@ -222,7 +224,9 @@ class FolderDecoder:
 
     def fingerprint(self) -> str:
         """Changes with everything that changes the pixels."""
-        files = [(name, label, _identity(path)) for name, (path, label) in zip(self.names, self.samples, strict=True)]
+        files = [
+            (name, label, _file_signature(path)) for name, (path, label) in zip(self.names, self.samples, strict=True)
+        ]
         options = [VERSION, *self.starts[1:-1], vars(self.reader)]
         described = json.dumps([str(self.folder.resolve()), *options, files])
         return hashlib.sha256(described.encode()).hexdigest()

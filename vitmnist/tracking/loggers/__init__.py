@@ -62,5 +62,5 @@ def parse_loggers(values: Sequence[Any]) -> list[Mapping[str, Any]]:
     named = [{"name": value} if isinstance(value, str) else value for value in values]
     loggers = [LOGGERS.complete(value) if isinstance(value, Mapping) else value for value in named]
     for index, logger in enumerate(loggers):
-        LOGGERS.member(logger, key=f"logger.{index}")
+        LOGGERS.resolve(logger, key=f"logger.{index}")
     return loggers

@@ -14,18 +14,18 @@ from vitmnist.augment.preprocess import Preprocess
 from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.cli.report import report
 from vitmnist.config.schema import DataConfig
-from vitmnist.data.datasets.base import Dataset
-from vitmnist.data.preparation import IMAGENET, configured_statistics, prepare
+from vitmnist.data.channel_statistics import IMAGENET, configured_statistics
+from vitmnist.data.datasets.base import Dataset, prepare
 from vitmnist.errors import ConfigError
 
 
 def test_given_statistics_are_those_of_every_split_and_loader(tiny: Dataset) -> None:
     own = {"mean": [0.25], "std": [0.5]}
-    dataset = prepare(tiny, DataConfig(holdout=5, normalize=own))
+    dataset = prepare(tiny, DataConfig(holdout=5, holdout_seed=0, normalize=own))
     assert list(dataset.splits) == ["train", "validation", "test"]
     for split in dataset.splits.values():
         assert (split.mean, split.std) == ((0.25,), (0.5,))
-    expected = (tiny.train.images[:18].float() / 255 - 0.25) / 0.5
+    expected = (dataset.train.images.float() / 255 - 0.25) / 0.5
     torch.testing.assert_close(Preprocess(dataset.train)(dataset.train.images), expected)
     with make_loader("disk", dataset.train, batch_size=18, device="cpu", seed=0, shuffle="none", num_workers=0) as disk:
         ((images, _),) = disk.epoch(0)
