@@ -72,7 +72,7 @@ def test_every_loader_gets_the_images_of_a_preset(pictures: TensorSet, preset: s
         with make_loader(name, pictures, batch_size=5, device="cpu", seed=3, shuffle=shuffle, **options) as loader:
             batches = zip(loader.epoch(1), preprocess.keys(loader.sampler, 1), strict=True)
             if preprocess.mixes:
-                epochs.append(torch.cat([preprocess.mixed(*batch, keys)[0] for batch, keys in batches]))
+                epochs.append(torch.cat([preprocess.mix_batch(*batch, keys)[0] for batch, keys in batches]))
             else:
                 epochs.append(torch.cat([preprocess(images, keys) for (images, _), keys in batches]))
     assert all(torch.equal(epoch, epochs[0]) for epoch in epochs)
@@ -82,7 +82,7 @@ def test_every_loader_gets_the_images_of_a_preset(pictures: TensorSet, preset: s
     assert torch.equal(preprocess(pictures.images), normalised)  # without keys, as in an evaluation
     (batch, *_), (drawn, *_) = sampler.indices(1).split(5), preprocess.keys(sampler, 1)
     arguments = (pictures.labels[batch], drawn) if preprocess.mixes else (drawn,)
-    again = (preprocess.mixed if preprocess.mixes else preprocess)(normalised[batch], *arguments)
+    again = (preprocess.mix_batch if preprocess.mixes else preprocess)(normalised[batch], *arguments)
     assert torch.equal((again[0] if preprocess.mixes else again), epochs[0][:5])
 
 
@@ -152,9 +152,9 @@ def test_operations_that_do_not_fit_the_images_are_refused() -> None:
 
 def test_an_augmentation_that_mixes_needs_labels(pictures: TensorSet) -> None:
     images, drawn = pictures.images, keys(23)
-    with pytest.raises(ConfigError, match="call mixed"):
+    with pytest.raises(ConfigError, match="call mix_batch"):
         Preprocess(pictures, configured("data/augment=imagenet"))(images, drawn)
     with pytest.raises(ConfigError, match="pass Preprocess a split, or the number of classes="):
-        Preprocess(pictures, configured("data/augment=imagenet")).mixed(images, pictures.labels, drawn)
+        Preprocess(pictures, configured("data/augment=imagenet")).mix_batch(images, pictures.labels, drawn)
     with pytest.raises(ConfigError, match="does not mix"):
-        Preprocess(pictures, configured("data/augment=cifar")).mixed(images, pictures.labels, drawn)
+        Preprocess(pictures, configured("data/augment=cifar")).mix_batch(images, pictures.labels, drawn)

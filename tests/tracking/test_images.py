@@ -29,7 +29,7 @@ def test_the_training_batch_is_the_one_that_was_trained_on(tiny: Dataset, shuffl
         grid = np.asarray(training_batch(tiny.train, loader, preprocess, 1))
         batch, keys = next(zip(loader.epoch(1), preprocess.keys(sampler, 1), strict=False))
     plain = Preprocess(tiny.train)(batch[0])
-    seen = preprocess.mixed(*batch, keys)[0] if operations else plain
+    seen = preprocess.mix_batch(*batch, keys)[0] if operations else plain
     assert torch.equal(seen, plain) == (not operations)
     assert grid.shape == (2 * 30, 8 * 30, 3)
     for place, image in enumerate(seen * preprocess.std + preprocess.mean):

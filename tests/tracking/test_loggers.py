@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
 from tests.conftest import Printed, Start, result_of
+from vitmnist.tracking.loggers.wandb import Wandb, WandbOptions
+from vitmnist.tracking.result import Result
 
 
 def test_a_failing_logger_is_an_error(quick: list[str], refuse: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,6 +22,24 @@ def test_a_failing_logger_is_an_error(quick: list[str], refuse: Printed, monkeyp
 
     monkeypatch.setattr("vitmnist.tracking.loggers.tensorboard.TensorBoard.add_epoch", fail)
     assert "error: cannot write the records: no network" in refuse(*quick)
+
+
+def test_an_epoch_that_a_killed_run_has_sent_to_wandb_is_not_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that has five epochs of a run whose checkpoint has three."""
+    wandb, run = MagicMock(), MagicMock(id="name", offline=False, resumed=True, summary={"epoch": 5})
+    wandb.setup().settings.mode = "online"
+    wandb.init.return_value = run
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    (tmp_path / "wandb-id.txt").write_text("name")
+    epochs = [{"epoch": epoch, "eval_acc": 90.0, "steps": [{"step": epoch, "loss": 0.5}]} for epoch in range(7)]
+    logger = Wandb(WandbOptions(), tmp_path, Result(epochs=epochs[:3]))
+    for record in epochs[3:]:
+        logger.add_epoch(record)
+    assert wandb.init.call_args.kwargs["id"] == "name"
+    sent = [call.args[0] for call in run.log.call_args_list]
+    assert [values.get("epoch", values.get("step/number")) for values in sent] == [6, 6, 7, 7]
 
 
 @pytest.mark.slow

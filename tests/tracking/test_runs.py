@@ -19,6 +19,11 @@ from vitmnist.tracking.result import find_runs, read_run
         (b"\0\0\0\0", "is not JSON: Expecting value"),
         (b"{}", "is not the result of a run"),
         (b'{"status": "done", "epochs": []}', "is not the result of a run"),
+        (b'{"status": "failed", "epochs": [], "began_at": "x"}', "began_at must be float, not 'x'"),
+        (
+            b'{"status": "failed", "epochs": [{"epoch_s": "x"}]}',
+            "an epoch or the test has a value that is not a number",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_a_row_with_the_reason(content: bytes, reason: str, tmp_path: Path) -> None:

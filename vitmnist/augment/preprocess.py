@@ -148,7 +148,7 @@ class Preprocess(nn.Module):
     Args:
         data: what `make_loader` takes. A split has its channel statistics; for a pair of tensors or a map-style
             dataset, they are computed from its uint8 images, each of which is read once.
-        augment: applied before normalising if keys are given; one that mixes images is applied by `mixed`.
+        augment: applied before normalising if keys are given; one that mixes images is applied by `mix_batch`.
         classes: number of classes, for an augmentation that mixes images; known if `data` is a split.
         mean: instead of `data`, with `std`: per channel, of images scaled to 0…1; a number for one channel.
         std: likewise.
@@ -196,14 +196,14 @@ class Preprocess(nn.Module):
             keys: int64 `[B]`, from the method `keys`.
 
         Raises:
-            ConfigError: keys are given, and the augmentation mixes images, which needs their labels: call `mixed`.
+            ConfigError: keys are given, and the augmentation mixes images, which needs their labels: call `mix_batch`.
             DataError: images that are neither uint8 nor floating point, or have another layout or number of channels.
         """
         if self.mixes and keys is not None:
-            raise ConfigError("this augmentation mixes images and their labels; call mixed(images, labels, keys)")
-        return self._finished(images, keys)
+            raise ConfigError("this augmentation mixes images and their labels; call mix_batch(images, labels, keys)")
+        return self._augment_and_normalize(images, keys)
 
-    def _finished(self, images: Tensor, keys: Tensor | None) -> Tensor:
+    def _augment_and_normalize(self, images: Tensor, keys: Tensor | None) -> Tensor:
         """The images augmented, but not mixed, and normalised."""
         check_layout(images.shape, len(self.mean))
         if images.dtype != torch.uint8 and not images.is_floating_point():
@@ -252,7 +252,7 @@ class Preprocess(nn.Module):
         out = torch.empty(images.shape, dtype=torch.float32, device=images.device) if out is None else out
         return out.copy_(images).div_(self.white)
 
-    def mixed(self, images: Tensor, labels: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    def mix_batch(self, images: Tensor, labels: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Normalise and augment a whole batch with an augmentation that mixes images, such as mixup.
 
         Args:
@@ -267,7 +267,7 @@ class Preprocess(nn.Module):
             raise ConfigError("this augmentation does not mix images; call Preprocess itself")
         if self.classes is None:
             raise ConfigError("mixing makes class probabilities: pass Preprocess a split, or the number of classes=")
-        return self.augment.mix(self._finished(images, keys), labels, keys, self.classes)
+        return self.augment.mix(self._augment_and_normalize(images, keys), labels, keys, self.classes)
 
     @property
     def mixes(self) -> bool:

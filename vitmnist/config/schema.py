@@ -117,7 +117,7 @@ class Config:
     optimizer: dict[str, Any] = config_field(registry="vitmnist.optim.optimizers:OPTIMIZERS")
     schedule: dict[str, Any] = config_field(registry="vitmnist.optim.schedules:SCHEDULES")
     trainer: TrainerConfig = section(TrainerConfig)
-    monitor: str = config_field(may_change=True)
+    monitor: str = config_field()
     patience: int | None = config_field(at_least=1, may_change=True)
     ema_decay: float | None = config_field(above=0, below=1)
     checkpoint: CheckpointConfig = section(CheckpointConfig, affects="nothing")

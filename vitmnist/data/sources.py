@@ -25,7 +25,7 @@ from vitmnist.data.randomness import (
 )
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.store.read_once import MapStyleDataset, read_once, reading_workers
-from vitmnist.store.rows import Location, gather_rows, keep
+from vitmnist.store.rows import Location, Storage, gather_rows, store_rows
 
 Tensors = TypeVar("Tensors", bound="TensorSet")
 CHUNK = 1024
@@ -55,14 +55,14 @@ class SampleSource(ABC):
         """
 
     @abstractmethod
-    def keep(self, location: Location) -> TensorSet:
+    def decode_to(self, location: Location) -> TensorSet:
         """All samples as tensors in host memory or in a file; raises as `chunks` and `decode_once`."""
 
     @abstractmethod
     def bytes_to_load(self, device: torch.device) -> int:
         """What having all samples in the memory of a device would allocate."""
 
-    def stored(self) -> SampleSource:
+    def per_sample_source(self) -> SampleSource:
         """The samples as they are stored, for a loader that reads each when it is needed."""
         return self
 
@@ -123,17 +123,17 @@ class TensorSet(SampleSource):
     def bytes_to_load(self, device: torch.device) -> int:
         return self.nbytes if self.is_mapped or self.images.device.type != device.type else 0
 
-    def keep(self, location: Location) -> TensorSet:
-        if location.loader == "ram":
+    def decode_to(self, location: Location) -> TensorSet:
+        if location.storage is Storage.HOST:
             return TensorSet(*(tensor.clone() for tensor in self.tensors)) if self.is_mapped else self
         self.check_on_host()
         if self.is_mapped or not len(self):
             return self
         contents = f"{self.images.dtype} {list(self.images.shape)} {digest(self.images)}"
-        images, _ = keep(self.chunks, len(self), replace(location, fingerprint=contents))
+        images, _ = store_rows(self.chunks, len(self), replace(location, fingerprint=contents))
         return TensorSet(images, self.labels, is_mapped=True)  # sets of other labels share the file
 
-    def stored(self) -> SampleSource:
+    def per_sample_source(self) -> SampleSource:
         self.check_on_host()
         return self
 
@@ -220,10 +220,10 @@ class DatasetSource(SampleSource):
         """Estimated from the first sample."""
         return sum(part.nbytes for part in _pair(self.read(slice(1)), 0)) * len(self) if len(self) else 0
 
-    def keep(self, location: Location) -> TensorSet:
+    def decode_to(self, location: Location) -> TensorSet:
         contents = location.fingerprint and f"{location.fingerprint}, {len(self)} samples"
-        images, labels = keep(self.chunks, len(self), replace(location, fingerprint=contents))
-        return TensorSet(images, labels, is_mapped=location.loader == "cache")
+        images, labels = store_rows(self.chunks, len(self), replace(location, fingerprint=contents))
+        return TensorSet(images, labels, is_mapped=location.storage is Storage.FILE)
 
 
 def _pair(batch: object, first: int) -> tuple[Tensor, Tensor]:

@@ -19,9 +19,10 @@ from vitmnist.data.randomness import preserved_random_state
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource
 from vitmnist.errors import ConfigError, allowed_names
-from vitmnist.loaders.base import LOADERS, Batches, LoadedBatch, Loader, Place, needs_of, place_of
+from vitmnist.loaders.base import LOADERS, Batches, LoadedBatch, Loader, needs_of, storage_of
 from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.memory import Memory, check_fits, peak_memory
+from vitmnist.store.rows import Storage
 from vitmnist.store.tree import map_tensors
 from vitmnist.timing.benchmark import Benchmark, Candidate, Step, as_one_argument_step, rows_of
 from vitmnist.timing.table import Row, Spread, format_rows
@@ -106,7 +107,7 @@ def select_loader(
         trials = LoaderTrials(stack, data, sampler, device, as_candidate)
         for name in _names_to_try(options):
             # A file would only hold what is in memory already.
-            if options.candidates or place_of(name) is not Place.FILE or trials.decoded is None:
+            if options.candidates or storage_of(name) is not Storage.FILE or trials.decoded is None:
                 trials.add(name, partial(trials.build, name))
         trials.run(options.batches, options.seconds * len(trials.candidates))
     rows = rows_of(trials.candidates, len(sampler), is_compared=False)
@@ -125,8 +126,8 @@ def _names_to_try(options: AutoOptions) -> list[str]:
             raise ConfigError(f"data.loader.candidates={name}: not known; {allowed_names(name, names)}")
     # Loaders that decode into memory come first, because others reuse what they have decoded. Files come last, because
     # they may not be needed then.
-    places = {name: place_of(name) for name in options.candidates or names}
-    return sorted(places, key=lambda name: (places[name] is Place.FILE, places[name] is not Place.HOST))
+    storages = {name: storage_of(name) for name in options.candidates or names}
+    return sorted(storages, key=lambda name: (storages[name] is Storage.FILE, storages[name] is not Storage.HOST))
 
 
 @dataclass
@@ -149,7 +150,7 @@ class LoaderTrials(Benchmark):
 
     def data_for(self, name: str) -> SampleSource:
         """The set for a loader of this name: the decoded one, if the loader keeps all samples in memory."""
-        is_kept = place_of(name) in (Place.HOST, Place.DEVICE)
+        is_kept = storage_of(name) in (Storage.HOST, Storage.DEVICE)
         return self.decoded if self.decoded is not None and is_kept else self.data
 
     def build(self, name: str) -> Candidate:

@@ -11,7 +11,6 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
 from contextlib import suppress
-from enum import Enum
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource, TensorSet
 from vitmnist.registry import Registry
 from vitmnist.runtime.memory import Memory
+from vitmnist.store.rows import Storage
 
 LoadedBatch = tuple[Tensor, Tensor]
 """Images `[B, C, H, W]` and labels int64 `[B]`, both on the run's device. Images are uint8 as stored, or normalised
@@ -35,15 +35,6 @@ Batches = Generator[LoadedBatch, None, None]
 INDEX_NBYTES = 8  # Bytes of an index (int64). A device that keeps the set also gets the order of an epoch.
 
 
-class Place(Enum):
-    """Where a loader keeps the decoded samples; `NOWHERE`: it reads each from its source in every epoch."""
-
-    HOST = "host memory"
-    DEVICE = "the device's memory"
-    FILE = "a file"
-    NOWHERE = "nowhere"
-
-
 class Loader(ABC):
     """Delivers the batches of a sampler on a device.
 
@@ -54,7 +45,7 @@ class Loader(ABC):
     By `keeps` a subclass declares its memory, so that `data/loader=auto` tries it only where it fits.
     """
 
-    keeps: Place = Place.NOWHERE
+    keeps: Storage = Storage.NOWHERE
     """Where the loader keeps all samples. `auto` builds loaders that keep them in memory from what another one has
     decoded, and tries loaders that keep them in a file only if no memory can hold them."""
 
@@ -122,16 +113,16 @@ LOADERS: Registry[Loader] = Registry("data/loader", __package__)
 register = LOADERS.register
 
 
-def place_of(name: str) -> Place:
+def storage_of(name: str) -> Storage:
     """Where a loader of this name keeps all samples."""
     return getattr(LOADERS.resolve(LOADERS.complete({"name": name}))[0], "keeps", Loader.keeps)
 
 
 def needs_of(name: str, data: SampleSource, device: torch.device) -> Memory:
     """The memory that a loader of this name would allocate for a set, in addition to a few batches."""
-    place = place_of(name)
-    if place is Place.HOST:
+    storage = storage_of(name)
+    if storage is Storage.HOST:
         return Memory(host=data.bytes_to_load(torch.device("cpu")))
-    if place is Place.DEVICE:
+    if storage is Storage.DEVICE:
         return Memory(device=data.bytes_to_load(device) + INDEX_NBYTES * len(data))
     return Memory()

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource, TensorSet
-from vitmnist.loaders.base import LOADERS, Batches, LoadedBatch, Loader, Place, needs_of
+from vitmnist.loaders.base import LOADERS, Batches, LoadedBatch, Loader, needs_of
 from vitmnist.registry import NoOptions
 from vitmnist.runtime.device import Backend, Event, backend_of
 from vitmnist.runtime.files import home_expanded
 from vitmnist.runtime.memory import check_fits
 from vitmnist.store.cache_file import DEFAULT_FOLDER
-from vitmnist.store.rows import Location, gather_rows, row_buffers
+from vitmnist.store.rows import Location, Storage, gather_rows, row_buffers
 
 
 class HostLoader(Loader):
@@ -96,11 +96,11 @@ class RamLoader(HostLoader):
         DoesNotFitError: host memory is too small for what must be read into it.
     """
 
-    keeps = Place.HOST
+    keeps = Storage.HOST
 
     def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         check_fits("ram", needs_of("ram", data, device), device, others=("cache", "disk"))
-        self.decoded = data.keep(Location("ram"))
+        self.decoded = data.decode_to(Location(Storage.HOST))
         super().__init__(self.decoded, sampler, device)
 
 
@@ -122,11 +122,11 @@ class CacheLoader(HostLoader):
         DoesNotFitError: its disk has too little room.
     """
 
-    keeps = Place.FILE
+    keeps = Storage.FILE
 
     def __init__(self, options: CacheOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
-        location = Location("cache", folder=home_expanded(options.folder), fingerprint=options.fingerprint)
-        super().__init__(data.keep(location), sampler, device)
+        location = Location(Storage.FILE, folder=home_expanded(options.folder), fingerprint=options.fingerprint)
+        super().__init__(data.decode_to(location), sampler, device)
 
 
 @LOADERS.register("gpu_slice")
@@ -140,13 +140,13 @@ class GpuSliceLoader(Loader):
         DoesNotFitError: the device's memory is too small.
     """
 
-    keeps = Place.DEVICE
+    keeps = Storage.DEVICE
 
     def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
         check_fits("gpu_slice", needs_of("gpu_slice", data, device), device, others=("ram", "cache", "disk"))
         if not isinstance(data, TensorSet) or device.type == "cpu":  # Others are copied to the device as they are.
-            data = data.keep(Location("ram"))
+            data = data.decode_to(Location(Storage.HOST))
         self.tensors = tuple(map(backend_of(device).to_device, data.tensors))
 
     def batches(self, epoch: int, start: int) -> Batches:

@@ -184,7 +184,7 @@ class BatchReader(data.Dataset[Any]):
     """
 
     def __init__(self, source: SampleSource) -> None:
-        self.source, self.is_seeded = source.stored(), not source.is_decoded
+        self.source, self.is_seeded = source.per_sample_source(), not source.is_decoded
 
     def __getitem__(self, key: BatchKey) -> object:
         epoch, indices = key

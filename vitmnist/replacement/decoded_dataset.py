@@ -18,7 +18,7 @@ from vitmnist.replacement.split_transforms import TransformGuard, named_sample
 from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.store.read_once import MapStyleDataset, WrappedDataset, read_once, reading_workers
-from vitmnist.store.rows import Location, gather_rows, keep
+from vitmnist.store.rows import Location, Storage, gather_rows, store_rows
 from vitmnist.store.samples import Samples, encode_samples, samples_in_file, samples_in_memory
 from vitmnist.store.tree import Structure, flatten, unflatten
 
@@ -207,13 +207,13 @@ def keep_rows(dataloader: DataLoader[Any], first: BatchRows, location: Location)
     size = len(dataset)
     read = partial(_read_rows, dataset, dataloader.collate_fn, first)
     chunks = partial(_read_once, dataloader, dataset.__getitem__, read, first.sample_nbytes)
-    if location.loader != "cache":
+    if location.storage is not Storage.FILE:
         needed = first.sample_nbytes * size
-        is_cuda = location.loader == "gpu_slice" and location.device.type == "cuda"
-        check_fits(location.loader, Memory(needed, needed if is_cuda else 0), location.device)
+        is_cuda = location.storage is Storage.DEVICE and location.device.type == "cuda"
+        check_fits(location.storage.value, Memory(needed, needed if is_cuda else 0), location.device)
     contents = location.fingerprint and f"{location.fingerprint}, {size} samples, {first.signature}"
     files = [str(index) for index in range(len(first.tensors))]
-    return BatchRows(keep(chunks, size, replace(location, fingerprint=contents), files), first.structure)
+    return BatchRows(store_rows(chunks, size, replace(location, fingerprint=contents), files), first.structure)
 
 
 def keep_samples(
@@ -229,7 +229,7 @@ def keep_samples(
         DoesNotFitError: memory or disk is too small.
     """
     size = len(dataloader.dataset)  # type: ignore[arg-type]
-    structure = flatten(probed[0])[1] if location.loader == "cache" else None
+    structure = flatten(probed[0])[1] if location.storage is Storage.FILE else None
     sample_nbytes = len(encode_samples(probed, structure).blocks[0]) / len(probed)
     chunks = partial(_read_once, dataloader, decode, partial(_read_samples, decode, structure), sample_nbytes)
     if structure:

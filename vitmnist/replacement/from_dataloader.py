@@ -43,7 +43,7 @@ from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.memory import DoesNotFitError, keep_freed_memory
 from vitmnist.store.cache_file import DEFAULT_FOLDER
 from vitmnist.store.read_once import unchanged
-from vitmnist.store.rows import Location
+from vitmnist.store.rows import Location, Storage
 from vitmnist.store.tree import copied
 
 LOADERS = ("auto", "ram", "cache", "gpu_slice")
@@ -105,7 +105,7 @@ def from_dataloader(
     to_tensors = transforms == "tensor"
     for name in ("ram", "cache") if loader == "auto" else (loader,):
         try:
-            store = Location(name, target, Path(folder).expanduser(), fingerprint)
+            store = Location(Storage(name), target, Path(folder).expanduser(), fingerprint)
             return _replace(dataloader, store, to_tensors)
         except UserError as error:
             is_too_large = isinstance(error, DoesNotFitError)
@@ -137,6 +137,7 @@ def _replace(dataloader: DataLoader[Any], store: Location, to_tensors: bool) -> 
     """
     check_replaceable(dataloader)
     dataset: Any = dataloader.dataset
+    name = store.storage.value
     probes = probe_indices(len(dataset))
     while True:
         try:
@@ -145,7 +146,7 @@ def _replace(dataloader: DataLoader[Any], store: Location, to_tensors: bool) -> 
         except RandomSampleError as error:
             if error.index in probes:
                 raise ConfigError(
-                    f"{store.loader}: {error} apart from the transforms in the attributes transform and transforms of "
+                    f"{name}: {error} apart from the transforms in the attributes transform and transforms of "
                     "the dataset (not of its class), or one of these keeps a state from sample to sample; move all "
                     "that is random there, or use the DataLoader as it is"
                 ) from error
@@ -153,7 +154,7 @@ def _replace(dataloader: DataLoader[Any], store: Location, to_tensors: bool) -> 
         except ConfigError:
             raise
         except Exception as error:  # samples and collate function may fail in any way
-            raise DataError(f"{store.loader}: {describe_error(error)}") from error
+            raise DataError(f"{name}: {describe_error(error)}") from error
 
 
 def _build(dataloader: DataLoader[Any], store: Location, to_tensors: bool, probes: Sequence[int]) -> DataLoader[Any]:
@@ -166,7 +167,7 @@ def _build(dataloader: DataLoader[Any], store: Location, to_tensors: bool, probe
             return _build_gathered(dataloader, store, probed)
         except NoRowsError as error:
             reason = str(error)
-    if store.loader == "gpu_slice":
+    if store.storage is Storage.DEVICE:
         raise ConfigError(f"gpu_slice: {reason}, so batches are made on the host; use ram")
     if not is_random:
         return _build_transformed(dataloader, store, dataset.__getitem__, unchanged, probed, transform_parts(dataset))
@@ -186,7 +187,7 @@ def _build_gathered(dataloader: DataLoader[Any], store: Location, probed: list[A
         NoRowsError: its batches are no such rows.
     """
     dataset: Any = dataloader.dataset
-    collate, on_device, workers = dataloader.collate_fn, store.loader == "gpu_slice", workers_needed(dataloader)
+    collate, on_device, workers = dataloader.collate_fn, store.storage is Storage.DEVICE, workers_needed(dataloader)
     if on_device and workers:
         raise NoRowsError("the order of this DataLoader depends on its workers")
     first = BatchRows.of(collated(collate, "some samples", copied(probed)), len(probed))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 import torch
@@ -17,22 +18,33 @@ CPU = torch.device("cpu")
 LARGE = 96 * 96  # Pixels of an image from which on images are handled one by one, with channels last in memory.
 
 
+class Storage(Enum):
+    """Where decoded samples are kept. Each value is the name of the loader that keeps them there."""
+
+    HOST = "ram"
+    DEVICE = "gpu_slice"
+    FILE = "cache"
+    NOWHERE = "disk"
+    """Each sample is read from its source in every epoch."""
+
+
 @dataclass(frozen=True)
 class Location:
-    """Where decoded samples are kept.
+    """The memory, or the folder, for decoded samples.
 
     Args:
-        loader: ram: in host memory; cache: in a file of `folder`; gpu_slice: in the memory of `device`.
-        fingerprint: of the samples, by which other processes find them in `folder`; None: for this call only.
+        device: keeps the samples of `Storage.DEVICE`.
+        folder: has the files of `Storage.FILE`.
+        fingerprint: identifies the samples for later processes; None makes files that disappear with this one.
     """
 
-    loader: str
+    storage: Storage
     device: torch.device = CPU
     folder: Path = Path()
     fingerprint: str | None = None
 
 
-def keep(
+def store_rows(
     chunks: Callable[[], Chunks], size: int, location: Location, names: Sequence[str] = ("images", "labels")
 ) -> tuple[Tensor, ...]:
     """The tensors of all samples, in this location; raises as `decode_once`.
@@ -42,7 +54,7 @@ def keep(
         size: how many samples there are in all.
         names: what the files of the tensors are called.
     """
-    if location.loader == "cache":
+    if location.storage is Storage.FILE:
         mapped, _ = decode_once(location.folder, location.fingerprint, size, chunks, names=names)
         return mapped
     tensors: tuple[Tensor, ...] = ()
@@ -55,7 +67,9 @@ def keep(
         filled += len(chunk[0])
     if not tensors:
         raise DataError("the dataset is empty")
-    return tuple(tensor.to(location.device) for tensor in tensors) if location.loader == "gpu_slice" else tensors
+    if location.storage is Storage.DEVICE:
+        return tuple(tensor.to(location.device) for tensor in tensors)
+    return tensors
 
 
 def is_large(shape: Sequence[int]) -> bool:

@@ -44,18 +44,26 @@ def check_metrics(metrics: Mapping[str, float | None], where: str) -> None:
             )
 
 
-def steady_epochs(epochs: Sequence[EpochRecord]) -> list[EpochRecord]:
-    """All epochs but the first of each start, which warms up caches and allocators."""
-    return [epoch for index, epoch in enumerate(epochs) if index and not epoch.get("first_of_start")]
+def epochs_of_last_start(epochs: Sequence[EpochRecord]) -> Sequence[EpochRecord]:
+    """The epochs since the run was last started or resumed; earlier ones may have had another loader or machine."""
+    starts = [index for index, epoch in enumerate(epochs) if epoch.get("first_of_start")]
+    return epochs[max(starts, default=0) :]
+
+
+def steady_epochs(epochs: Sequence[EpochRecord]) -> Sequence[EpochRecord]:
+    """The epochs of the last start but its first, which warms up caches and allocators."""
+    return epochs_of_last_start(epochs)[1:]
 
 
 def summarize(epochs: Sequence[EpochRecord], metric: Metric) -> float | None:
     """A metric of a run as `Metric.over_epochs` says; None if it was not measured.
 
-    Medians are over the steady epochs. If none is steady, they are over all epochs.
+    Medians are over the steady epochs, or over the first epoch of the last start if no other followed it.
     """
+    if metric.over_epochs != "last":
+        epochs = epochs_of_last_start(epochs)
     if metric.over_epochs == "median":
-        epochs = steady_epochs(epochs) or epochs
+        epochs = epochs[1:] or epochs
     values = [epoch[metric.name] for epoch in epochs if epoch.get(metric.name) is not None]
     if not values:
         return None

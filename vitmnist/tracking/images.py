@@ -47,7 +47,7 @@ def training_batch(train: Split, loader: Loader, preprocess: Preprocess, epoch: 
     keys, images = next(preprocess.keys(loader.sampler, epoch)), train.images[indices].to(preprocess.mean.device)
     with torch.inference_mode():
         if preprocess.mixes and keys is not None:
-            inputs, _ = preprocess.mixed(images, train.labels[indices].to(images.device), keys)
+            inputs, _ = preprocess.mix_batch(images, train.labels[indices].to(images.device), keys)
         else:
             inputs = preprocess(images, None if keys is None else keys[:size])
         pixels = (inputs * preprocess.std + preprocess.mean).clamp(0, 1).mul(255).round().byte().cpu()

@@ -12,7 +12,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from types import UnionType
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -25,7 +26,7 @@ from vitmnist.runtime.run_folder import is_in_use
 from vitmnist.runtime.signals import StopSignal, interruption
 from vitmnist.runtime.world import World
 from vitmnist.timing.table import Bottleneck, format_bottleneck
-from vitmnist.tracking.epoch_record import EpochRecord, Monitor, steady_epochs, summarize
+from vitmnist.tracking.epoch_record import EpochRecord, Monitor, epochs_of_last_start, steady_epochs, summarize
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +82,14 @@ class Result:
             raise DataError(f"{name}: {error}") from error
         if not isinstance(content, dict) or content.get("status") not in ENDED or "epochs" not in content:
             raise DataError(f"{name}: is not the result of a run")
-        return cls(**{field.name: content[field.name] for field in fields(cls) if field.name in content})
+        recorded, types = [item for item in fields(cls) if item.name in content], get_type_hints(cls)
+        for item in recorded:
+            if not _has_type(content[item.name], types[item.name]):
+                raise DataError(f"{name}: {item.name} must be {item.type}, not {content[item.name]!r:.40}")
+        measured = content["epochs"] + ([content["test"]] if content.get("test") else [])
+        if not all(isinstance(values, dict) and _are_numbers(values) for values in measured):
+            raise DataError(f"{name}: an epoch or the test has a value that is not a number")
+        return cls(**{item.name: content[item.name] for item in recorded})
 
     def bottleneck(self) -> Bottleneck | None:
         """What limits training, the loader or the step; None before the end of an epoch."""
@@ -98,7 +106,7 @@ class Result:
     def _steps(self) -> int:
         images = (self.dataset or {}).get("train_size", 0)
         batches: int = math.ceil(images / (self.config or {}).get("batch_size", math.inf))
-        return len(self.epochs) * batches
+        return len(epochs_of_last_start(self.epochs)) * batches
 
     def write(self, folder: Path) -> None:
         """Write `result.json` into `folder` atomically.
@@ -124,6 +132,18 @@ class Result:
         (folder / CONFIG).parent.mkdir(exist_ok=True)
         for name, record in ((CONFIG, self.config), (OVERRIDES, self.overrides)):
             write_atomic(folder / name, yaml.safe_dump(record, sort_keys=False, allow_unicode=True).encode())
+
+
+def _has_type(value: object, annotation: Any) -> bool:
+    """Whether a value in JSON has a type such as `dict[str, Any] | None`. JSON writes whole floats as integers too."""
+    types = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    classes = tuple(get_origin(item) or item for item in types)
+    return isinstance(value, (*classes, int) if float in classes else classes)
+
+
+def _are_numbers(metrics: dict[str, Any]) -> bool:
+    """Whether each metric that the report reads is a number, or None."""
+    return all(_has_type(metrics.get(name), float | None) for name in (*epoch_metrics(), TEST_ACC))
 
 
 def epoch_columns() -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import time
@@ -89,7 +90,7 @@ class TrainStep:
         self.eager = ModelAndLoss(model, preprocess, self.config.precision, loss)
         self.forward: nn.Module = self.eager
         """Model and loss: eager, compiled or graphed, with several ranks wrapped by DDP."""
-        self.mixed = preprocess.mixed
+        self.mix_batch = preprocess.mix_batch
         """Eager or compiled, if the augmentation mixes images."""
         self._base_lrs = [float(group["lr"]) for group in optimizer.param_groups]
         self.batch_size, self._clip_norm, self._frozen_norms = batch_size, clip_norm, frozen_norms
@@ -177,7 +178,7 @@ class TrainStep:
     def _mix(self, batch: Batch, keys: Tensor) -> Batch:
         # The whole batch, because what is mixed into an image must not depend on the size of a microbatch.
         with self._stance(len(batch) == self.batch_size):
-            images, targets = self.mixed(batch.images, batch.labels, keys)
+            images, targets = self.mix_batch(batch.images, batch.labels, keys)
         return Batch(images, batch.labels, None, batch.size, targets)
 
     def _stance(self, is_full: bool) -> AbstractContextManager[object]:
@@ -185,7 +186,7 @@ class TrainStep:
         is_eager = self.config.compile and not self.pad and not is_full
         return torch.compiler.set_stance("force_eager") if is_eager else nullcontext()
 
-    def compile(self, loader: Loader) -> None:
+    def prepare(self, loader: Loader) -> None:
         """Compile the step or capture its graph, if configured, for what the loader delivers: uint8 or float32.
 
         Drops the gradients, and restores the model's buffers and the random generators. If `trainer.compile=auto` or
@@ -210,7 +211,7 @@ class TrainStep:
             try:
                 self._compile(batch) if self.config.compile else self._capture(batch)
             except Exception as error:  # dynamo, inductor and CUDA raise many types
-                self.forward, self.mixed, self.pad = self.eager, self.preprocess.mixed, False
+                self.forward, self.mix_batch, self.pad = self.eager, self.preprocess.mix_batch, False
                 reason = f"failed: {first_line(error)}"
                 if key not in self.config.reasons:
                     raise ConfigError(f"trainer.{key}=true: {reason}; set trainer.{key}=false") from error
@@ -225,7 +226,7 @@ class TrainStep:
     def _compile(self, batch: Batch) -> None:
         if self.forward is self.eager:
             self.forward = torch.compile(self.eager, fullgraph=True, dynamic=False)  # type: ignore[assignment]
-            self.mixed = torch.compile(self.mixed, fullgraph=True, dynamic=False)
+            self.mix_batch = torch.compile(self.mix_batch, fullgraph=True, dynamic=False)
             self.pad = not self.has_batch_norm
         try:
             self.forward_backward(batch)  # reuses what earlier jobs of a sweep have compiled
@@ -259,23 +260,28 @@ class TrainStep:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`; raises an error of any type if it is from another model or optimizer."""
         self.model.load_state_dict(state["model"])
-        groups, saved = self.optimizer.param_groups, state["optimizer"]["state"]
-        for index, parameter in enumerate(parameter for group in groups for parameter in group["params"]):
-            for name, value in saved.get(index, {}).items():  # a parameter that never had a gradient has no state
-                # Fused AdamW would end with SIGSEGV.
-                if isinstance(value, Tensor) and value.dim() and value.shape != parameter.shape:
-                    raise ValueError(f"optimizer state {index}, {name}: {[*value.shape]} for {[*parameter.shape]}")
         # The options of the groups follow from the configuration, and their learning rates from the number of steps.
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": saved})
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state["optimizer"]["state"]})
         self.steps = int(state["schedule"]["last_epoch"])
         if self.ema:
             self.ema.load_state_dict(state["ema"])
+
+    @contextmanager
+    def preserved_state(self) -> Iterator[None]:
+        """Restore the state on exit, with buffers that `state_dict()` does not have, and drop the gradients."""
+        before = copy.deepcopy(self.state_dict())
+        with preserved_buffers(self.model):
+            try:
+                yield
+            finally:
+                self.load_state_dict(before)
+                self.model.zero_grad()
 
 
 class ModelAndLoss(nn.Module):
     """From images to their summed loss and metrics, before division by the batch size: one module, for compile and DDP.
 
-    Mixed images come from `Preprocess.mixed`, with `targets`, the class probabilities `[B, classes]`, and without keys.
+    Mixed images come from `Preprocess.mix_batch`, with `targets`, the class probabilities `[B, classes]`, without keys.
     """
 
     def __init__(self, model: nn.Module, preprocess: Preprocess, precision: str, loss: Loss) -> None:

@@ -96,7 +96,7 @@ class Split(TensorSet):
         files = self.files and replace(self.files, names=[self.files.names[index] for index in indices])
         return replace(super().subset(rows), files=files, sha256=None)
 
-    def stored(self) -> SampleSource:
+    def per_sample_source(self) -> SampleSource:
         self.check_on_host()
         return DatasetSource(ImagesOnDisk(self), seed=None)
 

@@ -60,14 +60,17 @@ class Wandb(Logger):
             self._run.define_metric(prefix, step_metric=axis)
         if not self._run.offline:
             path.write_text(self._run.id)
-        if not self._run.resumed:
-            for record in result.epochs:
-                self.add_epoch(record)
+        # A run that was killed has sent epochs after its last checkpoint. They are trained again, with the same result.
+        self._epochs_sent = int(dict(self._run.summary).get("epoch", 0)) if self._run.resumed else 0
+        for record in result.epochs:
+            self.add_epoch(record)
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         self._run.finish(exit_code=int(kind is not None))
 
     def add_epoch(self, record: EpochRecord) -> None:
+        if record["epoch"] < self._epochs_sent:
+            return
         for values in record["steps"]:
             self._run.log({"step/number": values["step"] + 1, **step_scalars(values)})
         self._run.log({"epoch": record["epoch"] + 1, **epoch_scalars(record)})
