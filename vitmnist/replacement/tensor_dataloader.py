@@ -78,7 +78,7 @@ class DrawnPicture(NamedTuple):
 class DrawnSample(NamedTuple):
     """The index of a sample, the sample with placeholders, and its pictures."""
 
-    index: int
+    sample_index: int
     decoded: object
     pictures: list[DrawnPicture]
 
