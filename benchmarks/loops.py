@@ -24,7 +24,7 @@ from vitmnist.loaders.auto import ResidentBatch
 from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.timer import synchronize
-from vitmnist.trainer import Data, Loaders, Trainer
+from vitmnist.trainer import Loaders, RunData, Trainer
 from vitmnist.training.loop import EpochProgress, train_epoch
 from vitmnist.training.step import TrainStep
 
@@ -41,7 +41,7 @@ def new_model(split: Split, device: torch.device, kind: type[ViT] = ViT) -> torc
     return kind(ViTOptions(), (channels, height, width), len(split.classes)).to(device)
 
 
-def build_run(overrides: list[str], stack: ExitStack) -> tuple[Data, TrainStep, Loaders]:
+def build_run(overrides: list[str], stack: ExitStack) -> tuple[RunData, TrainStep, Loaders]:
     """What `train.py` would train with these overrides, without records; `stack` closes the loaders."""
     trainer = Trainer(validate(Config, compose(overrides)), Path(), overrides, StopSignal())
     stack.enter_context(trainer.stack)

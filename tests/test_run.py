@@ -3,38 +3,44 @@
 from __future__ import annotations
 
 import inspect
-import traceback
 import weakref
 from pathlib import Path
 
 import pytest
-import torch
 
-from tests.conftest import PLAIN, REPOSITORY, Printed, Train
+from tests.conftest import REPOSITORY, Printed
+from tests.support.processes import run_python
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import Loader
 from vitmnist.models.cnn import CNN
 from vitmnist.training.loop import train_epoch
 
+HOOKED = """
+import os, runpy, sys, traceback
+import torch
 
-def test_backward_is_seven_frames_away(train_here: Train, tiny_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The seventh is train.py, which the test takes the place of."""
-    stacks: list[list[str]] = []
-    backward = torch.Tensor.backward
+backward, repository, variants = torch.Tensor.backward, sys.argv[1], [[], ["trainer=fast"], ["-m", "seed=1"]]
 
-    def recorded(tensor: torch.Tensor) -> None:
-        frames = traceback.extract_stack()[:-1]
-        ours = [frame for frame in frames if Path(frame.filename).is_relative_to(REPOSITORY / "vitmnist")]
-        stacks.append([frame.name for frame in ours])
-        backward(tensor)
+def hooked(loss):
+    frames = [frame for frame in traceback.extract_stack() if frame.filename.startswith(repository + os.sep)]
+    print("backward:", *(frame.name for frame in frames))
+    backward(loss)
 
-    monkeypatch.setattr(torch.Tensor, "backward", recorded)
-    arguments = ["data/dataset=kmnist", f"data.root={tiny_root}", "batch_size=10", "epochs=1", "model=cnn", PLAIN]
-    for more in ([], ["trainer=fast"], ["-m", "seed=1"]):
-        stacks.clear()
-        assert train_here(*more, *arguments).returncode == 0
-        assert stacks[0][-4:] == ["fit", "train_epoch", "__call__", "forward_backward"]
-        assert len(stacks[0]) <= 6, stacks[0]
+torch.Tensor.backward = hooked
+arguments = sys.argv[2:]
+for variant in variants:
+    sys.argv = ["train.py", *variant, *arguments]
+    runpy.run_path(os.path.join(repository, "train.py"), run_name="__main__")
+"""
+
+
+def test_backward_is_seven_frames_away_from_train_py(quick: list[str], tmp_path: Path) -> None:
+    """In a run, a run with `trainer=fast`, and a job of a sweep; the first frame is `<module>` in train.py."""
+    ended = run_python("-c", HOOKED, str(REPOSITORY), *quick, "epochs=1", folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    stacks = {line for line in ended.stdout.splitlines() if line.startswith("backward:")}
+    stack = "backward: <module> main {} fit train_epoch __call__ forward_backward"
+    assert stacks == {stack.format("train"), stack.format("__call__")}  # a sweep calls an object for each job
 
 
 def test_kernels_are_deterministic_before_a_model_runs(refuse: Printed, monkeypatch: pytest.MonkeyPatch) -> None:

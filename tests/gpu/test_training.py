@@ -107,7 +107,7 @@ def test_a_compiled_step_on_the_gpu_learns_what_the_eager_step_learns(
         test_step.make_step(tiny, optimizer, decay=0.9, device=cuda, compile=value) for value in (False, True)
     )
     with test_step.make_loader(tiny, name, device=cuda) as loader:
-        compiled.compile(loader)
+        compiled.prepare(loader)
         expected, metrics = (test_step.train(step, loader) for step in (eager, compiled))
     assert [one["train_loss"] for one in metrics] == pytest.approx([one["train_loss"] for one in expected], rel=1e-3)
     test_step.check_same_weights(compiled.model, eager.model, tolerance=1e-3)
@@ -149,7 +149,7 @@ def test_a_graphed_step_on_the_gpu_is_the_eager_step_to_the_bit(
         parts = {"model": model, "augment": augment, "decay": 0.9, "clip_norm": 0.5, "micro_batch": None}
         step = test_step.make_step(tiny, "sgd", device=cuda, graph=graph, **parts)
         with test_step.make_loader(tiny, name, device=cuda) as loader:
-            step.compile(loader)
+            step.prepare(loader)
             assert step.config.graph == graph
             metrics.append((test_step.train(step, loader), step.model.state_dict()))
     (ours, our_weights), (theirs, their_weights) = metrics
@@ -165,7 +165,7 @@ def test_a_graphed_epoch_waits_for_the_gpu_only_at_its_borders(
     step = test_step.make_step(tiny, augment=augment, decay=0.9, device=cuda, micro_batch=None, graph=True)
     batches = step.batches
     with test_step.make_loader(tiny, "gpu_slice", device=cuda) as loader:
-        step.compile(loader)
+        step.prepare(loader)
         for epoch in range(2):
             if epoch:
                 monkeypatch.setattr(

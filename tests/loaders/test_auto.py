@@ -24,6 +24,8 @@ from vitmnist.loaders import auto as auto_module
 from vitmnist.loaders.auto import AutoOptions, LoaderSelection, select_loader
 from vitmnist.loaders.base import LOADERS, Batches, Loader
 from vitmnist.loaders.make_loader import loadable
+from vitmnist.models import MODELS
+from vitmnist.models.cnn import CNN, CNNOptions
 from vitmnist.registry import NoOptions
 from vitmnist.runtime import memory
 from vitmnist.runtime.memory import Memory
@@ -129,8 +131,26 @@ def test_auto_leaves_the_model_its_memory(monkeypatch: pytest.MonkeyPatch) -> No
     assert select_loader(options, MAPPED, SAMPLER, CPU)[0].name != "slow"
 
 
-def test_a_run_with_auto_learns_what_any_run_learns(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+class RunningMean(torch.nn.Module):
+    """Subtracts a running mean of the images, which `state_dict()` does not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()), persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * images.mean()
+        return images - self.mean
+
+
+def test_a_run_with_auto_learns_what_any_run_learns(
+    train_here: Train, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The candidates are timed with the run's own step, and leave its model, average and schedule alone."""
+    monkeypatch.setitem(
+        MODELS._members, "cnn", (CNNOptions, lambda *parts: torch.nn.Sequential(RunningMean(), CNN(*parts)))
+    )
     step = ["trainer=fast", "trainer.micro_batch=4", "trainer.precision=fp32", "ema_decay=0.9", "schedule=one_cycle"]
     automatic = ["data/loader=auto", *BRIEF]
     ended = train_here(*quick, *step, *automatic, "hydra.run.dir=automatic")

@@ -72,7 +72,7 @@ def test_a_graphed_step_is_the_eager_step(name: str, augment: Compose | None, ti
         step = make_step(tiny, "sgd", model=NormedModel(), graph=graph, **parts)
         loader = make_loader(tiny, name)
         torch.manual_seed(1)
-        step.compile(loader)
+        step.prepare(loader)
         assert isinstance(step.forward, GraphedModule) == graph
         metrics.append((train(step, loader), step.state_dict(), torch.get_rng_state()))
     (ours, our_state, our_rng), (theirs, their_state, their_rng) = metrics
@@ -87,7 +87,7 @@ def test_a_graphed_step_is_the_eager_step(name: str, augment: Compose | None, ti
 
 def test_arguments_of_another_shape_or_dtype_are_not_copied_into_the_captured_ones(tiny: Dataset) -> None:
     step = make_step(tiny, augment=None, micro_batch=None, graph=True)
-    step.compile(make_loader(tiny, "ram"))
+    step.prepare(make_loader(tiny, "ram"))
     images, labels = tiny.train.images[:BATCH], tiny.train.labels[:BATCH]
     for changed in (images[:1], images.float() / 255):
         expected = step.eager(changed, None, labels[: len(changed)], None)
@@ -97,7 +97,7 @@ def test_arguments_of_another_shape_or_dtype_are_not_copied_into_the_captured_on
 
 def test_a_replay_refuses_to_overwrite_accumulated_gradients(tiny: Dataset) -> None:
     step = make_step(tiny, augment=None, micro_batch=None, graph=True)
-    step.compile(make_loader(tiny, "ram"))
+    step.prepare(make_loader(tiny, "ram"))
     batch = Batch(tiny.train.images[:BATCH], tiny.train.labels[:BATCH], None, BATCH)
     step.forward_backward(batch)
     with pytest.raises(AssertionError, match="a replay overwrites gradients"):
@@ -112,16 +112,16 @@ def test_a_step_that_cannot_be_captured_stays_eager_or_is_refused(
 
     monkeypatch.setattr(torch.cuda, "make_graphed_callables", fail)
     step = make_step(tiny, micro_batch=None, graph=True, reasons={"graph": "the GPU does not wait for Python"})
-    step.compile(make_loader(tiny, "ram"))
+    step.prepare(make_loader(tiny, "ram"))
     assert step.forward is step.eager
     assert not step.config.graph
     assert step.config.reasons["graph"] == "failed: operation not permitted when stream is capturing"
     with pytest.raises(ConfigError, match=r"^trainer.graph=true: failed: .*; set trainer.graph=false$"):
-        make_step(tiny, micro_batch=None, graph=True).compile(make_loader(tiny, "ram"))
+        make_step(tiny, micro_batch=None, graph=True).prepare(make_loader(tiny, "ram"))
 
 
 def test_an_error_of_the_model_is_not_reported_as_one_of_capturing(tiny: Dataset) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(3, 10))
     step = make_step(tiny, model=model, micro_batch=None, graph=True, reasons={"graph": "why"})
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        step.compile(make_loader(tiny, "ram"))
+        step.prepare(make_loader(tiny, "ram"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import time
@@ -185,7 +186,7 @@ class TrainStep:
         is_eager = self.config.compile and not self.pad and not is_full
         return torch.compiler.set_stance("force_eager") if is_eager else nullcontext()
 
-    def compile(self, loader: Loader) -> None:
+    def prepare(self, loader: Loader) -> None:
         """Compile the step or capture its graph, if configured, for what the loader delivers: uint8 or float32.
 
         Drops the gradients, and restores the model's buffers and the random generators. If `trainer.compile=auto` or
@@ -259,17 +260,22 @@ class TrainStep:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`; raises an error of any type if it is from another model or optimizer."""
         self.model.load_state_dict(state["model"])
-        groups, saved = self.optimizer.param_groups, state["optimizer"]["state"]
-        for index, parameter in enumerate(parameter for group in groups for parameter in group["params"]):
-            for name, value in saved.get(index, {}).items():  # a parameter that never had a gradient has no state
-                # Fused AdamW would end with SIGSEGV.
-                if isinstance(value, Tensor) and value.dim() and value.shape != parameter.shape:
-                    raise ValueError(f"optimizer state {index}, {name}: {[*value.shape]} for {[*parameter.shape]}")
         # The options of the groups follow from the configuration, and their learning rates from the number of steps.
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": saved})
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state["optimizer"]["state"]})
         self.steps = int(state["schedule"]["last_epoch"])
         if self.ema:
             self.ema.load_state_dict(state["ema"])
+
+    @contextmanager
+    def preserved_state(self) -> Iterator[None]:
+        """Restore the state on exit, with buffers that `state_dict()` does not have, and drop the gradients."""
+        before = copy.deepcopy(self.state_dict())
+        with preserved_buffers(self.model):
+            try:
+                yield
+            finally:
+                self.load_state_dict(before)
+                self.model.zero_grad()
 
 
 class ModelAndLoss(nn.Module):

@@ -1,0 +1,116 @@
+"""The end of an epoch: its record, log line, images and checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from tqdm import tqdm
+
+from vitmnist.checkpoint.manager import CheckpointManager
+from vitmnist.errors import DataError, classify
+from vitmnist.loaders.base import Loader
+from vitmnist.metrics.epoch_table import EPOCH_S, EVAL_S, SAVE_S, TRAIN_S, EpochRecord, epoch_record
+from vitmnist.runtime.timer import EpochTimer
+from vitmnist.tracking.environment import PeakMemory
+from vitmnist.tracking.images import epoch_images
+from vitmnist.tracking.log import log_epoch
+from vitmnist.tracking.loggers import Logger
+from vitmnist.training.loop import AfterStep, EpochProgress, Predictions
+
+
+@dataclass(eq=False)
+class EpochRecorder:
+    """Records, logs and saves the epochs of a run under way.
+
+    Args:
+        loggers: the loggers of rank 0; the other ranks have none.
+        is_first_epoch: no epoch has ended since this process was started.
+    """
+
+    checkpoints: CheckpointManager
+    train_loader: Loader
+    loggers: list[Logger]
+    peak_memory: PeakMemory
+    is_first_epoch: bool = True
+
+    def __post_init__(self) -> None:
+        run = self.checkpoints
+        self.config, self.dataset, self.result = run.config, run.dataset, run.result
+        self.monitor, self.world = run.monitor, run.world
+
+    def is_done(self) -> bool:
+        """Whether all epochs are done, or none has been better for as long as `patience` allows."""
+        epochs = self.result.epochs
+        return len(epochs) >= self.config.epochs or self.monitor.is_exhausted(epochs)
+
+    @contextmanager
+    def watching(self, progress: EpochProgress, split: str, loader: Loader) -> Iterator[AfterStep]:
+        """Show the progress of a pass; yields a callback that updates it after each step, and saves checkpoints."""
+        checkpoints = self.checkpoints  # a reference to `self` in the callback would keep the loaders alive
+        bar = tqdm(
+            desc=f"epoch {progress.epoch + 1} {split}",
+            total=len(loader),
+            initial=progress.metrics.steps if loader is self.train_loader else 0,
+            unit="batch",
+            leave=False,
+            mininterval=0.5,
+            disable=None if self.world.is_main else True,  # None shows the bar only if stderr is a terminal
+        )
+
+        def after_step(timer: EpochTimer) -> None:
+            bar.update()
+            checkpoints.after_step(progress, timer)
+
+        with bar:
+            yield after_step
+
+    def finish_epoch(
+        self, progress: EpochProgress, train: dict[str, float], evaluation: dict[str, float], predictions: Predictions
+    ) -> None:
+        """Record, log and save a completed epoch.
+
+        Raises:
+            TrainingError: a loss or metric that no record may have.
+            DataError: a record or the checkpoint cannot be written; if it is a record, the checkpoint is saved first.
+            RunInterrupted: the run is to stop, and is saved.
+        """
+        result, save_s = self.result, train[SAVE_S.name] + evaluation[SAVE_S.name]
+        metrics = {
+            **train,
+            **evaluation,
+            EPOCH_S.name: train[TRAIN_S.name] + evaluation[EVAL_S.name] + save_s,
+            SAVE_S.name: save_s,
+            **self.peak_memory.metrics(),
+        }
+        record = epoch_record(progress.epoch, metrics, progress.logged_steps(), self.is_first_epoch)
+        if self.is_first_epoch and result.setup_s is not None:
+            result.setup_s += progress.timer.first_wait()
+        # Rank 0's record for all: `monitor` may be a time, and all ranks must see the same best and last epoch.
+        record = self.world.broadcast_object(partial(dict, record))
+        result.epochs.append(record)
+        self.is_first_epoch = False
+        is_last = self.is_done()
+        try:  # before the checkpoint: on resuming, events after the last checkpoint are purged
+            self.write_records(record, predictions, is_last)
+        except OSError as error:
+            self.checkpoints.after_epoch(is_last, must_save=True)
+            raise DataError(f"cannot write the records: {classify(error).message}") from error
+        log_epoch(record, self.config.epochs)
+        self.checkpoints.after_epoch(is_last)
+
+    def write_records(self, record: EpochRecord, predictions: Predictions, is_last: bool) -> None:
+        """Append to `epochs.csv`, and log the epoch; raises `OSError` if that fails."""
+        if not self.world.is_main:
+            return
+        epoch, interval = record["epoch"], self.config.log.images_every_epochs
+        self.result.append_epoch(self.checkpoints.folder)
+        for logger in self.loggers:
+            logger.add_epoch(record)
+        if self.loggers and interval and (is_last or (epoch + 1) % interval == 0):
+            preprocess = self.checkpoints.step.preprocess
+            images = epoch_images(self.dataset, self.train_loader, preprocess, predictions, epoch)
+            for logger in self.loggers:
+                logger.add_images(images, epoch)
