@@ -219,9 +219,8 @@ class Run:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The configuration by full keys such as `data.loader.name`, with lists as text; empty if unknown."""
-        values = flatten(self.result.config or {})
-        return {key: str(value) if isinstance(value, list) else value for key, value in values.items()}
+        """The configuration by full keys such as `data.loader.name`; empty if unknown."""
+        return flatten(self.result.config or {})
 
     @property
     def seeds(self) -> str:
