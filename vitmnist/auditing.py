@@ -69,7 +69,7 @@ class ProbeDataset(Dataset[tuple[int, Any]]):
         return self.size
 
     def __getitem__(self, index: SupportsIndex) -> tuple[int, Any]:
-        sample = range(self.size)[index]  # raises IndexError
+        sample = range(self.size)[index]  # An index out of range raises IndexError.
         if not self.is_random:
             return sample, np.full(len(GENERATORS), float(sample))
         return sample, np.array([torch.rand((), dtype=torch.float64).item(), np.random.rand(), random.random()])
@@ -126,7 +126,7 @@ class _Subject:
     @contextmanager
     def open(self, **changed: int) -> Iterator[Any]:
         """A new loader, which is closed at the end."""
-        seed_generators(0, 0, 0)  # as a training script may
+        seed_generators(0, 0, 0)  # A training script may do so too.
         loader = self.build(self.data, **{**self.settings, **changed})
         try:
             yield loader
@@ -205,7 +205,7 @@ class _Subject:
         before = running()
         with self.open() as loader:
             next(_start(loader, 0), None)
-        del loader  # without `close`, the garbage collector has to end what it started
+        del loader  # If it has no `close`, the garbage collector has to end what it started.
         if left := left_since(before):
             raise AssertionError(f"left: {', '.join(left)}")
         return "no thread and no process"
