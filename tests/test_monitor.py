@@ -9,9 +9,8 @@ import pytest
 
 from tests.conftest import Printed, result_of
 from vitmnist.checkpoint import storage
-from vitmnist.metrics.epoch_table import find_metric
+from vitmnist.metrics.epoch_table import Monitor, find_metric
 from vitmnist.runtime.world import SingleProcess
-from vitmnist.tracking.epoch_record import Monitor
 
 HELD_OUT = ("data.holdout=5", "checkpoint.min_interval_s=0")
 

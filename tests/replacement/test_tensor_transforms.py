@@ -120,6 +120,7 @@ class Joint(Dataset[Any]):
         return self.transforms(draw(index), draw(index, "L"))
 
 
+DIFFER = r"pixels differ by up to \d+ of 255 from .*, more than the 8 of rounding; use transforms='exact'"
 REFUSED: dict[str, tuple[list[Any], str]] = {
     "PIL alone": (
         [*FLIPS, Inverted(), *CLOSE],
@@ -129,29 +130,32 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
         [*FLIPS, ToTensor(), NORMALIZE],
         r"sample \d+: Normalize raised .*; use transforms='exact'",
     ),
-    "floats": (
-        [*FLIPS, Rounded()],
-        r"values differ by \d+% of their range from .*, more than the 3% of rounding; use transforms='exact'",
-    ),
+    "floats": ([*FLIPS, Rounded()], f"sample 0: {DIFFER}"),
+    "no antialiasing": ([v1.RandomResizedCrop(9, (0.9, 1.0), antialias=False), *CLOSE], f"sample 0: {DIFFER}"),
     "other shapes": (
         [*FLIPS, Rows()],
-        r"the batch has torch.uint8 \[4, 3, 1, 16\] where that of PIL images has torch.float32 .*; use transforms='ex",
+        r"sample 0: its transforms make torch.uint8 \[3, 1, 16\] of a tensor, and torch.float32 .*; use transforms='ex",
+    ),
+    "no tensors": (
+        FLIPS,
+        r"sample 0: its transforms make torch.uint8 .* of a tensor, and Image of a PIL image; use tr",
     ),
 }
 
 
+@pytest.mark.filterwarnings("ignore:Anti-alias option is always applied")
 @pytest.mark.parametrize(("transforms", "message"), REFUSED.values(), ids=REFUSED.keys())
 def test_transforms_that_do_something_else_to_tensors_are_refused(
     transforms: list[Any], message: str, folder: Path
 ) -> None:
     dataset = Pictures(folder, v1.Compose(transforms))
     with pytest.raises(ConfigError, match=f"^transforms='tensor': {message}"):
-        from_dataloader(DataLoader(dataset, 4), "ram", transforms="tensor")
-    assert list(from_dataloader(DataLoader(dataset, 4), "ram"))
+        from_dataloader(DataLoader(dataset, 4, collate_fn=list), "ram", transforms="tensor")
+    assert list(from_dataloader(DataLoader(dataset, 4, collate_fn=list), "ram"))
 
 
 def test_transforms_that_treat_a_second_tensor_otherwise_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^transforms='tensor': .*; use transforms='exact'"):
+    with pytest.raises(ConfigError, match=r"^transforms='tensor': .* gets more than a picture; use transforms='exact'"):
         from_dataloader(DataLoader(Joint(), 4), "ram", transforms="tensor")
 
 

@@ -164,11 +164,9 @@ class BatchRows:
 
     def check_same(self, other: BatchRows) -> None:
         """Raise `NoRowsError` if another batch has another structure, dtype or shape per sample."""
-        if other.structure != self.structure:
-            raise NoRowsError("the batches differ in their structure")
-        for expected, actual in zip(self.signature, other.signature, strict=True):
-            if actual != expected:
-                raise NoRowsError(f"one batch has {actual} per sample, and another {expected}")
+        if (other.structure, other.signature) != (self.structure, self.signature):
+            contents, other_contents = ", ".join(self.signature), ", ".join(other.signature)
+            raise NoRowsError(f"one batch has {other_contents} per sample, and another {contents}")
 
     def gather(self, indices: Sequence[int]) -> Any:
         """The batch of some of the samples; raises `DataError` for an index that no sample has."""
@@ -244,13 +242,13 @@ def read_batch(dataset: Any, collate: Callable[[list[Any]], object], indices: Se
         samples = dataset.__getitems__(list(indices))
     else:
         samples = [named_sample(dataset.__getitem__, index) for index in indices]
-    return collated(collate, f"samples {', '.join(map(str, indices[:3]))}, …", samples)
+    return collated(collate, samples, indices)
 
 
-def collated(collate: Callable[[list[Any]], object], name: str, samples: list[Any]) -> object:
-    """The batch that a collate function makes; raises `NoRowsError` if it fails for these samples, of this name."""
+def collated(collate: Callable[[list[Any]], object], samples: list[Any], indices: Sequence[int]) -> object:
+    """The batch that a collate function makes of the samples of these indices; raises `NoRowsError` if it fails."""
     try:
-        with error_context(f"the collate function, for {name}"):
+        with error_context(f"the collate function, for samples {', '.join(map(str, indices[:3]))}, …"):
             return collate(samples)
     except DataError as error:  # a batch of one may fail where no batch of the DataLoader does
         raise NoRowsError(str(error)) from error

@@ -20,11 +20,11 @@ from vitmnist.replacement.decoded_dataset import (
     GatheredDataset,
     NoRowsError,
     TransformedDataset,
-    collated,
     keep_rows,
     keep_samples,
 )
 from vitmnist.replacement.original import (
+    COMPARED_SIZE,
     EagerDataLoader,
     check_replaceable,
     check_same_batches,
@@ -44,7 +44,6 @@ from vitmnist.runtime.memory import DoesNotFitError, keep_freed_memory
 from vitmnist.store.cache_file import DEFAULT_FOLDER
 from vitmnist.store.read_once import unchanged
 from vitmnist.store.rows import Location, Storage
-from vitmnist.store.tree import copied
 
 LOADERS = ("auto", "ram", "cache", "gpu_slice")
 TRANSFORM_MODES = ("exact", "tensor")
@@ -80,13 +79,12 @@ def from_dataloader(
             not for random samples. auto: ram, or cache if they do not fit in memory. If the samples cannot be kept,
             auto warns with the reason, and returns the original; with transforms="tensor", that is an error.
         device: where gpu_slice keeps samples and delivers batches; by default the current CUDA device.
-        folder: of the files of cache.
+        folder: where cache writes its files.
         fingerprint: names the decoded contents, so that later processes find them in `folder`. Without one, the file is
             for this process only.
-        transforms: of random samples. exact: they get what they got before, such as PIL images, and batches are equal
-            bit for bit. tensor: they get uint8 tensors `[C, H, W]`; the same random transforms, but resizing and
-            colours round differently. If torchvision's common ones are all that is random, they are drawn as before
-            and applied in threads of this process.
+        transforms: what the random transforms get. exact: what they got before, such as PIL images; batches are equal
+            bit for bit. tensor: uint8 tensors `[C, H, W]`; resizing and colours round differently. If torchvision's
+            common transforms are all that is random, they are drawn as before and applied in threads of this process.
 
     Raises:
         ConfigError: a loader or an option that is unknown or cannot be used; samples that are random apart from their
@@ -94,37 +92,34 @@ def from_dataloader(
         DataError: samples that cannot be read or kept, or batches that would differ from the original's.
         DoesNotFitError: memory, or the disk of `folder`, is too small.
     """
-    _check_options(loader, device, transforms)
-    if not isinstance(dataloader, DataLoader):
-        check_replaceable(dataloader)
-    if isinstance(dataloader.dataset, DecodedDataset):
-        return dataloader
-    target = choose_device("auto" if device is None else str(device))
-    if target.type == "cpu":
-        keep_freed_memory()
-    to_tensors = transforms == "tensor"
-    for name in ("ram", "cache") if loader == "auto" else (loader,):
-        try:
-            store = Location(Storage(name), target, Path(folder).expanduser(), fingerprint)
-            return _replace(dataloader, store, to_tensors)
-        except UserError as error:
-            is_too_large = isinstance(error, DoesNotFitError)
-            if loader != "auto" or (to_tensors and not is_too_large):
-                raise
-            reason = error
-            if not is_too_large:
-                break
-    warnings.warn(f"from_dataloader returns the DataLoader as it is, undecoded: {reason}", stacklevel=2)
-    return dataloader
-
-
-def _check_options(loader: str, device: object, transforms: str) -> None:
     if loader not in LOADERS:
         raise ConfigError(f"loader={loader}: {allowed_names(loader, LOADERS)}")
     if transforms not in TRANSFORM_MODES:
         raise ConfigError(f"transforms={transforms}: {allowed_names(transforms, TRANSFORM_MODES)}")
     if device is not None and loader != "gpu_slice":
         raise ConfigError(f"device={device}: only loader='gpu_slice' delivers batches on a device; leave device out")
+    if isinstance(getattr(dataloader, "dataset", None), DecodedDataset):
+        return dataloader
+    target = choose_device("auto" if device is None else str(device))
+    if target.type == "cpu":
+        keep_freed_memory()
+
+    def replace(name: str) -> DataLoader[Any]:
+        location = Location(Storage(name), target, Path(folder).expanduser(), fingerprint)
+        return _replace(dataloader, location, to_tensors=transforms == "tensor")
+
+    if loader != "auto":
+        return replace(loader)
+    try:
+        try:
+            return replace("ram")
+        except DoesNotFitError:
+            return replace("cache")
+    except UserError as error:
+        if transforms == "tensor":
+            raise
+        warnings.warn(f"from_dataloader returns the DataLoader as it is, undecoded: {error}", stacklevel=2)
+        return dataloader
 
 
 def _replace(dataloader: DataLoader[Any], store: Location, to_tensors: bool) -> DataLoader[Any]:
@@ -160,28 +155,29 @@ def _replace(dataloader: DataLoader[Any], store: Location, to_tensors: bool) -> 
 def _build(dataloader: DataLoader[Any], store: Location, to_tensors: bool, probes: Sequence[int]) -> DataLoader[Any]:
     """Build a replacement of the kind that fits the samples `probes`; raises `RandomSampleError` for another sample."""
     dataset: Any = dataloader.dataset
-    probed, reason = find_random(dataloader, probes)
+    batch_size = min(dataloader.batch_size or COMPARED_SIZE, len(probes))
+    samples, batch, reason = find_random(dataloader, probes, batch_size)
     is_random = reason is not None
     if not is_random:
         try:
-            return _build_gathered(dataloader, store, probed)
+            return _build_gathered(dataloader, store, BatchRows.of(batch, batch_size))
         except NoRowsError as error:
             reason = str(error)
     if store.storage is Storage.DEVICE:
         raise ConfigError(f"gpu_slice: {reason}, so batches are made on the host; use ram")
     if not is_random:
-        return _build_transformed(dataloader, store, dataset.__getitem__, unchanged, probed, transform_parts(dataset))
+        return _build_transformed(dataloader, store, dataset.__getitem__, unchanged, samples, transform_parts(dataset))
     split = SplitTransforms(dataset, probes)
     once = [part for parts in split.deterministic for part in parts]
     exact = _build_transformed(dataloader, store, split.decode, split.transform, split.probed, once)
     return with_tensors(exact, split, probes) if to_tensors else exact
 
 
-def _build_gathered(dataloader: DataLoader[Any], store: Location, probed: list[Any]) -> DataLoader[Any]:
+def _build_gathered(dataloader: DataLoader[Any], store: Location, first: BatchRows) -> DataLoader[Any]:
     """Build a replacement whose batches are gathered from rows of tensors.
 
     Args:
-        probed: samples on which the collate function is tried.
+        first: a batch of the original.
 
     Raises:
         NoRowsError: its batches are no such rows.
@@ -190,12 +186,12 @@ def _build_gathered(dataloader: DataLoader[Any], store: Location, probed: list[A
     collate, on_device, workers = dataloader.collate_fn, store.storage is Storage.DEVICE, workers_needed(dataloader)
     if on_device and workers:
         raise NoRowsError("the order of this DataLoader depends on its workers")
-    first = BatchRows.of(collated(collate, "some samples", copied(probed)), len(probed))
     guard = TransformGuard(dataset, [*transform_parts(dataset), collate])
+    rows = keep_rows(dataloader, first, store)
     replaced = rebuilt(
         dataloader,
         EagerDataLoader if dataloader.num_workers and not workers else DecodedDataLoader,
-        dataset=GatheredDataset(dataset, guard, keep_rows(dataloader, first, store)),
+        dataset=GatheredDataset(dataset, guard, rows),
         collate_fn=CollateGathered(collate),
         num_workers=workers,
         pin_memory=dataloader.pin_memory and not on_device,

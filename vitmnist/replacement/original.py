@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
 from typing import Any
@@ -103,8 +103,10 @@ def workers_needed(dataloader: DataLoader[Any]) -> int:
     return workers if dataloader.persistent_workers else 0
 
 
-def find_random(dataloader: DataLoader[Any], probes: Sequence[int]) -> tuple[list[Any], str | None]:
-    """The samples of these indices, and what is random, a sample or the collate function; None if nothing is.
+def find_random(
+    dataloader: DataLoader[Any], probes: Sequence[int], batch_size: int
+) -> tuple[list[Any], object, str | None]:
+    """The samples of these indices, a batch of the first of them, and what is random; None if nothing is.
 
     Raises:
         DataError: a sample that cannot be read, or a collate function that fails for them.
@@ -113,18 +115,10 @@ def find_random(dataloader: DataLoader[Any], probes: Sequence[int]) -> tuple[lis
     try:
         samples = read_probes(partial(named_sample, dataset.__getitem__), probes, dataset)
     except RandomSampleError as error:
-        return [], str(error)
-    size = min(dataloader.batch_size or COMPARED_SIZE, len(samples))
-    collate = partial(collated, dataloader.collate_fn, f"samples {', '.join(map(str, probes[:3]))}, …")
-    _, reason = call_watched(lambda: collate(copied(samples[:size])), (dataset, collate), again=True)
-    return samples, reason and f"the collate function is random ({reason})"
-
-
-def seeded_batch(dataset: Any, collate: Callable[[list[Any]], object], indices: Sequence[int]) -> object:
-    """The batch of these samples of a dataset, with the same random numbers in each call."""
-    with preserved_random_state(dataset, collate):
-        seed_generators(0, 0, 0)
-        return read_batch(dataset, collate, indices)
+        return [], None, str(error)
+    collate = partial(collated, dataloader.collate_fn, indices=probes)
+    batch, reason = call_watched(lambda: collate(copied(samples[:batch_size])), (dataset, collate), again=True)
+    return samples, batch, reason and f"the collate function is random ({reason})"
 
 
 def check_same_batches(original: DataLoader[Any], replaced: DataLoader[Any], with_single: bool = False) -> None:
@@ -140,8 +134,12 @@ def check_same_batches(original: DataLoader[Any], replaced: DataLoader[Any], wit
     if with_single:
         parts += shuffled[:COMPARED_ALONE].split(1)
     for indices in (part.tolist() for part in parts):
-        expected = seeded_batch(original.dataset, original.collate_fn, indices)
-        if difference := find_difference(seeded_batch(replaced.dataset, replaced.collate_fn, indices), expected):
+        batches = []
+        for dataloader in (replaced, original):
+            with preserved_random_state(dataloader.dataset, dataloader.collate_fn):
+                seed_generators(0, 0, 0)
+                batches.append(read_batch(dataloader.dataset, dataloader.collate_fn, indices))
+        if difference := find_difference(*batches):
             samples = ", ".join(map(str, indices[:3]))
             raise DataError(
                 f"{difference} of samples {samples}, … is not what the DataLoader makes of them: fingerprint= does not "

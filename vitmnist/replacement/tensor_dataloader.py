@@ -1,4 +1,4 @@
-"""The `DataLoader` of transforms="tensor", which makes batches in threads in place of worker processes."""
+"""The `DataLoader` of transforms="tensor": parameters are drawn in the order of its workers, and applied in threads."""
 
 from __future__ import annotations
 
@@ -7,23 +7,29 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import chain, cycle, islice
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, default_collate, get_worker_info
 
-from vitmnist.errors import ConfigError, DataError
-from vitmnist.replacement.decoded_dataset import CollateGathered, DecodedDataLoader, TransformedDataset
-from vitmnist.replacement.original import COMPARED_SIZE, check_same_batches, rebuilt, seeded_batch
-from vitmnist.replacement.split_transforms import SplitTransforms
+from vitmnist.data.sources import collate_with
+from vitmnist.errors import ConfigError, DataError, error_context
+from vitmnist.replacement.decoded_dataset import CollateGathered, DecodedDataLoader, FetchedBatch, TransformedDataset
+from vitmnist.replacement.original import check_same_batches, rebuilt
+from vitmnist.replacement.split_transforms import SplitTransforms, Transform, apply, with_results
 from vitmnist.replacement.tensor_transforms import (
-    DrawnDataset,
+    AsV2,
+    Normalize,
+    Shape,
+    ToFloat,
     can_be_drawn,
     check_rounding,
+    draw,
     tensor_transforms,
 )
-from vitmnist.runtime.ordered_map import ordered_map
+from vitmnist.runtime.cpu import available_cores
+from vitmnist.runtime.ordered_map import in_parts, ordered_map
 from vitmnist.store.tree import map_tensors
 
 AHEAD = 2
@@ -35,31 +41,129 @@ def with_tensors(exact: DataLoader[Any], split: SplitTransforms, probes: Sequenc
 
     Args:
         exact: the replacement whose transforms get what they got before.
+        probes: indices of the samples on which the transforms are compared.
 
     Raises:
-        ConfigError: the transforms, or the collate function, make something else of tensors.
+        ConfigError: the transforms make something else of tensors.
     """
     dataset: Any = exact.dataset
-    kept = dataset.original, dataset._guard, dataset._samples.with_tensors()
-    transforms = [tensor_transforms(steps) for steps in split.random]
-    make = partial(split.transform, random=transforms)
-    in_workers = rebuilt(exact, TensorDataLoader, dataset=TransformedDataset(*kept, make))
-    probes = probes[: exact.batch_size or COMPARED_SIZE]
-    expected = seeded_batch(dataset, exact.collate_fn, probes)
+    samples = dataset._samples.with_tensors()
     try:
-        check_rounding(seeded_batch(in_workers.dataset, exact.collate_fn, probes), expected)
+        check_rounding(split.random, dataset._samples, samples, probes)
     except DataError as error:
         raise ConfigError(f"transforms='tensor': {error}; use transforms='exact'") from error
+    transforms = [tensor_transforms(steps) for steps in split.random]
+    parts = dataset.original, dataset._guard, samples, partial(split.transform, random=transforms)
+    in_workers = rebuilt(exact, TensorDataLoader, dataset=TransformedDataset(*parts))
     # A collate function of the user may draw, or ask for its worker.
     if exact.collate_fn is not default_collate or not all(map(can_be_drawn, chain.from_iterable(transforms))):
         return in_workers
-    drawn = DrawnDataset(*kept, make, transforms=transforms, threads=exact.num_workers)
+    drawn = DrawnDataset(*parts, transforms=transforms, threads=exact.num_workers)
     in_threads = rebuilt(exact, TensorDataLoader, dataset=drawn, collate_fn=CollateGathered(default_collate))
     try:
         check_same_batches(in_workers, in_threads)
     except DataError:  # torchvision draws otherwise for what is no picture
         return in_workers
     return in_threads
+
+
+class DrawnPicture(NamedTuple):
+    """A kept picture, not to be changed, its transforms with their parameters, and the shape that they give it."""
+
+    image: Tensor
+    steps: Sequence[Transform]
+    shape: Shape
+
+
+class DrawnSample(NamedTuple):
+    """The index of a sample, the sample with placeholders, and its pictures."""
+
+    sample_index: int
+    decoded: object
+    pictures: list[DrawnPicture]
+
+
+class DrawnDataset(TransformedDataset):
+    """A `TransformedDataset` of pictures as tensors, whose random transforms are all known to `draw`.
+
+    Args:
+        transforms: of each attribute of the original.
+        threads: at least as many as torch uses; in a worker, one.
+    """
+
+    def __init__(self, *args: Any, transforms: Sequence[Sequence[Transform]], threads: int) -> None:
+        super().__init__(*args)
+        vars(self).update(_transforms=transforms, _threads=min(threads, available_cores()))
+
+    def __getitems__(self, indices: Sequence[int]) -> DrawnBatch:
+        """Draws the random parameters of a batch, from torch's generator."""
+        transforms = [
+            [step.build() if isinstance(step, AsV2) else step for step in steps] for steps in self._transforms
+        ]
+        samples: list[DrawnSample] = []
+        for index in indices:
+            with error_context(f"sample {index}"):
+                decoded, calls = self._samples.load(index, as_views=True)
+                pictures = [
+                    DrawnPicture(image, *draw(transforms[attribute], tuple(image.shape)))
+                    for attribute, (image,) in calls
+                ]
+                samples.append(DrawnSample(index, decoded, pictures))
+        # In the thread that consumes the batches: glibc returns the memory of threads that end with an epoch.
+        batches = [
+            torch.empty((len(pictures), *pictures[0].shape), device="cpu")
+            for pictures in zip(*(sample.pictures for sample in samples), strict=True)
+        ]
+        return DrawnBatch(samples, batches, 1 if get_worker_info() else max(torch.get_num_threads(), self._threads))
+
+
+class DrawnBatch(FetchedBatch):
+    """The samples of a batch before their transforms are applied, in threads.
+
+    Args:
+        batches: for the pictures of each call, not filled yet. Pictures are made in their rows, so none is copied.
+    """
+
+    def __init__(self, samples: Sequence[DrawnSample], batches: Sequence[Tensor], threads: int) -> None:
+        self.samples, self.batches, self.threads = samples, batches, threads
+
+    @property
+    def content(self) -> object:
+        """The batch, as of torch's `default_collate`."""
+        rows_of_calls = [list(batch) for batch in self.batches]
+        samples: list[Any] = [None] * len(self.samples)
+
+        def make(span: slice) -> None:
+            for position in range(*span.indices(len(samples))):
+                index, decoded, pictures = self.samples[position]
+                with error_context(f"sample {index}"):
+                    pairs = zip(pictures, rows_of_calls, strict=True)
+                    results = [(_transformed(picture, rows[position]),) for picture, rows in pairs]
+                samples[position] = with_results(decoded, results)
+
+        def stack(tensors: list[Tensor], *, collate_fn_map: object = None) -> Tensor:
+            for batch, rows in zip(self.batches, rows_of_calls, strict=True):
+                if all(row is tensor for row, tensor in zip(rows, tensors, strict=True)):
+                    return batch
+            return torch.stack(tensors)
+
+        in_parts(make, len(samples), 1, self.threads)
+        return collate_with({Tensor: stack}, samples)
+
+
+def _transformed(picture: DrawnPicture, row: Tensor) -> Tensor:
+    """A picture after its transforms, in a row of the batch if it has the shape and dtype of that."""
+    image = picture.image
+    for transform in picture.steps:
+        fits = isinstance(transform, ToFloat) or (isinstance(transform, Normalize) and image.dtype == row.dtype)
+        if fits and image.shape == row.shape:
+            image = transform(image, out=row)
+        else:
+            (image,) = apply([transform], (image,))
+    if image is not row and (image.shape, image.dtype) == (row.shape, row.dtype):
+        row.copy_(image)
+        return row
+    return image
 
 
 class TensorDataLoader(DecodedDataLoader):
@@ -72,20 +176,15 @@ class TensorDataLoader(DecodedDataLoader):
     """What persistent workers would continue: the states of their generators, and batches that are not drawn yet."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """Draws at once what torch draws in this call."""
-        is_drawn = isinstance(self.dataset, DrawnDataset)
-        if is_drawn and self.num_workers and self.in_order and not self.worker_init_fn:
-            self.check_transforms()
-            return self._from_threads()
-        return super().__iter__()
-
-    def _from_threads(self) -> Iterator[Any]:
-        """Begin an epoch, with the indices of `prefetch_factor` batches for each worker, because samplers draw too."""
+        """Draws at once what torch draws in this call, from samplers too: the indices that workers get in advance."""
+        depends_on_workers = not self.in_order or self.worker_init_fn is not None
+        if not self.num_workers or depends_on_workers or not isinstance(self.dataset, DrawnDataset):
+            return super().__iter__()
+        self.check_transforms()
         sampler: Any = self.batch_sampler or self.sampler
         if self.persistent:
             states, draws = self.persistent
-            for _ in draws:  # after a break, persistent workers draw all that they were sent
-                pass
+            deque(draws, maxlen=0)  # after a break, persistent workers draw all that they were sent
         else:
             iter(sampler)  # torch makes one that it does not use, before it draws the seed
             seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator))
@@ -96,7 +195,7 @@ class TensorDataLoader(DecodedDataLoader):
         draws = self._draw(states, sent)
         if self.persistent_workers:
             self.persistent = states, draws
-        return self._delivered(draws, sent, indices, min(AHEAD, ahead - 1))
+        return _deliver(draws, sent, indices, min(AHEAD, ahead - 1))
 
     def _draw(self, states: list[Tensor], sent: deque[list[int]]) -> Iterator[Callable[[], object]]:
         """Draws the samples of batches as workers would, each with a generator of its own.
@@ -120,17 +219,19 @@ class TensorDataLoader(DecodedDataLoader):
                 torch.set_rng_state(before)
             yield make
 
-    def _delivered(
-        self, draws: Iterator[Callable[[], object]], sent: deque[list[int]], indices: Iterator[list[int]], ahead: int
-    ) -> Generator[object, None, None]:
-        with closing(ordered_map(lambda make: make(), draws, AHEAD, ahead)) as batches:
-            for batch in batches:
-                sent.extend(islice(indices, 1))
-                yield batch
-
     def _pinned_batch(self, samples: list[Any]) -> object:
         batch = self.collate_fn(samples)
         return map_tensors(Tensor.pin_memory, batch) if torch.cuda.is_available() else batch
+
+
+def _deliver(
+    draws: Iterator[Callable[[], object]], sent: deque[list[int]], indices: Iterator[list[int]], ahead: int
+) -> Generator[object, None, None]:
+    """The batches that `draws` makes, in threads; after each, the indices of another one are sent."""
+    with closing(ordered_map(lambda make: make(), draws, AHEAD, ahead)) as batches:
+        for batch in batches:
+            sent.extend(islice(indices, 1))
+            yield batch
 
 
 def _raise(error: Exception) -> NoReturn:

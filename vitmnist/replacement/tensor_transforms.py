@@ -1,4 +1,4 @@
-"""The transforms of a dataset for uint8 tensors: random parameters are drawn in order and applied in threads."""
+"""The random transforms of a dataset for uint8 tensors in place of PIL images, and their parameters drawn in order."""
 
 from __future__ import annotations
 
@@ -6,23 +6,21 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import zip_longest
-from typing import Any, NamedTuple
+from itertools import takewhile
+from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
-from torch.utils.data import get_worker_info
 
-from vitmnist.data.sources import collate_with
+from vitmnist.data.images import to_tensor
+from vitmnist.data.randomness import preserved_random_state, seed_generators
 from vitmnist.errors import DataError, error_context
-from vitmnist.replacement.decoded_dataset import FetchedBatch, TransformedDataset
-from vitmnist.replacement.split_transforms import Transform, apply, with_results
-from vitmnist.runtime.cpu import available_cores
-from vitmnist.runtime.ordered_map import in_parts
-from vitmnist.store.tree import flatten
+from vitmnist.replacement.split_transforms import Transform, apply
+from vitmnist.store.samples import Samples
 
-TOLERANCE = 3.0
-"""Largest mean difference of a batch from that of PIL images, in percent of its range; rounding makes less than 1."""
+TOLERANCE = 8
+"""Largest difference of a pixel, of 255, from that of PIL images; resizing rounds by up to 5."""
 V1, V2 = "torchvision.transforms.transforms", "torchvision.transforms.v2."
 LIKE_V2 = (
     "RandomResizedCrop",
@@ -38,6 +36,8 @@ RESIZING = ("Resize", "CenterCrop", "Pad", "Grayscale")
 """Deterministic transforms that change shapes."""
 SAME_SHAPE = ("ToFloat", "ToImage", "Normalize", "ConvertImageDtype", "ToDtype", "ToPureTensor")
 """Deterministic transforms that keep shapes."""
+CONVERTING = ("ToTensor", "PILToTensor", "ToImage")
+"""Transforms that make a tensor of a PIL image."""
 
 Shape = tuple[int, ...]
 
@@ -65,17 +65,17 @@ class Normalize:
 class AsV2:
     """A transform of torchvision's v1 as that of v2, which is faster on bytes; reads its attributes in each call."""
 
-    transform: Any
+    original: Any
 
     def __call__(self, image: Tensor) -> Tensor:
-        return self.made()(image)  # type: ignore[no-any-return]
+        return self.build()(image)  # type: ignore[no-any-return]
 
-    def made(self) -> Any:
+    def build(self) -> Any:
         """The transform of v2."""
         from torchvision.transforms import v2
 
-        kind = getattr(v2, type(self.transform).__name__)
-        return kind(**{name: getattr(self.transform, name) for name in _parameters(kind)})
+        kind = getattr(v2, type(self.original).__name__)
+        return kind(**{name: getattr(self.original, name) for name in _parameters(kind)})
 
 
 @lru_cache
@@ -88,12 +88,6 @@ def tensor_transforms(transforms: Sequence[Transform]) -> list[Transform]:
     return [step for transform in transforms for step in _of_tensor(transform)]
 
 
-def _name(transform: Transform) -> str:
-    """The name of a class of torchvision or of this module; a user's of the same name may do something else."""
-    kind = type(transform)
-    return kind.__name__ if kind.__module__.startswith((V1, V2, __name__)) else ""
-
-
 def _of_tensor(transform: Any) -> list[Transform]:
     name = _name(transform)
     if name == "PILToTensor":
@@ -101,28 +95,68 @@ def _of_tensor(transform: Any) -> list[Transform]:
     if name == "ToTensor":
         return [ToFloat()]
     if name == "Normalize":
-        statistics = transform.mean, transform.std
-        return [Normalize(*(torch.as_tensor(part).view(-1, 1, 1) for part in statistics))]
+        mean, std = (torch.as_tensor(values).view(-1, 1, 1) for values in (transform.mean, transform.std))
+        return [Normalize(mean, std)]
     is_v1 = type(transform).__module__ == V1
     return [AsV2(transform) if is_v1 and name in ("Resize", *LIKE_V2) else transform]
 
 
-def check_rounding(batch: object, expected: object) -> None:
-    """Raise `DataError` if a tensor of a batch has another dtype or shape, or differs by more than rounding."""
-    for actual, reference in zip_longest(flatten(batch)[0], flatten(expected)[0]):
-        kinds = [_kind(actual), _kind(reference)]
-        if kinds[0] != kinds[1]:
-            raise DataError(f"the batch has {kinds[0]} where that of PIL images has {kinds[1]}")
-        if not isinstance(reference, Tensor) or torch.equal(actual, reference):
-            continue
-        values = reference.double()
-        value_range = (values.max() - values.min()).item()
-        difference = 100 * (actual.double() - values).abs().mean().item() / max(value_range, 1e-9)
-        if difference > TOLERANCE:
-            raise DataError(
-                f"values differ by {difference:.2g}% of their range from those of PIL images, more than the "
-                f"{TOLERANCE:g}% of rounding"
-            )
+def _name(transform: Transform) -> str:
+    """The name of a class of torchvision or of this module; a user's of the same name may do something else."""
+    kind = type(transform)
+    return kind.__name__ if kind.__module__.startswith((V1, V2, __name__)) else ""
+
+
+def check_rounding(
+    random: Sequence[Sequence[Transform]], images: Samples, tensors: Samples, indices: Sequence[int]
+) -> None:
+    """Raise `DataError` if random transforms do anything else to tensors than to PIL images, apart from rounding.
+
+    Pictures are compared before a transform of torchvision converts them; those after it get a tensor in either case.
+
+    Args:
+        random: the random transforms of each attribute of the dataset.
+        images: its samples with PIL images.
+        tensors: its samples with tensors in their place.
+        indices: of the samples that are compared.
+    """
+    of_images = [list(takewhile(lambda step: _name(step) not in CONVERTING, steps)) for steps in random]
+    of_tensors = [tensor_transforms(steps) for steps in of_images]
+    all_expected = _transformed(of_images, images, indices)
+    all_actual = _transformed(of_tensors, tensors, indices)
+    for (index, attribute, expected), (_, _, actual) in zip(all_expected, all_actual, strict=True):
+        is_converted = isinstance(expected, Image.Image) and len(of_images[attribute]) < len(random[attribute])
+        with error_context(f"sample {index}"):
+            _check_close(actual, to_tensor(expected) if is_converted else expected)
+
+
+def _transformed(
+    transforms: Sequence[Sequence[Transform]], samples: Samples, indices: Sequence[int]
+) -> list[tuple[int, int, Any]]:
+    """What transforms make of each picture, after its sample and attribute. All calls draw the same numbers."""
+    pictures = []
+    with preserved_random_state(transforms):
+        seed_generators(0, 0, 0)
+        for index in indices:
+            with error_context(f"sample {index}"):
+                for attribute, inputs in samples[index][1]:
+                    if not isinstance(inputs, tuple) or len(inputs) > 1:
+                        raise DataError("its transform gets more than a picture")
+                    pictures.append((index, attribute, apply(transforms[attribute], inputs)[0]))
+    return pictures
+
+
+def _check_close(actual: Any, expected: Any) -> None:
+    """Raise `DataError` unless two tensors are equal apart from rounding; floats are taken as 0 to 1."""
+    if not isinstance(expected, Tensor) or _kind(actual) != _kind(expected):
+        raise DataError(f"its transforms make {_kind(actual)} of a tensor, and {_kind(expected)} of a PIL image")
+    scale = 255 if expected.is_floating_point() else 1
+    differences = scale * (actual.double() - expected.double()).abs()
+    if (differences > TOLERANCE).any():
+        raise DataError(
+            f"pixels differ by up to {differences.max().item():.3g} of 255 from those of PIL images, more than the "
+            f"{TOLERANCE} of rounding"
+        )
 
 
 def _kind(value: object) -> str:
@@ -131,10 +165,10 @@ def _kind(value: object) -> str:
 
 def can_be_drawn(transform: Transform) -> bool:
     """Whether `draw` knows the class of a transform; a user's subclass may draw more."""
-    base = transform.transform if isinstance(transform, AsV2) else transform
-    has_other_shape = any(getattr(base, option, False) for option in ("expand", "pad_if_needed"))
-    changes_input = getattr(base, "inplace", False)
-    return _name(base) in (*RANDOM, *RESIZING, *SAME_SHAPE) and not (has_other_shape or changes_input)
+    original = transform.original if isinstance(transform, AsV2) else transform
+    has_other_shape = any(getattr(original, option, False) for option in ("expand", "pad_if_needed"))
+    changes_input = getattr(original, "inplace", False)
+    return _name(original) in (*RANDOM, *RESIZING, *SAME_SHAPE) and not (has_other_shape or changes_input)
 
 
 def draw(transforms: Sequence[Transform], shape: Shape) -> tuple[list[Transform], Shape]:
@@ -156,10 +190,9 @@ def draw(transforms: Sequence[Transform], shape: Shape) -> tuple[list[Transform]
 def _draw(transform: Any, name: str, like: Tensor) -> list[Transform]:
     if hasattr(transform, "p") and torch.rand(1) >= transform.p:
         return []
-    if type(transform).__module__ == V1:  # the one of v2 draws no number for a side that is not cropped
-        return [
-            partial(_cropped, transform=transform, box=transform.get_params(_padded(like, transform), transform.size))
-        ]
+    if type(transform).__module__ == V1:  # RandomCrop: that of v2 draws no number for a side that is not cropped
+        box = transform.get_params(_padded(like, transform), transform.size)
+        return [partial(_cropped, transform=transform, box=box)]
     params = transform.make_params([like])
     if name == "RandomResizedCrop":
         return [partial(_resized_crop, transform=transform, box=tuple(params.values()))]
@@ -168,7 +201,7 @@ def _draw(transform: Any, name: str, like: Tensor) -> list[Transform]:
 
 @lru_cache(maxsize=1024)
 def _like(shape: Shape) -> Tensor:
-    """What parameters are drawn for: a picture without pixels."""
+    """A picture without pixels, for which parameters are drawn."""
     return torch.empty(shape, device="meta")
 
 
@@ -195,96 +228,3 @@ def _resized_crop(image: Tensor, transform: Any, box: Sequence[int]) -> Tensor:
     if image.stride(-3) == 1:  # torch resizes bytes in half the time if the channels of a box are last, without gaps
         crop = crop[None].contiguous(memory_format=torch.channels_last)[0]
     return functional.resize_image(crop, transform.size, transform.interpolation, None, transform.antialias)  # type: ignore[no-any-return]
-
-
-class DrawnPicture(NamedTuple):
-    """A kept picture, not to be changed, its transforms with their parameters, and the shape that they give it."""
-
-    image: Tensor
-    steps: Sequence[Transform]
-    shape: Shape
-
-
-DrawnSample = tuple[int, object, list[DrawnPicture]]
-"""The index of a sample, the sample with placeholders, and its pictures."""
-
-
-class DrawnDataset(TransformedDataset):
-    """A `TransformedDataset` of pictures as tensors, whose random transforms are all known to `draw`.
-
-    Args:
-        transforms: of each attribute of the original.
-        threads: at least as many as torch uses; in a worker, one.
-    """
-
-    def __init__(self, *args: Any, transforms: Sequence[Sequence[Transform]], threads: int) -> None:
-        super().__init__(*args)
-        vars(self).update(_transforms=transforms, _threads=min(threads, available_cores()))
-
-    def __getitems__(self, indices: Sequence[int]) -> DrawnBatch:
-        """Draws the random parameters of a batch, from torch's generator."""
-        transforms = [[part.made() if isinstance(part, AsV2) else part for part in split] for split in self._transforms]
-        samples: list[DrawnSample] = []
-        for index in indices:
-            with error_context(f"sample {index}"):
-                sample, calls = self._samples.load(index, as_views=True)
-                pictures = [
-                    DrawnPicture(image, *draw(transforms[attribute], tuple(image.shape)))
-                    for attribute, (image,) in calls
-                ]
-                samples.append((index, sample, pictures))
-        # In the thread that consumes the batches: glibc returns the memory of threads that end with an epoch.
-        batches = [
-            torch.empty((len(pictures), *pictures[0].shape), device="cpu")
-            for pictures in zip(*(pictures for *_, pictures in samples), strict=True)
-        ]
-        return DrawnBatch(samples, batches, 1 if get_worker_info() else max(torch.get_num_threads(), self._threads))
-
-
-class DrawnBatch(FetchedBatch):
-    """The samples of a batch before their transforms are applied, in threads.
-
-    Args:
-        batches: for the pictures of each call, not filled yet. Pictures are made in their rows, so none is copied.
-    """
-
-    def __init__(self, samples: Sequence[DrawnSample], batches: Sequence[Tensor], threads: int) -> None:
-        self.samples, self.batches, self.threads = samples, batches, threads
-
-    @property
-    def content(self) -> object:
-        """The batch, as of torch's `default_collate`."""
-        rows_of_calls = [list(batch) for batch in self.batches]
-        samples: list[Any] = [None] * len(self.samples)
-
-        def make(span: slice) -> None:
-            for position in range(*span.indices(len(samples))):
-                index, sample, pictures = self.samples[position]
-                with error_context(f"sample {index}"):
-                    pairs = zip(pictures, rows_of_calls, strict=True)
-                    results = [(_made(picture, rows[position]),) for picture, rows in pairs]
-                samples[position] = with_results(sample, results)
-
-        def stack(tensors: list[Tensor], *, collate_fn_map: object = None) -> Tensor:
-            for batch, rows in zip(self.batches, rows_of_calls, strict=True):
-                if all(row is tensor for row, tensor in zip(rows, tensors, strict=True)):
-                    return batch
-            return torch.stack(tensors)
-
-        in_parts(make, len(samples), 1, self.threads)
-        return collate_with({Tensor: stack}, samples)
-
-
-def _made(picture: DrawnPicture, row: Tensor) -> Tensor:
-    """A picture after its transforms, in a row of the batch if it has the shape and dtype of that."""
-    image = picture.image
-    for transform in picture.steps:
-        fits = isinstance(transform, ToFloat) or (isinstance(transform, Normalize) and image.dtype == row.dtype)
-        if fits and image.shape == row.shape:
-            image = transform(image, out=row)
-        else:
-            (image,) = apply([transform], (image,))
-    if image is not row and (image.shape, image.dtype) == (row.shape, row.dtype):
-        row.copy_(image)
-        return row
-    return image
