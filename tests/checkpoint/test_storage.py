@@ -75,14 +75,6 @@ def test_a_damaged_one_gives_way_to_the_one_before_it(
             storage.load(tmp_path)
 
 
-def test_a_save_keeps_only_what_this_process_has_written_or_verified(tmp_path: Path) -> None:
-    for number in range(3):
-        storage.save(tmp_path, state(number))
-    storage._intact.clear()  # as in another process
-    storage.save(tmp_path, state(3))
-    assert (numbers(tmp_path), storage.read(tmp_path / "checkpoints" / "previous.pt")["number"]) == (3, 1)
-
-
 class Killed(BaseException):
     """As sudden as a signal."""
 

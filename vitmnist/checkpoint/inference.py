@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from vitmnist.augment.preprocess import Preprocess, build_augment, input_size
-from vitmnist.checkpoint.storage import reporting_damage
-from vitmnist.checkpoint.weights import WEIGHTS, read_weights, weights_file
+from vitmnist.checkpoint.storage import WEIGHTS, read_weights, reporting_damage, weights_file
 from vitmnist.config.schema import Config, may_change
 from vitmnist.data.datasets.base import DATASETS, FileReader, Split, file_reader
 from vitmnist.errors import ConfigError, DataError, UserError, classify, join_names
@@ -26,9 +25,9 @@ class InferenceModel:
 
     Args:
         shape: `(C, H, W)` of the images.
-        mean: per channel, with which images are normalised.
-        std: likewise.
-        size: height and width of what the model sees of an image, at its centre.
+        mean: the mean of each channel, by which images are normalised.
+        std: the standard deviation of each channel, by which images are normalised.
+        size: height and width of the centre crop that the model sees.
         dataset: the options of the dataset, apart from those that may change.
     """
 
@@ -42,7 +41,7 @@ class InferenceModel:
     dataset: Mapping[str, Any]
 
     def preprocess(self) -> Preprocess:
-        """What normalises images for the model, on the CPU."""
+        """The transform that crops and normalises images for the model, on the CPU."""
         return Preprocess(mean=self.mean, std=self.std, size=self.size)
 
     def reader(self) -> FileReader:
@@ -68,7 +67,7 @@ class InferenceModel:
 
 
 def model_info(config: Config, train: Split) -> dict[str, Any]:
-    """What is needed to use the weights, as JSON values: model and images, and how files become such images."""
+    """The metadata that a user of the weights needs, as JSON values: the model, and how files become its images."""
     values = config.data.dataset
     changing = {item.name for item in fields(DATASETS.description_of(values["name"])) if may_change(item.metadata)}
     info = {
@@ -88,7 +87,7 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
     """Load the model of a run.
 
     Args:
-        folder: of the run.
+        folder: the folder of the run.
         weights: best, final or last; None takes the first that exists.
 
     Raises:
@@ -103,7 +102,8 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
         size, dataset = tuple(map(int, info["size"])), dict(info["dataset"])
         try:
             model = MODELS.build(MODELS.complete(info["model"]), (shape[0], *size), len(classes))
-        except (UserError, OSError) as error:  # its package or module is missing, or a file that its options name
+        # Its package or module may be missing, or a file that its options name.
+        except (UserError, OSError) as error:
             reason = classify(error).message
             raise DataError(
                 f"{path}: its model cannot be built: {reason}; put back what it was trained with"

@@ -18,11 +18,11 @@ from vitmnist.config.values import complete_record, flatten, is_under, to_plain_
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.randomness import RandomState
 from vitmnist.errors import ConfigError, DataError, TrainingError
+from vitmnist.metrics.epoch_table import Monitor
 from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.signals import StopSignal, interruption
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import World
-from vitmnist.tracking.epoch_record import Monitor
 from vitmnist.tracking.result import Result
 from vitmnist.training.loop import EpochProgress
 from vitmnist.training.step import TrainStep
@@ -113,7 +113,8 @@ class CheckpointManager:
             self.step.load_state_dict(checkpoint.step)
             if checkpoint.progress:
                 progress.load_state_dict(checkpoint.progress)
-            if self.world.rank < len(checkpoint.rng):  # a new rank keeps its own seed
+            # A rank that the earlier start did not have keeps its own seed.
+            if self.world.rank < len(checkpoint.rng):
                 RandomState(device=self.step.device).load_dict(checkpoint.rng[self.world.rank])
         log.info("resumed after %d epochs and %d batches", len(checkpoint.epochs), progress.metrics.steps)
         before, epochs, schedule = int(checkpoint.config["epochs"]), self.config.epochs, self.config.schedule["name"]
@@ -131,7 +132,7 @@ class CheckpointManager:
         """Save in the middle of an epoch if it is time to, or if the run is to stop.
 
         Args:
-            timer: of the pass under way, training or evaluation.
+            timer: the timer of the pass under way, training or evaluation.
 
         Raises:
             RunInterrupted: the run is to stop, and is saved.
@@ -140,11 +141,12 @@ class CheckpointManager:
         is_due = minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
         stopping, saving = self.world.all_reduce_max([self.stop.request, is_due])
         self._steps_since_save += 1
-        if self.world.size > 1 and self._steps_since_save == 1:  # the asynchronous vote predates our save
+        # Several ranks vote one step ahead: in the first step after a save, a vote may ask for the save just made.
+        if self.world.size > 1 and self._steps_since_save == 1:
             saving = 0
         if stopping or saving:
             timer.begin("saving")
-            progress.check_finite()  # a checkpoint with a loss of NaN is useless
+            progress.check_finite()
             self.save(progress)
             timer.begin("other")
         if stopping:
@@ -168,7 +170,8 @@ class CheckpointManager:
             self._interrupt(stopping)
 
     def _interrupt(self, request: int) -> NoReturn:
-        self.world.barrier()  # rank 0 may still be writing, and torchrun kills the other ranks when one exits
+        # Rank 0 may still be writing, and torchrun kills the other ranks when one exits.
+        self.world.barrier()
         raise interruption(request)
 
     def load_best_weights(self) -> str:
@@ -180,11 +183,11 @@ class CheckpointManager:
             DamagedError: they are damaged.
         """
         best = self.folder / storage.FOLDER / "best.pt"
-        state = self.world.broadcast_object(lambda: storage.read(best)["step"] if best.is_file() else None)
-        if state is None:
+        weights = self.world.broadcast_object(lambda: storage.read_weights(best)[1] if best.is_file() else None)
+        if weights is None:
             return "final"
         with storage.reporting_damage(best):
-            self.step.eval_model.load_state_dict((state["ema"] or state)["model"])
+            self.step.eval_model.load_state_dict(weights)
         return "best"
 
     def save_final_weights(self) -> None:
@@ -225,8 +228,9 @@ def load_checkpoint(config: Config, folder: Path, world: World) -> Checkpoint | 
 
 def check_resumable(before: dict[str, Any], now: dict[str, Any]) -> None:
     """Raise `ConfigError` if a key has changed that may not; names all of them."""
-    # `lr_scale` as text, because the order of its patterns counts.
-    old, new = (flatten({**values, "lr_scale": str(values["lr_scale"])}) for values in (before, now))
+    # The order of the patterns in `lr_scale` counts, so they are compared as text.
+    old = flatten(before | {"lr_scale": str(before["lr_scale"])})
+    new = flatten(now | {"lr_scale": str(now["lr_scale"])})
     allowed = keys_where(may_change, now)
     changed = [
         f"{key}={new.get(key)} (it was {old.get(key)})"

@@ -1,4 +1,4 @@
-"""Checkpoint files, written so that a complete one exists at any moment.
+"""Files of weights: the checkpoints of a run, of which a complete one exists at any moment, and weights for `init`.
 
 checkpoints/last.pt            the newest
 checkpoints/previous.pt        the one before it
@@ -12,17 +12,23 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import logging
 import pickle
-from collections.abc import Iterator
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
-from vitmnist.errors import DataError, classify, printable
-from vitmnist.runtime.files import display_path, write_atomic
+from vitmnist.errors import ConfigError, DataError, classify, join_names, printable
+from vitmnist.runtime.files import display_path, home_expanded, write_atomic
 
 log = logging.getLogger(__name__)
 
@@ -30,9 +36,13 @@ FOLDER = "checkpoints"
 FORMAT = 9
 """The format number is raised when a field changes its meaning, or when resuming would train differently."""
 DIGEST_SIZE = hashlib.sha256().digest_size
+WEIGHTS = {"best": "best.pt", "final": "final.safetensors", "last": "last.pt"}
+"""The file of each kind of weights that a run has."""
+WRAPPERS = ("step", "ema", "state_dict_ema", "state_dict", "model_state_dict", "model", "net")
+"""The keys under which checkpoints hold weights (ours, timm's, Lightning's, a script's), averaged weights first."""
 
-_intact: set[Path] = set()
-"""Files `last.pt` that this process has written or verified, so that they may become `previous.pt`."""
+_damaged: set[Path] = set()
+"""Files `last.pt` that this process has found damaged, so that they must not become `previous.pt`."""
 
 
 class DamagedError(DataError):
@@ -43,7 +53,7 @@ def save(folder: Path, state: dict[str, Any], best: bool = False) -> None:
     """Write `last.pt`, and `best.pt` if `best` is true. The checkpoint before it becomes `previous.pt`.
 
     Args:
-        folder: of the run.
+        folder: the folder of the run.
         state: dicts, lists, numbers, strings and tensors; nothing that unpickling would have to call.
 
     Raises:
@@ -57,10 +67,11 @@ def save(folder: Path, state: dict[str, Any], best: bool = False) -> None:
     content += hashlib.sha256(content).digest()
     try:
         checkpoints.mkdir(exist_ok=True)
-        if best:  # before last.pt: a run killed in between repeats the epoch and writes it again
+        # `best.pt` is the first: a run that is killed in between repeats the epoch and writes it again.
+        if best:
             write_atomic(checkpoints / "best.pt", content)
-        write_atomic(last, content, previous if last in _intact and last.exists() else None)
-        _intact.add(last)
+        write_atomic(last, content, previous if last.exists() and last not in _damaged else None)
+        _damaged.discard(last)
     except OSError as error:
         kept = ""
         if last.exists() or previous.exists():
@@ -78,17 +89,14 @@ def load(folder: Path) -> dict[str, Any] | None:
         DataError: one cannot be read, or is of another version of the program.
     """
     last, previous = folder / FOLDER / "last.pt", folder / FOLDER / "previous.pt"
-    _intact.discard(last)
     if last.exists():
         try:
-            state = read(last)
+            return read(last)
         except DamagedError as error:
+            _damaged.add(last)
             if not previous.exists():
                 raise
             log.warning("%s; %s is read instead", error, previous.name)
-        else:
-            _intact.add(last)
-            return state
     return read(previous) if previous.exists() else None
 
 
@@ -127,10 +135,78 @@ def reporting_damage(path: Path) -> Iterator[None]:
         if isinstance(error, DataError) or classify(error).cause in ("memory", "device"):
             raise
         message = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-        reason = " ".join(message.split()) or type(error).__name__  # torch's list of missing weights has many lines
-        if isinstance(error, pickle.UnpicklingError) or "weights_only" in reason:  # torch advises to load it anyway
+        # torch's list of missing weights has many lines.
+        reason = " ".join(message.split()) or type(error).__name__
+        # torch's own message advises to load the file anyway.
+        if isinstance(error, pickle.UnpicklingError) or "weights_only" in reason:
             reason = "its content is not only plain values and tensors"
         reason = printable(reason)[:1000]
         raise DamagedError(
             f"{path}: is damaged, or not of this version of the program or of the model's code: {reason}"
         ) from error
+
+
+def weights_file(folder: Path, names: Sequence[str]) -> Path:
+    """The first of these weights that a run has; raises `ConfigError` if it has none."""
+    for name in names:
+        if (path := folder / FOLDER / WEIGHTS[name]).is_file():
+            return path
+    raise ConfigError(
+        f"{folder}: holds no {' or '.join(names)} weights in {FOLDER}/: it is not the folder of a run, or the "
+        "run has saved none"
+    )
+
+
+def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """The `model_info` and the weights of a file; the averaged weights if it has any."""
+    if path.suffix == ".pt":
+        state = read(path)
+        return state["model_info"], (state["step"]["ema"] or state["step"])["model"]
+    with safe_open(path, framework="pt") as file:
+        info = json.loads((file.metadata() or {})["vitmnist"])
+        return info, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no dict, only keys()
+
+
+def read_initial_weights(init: str) -> dict[str, torch.Tensor]:
+    """The weights and statistics in a file, or the best, else the final ones of a run's folder.
+
+    Raises:
+        ConfigError: there are none.
+        DataError: they are damaged.
+    """
+    path = home_expanded(init)
+    if is_run := path.is_dir():
+        path = weights_file(path, ["best", "final"])
+    elif not path.exists():
+        raise ConfigError(f"init={init}: there is no such file or folder")
+    elif path.suffix not in (".safetensors", ".pt", ".pth") or not path.is_file():
+        raise ConfigError(f"init={init}: is not a .safetensors, .pt or .pth file, nor the folder of a run")
+    with reporting_damage(path):
+        tensors = read_weights(path)[1] if is_run else _read_foreign(path)
+        if not all(tensor.isfinite().all() for tensor in tensors.values()):
+            raise ValueError("some weights are not finite")
+        return tensors
+
+
+def _read_foreign(path: Path) -> dict[str, torch.Tensor]:
+    """The weights in a file, within a `.pt` or `.pth` file from the first of `WRAPPERS`; unpickling runs no code."""
+    if path.suffix == ".safetensors":
+        return load_file(path)
+    # timm's checkpoints hold the arguments of its command as a `Namespace`.
+    with safe_globals([Namespace]):
+        if is_zipfile(path) and (classes := get_unsafe_globals_in_checkpoint(path)):
+            save = f"torch.save(torch.load({str(path)!r}, weights_only=False)['state_dict'], 'weights.pth')"
+            raise DataError(
+                f"{path}: has objects of {', '.join(classes)}, which may run code when they are read; if you trust it, "
+                f'save its weights alone: python -c "import torch; {save}", and set init=weights.pth'
+            )
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    while key := next((key for key in WRAPPERS if isinstance(state, dict) and isinstance(state.get(key), dict)), None):
+        state = state[key]
+        log.info("init: the weights are those under %s", key)
+    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        held = f"a {type(state).__name__}"
+        if isinstance(state, dict):
+            held = f"its keys are {join_names(map(str, state))}"
+        raise DataError(f"{path}: holds no tensors by name, neither at the top nor under {', '.join(WRAPPERS)}; {held}")
+    return state

@@ -24,7 +24,7 @@ from tabulate import tabulate
 from torch import Tensor
 
 from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
-from vitmnist.checkpoint.weights import WEIGHTS
+from vitmnist.checkpoint.storage import WEIGHTS
 from vitmnist.cli.arguments import key_of
 from vitmnist.cli.command import command
 from vitmnist.cli.resume import recorded_config

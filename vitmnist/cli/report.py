@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser, Namespace
-from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from tabulate import tabulate
 
@@ -15,34 +15,20 @@ from vitmnist.runtime.files import display_path
 from vitmnist.tracking.result import Run, find_runs, read_run
 
 
-@dataclass(frozen=True)
-class Progress:
-    """How far a run has got.
-
-    Args:
-        epochs: those planned; None if unknown.
-        written_at: when the run ended or last wrote a file, in seconds since 1970.
-    """
-
-    folder: str
-    state: str
-    epochs_done: int
-    epochs: int | None
-    written_at: float
-
-    @classmethod
-    def of(cls, run: Run) -> Progress:
-        """Read what a run has written until now."""
-        last = max(path.stat().st_mtime for path in (run.folder, *run.folder.glob("*")) if path.exists())
-        table = run.folder / "epochs.csv"
-        done = len(run.epochs) or (max(table.read_bytes().count(b"\n") - 1, 0) if table.is_file() else 0)
-        return cls(display_path(run.folder), run.status, done, run.config.get("epochs"), run.result.ended_at or last)
-
-    def row(self) -> dict[str, str]:
-        """A row of the table, by title."""
-        written = f"{datetime.fromtimestamp(self.written_at):%Y-%m-%d %H:%M:%S}"
-        epochs = f"{self.epochs_done}/{self.epochs or '?'}"
-        return {"run": self.folder, "state": self.state, "epochs": epochs, "written": written}
+def progress(run: Run) -> dict[str, Any]:
+    """How far a run has got; `written_at` is when it ended or last wrote a file, in seconds since 1970."""
+    last_write = max(path.stat().st_mtime for path in (run.folder, *run.folder.glob("*")) if path.exists())
+    table = run.folder / "epochs.csv"
+    epochs_done = len(run.result.epochs)
+    if not epochs_done and table.is_file():
+        epochs_done = max(table.read_bytes().count(b"\n") - 1, 0)
+    return {
+        "folder": display_path(run.folder),
+        "state": run.status,
+        "epochs_done": epochs_done,
+        "epochs": run.config.get("epochs"),
+        "written_at": run.result.ended_at or last_write,
+    }
 
 
 def _parse_report(parser: ArgumentParser) -> Namespace:
@@ -81,9 +67,17 @@ def status(options: Namespace) -> None:
     vitmnist status outputs
     vitmnist status --json outputs
     """
-    runs = [read_run(folder) for folder in find_runs(options.folders)]
+    runs = [progress(read_run(folder)) for folder in find_runs(options.folders)]
     if options.json:
-        print(json.dumps([asdict(Progress.of(run)) for run in runs]))
-    else:
-        rows = [Progress.of(run).row() for run in runs]
-        print(tabulate(rows, headers="keys", tablefmt="plain", disable_numparse=True))
+        print(json.dumps(runs))
+        return
+    rows = [
+        {
+            "run": run["folder"],
+            "state": run["state"],
+            "epochs": f"{run['epochs_done']}/{run['epochs'] or '?'}",
+            "written": f"{datetime.fromtimestamp(run['written_at']):%Y-%m-%d %H:%M:%S}",
+        }
+        for run in runs
+    ]
+    print(tabulate(rows, headers="keys", tablefmt="plain", disable_numparse=True))

@@ -125,5 +125,5 @@ def is_completed(folder: Path, config: Config) -> bool:
     accuracy = run.quality("eval_acc")
     result = "" if accuracy is None else f", accuracy {accuracy:.2f}%"
     further = shlex.join([f"resume={shown}", "epochs=N"])
-    print(f"{shown}: completed, epoch {len(run.epochs)}/{config.epochs}{result}; {further} trains further")
+    print(f"{shown}: completed, epoch {len(run.result.epochs)}/{config.epochs}{result}; {further} trains further")
     return True

@@ -9,26 +9,26 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from vitmnist.config.schema import affects_nothing, keys_where
 from vitmnist.config.values import is_under
-from vitmnist.metrics.epoch_table import EPOCH_S, Metric, epoch_metrics
+from vitmnist.metrics.epoch_table import EPOCH_S, Metric, epoch_metrics, summarize
 from vitmnist.report.statistics import Differences, Ratio, ratio
 from vitmnist.timing.table import Spread
-from vitmnist.tracking.epoch_record import summarize
 from vitmnist.tracking.result import TEST_ACC, Run, monitored
 
 EMPTY_CELL = "–"
 """The text of a cell whose value was not measured, or does not apply."""
-LOADER, LOADER_OPTION = "data/loader", "data.loader."
-"""The column of the loader, and how the columns of its options begin."""
+LOADER = "data/loader"
+"""The column of the loader."""
+LOADER_OPTION = "data.loader."
+"""The columns of the loader's options begin so."""
 MACHINE = ("host", "cpu", "cpu_count")
 """These keys of `environment` identify a machine."""
 CHECKSUMS = "SHA-256 of the data"
@@ -61,9 +61,10 @@ class Configuration:
     @property
     def loader(self) -> str:
         """Its loader, with the options that vary: `disk (num_workers=2)`."""
-        options = {key[len(LOADER_OPTION) :]: self.values[key] for key in self.values if key.startswith(LOADER_OPTION)}
-        name, texts = self.values.get(LOADER), ", ".join(f"{key}={value}" for key, value in options.items())
-        return f"{name} ({texts})" if name and texts else str(name or texts)
+        name = str(self.values.get(LOADER, ""))
+        options = [f"{key}={value}" for key, value in self.values.items() if key.startswith(LOADER_OPTION)]
+        text = ", ".join(option.removeprefix(LOADER_OPTION) for option in options)
+        return f"{name} ({text})" if name and text else name or text
 
     @cached_property
     def rounds(self) -> dict[str, list[Run]]:
@@ -74,18 +75,18 @@ class Configuration:
                 rounds.setdefault(f"{run.folder.resolve().parent} {run.config.get('repeat')}", []).append(run)
         return rounds
 
-    def spread(self, name: str) -> Spread | None:
-        """A metric over the ranked runs (over all runs, if none is ranked), or its final value over the seeds."""
-        if epoch_metrics()[name].over_epochs == "last" and (quality := self.quality(name)):
-            return quality
-        ranked = [run for runs in self.rounds.values() for run in runs]
-        values = _values(ranked or self.runs, name)
-        return Spread.of(values) if values else None
-
     @cached_property
     def spreads(self) -> dict[str, Spread | None]:
-        """Each metric of an epoch and the test accuracy; None where it was not measured."""
-        return {**{name: self.spread(name) for name in epoch_metrics()}, TEST_ACC: self.quality(TEST_ACC)}
+        """Each metric of an epoch and the test accuracy; None where it was not measured.
+
+        Metrics of quality are over the seeds, others over the ranked runs, or over all runs if none is ranked.
+        """
+        ranked = [run for runs in self.rounds.values() for run in runs]
+        spreads: dict[str, Spread | None] = {}
+        for name, metric in epoch_metrics().items():
+            quality = self.quality(name) if metric.over_epochs == "last" else None
+            spreads[name] = quality or _spread(_values(ranked or self.runs, metric))
+        return spreads | {TEST_ACC: self.quality(TEST_ACC)}
 
     @property
     def epoch_s(self) -> Spread | None:
@@ -99,14 +100,15 @@ class Configuration:
 
     def quality(self, name: str) -> Spread | None:
         """A metric of quality over the seeds."""
-        by_seed = self.by_seed(name)
-        return Spread.of(by_seed.values()) if by_seed else None
+        return _spread(self.by_seed(name).values())
 
     @property
     def status(self) -> str:
         """How its runs ended and why, and why their times are not compared, with numbers of runs if they differ."""
-        states = Counter(run.state for run in self.runs)
-        return "; ".join(f"{count} {state}" if len(states) > 1 else state for state, count in states.items())
+        counts = Counter(run.status_text for run in self.runs)
+        if len(counts) == 1:
+            return next(iter(counts))
+        return "; ".join(f"{count} {text}" for text, count in counts.items())
 
 
 def loader_groups(rows: Iterable[Configuration]) -> dict[str, list[Configuration]]:
@@ -139,10 +141,11 @@ class Comparison:
 
     @cached_property
     def _log_times(self) -> Differences[Configuration]:
+        """The logarithms of the seconds per epoch, by round."""
         # Runs of several seeds in a round share the state of the machine: they count as one.
         return Differences(
             {
-                row: {key: math.log(median(_values(runs, EPOCH_S.name))) for key, runs in row.rounds.items()}
+                row: {key: math.log(median(_values(runs, EPOCH_S))) for key, runs in row.rounds.items()}
                 for row in self.ranked
             }
         )
@@ -184,12 +187,12 @@ class Comparison:
     @cached_property
     def ordered(self) -> list[Configuration]:
         """The rows as table and chart show them: by quality, batch size, whether they are ranked, and time."""
-        rank = {shared: place for place, shared in enumerate(self.by_quality)} if self.differs else {}
+        by_quality = list(self.by_quality) if self.differs else []
 
         def key(row: Configuration) -> tuple[float, ...]:
             batch_size = row.values.get("batch_size")
             return (
-                rank.get(row.without_loader, len(rank)),
+                by_quality.index(row.without_loader) if row.without_loader in by_quality else len(by_quality),
                 row.epoch_s is None,
                 batch_size if isinstance(batch_size, int) else 0,
                 not row.rounds,
@@ -235,9 +238,11 @@ def _overlapping(runs: Iterable[Run]) -> set[Path]:
 
 def _identity(run: Run) -> tuple[str, ...]:
     """The machine and the dataset of a run; hold-outs of one dataset have it in common."""
-    machine, dataset = run.result.environment or {}, run.result.dataset or {}
-    checksums = dataset.get("folds_of") or dataset.get("sha256")
-    return tuple(map(fact_text, (*(machine.get(key) for key in MACHINE), dataset.get("name"), checksums)))
+    machine = run.result.environment or {}
+    dataset = run.result.dataset or {}
+    facts = [machine.get(key) for key in MACHINE]
+    facts += [dataset.get("name"), dataset.get("folds_of") or dataset.get("sha256")]
+    return tuple(fact_text(fact) for fact in facts)
 
 
 def _comparison(runs: Sequence[Run]) -> Comparison:
@@ -246,11 +251,7 @@ def _comparison(runs: Sequence[Run]) -> Comparison:
     common = {title: text for facts in facts_by_run for title, text in facts.items()}
     started = [facts for facts in facts_by_run if facts]
     varied = [title for title in common if len({facts.get(title) for facts in started}) > 1]
-    # A key as it is typed: a config group with slashes, any other key with dots.
-    columns = {
-        key: key.removesuffix(".name").replace(".", "/") if key.endswith(".name") else key
-        for key in _varied_keys(configs)
-    }
+    columns = {key: _typed_key(key) for key in _varied_keys(configs)}
     rows: dict[str, Configuration] = {}
     for run, config, facts in zip(runs, configs, facts_by_run, strict=True):
         values = {title: config[key] for key, title in columns.items() if key in config}
@@ -258,6 +259,11 @@ def _comparison(runs: Sequence[Run]) -> Comparison:
         rows.setdefault(repr(values), Configuration(values, [])).runs.append(run)
     common = {title: text for title, text in common.items() if title not in varied}
     return Comparison([*columns.values(), *varied], list(rows.values()), common)
+
+
+def _typed_key(key: str) -> str:
+    """A key as it is typed: a config group with slashes, any other key with dots."""
+    return key.removesuffix(".name").replace(".", "/") if key.endswith(".name") else key
 
 
 def _displayed_config(run: Run) -> dict[str, Any]:
@@ -277,11 +283,14 @@ def _varied_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     An option of a group counts only if it varies among runs of the same member: `num_workers`, which only `disk` has,
     does not distinguish `disk` from `ram`.
     """
-    varied, skipped = [], [*keys_where(affects_nothing), "seed", "data.holdout_seed"]
+    varied = []
+    skipped = [*keys_where(affects_nothing), "seed", "data.holdout_seed"]
     for key in dict.fromkeys(key for config in configs for key in config):
-        groups = [f"{group}.name" for group in accumulate(key.split(".")[:-1], "{}.{}".format)]
+        parts = key.split(".")
+        groups = [".".join([*parts[:depth], "name"]) for depth in range(1, len(parts))]
         values: dict[str, set[str]] = defaultdict(set)
-        for config in filter(None, configs):  # an unknown configuration distinguishes nothing
+        # A run whose configuration is unknown distinguishes nothing.
+        for config in filter(None, configs):
             members = [config.get(name) for name in groups if name != key]
             values[repr(members)].add(repr(config.get(key)))
         if any(len(different) > 1 for different in values.values()) and not is_under(key, skipped):
@@ -291,15 +300,17 @@ def _varied_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _facts(run: Run) -> dict[str, str]:
     """Machine, software and data of a run, by title, without what does not apply; empty if it never started."""
-    environment, dataset = run.result.environment or {}, run.result.dataset or {}
+    environment = run.result.environment
     if not environment:
         return {}
-    sizes = [f"{fact_text(value)} {key[:-5]}" for key, value in dataset.items() if key.endswith("_size")]
+    dataset = run.result.dataset or {}
+    sizes = {key.removesuffix("_size"): size for key, size in dataset.items() if key.endswith("_size")}
+    images = ", ".join(f"{fact_text(size)} {split}" for split, size in sizes.items())
     facts = {
         **environment,
         "device": run.result.device,
         "processes": (run.result.distributed or {}).get("ranks"),
-        "data": f"{fact_text(dataset.get('name'))}, images: {', '.join(sizes)}" if dataset else None,
+        "data": f"{fact_text(dataset.get('name'))}, images: {images}" if dataset else None,
         CHECKSUMS: dataset.get("folds_of") or dataset.get("sha256"),
     }
     return {title.replace("_", " "): fact_text(value) for title, value in facts.items() if value not in (None, {})}
@@ -316,6 +327,10 @@ def fact_text(value: object) -> str:
     return str(value)
 
 
-def _values(runs: Iterable[Run], name: str) -> list[float]:
-    metric = epoch_metrics()[name]
-    return [value for run in runs if (value := summarize(run.epochs, metric)) is not None]
+def _values(runs: Iterable[Run], metric: Metric) -> list[float]:
+    """A metric of each run that has measured it."""
+    return [value for run in runs if (value := summarize(run.result.epochs, metric)) is not None]
+
+
+def _spread(values: Collection[float]) -> Spread | None:
+    return Spread.of(values) if values else None

@@ -112,7 +112,8 @@ def _loader(row: Configuration) -> str:
 def _phases(row: Configuration) -> tuple[float, float, float]:
     """Seconds of an epoch spent waiting, computing and on the rest, which add up to its median time."""
     assert row.epoch_s
-    epoch, wait, compute = row.epoch_s.median, row.spread(DATA_WAIT_S.name), row.spread(COMPUTE_S.name)
+    epoch = row.epoch_s.median
+    wait, compute = row.spreads[DATA_WAIT_S.name], row.spreads[COMPUTE_S.name]
     waiting = wait.median if wait else 0.0
     # The medians may come from different runs, so the two could exceed the epoch.
     computing = min(compute.median if compute else 0.0, epoch - waiting)

@@ -9,10 +9,17 @@ from typing import Any
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.loaders.base import Loader
-from vitmnist.metrics.epoch_table import DATA_WAIT_PCT, EPOCH_S, EVAL_LOSS, IMAGES_PER_S, TRAIN_LOSS
+from vitmnist.metrics.epoch_table import (
+    DATA_WAIT_PCT,
+    EPOCH_S,
+    EVAL_LOSS,
+    IMAGES_PER_S,
+    TRAIN_LOSS,
+    EpochRecord,
+    Monitor,
+)
 from vitmnist.runtime.world import World
 from vitmnist.timing.table import Bottleneck
-from vitmnist.tracking.epoch_record import EpochRecord, Monitor
 from vitmnist.tracking.result import Result
 from vitmnist.training.step import TrainStep
 

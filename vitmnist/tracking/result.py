@@ -20,13 +20,22 @@ import yaml
 from vitmnist.config.schema import Config
 from vitmnist.config.values import flatten
 from vitmnist.errors import ConfigError, DataError, PeerError, classify
-from vitmnist.metrics.epoch_table import DATA_WAIT_PCT, Metric, epoch_metrics, find_metric
+from vitmnist.metrics.epoch_table import (
+    DATA_WAIT_PCT,
+    EpochRecord,
+    Metric,
+    Monitor,
+    epoch_metrics,
+    epochs_of_last_start,
+    find_metric,
+    steady_epochs,
+    summarize,
+)
 from vitmnist.runtime.files import UnreadableError, append, csv_text, read_json, read_yaml, write_atomic
 from vitmnist.runtime.run_folder import is_in_use
 from vitmnist.runtime.signals import StopSignal, interruption
 from vitmnist.runtime.world import World
 from vitmnist.timing.table import Bottleneck, format_bottleneck
-from vitmnist.tracking.epoch_record import EpochRecord, Monitor, epochs_of_last_start, steady_epochs, summarize
 
 log = logging.getLogger(__name__)
 
@@ -93,17 +102,20 @@ class Result:
 
     def bottleneck(self) -> Bottleneck | None:
         """What limits training, the loader or the step; None before the end of an epoch."""
-        waiting_pct, steps = summarize(self.epochs, DATA_WAIT_PCT), self._steps()
+        waiting_pct = summarize(self.epochs, DATA_WAIT_PCT)
+        steps = self._steps()
         return None if waiting_pct is None or not steps else Bottleneck.of(waiting_pct, steps)
 
     def verdict(self) -> str | None:
-        """The same in one sentence."""
-        bottleneck, waiting_pct = self.bottleneck(), summarize(self.epochs, DATA_WAIT_PCT)
+        """What limits training, in one sentence."""
+        bottleneck = self.bottleneck()
+        waiting_pct = summarize(self.epochs, DATA_WAIT_PCT)
         if bottleneck is None or waiting_pct is None:
             return None
         return format_bottleneck(bottleneck, waiting_pct, self._steps())
 
     def _steps(self) -> int:
+        """The number of training steps since the last start."""
         images = (self.dataset or {}).get("train_size", 0)
         batches: int = math.ceil(images / (self.config or {}).get("batch_size", math.inf))
         return len(epochs_of_last_start(self.epochs)) * batches
@@ -124,8 +136,8 @@ class Result:
 
     def append_epoch(self, folder: Path) -> None:
         """Append the last epoch to `epochs.csv`; raises `OSError`. Rewriting it slows a run of 1,000 epochs by half."""
-        text = csv_text(epoch_columns(), self.epochs[-1:])
-        append(folder / "epochs.csv", text.partition("\n")[2].encode())  # without the titles
+        _, _, row = csv_text(epoch_columns(), self.epochs[-1:]).partition("\n")
+        append(folder / "epochs.csv", row.encode())
 
     def write_config(self, folder: Path) -> None:
         """Write the configuration that `resume=` reads, and for people the overrides; raises `OSError`."""
@@ -159,7 +171,8 @@ def recording_outcome(result: Result, config: Config, folder: Path, stop: StopSi
     except BaseException as raised:
         error = world.first_failure(raised)
         if stop.request and classify(error).cause == "worker":
-            error = interruption(stop.request)  # the signal that stops the run stops its workers too
+            # The signal that stops the run stops its workers too.
+            error = interruption(stop.request)
         record_failure(error, result, config, folder, world)
         if error is raised:
             raise
@@ -171,18 +184,20 @@ def recording_outcome(result: Result, config: Config, folder: Path, stop: StopSi
 
 
 def record_failure(error: BaseException, result: Result, config: Config, folder: Path, world: World) -> None:
-    """Record why a run ended before its end."""
-    has_begun, failure = result.setup_s is not None, classify(error)
+    """Record why a run ended before its end. A run that was refused before it began has no record."""
+    has_begun = result.setup_s is not None
+    failure = classify(error)
     if failure.status == "interrupted" and has_begun:
         world.disconnect()
     is_refused = isinstance(error, ConfigError | DataError | PeerError)
-    if not has_begun and (is_refused or config.resume):  # nothing to record
+    if not has_begun and (is_refused or config.resume):
         return
     result.status, result.error, result.exit_code = failure.status, failure.message, failure.exit_code
     try:
         if world.is_main:
             result.write(folder)
-    except OSError as unwritten:  # must not hide the error that ended the run
+    except OSError as unwritten:
+        # This must not hide the error that ended the run.
         log.warning("cannot write the records: %s", classify(unwritten).message)
 
 
@@ -211,11 +226,6 @@ class Run:
         return {key: str(value) if isinstance(value, list) else value for key, value in values.items()}
 
     @property
-    def epochs(self) -> list[EpochRecord]:
-        """The records of all its epochs."""
-        return self.result.epochs
-
-    @property
     def seeds(self) -> str:
         """The seed, and the seed of a hold-out, as overrides; runs with equal seeds have the same quality."""
         fold = f" data.holdout_seed={self.config.get('data.holdout_seed')}" if self.config.get("data.holdout") else ""
@@ -224,19 +234,21 @@ class Run:
     @property
     def is_ranked(self) -> bool:
         """Whether its times are compared: it completed, had the machine to itself, and has a steady epoch."""
-        return self.status == "completed" and not self.overlapping and bool(steady_epochs(self.epochs))
+        return self.status == "completed" and not self.overlapping and bool(steady_epochs(self.result.epochs))
 
     @property
-    def state(self) -> str:
-        """How it ended and why, and why its times are not compared."""
+    def status_text(self) -> str:
+        """How the run ended and why, and why its times are not compared."""
         if self.status != "completed":
             return f"{self.status}: {self.result.error}" if self.result.error else self.status
-        remarks = {
-            "resumed": self.result.resumed,
-            "overlapping": self.overlapping,
-            "first epoch only": not steady_epochs(self.epochs),
-        }
-        return ", ".join(["completed", *(remark for remark, applies in remarks.items() if applies)])
+        parts = ["completed"]
+        if self.result.resumed:
+            parts.append("resumed")
+        if self.overlapping:
+            parts.append("overlapping")
+        if not steady_epochs(self.result.epochs):
+            parts.append("first epoch only")
+        return ", ".join(parts)
 
     def quality(self, name: str) -> float | None:
         """A metric after the best epoch if there was a validation split to choose it by, else after the last.
@@ -245,18 +257,19 @@ class Run:
         """
         if name.startswith("test_"):
             return (self.result.test or {}).get(name)
-        best = None
+        epochs = self.result.epochs
         if self.result.eval_split == "validation":
-            best = Monitor(monitored([self])).best_epoch(self.epochs)
-        return summarize(self.epochs if best is None else self.epochs[: best + 1], epoch_metrics()[name])
+            best = Monitor(monitored([self])).best_epoch(epochs)
+            epochs = epochs if best is None else epochs[: best + 1]
+        return summarize(epochs, epoch_metrics()[name])
 
 
 def monitored(runs: Iterable[Run]) -> Metric:
     """The metric that runs monitor; the accuracy if they monitor several, or one that is unknown here."""
     names = {str(run.config.get("monitor", "eval_acc")) for run in runs if run.config}
-    with suppress(ConfigError, ValueError):
-        (name,) = names
-        return find_metric(name, "monitor")
+    if len(names) == 1:
+        with suppress(ConfigError):
+            return find_metric(names.pop(), "monitor")
     return epoch_metrics()["eval_acc"]
 
 
@@ -272,13 +285,13 @@ def find_runs(folders: Iterable[Path]) -> list[Path]:
         if not runs:
             problem = "contains no runs" if folder.is_dir() else "no such folder"
             raise DataError(f"{folder}: {problem}; name a folder such as outputs/sweeps/DATE/TIME")
-        for run in sorted(runs, key=_natural):
+        for run in sorted(runs, key=_natural_key):
             by_path.setdefault(run.resolve(), run)
     return list(by_path.values())
 
 
-def _natural(path: Path) -> list[int | str]:
-    """Sorts job 10 after job 9."""
+def _natural_key(path: Path) -> list[int | str]:
+    """A sort key that puts job 10 after job 9."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", str(path))]
 
 
@@ -295,7 +308,7 @@ def read_run(folder: Path) -> Run:
             if is_in_use(folder):
                 result = Result(status="running")
     with suppress(FileNotFoundError, UnreadableError):
-        config = read_yaml(folder / CONFIG)  # with interpolations as they are written
+        config = read_yaml(folder / CONFIG)
         result.config = config if isinstance(config, dict) else None
     return Run(folder, result)
 
