@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import subprocess
 import sys
@@ -100,8 +99,6 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
-@pytest.mark.parametrize("variables", [{}, {"MALLOC_TRIM_THRESHOLD_": "0"}])
-def test_large_blocks_are_reused_unless_a_variable_of_glibc_is_set(variables: dict[str, str]) -> None:
-    command = [sys.executable, "-c", PAGE_FAULTS]
-    faults = int(subprocess.run(command, env={**os.environ, **variables}, check=True, capture_output=True).stdout)
-    assert (faults < 1000) == (not variables)
+def test_large_blocks_are_reused() -> None:
+    ended = subprocess.run([sys.executable, "-c", PAGE_FAULTS], check=True, capture_output=True)
+    assert int(ended.stdout) < 1000

@@ -14,8 +14,6 @@ from vitmnist.config.validation import config_field
 from vitmnist.errors import ConfigError, join_names
 from vitmnist.losses import LOSSES, Loss
 
-BALANCED = "balanced"
-
 
 @dataclass
 class CrossEntropyOptions:
@@ -51,18 +49,18 @@ def class_weights(weights: object, labels: Tensor, classes: tuple[str, ...]) -> 
     """
     if weights is None:
         return None
-    if weights == BALANCED:
+    if weights == "balanced":
         counts = torch.bincount(labels, minlength=len(classes))
         if missing := [name for name, count in zip(classes, counts.tolist(), strict=True) if not count]:
             raise ConfigError(
-                f"loss.class_weights=balanced: no training image is of {join_names(missing)}; type a list of "
+                f"loss.class_weights=balanced: no training image is of {join_names(missing)}; set a list of "
                 f"{len(classes)} weights, or null"
             )
         return len(labels) / (len(classes) * counts.float())
-    numbers = weights if isinstance(weights, list) and len(weights) == len(classes) else []
-    if not any(numbers) or not all(type(item) in (int, float) and 0 <= item < 1e6 for item in numbers):
+    values = weights if isinstance(weights, list) and len(weights) == len(classes) else []
+    if not any(values) or not all(type(value) in (int, float) and 0 <= value < 1e6 for value in values):
         raise ConfigError(
             f"loss.class_weights={weights}: must be null, balanced, or a list of {len(classes)} numbers, at least 0, "
             f"in the order of the classes {join_names(classes)}"
         )
-    return torch.tensor(numbers, dtype=torch.float32)
+    return torch.tensor(values, dtype=torch.float32)

@@ -46,13 +46,13 @@ class Attention(nn.Module):
         self.to_qkv = nn.Linear(options.dim, 3 * inner, bias=False)
         self.to_out = nn.Linear(inner, options.dim)
 
-    def forward(self, tokens: Tensor, first: int | None = None) -> Tensor:
-        """`[B, T, dim]` to the same shape, or to `[B, first, dim]`: queries from the first tokens only."""
-        if first is None:
+    def forward(self, tokens: Tensor, num_queries: int | None = None) -> Tensor:
+        """`[B, T, dim]` to the same shape, or to `[B, num_queries, dim]`: queries from the first tokens only."""
+        if num_queries is None:
             q, k, v = rearrange(self.to_qkv(tokens), "b t (qkv h d) -> qkv b h t d", qkv=3, h=self.heads)
         else:
             for_q, for_kv = self.to_qkv.weight.tensor_split([len(self.to_qkv.weight) // 3])
-            q = rearrange(F.linear(tokens[:, :first], for_q), "b t (h d) -> b h t d", h=self.heads)
+            q = rearrange(F.linear(tokens[:, :num_queries], for_q), "b t (h d) -> b h t d", h=self.heads)
             k, v = rearrange(F.linear(tokens, for_kv), "b t (kv h d) -> kv b h t d", kv=2, h=self.heads)
         if tokens.shape[1] <= FEW_TOKENS.get(tokens.device.type, 0):
             attended = (self.scale * q @ k.mT).softmax(dim=-1) @ v
@@ -75,10 +75,10 @@ class Block(nn.Module):
             nn.Linear(options.mlp_dim, options.dim),
         )
 
-    def forward(self, tokens: Tensor, first: int | None = None) -> Tensor:
-        """`[B, T, dim]` to the same shape, or to `[B, first, dim]`: the outputs of the first tokens only."""
+    def forward(self, tokens: Tensor, num_queries: int | None = None) -> Tensor:
+        """`[B, T, dim]` to the same shape, or to `[B, num_queries, dim]`: the outputs of the first tokens only."""
         norm, attend = self.attention
-        tokens = tokens[:, :first] + attend(norm(tokens), first)
+        tokens = tokens[:, :num_queries] + attend(norm(tokens), num_queries)
         mixed: Tensor = tokens + self.mlp(tokens)
         return mixed
 
@@ -130,5 +130,5 @@ class ViT(nn.Module):
         for block in blocks:
             tokens = block(tokens)
         # Only the class token is read after the last block, so only it goes through.
-        logits: Tensor = self.head(last(tokens, first=1)[:, 0])
+        logits: Tensor = self.head(last(tokens, num_queries=1)[:, 0])
         return logits

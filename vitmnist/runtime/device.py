@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -66,18 +65,23 @@ def _why_unavailable() -> str:
     return reason
 
 
-class Event(Protocol):
-    """A point in the work of a stream."""
+class PassedEvent:
+    """An event of a device that ends its work before a call returns."""
 
     def query(self) -> bool:
         """Whether the device has passed it."""
+        return True
 
     def synchronize(self) -> None:
         """Block the host until the device has passed it."""
 
 
+Event = PassedEvent | torch.cuda.Event
+"""A point in the work of a stream."""
+
+
 class Backend:
-    """The operations of a device that loaders need, here of one that ends each of them before the call returns.
+    """The operations of a device that loaders need. This base class ends each of them before the call returns.
 
     "The current stream" is the stream of the calling thread.
     """
@@ -109,17 +113,6 @@ class Backend:
 
     def record_stream(self, tensor: Tensor) -> None:
         """Keep a tensor's memory from being reused before the current stream is done with it."""
-
-
-class PassedEvent:
-    """An event of a device that ends its work at once."""
-
-    def query(self) -> bool:
-        """True."""
-        return True
-
-    def synchronize(self) -> None:
-        """Return at once."""
 
 
 class CudaBackend(Backend):
@@ -154,9 +147,9 @@ def backend_of(device: torch.device) -> Backend:
 def use_deterministic_kernels(deterministic: bool | str, device: torch.device) -> None:
     """Let a GPU add up in the same order each time, so that a resumed run repeats every bit.
 
-    Otherwise the gradients of some convolutions do not, nor do those of attention once its keys take several blocks.
-    Every operation of the models, losses, augmentations and optimizers has a deterministic implementation; another one
-    raises `RuntimeError`. A warning instead (`warn_only`) would leave attention as it is.
+    Otherwise the gradients of some convolutions vary in their last bits, and so do the gradients of attention once its
+    keys take several blocks. Every operation of the models, losses, augmentations and optimizers has a deterministic
+    implementation; other operations raise `RuntimeError`. With `warn_only` torch would leave attention as it is.
 
     Args:
         deterministic: `trainer.deterministic`; `auto` is true on a GPU. On the CPU, kernels repeat every bit anyway.

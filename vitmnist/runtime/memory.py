@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from vitmnist.errors import ConfigError
 CGROUP = Path("/sys/fs/cgroup")
 PROCESS_GROUPS = Path("/proc/self/cgroup")
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
-"""Parameters of mallopt, from glibc's malloc.h."""
+"""The numbers of two parameters of `mallopt`, from glibc's malloc.h."""
 
 
 class DoesNotFitError(ConfigError):
@@ -31,9 +30,6 @@ class Memory:
 
     host: int = 0
     device: int = 0
-
-    def __add__(self, more: Memory) -> Memory:
-        return Memory(self.host + more.host, self.device + more.device)
 
 
 def free_memory(device: torch.device) -> Memory:
@@ -49,7 +45,7 @@ def free_memory(device: torch.device) -> Memory:
 def _container_limits() -> Iterator[int]:
     """The limits of the control groups (version 2) of this process, from its own up to the root's."""
     path = PROCESS_GROUPS.read_text().partition("0::/")[2].partition("\n")[0] if PROCESS_GROUPS.exists() else ""
-    # In a container the path is often that of the host, and the files are at the root.
+    # In a container the path is often the path on the host, and the files are at the root.
     for folder in (CGROUP / path, *(CGROUP / path).parents):
         with suppress(OSError, ValueError):  # no such file, or no limit ("max")
             yield int((folder / "memory.max").read_text())
@@ -59,11 +55,8 @@ def keep_freed_memory() -> None:
     """Keep up to 2 GiB of freed memory in this process, so that the next batch or step on the CPU reuses it.
 
     By default glibc returns every block above 32 MiB to the system, which zeroes its pages before it hands them out
-    again: cropping pictures of 224 px into batches of 64 then takes twice as long. Does nothing with another C library,
-    or if an environment variable of glibc sets its allocator.
+    again: cropping pictures of 224 px into batches of 64 then takes twice as long.
     """
-    if "GLIBC_TUNABLES" in os.environ or any(name.startswith("MALLOC_") for name in os.environ):
-        return
     with suppress(AttributeError, OSError):  # another C library
         libc = ctypes.CDLL(None)
         libc.mallopt(M_MMAP_MAX, 0)

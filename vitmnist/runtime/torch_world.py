@@ -40,17 +40,19 @@ class TorchWorld(World):
 
     def __init__(self) -> None:
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        self._group: Any = None  # None: the default group, which is gloo's
-        self._device_group: Any = None  # for tensors on the run's device
+        # `connect` makes the groups of training: one for CPU tensors, one for tensors on the run's device. Until then
+        # None stands for the default group, which uses gloo.
+        self._group: Any = None
+        self._device_group: Any = None
         self._pending: tuple[Tensor, Work] | None = None
         try:
             store, self.rank, self.size = next(rendezvous("env://", timeout=RENDEZVOUS_TIMEOUT))
-            # torchrun keeps its store across restarts, so each start needs keys of its own.
+            # torchrun keeps its store across restarts, so each start needs a prefix of its own.
             self._store = PrefixStore(f"vitmnist/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
             distributed.init_process_group(
                 "gloo", store=self._store, rank=self.rank, world_size=self.size, timeout=SETUP_TIMEOUT
             )
-            self.barrier()  # all are connected: a rank that hosts the store may fail from here on
+            self.barrier()  # once all are connected, the rank that hosts the store may fail
         except (RuntimeError, ValueError, KeyError) as error:
             address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             raise ConfigError(
@@ -70,11 +72,8 @@ class TorchWorld(World):
         value: Value = torch.load(io.BytesIO(content.numpy().tobytes()), map_location="cpu", weights_only=True)
         return value
 
-    def all_gather_object(self, value: Value) -> list[Value]:
-        return [self.broadcast_object(lambda: value, source) for source in range(self.size)]
-
     def connect(self, device: torch.device, timeout_s: float) -> None:
-        self.barrier()  # set-up, such as compiling, may take some ranks longer than others
+        self.barrier()  # compiling and other set-up may take some ranks longer than the timeout
         timeout = timedelta(seconds=timeout_s)
         self._group = self._device_group = distributed.new_group(timeout=timeout, backend="gloo")
         if device.type == "cuda":
@@ -110,15 +109,15 @@ class TorchWorld(World):
         failure = classify(error)
         if failure.status == "interrupted" or isinstance(error, PeerError) or not distributed.is_initialized():
             return error
-        # A rank that fails writes its message here before its connections break, so it comes before those of its peers.
+        # A rank that fails writes its message before its connections break, so the first message names the cause.
         try:
             message = self._store.compare_set("failed", "", f"{self.rank} {failure.message}").decode()
-            distributed.destroy_process_group()  # The other ranks, which may wait for this one, fail now.
+            distributed.destroy_process_group()  # the other ranks may wait for this one, and fail now
             self._store.add("answered", 1)
             deadline = time.monotonic() + ANSWER_S
             while self.rank == 0 and self._store.add("answered", 0) < self.size and time.monotonic() < deadline:
-                time.sleep(POLL_S)  # Without torchrun, the store ends with rank 0.
-        except RuntimeError:  # without torchrun, rank 0 keeps the store
+                time.sleep(POLL_S)  # without torchrun, the store ends with rank 0
+        except RuntimeError:  # the store has ended with rank 0
             return TrainingError("rank 0 has ended: see its message; if it has none, it was killed")
         rank, _, reason = message.partition(" ")
         return error if rank == str(self.rank) else PeerError(f"rank {rank} failed: {reason}")

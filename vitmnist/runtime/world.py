@@ -1,4 +1,4 @@
-"""The processes ("ranks") of one run: `World` is a single process, `TorchWorld` several, with the same methods.
+"""The processes ("ranks") of a run: `SingleProcess`, or `TorchWorld` in `torch_world.py` for several.
 
 This module imports no torch, so that `--help` answers at once.
 """
@@ -6,6 +6,7 @@ This module imports no torch, so that `--help` answers at once.
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -16,59 +17,92 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 
-class World:
-    """The only process of a run. Objects that are exchanged are plain values and CPU tensors."""
+class World(ABC):
+    """The ranks of a run, from the view of one of them. Objects that are exchanged are plain values and CPU tensors."""
 
-    rank = 0
-    size = 1
-    local_rank = 0
+    rank: int
+    size: int
+    local_rank: int
 
     @property
     def is_main(self) -> bool:
         """Whether this is rank 0, which writes the records."""
         return self.rank == 0
 
-    def broadcast_object(self, make: Callable[[], Value]) -> Value:
-        """What `make` returns on rank 0; the other ranks do not call it."""
-        return make()
+    @abstractmethod
+    def broadcast_object(self, make: Callable[[], Value], source: int = 0) -> Value:
+        """What `make` returns on rank `source`; the other ranks do not call it."""
 
     def all_gather_object(self, value: Value) -> list[Value]:
         """The values of all ranks, in the order of the ranks."""
-        return [value]
+        return [self.broadcast_object(lambda: value, source) for source in range(self.size)]
 
+    @abstractmethod
     def connect(self, device: torch.device, timeout_s: float) -> None:
         """Prepare for training on `device`: from now on a rank waits at most `timeout_s` for another."""
 
+    @abstractmethod
     def barrier(self) -> None:
         """Wait until all ranks are here."""
 
+    @abstractmethod
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         """Replace `tensor` by its sum over all ranks."""
-        return tensor
 
+    @abstractmethod
     def all_reduce_max(self, values: Sequence[int], at_once: bool = False) -> list[int]:
         """The maximum over all ranks, item by item.
 
         Across ranks it is asynchronous: a call returns the maxima of the call before, unless `at_once`.
         """
-        return list(values)
 
+    @abstractmethod
     def broadcast_buffers(self, module: nn.Module) -> None:
         """Give all ranks the buffers of rank 0, such as the statistics of batch normalisation."""
 
+    @abstractmethod
     def wrap_ddp(self, module: nn.Module) -> nn.Module:
         """Wrap `module` so that its backward pass averages the gradients over the ranks."""
-        return module
 
+    @abstractmethod
     def first_failure(self, error: BaseException) -> BaseException:
         """`error`, or a `PeerError` with the message of the rank that failed before this one."""
-        return error
 
+    @abstractmethod
     def disconnect(self) -> None:
         """Close the connections after success. After a failure it would wait for the rank that failed."""
 
 
-SINGLE_PROCESS = World()
+class SingleProcess(World):
+    """The only process of a run."""
+
+    rank, size, local_rank = 0, 1, 0
+
+    def broadcast_object(self, make: Callable[[], Value], source: int = 0) -> Value:
+        return make()
+
+    def connect(self, device: torch.device, timeout_s: float) -> None: ...
+
+    def barrier(self) -> None: ...
+
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def all_reduce_max(self, values: Sequence[int], at_once: bool = False) -> list[int]:
+        return list(values)
+
+    def broadcast_buffers(self, module: nn.Module) -> None: ...
+
+    def wrap_ddp(self, module: nn.Module) -> nn.Module:
+        return module
+
+    def first_failure(self, error: BaseException) -> BaseException:
+        return error
+
+    def disconnect(self) -> None: ...
+
+
+SINGLE_PROCESS = SingleProcess()
 
 
 def launched() -> bool:

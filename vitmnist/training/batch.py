@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-IGNORED = -100  # label of padding, which has neither loss nor gradient: cross_entropy's default ignore_index
+IGNORED = -100
+"""The label of padding, which has neither loss nor gradient: the default `ignore_index` of `cross_entropy`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,7 +19,7 @@ class Batch:
     Args:
         images: uint8 or normalised float32 `[B, C, H, W]`.
         labels: int64 `[B]`; padding has the label `IGNORED`.
-        keys: int64 `[B]`, the random keys of the augmentation; None without augmentation, or after it.
+        keys: int64 `[B]`, the random keys of the augmentation; None without augmentation, and once it is done.
         size: images in the global batch.
         targets: class probabilities of mixed images, float32 `[B, classes]`.
     """
@@ -42,7 +43,7 @@ class Batch:
         keys = None if self.keys is None else F.pad(self.keys, [0, missing])
         return Batch(images, F.pad(self.labels, [0, missing], value=IGNORED), keys, self.size)
 
-    def micro(self, length: int) -> Iterator[Batch]:
+    def microbatches(self, length: int) -> Iterator[Batch]:
         """Parts of at most this length, as views."""
         for start in range(0, len(self), length):
             rows = slice(start, start + length)

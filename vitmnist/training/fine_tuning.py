@@ -43,9 +43,9 @@ def load_initial_weights(model: nn.Module, weights: Mapping[str, Tensor], skip: 
         log.info("init: all names begin with %s, which is left out", *prefixes)
         weights = {name.removeprefix(*prefixes): value for name, value in weights.items()}
     if not state.keys() & weights.keys():
-        parts = [f"{name}." for name, _ in model.named_children()]
-        part = next((part for part in parts if any(part + name in state for name in weights)), "")
-        weights = {part + name: value for name, value in weights.items()}
+        children = [f"{name}." for name, _ in model.named_children()]
+        prefix = next((child for child in children if any(child + name in state for name in weights)), "")
+        weights = {prefix + name: value for name, value in weights.items()}
     all_names = state.keys() | weights.keys()
     for pattern in skip:
         if not any(fnmatchcase(name, pattern) for name in all_names):
@@ -98,11 +98,6 @@ def scale_learning_rates(optimizer: Optimizer, model: nn.Module, factors: Mappin
     def factor_of(name: str) -> float:
         return next((factor for pattern, factor in reversed([*factors.items()]) if fnmatchcase(name, pattern)), 1.0)
 
-    def is_frozen(name: str, norm: nn.Module) -> bool:
-        # One without parameters is frozen by the name of its statistics.
-        parts = [part for part, _ in norm.named_parameters()] or ["running_mean"]
-        return not any(factor_of(f"{name}.{part}") for part in parts)
-
     groups = []
     for group in optimizer.param_groups:
         by_factor: dict[float, list[nn.Parameter]] = {}
@@ -119,6 +114,5 @@ def scale_learning_rates(optimizer: Optimizer, model: nn.Module, factors: Mappin
     for parameter, name in names.items():
         if not factor_of(name):
             parameter.requires_grad_(False)
-    return [
-        module for name, module in model.named_modules() if isinstance(module, BATCH_NORMS) and is_frozen(name, module)
-    ]
+    norms = {name: module for name, module in model.named_modules() if isinstance(module, BATCH_NORMS)}
+    return [norm for name, norm in norms.items() if not factor_of(f"{name}.weight")]

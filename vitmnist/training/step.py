@@ -34,8 +34,9 @@ from vitmnist.training.step_options import StepConfig
 log = logging.getLogger(__name__)
 
 Sums = dict[str, Tensor]
-"""Over this rank's images, as tensors without dimensions on the device: `loss`, and each metric of `vitmnist.metrics`
-as a plain sum. A step divides `loss` by the size of the global batch, so that it adds up over the ranks to the mean."""
+"""Sums over this rank's images, as tensors without dimensions on the device: `loss`, and each metric of
+`vitmnist.metrics`. A step divides `loss` by the size of the global batch, so that it adds up over the ranks to the
+mean."""
 
 
 class TrainStep:
@@ -57,7 +58,7 @@ class TrainStep:
         clip_norm: gradients of all parameters together whose norm is larger are scaled to it (Pascanu et al.,
             arXiv:1211.5063); None scales none.
         ema: average of the weights; None keeps none.
-        frozen_norms: batch normalisations of the model whose statistics do not move in training.
+        frozen_norms: the batch normalisations of the model whose statistics do not move in training.
     """
 
     def __init__(
@@ -85,17 +86,19 @@ class TrainStep:
         self.compile_s = 0.0
         """Seconds spent on compilation, or on capturing graphs."""
         self.pad = False
-        """Pad short microbatches with images labelled `IGNORED`, because compiled code has fixed shapes. Batch
-        normalisation would take them into its statistics, so with it a short microbatch runs eagerly instead."""
+        """Pad short microbatches with images labelled `IGNORED`, because compiled code has fixed shapes. The statistics
+        of batch normalisation would count the padding, so a model that has it runs short microbatches eagerly."""
         self.eager = ModelAndLoss(model, preprocess, self.config.precision, loss)
         self.forward: nn.Module = self.eager
-        """Model and loss: eager, compiled or graphed, with several ranks wrapped by DDP."""
+        """Model and loss: eager, compiled or graphed. With several ranks, DDP wraps it."""
         self.mix_batch = preprocess.mix_batch
-        """Eager or compiled, if the augmentation mixes images."""
+        """Augments and mixes a batch, eager or compiled; called only if the augmentation mixes images."""
         self._base_lrs = [float(group["lr"]) for group in optimizer.param_groups]
-        self.batch_size, self._clip_norm, self._frozen_norms = batch_size, clip_norm, frozen_norms
+        self.batch_size = batch_size
+        self._clip_norm = clip_norm
+        self._frozen_norms = frozen_norms
         self._world_size = 1
-        self.train_mode()  # the mode in which the step is compiled
+        self.train_mode()  # `prepare` compiles in this mode
 
     @property
     def eval_model(self) -> nn.Module:
@@ -104,7 +107,7 @@ class TrainStep:
 
     @property
     def lr(self) -> float:
-        """The learning rate of the latest step; the highest, if `lr_scale` makes several."""
+        """The learning rate of the latest step; if `lr_scale` makes several, the highest."""
         return max(float(group["lr"]) for group in self.optimizer.param_groups)
 
     @property
@@ -113,7 +116,7 @@ class TrainStep:
         return any(isinstance(module, BATCH_NORMS) and module.training for module in self.model.modules())
 
     def train_mode(self) -> None:
-        """Undo the `eval()` of an evaluation."""
+        """Set the model to training mode, except frozen batch normalisations."""
         self.model.train()
         for norm in self._frozen_norms:
             norm.eval()
@@ -121,18 +124,16 @@ class TrainStep:
     def batches(self, loader: Loader, epoch: int, start: int = 0) -> Generator[Batch, None, None]:
         """The batches of an epoch from batch `start` on, for `__call__`."""
         sampler = loader.sampler
-        # All keys of the epoch are drawn here, before the first batch is asked for, so no loader is charged for it.
+        # All keys of the epoch are drawn here, before the first batch is requested, so no loader is charged for it.
         batches = zip(loader.epoch(epoch, start), self.preprocess.keys(sampler, epoch, start), strict=False)
-        return (
-            # A rank without images in the last batch has a padding image, see `EpochSampler`.
-            Batch(
-                images,
-                labels if sampler.num_valid(step) else torch.full_like(labels, IGNORED),
-                keys,
-                sampler.num_images(step),
-            )
-            for step, ((images, labels), keys) in enumerate(batches, start)
-        )
+
+        def generate() -> Generator[Batch, None, None]:
+            for index, ((images, loaded), keys) in enumerate(batches, start):
+                # A rank without images in the last batch has an image of padding, see `EpochSampler`.
+                labels = loaded if sampler.num_valid(index) else torch.full_like(loaded, IGNORED)
+                yield Batch(images, labels, keys, sampler.num_images(index))
+
+        return generate()
 
     def __call__(self, batch: Batch, on_gradients: Callable[[TrainStep], object] = lambda step: None) -> Sums:
         """Train on a batch, without waiting for the device.
@@ -144,7 +145,7 @@ class TrainStep:
         for group, base_lr in zip(self.optimizer.param_groups, self._base_lrs, strict=True):
             group["lr"] = base_lr * factor
         sums = self.forward_backward(batch)
-        on_gradients(self)  # before they are clipped, and SGD with Nesterov momentum writes into them
+        on_gradients(self)  # comes first: clipping, and SGD with Nesterov momentum, write into the gradients
         if self._clip_norm:
             nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
         self.optimizer.step()
@@ -156,33 +157,36 @@ class TrainStep:
     def forward_backward(self, batch: Batch) -> Sums:
         """Compute the gradient of the summed loss divided by `batch.size`, into the `grad` of the parameters."""
         self.model.zero_grad()
-        count = math.ceil(len(batch) / self.microbatch_size)  # padding may add further microbatches, without an image
+        # The padding of a mixed batch may fill further microbatches, which are left out.
+        count = math.ceil(len(batch) / self.microbatch_size)
+        must_mix = self.preprocess.mixes and batch.keys is not None
         if self.pad:
-            length = self.batch_size if self.preprocess.mixes and batch.keys is not None else len(batch)
+            length = self.batch_size if must_mix else len(batch)
             batch = batch.padded(math.ceil(length / self.microbatch_size) * self.microbatch_size)
-        if self.preprocess.mixes and batch.keys is not None:
-            batch = self._mix(batch, batch.keys)
+        if must_mix:
+            batch = self._mix(batch)
         no_sync = self.forward.no_sync if isinstance(self.forward, DistributedDataParallel) else nullcontext
         sums: Sums = {}
-        for index, micro in enumerate(islice(batch.micro(self.microbatch_size), count), start=1):
-            with no_sync() if index < count else nullcontext():  # all-reduce once, with the last one
-                with self._stance(len(micro) == self.microbatch_size):
-                    part = self.forward(micro.images, micro.keys, micro.labels, micro.targets)
-                loss = part["loss"] / batch.size
+        for index, micro in enumerate(islice(batch.microbatches(self.microbatch_size), count), start=1):
+            with no_sync() if index < count else nullcontext():  # all-reduce once, after the last microbatch
+                with self._eager_unless(len(micro) == self.microbatch_size):
+                    outputs = self.forward(micro.images, micro.keys, micro.labels, micro.targets)
+                loss = outputs["loss"] / batch.size
                 # DDP averages the gradients over the ranks; the gradient of the global batch is their sum.
                 (loss * self._world_size).backward()
-            for name, value in (part | {"loss": loss.detach()}).items():
+            for name, value in (outputs | {"loss": loss.detach()}).items():
                 sums[name] = sums.get(name, 0) + value
         return sums
 
-    def _mix(self, batch: Batch, keys: Tensor) -> Batch:
-        # The whole batch, because what is mixed into an image must not depend on the size of a microbatch.
-        with self._stance(len(batch) == self.batch_size):
-            images, targets = self.mix_batch(batch.images, batch.labels, keys)
+    def _mix(self, batch: Batch) -> Batch:
+        assert batch.keys is not None
+        # The whole batch is mixed at once, because the partner of an image must not depend on the microbatch size.
+        with self._eager_unless(len(batch) == self.batch_size):
+            images, targets = self.mix_batch(batch.images, batch.labels, batch.keys)
         return Batch(images, batch.labels, None, batch.size, targets)
 
-    def _stance(self, is_full: bool) -> AbstractContextManager[object]:
-        """Runs compiled code eagerly if it is of another shape, see `pad`."""
+    def _eager_unless(self, is_full: bool) -> AbstractContextManager[object]:
+        """Run compiled code eagerly on a batch of another shape, if short batches are not padded (see `pad`)."""
         is_eager = self.config.compile and not self.pad and not is_full
         return torch.compiler.set_stance("force_eager") if is_eager else nullcontext()
 
@@ -205,8 +209,8 @@ class TrainStep:
         started = time.perf_counter()
         with preserved_random_state(device=self.device), preserved_buffers(self.model):
             if self.forward is self.eager:
-                # Eagerly first: a library that fills a cache at its first call, as einops does, would recompile later.
-                # An error of the model itself is raised here, and not as one of compiling.
+                # The first call is eager: a library such as einops fills a cache in it, which would compile again. And
+                # an error of the model is not reported as an error of compiling.
                 self.forward_backward(batch)
             try:
                 self._compile(batch) if self.config.compile else self._capture(batch)
@@ -229,16 +233,16 @@ class TrainStep:
             self.mix_batch = torch.compile(self.mix_batch, fullgraph=True, dynamic=False)
             self.pad = not self.has_batch_norm
         try:
-            self.forward_backward(batch)  # reuses what earlier jobs of a sweep have compiled
+            self.forward_backward(batch)  # reuses the code that earlier jobs of a sweep have compiled
         except Exception:
-            torch.compiler.reset()  # torch compiles at most eight versions; earlier jobs may have used them up
+            torch.compiler.reset()  # torch keeps at most eight versions, which earlier jobs may have used up
             self.forward_backward(batch)
 
     def _capture(self, batch: Batch) -> None:
         if not isinstance(self.forward, GraphedModule):
             self.forward = GraphedModule(self.eager)
         if self.preprocess.mixes and batch.keys is not None:
-            batch = self._mix(batch, batch.keys)
+            batch = self._mix(batch)
         self.model.zero_grad()
         self.forward.capture(batch.images, batch.keys, batch.labels, batch.targets)
 
@@ -287,7 +291,7 @@ class ModelAndLoss(nn.Module):
     def __init__(self, model: nn.Module, preprocess: Preprocess, precision: str, loss: Loss) -> None:
         super().__init__()
         self.model = model
-        self._preprocess = preprocess.forward  # not a submodule: DDP would broadcast its constants in each step
+        self._preprocess = preprocess.forward  # a submodule's constants would be broadcast by DDP in each step
         self._metrics = batch_metrics()  # looked up once: compiled code cannot ask the registry
         self._device_type = preprocess.mean.device.type
         self._uses_bf16, self._loss = precision == Precision.bf16, loss

@@ -18,17 +18,13 @@ sizes from 125 to the whole batch) was fastest with 1,000 to 2,500 images, compi
 COMPILE_FROM_IMAGES = {Precision.bf16: 400_000, Precision.fp32: 4_000_000}
 """Training images, over all epochs, from which compiling pays on two cores of a CPU. Without a cache it takes 40 s. It
 saves 0.1 ms an image in bf16 (batch 500: 147 ms a step without, 95 with), and 0.01 ms in float32 (115 and 111)."""
-CUDA_COMPILE_FROM_IMAGES = 8_000_000
-"""The same on a GPU whose step is no graph; an estimate. On one H100 compiling the articles' transformer took 19 s. In
-bf16 at batch 500 an epoch of 60,000 images then took 2.12 s (1.85 to 2.50) in place of 2.54 s (2.31 to 2.62)."""
 CUDA_BF16_FROM_IMAGES = 4000
 """Images of a batch from which bf16 pays on a GPU without a graph: an estimate between two measurements. The host must
-launch the casts of every weight in every step: on one H100 an epoch of 60,000 images takes 1.94 s in float32 and 2.54 s
-in bf16 at batch 500, and 0.325 s and 0.310 s at batch 5,000. With a graph it takes 0.470 s and 0.446 s at batch 500."""
-
-
+launch the casts of every weight in every step: on one H100 an epoch of 60,000 images took 1.94 s in float32 and 2.54 s
+in bf16 at batch 500 (compiled in 19 s: 2.12 s), and 0.325 s and 0.310 s at batch 5,000."""
+NO_GRAPH = "only CUDA devices have graphs"
 Choices = dict[str, tuple[Any, str]]
-"""What `auto` becomes, and why, by the key in `trainer`."""
+"""The value that replaces `auto`, and the reason, by the key in `trainer`."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +67,15 @@ def resolve_step_config(
     Raises:
         ConfigError: `trainer.graph=true` where no graph is possible.
     """
-    rules = _cuda_choices if device.type == "cuda" else _cpu_choices
-    choices = rules(config, device, batch_size, images, _graph_obstacle(config, device, batch_size, ranks))
+    obstacle = _graph_obstacle(config, device, batch_size, ranks)
+    if device.type == "cuda":
+        choices = _cuda_choices(config, device, batch_size, obstacle)
+    else:
+        choices = _cpu_choices(config, device, batch_size, images)
     values = {**vars(config), "precision": config.precision.value}
-    auto = {key: choice for key, choice in choices.items() if values[key] == "auto"}
-    resolved = {key: auto[key][0] if key in auto else values[key] for key in choices}
-    return StepConfig(**resolved, reasons={key: reason for key, (_, reason) in auto.items()})
+    reasons = {key: reason for key, (_, reason) in choices.items() if values[key] == "auto"}
+    resolved = {key: value if key in reasons else values[key] for key, (value, _) in choices.items()}
+    return StepConfig(**resolved, reasons=reasons)
 
 
 def _graph_obstacle(config: TrainerConfig, device: torch.device, batch_size: int, ranks: int) -> str | None:
@@ -87,7 +86,7 @@ def _graph_obstacle(config: TrainerConfig, device: torch.device, batch_size: int
     """
     obstacle = None
     if device.type != "cuda":
-        obstacle = "only CUDA devices have graphs"
+        obstacle = NO_GRAPH
     elif ranks > 1:
         obstacle = f"this run has {ranks} ranks, and a graph is for one"
     elif config.compile is True:
@@ -99,9 +98,7 @@ def _graph_obstacle(config: TrainerConfig, device: torch.device, batch_size: int
     return obstacle
 
 
-def _cpu_choices(
-    config: TrainerConfig, device: torch.device, batch_size: int, images: int, obstacle: str | None
-) -> Choices:
+def _cpu_choices(config: TrainerConfig, device: torch.device, batch_size: int, images: int) -> Choices:
     has_bf16 = _has_bf16(device)
     precision = Precision.bf16 if has_bf16 else Precision.fp32
     compile_from = COMPILE_FROM_IMAGES[precision if config.precision == Precision.auto else config.precision]
@@ -109,39 +106,32 @@ def _cpu_choices(
         "fused": (True, "one kernel updates all weights"),
         "precision": (precision.value, f"the processor {'has' if has_bf16 else 'lacks'} {BF16_UNITS}"),
         "micro_batch": (min(batch_size, CPU_MICRO_BATCH), f"at most {CPU_MICRO_BATCH:,} images stay in the cache"),
-        "compile": _compile_choice(images, compile_from, "compiling pays"),
-        "graph": (False, str(obstacle)),
+        "compile": (
+            images >= compile_from,
+            f"the run trains on {images:,} images, and compiling pays from {compile_from:,} on",
+        ),
+        "graph": (False, NO_GRAPH),
     }
 
 
-def _cuda_choices(
-    config: TrainerConfig, device: torch.device, batch_size: int, images: int, obstacle: str | None
-) -> Choices:
-    graph = (False, obstacle) if obstacle else (True, "the GPU does not wait for Python")
-    has_graph = graph[0] if config.graph == "auto" else bool(config.graph)
-    estimate = _compile_choice(images, CUDA_COMPILE_FROM_IMAGES, "by an estimate compiling pays")
-    compiles = (False, "the step is a graph") if has_graph else estimate
-    is_compiled = compiles[0] if config.compile == "auto" else bool(config.compile)
+def _cuda_choices(config: TrainerConfig, device: torch.device, batch_size: int, obstacle: str | None) -> Choices:
+    has_graph = not obstacle if config.graph == "auto" else bool(config.graph)
+    precision = Precision.fp32
     if not _has_bf16(device):
-        precision = Precision.fp32, "the GPU lacks compute capability 8.0 or higher"
-    elif has_graph or is_compiled:
-        precision = Precision.bf16, "the GPU has compute capability 8.0 or higher"
-    elif batch_size >= CUDA_BF16_FROM_IMAGES:
-        precision = Precision.bf16, f"by an estimate it pays in batches of {CUDA_BF16_FROM_IMAGES:,} images or more"
+        reason = "the GPU lacks compute capability 8.0 or higher"
+    elif has_graph or config.compile is True:
+        precision, reason = Precision.bf16, "the GPU has compute capability 8.0 or higher"
     else:
-        precision = Precision.fp32, f"by an estimate bf16 pays in batches of {CUDA_BF16_FROM_IMAGES:,} images or more"
+        reason = f"by an estimate bf16 pays in batches of {CUDA_BF16_FROM_IMAGES:,} images or more"
+        if batch_size >= CUDA_BF16_FROM_IMAGES:
+            precision = Precision.bf16
     return {
         "fused": (True, "one kernel updates all weights"),
-        "precision": (precision[0].value, precision[1]),
+        "precision": (precision.value, reason),
         "micro_batch": (None, "the GPU computes the whole batch at once"),
-        "compile": compiles,
-        "graph": graph,
+        "compile": (False, "a graph saves more, and without one compiling did not pay where it was measured"),
+        "graph": (not obstacle, obstacle or "the GPU does not wait for Python"),
     }
-
-
-def _compile_choice(images: int, compile_from: int, verdict: str) -> tuple[bool, str]:
-    reason = f"the run trains on {images:,} images, and {verdict} from {compile_from:,} on"
-    return images >= compile_from, reason
 
 
 def _has_bf16(device: torch.device) -> bool:
