@@ -1,11 +1,11 @@
-"""Files of weights: the checkpoints of a run, of which a complete one exists at any moment, and weights for `init`.
+"""Reads and writes checkpoints, so that a complete one exists at any moment, and reads the weights for `init`.
 
 checkpoints/last.pt            the newest
 checkpoints/previous.pt        the one before it
 checkpoints/best.pt            with a validation split, the one with the best monitored metric
 checkpoints/final.safetensors  the weights at the end
 
-A `.pt` file is what `torch.save` writes, followed by the SHA-256 of it. `torch.load` ignores these 32 bytes.
+A `.pt` file is what `torch.save` writes, followed by its SHA-256. `torch.load` ignores these 32 bytes.
 """
 
 from __future__ import annotations
