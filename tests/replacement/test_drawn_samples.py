@@ -69,19 +69,19 @@ def replaced(loader: DataLoader[Any], *, drawn: bool) -> DataLoader[Any]:
 def epochs(loader: Any, ends: tuple[int | None, ...] = (None, None)) -> list[Any]:
     """The batches of some epochs and the state of the global generators after each, some left by a `break`."""
     seed_generators(3, 0, 0)
-    found: list[Any] = []
+    seen: list[Any] = []
     with preserved_random_state():
         for end in ends:
             batches = iter(loader)
             for _ in range(end if end is not None else 100):
                 if (batch := next(batches, None)) is None:
                     break
-                found.append(batch)
+                seen.append(batch)
                 torch.rand(1)  # the step draws too
             del batches
             numpy_state = np.random.get_state()[1]
-            found.append([torch.get_rng_state(), torch.tensor(numpy_state.astype(np.int64)), random.random()])
-    return found
+            seen.append([torch.get_rng_state(), torch.tensor(numpy_state.astype(np.int64)), random.random()])
+    return seen
 
 
 def check_equal(build: Callable[[], DataLoader[Any]], ends: tuple[int | None, ...] = (None, None)) -> None:
@@ -145,8 +145,8 @@ def test_batches_and_generators_are_those_of_real_workers(
     options: dict[str, Any], ends: tuple[int | None, ...]
 ) -> None:
     def build() -> DataLoader[Any]:
-        own = {"generator": torch.Generator().manual_seed(4)} if "generator" in options else {}
-        return DataLoader(Photos(MIXED, views=2), 4, shuffle=True, **options | own)
+        generator = {"generator": torch.Generator().manual_seed(4)} if "generator" in options else {}
+        return DataLoader(Photos(MIXED, views=2), 4, shuffle=True, **options | generator)
 
     check_equal(build, ends)
 
@@ -249,7 +249,7 @@ def test_kept_pictures_stay_as_they_are_and_batches_are_new_and_contiguous() -> 
 
 
 def batch_threads() -> list[Any]:
-    return [one for one in threading.enumerate() if one.name.startswith("vitmnist-map")]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("vitmnist-map")]
 
 
 def test_threads_end_with_the_loop_that_is_left() -> None:

@@ -181,8 +181,8 @@ class Views(Pictures):
 class Keyed(Pictures):
     def __getitem__(self, index: int) -> Any:
         image = self.open(index)
-        found = {"id": f"n°{index}", "image": self.transform(image), "size": list(image.size), "share": index / 7}
-        return found | {"known": index > 3, "mean": np.float32(np.mean(image)), "none": torch.zeros(0)}
+        sample = {"id": f"n°{index}", "image": self.transform(image), "size": list(image.size), "share": index / 7}
+        return sample | {"known": index > 3, "mean": np.float32(np.mean(image)), "none": torch.zeros(0)}
 
 
 class InBlock(Pictures):
