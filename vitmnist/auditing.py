@@ -27,14 +27,11 @@ from vitmnist.data.randomness import GENERATORS, preserved_random_state, seed_ge
 from vitmnist.errors import DataError, UserError, first_line
 from vitmnist.store.tree import flatten
 
-SETTINGS = {"num_workers": 2, "seed": 0}
-"""Arguments of a factory, as far as it takes them."""
-GRACE_S = 5.0
-"""Seconds after which a thread or process counts as left behind. They end within one, on a busy machine in more."""
+GRACE_S = 5.0  # Seconds after which a thread or process counts as left behind; on a busy machine, most need one.
 
 
 class ProbeBatch(NamedTuple):
-    """Copies of the indices `[B]` and random numbers `[B, 3]` of a batch; None if the loader leaves these out."""
+    """Copies of the indices `[B]` and random numbers `[B, 3]` of a batch; None if the loader leaves the numbers out."""
 
     indices: np.ndarray[Any, Any]
     numbers: Any
@@ -48,8 +45,7 @@ class Property(NamedTuple):
     detail: str
 
 
-@dataclass(frozen=True)
-class Audit:
+class Audit(NamedTuple):
     """The result of `audit`; as a string, the printed report."""
 
     properties: tuple[Property, ...]
@@ -73,7 +69,7 @@ class ProbeDataset(Dataset[tuple[int, Any]]):
         return self.size
 
     def __getitem__(self, index: SupportsIndex) -> tuple[int, Any]:
-        sample = range(self.size)[index]  # raises IndexError
+        sample = range(self.size)[index]  # An index out of range raises IndexError.
         if not self.is_random:
             return sample, np.full(len(GENERATORS), float(sample))
         return sample, np.array([torch.rand((), dtype=torch.float64).item(), np.random.rand(), random.random()])
@@ -89,31 +85,39 @@ def audit(loader_factory: Callable[..., Any], *, samples: int = 1009, strict: bo
         samples: at least 16. For a full check no multiple of the batch size, and four batches or more.
         strict: raise `AssertionError` at the first property that fails, whose name begins the message.
     """
-    settings = {name: value for name, value in SETTINGS.items() if name in signature(loader_factory).parameters}
-    subject, properties = _Subject(loader_factory, ProbeDataset(samples), settings), []
-    promises = (subject.each_index_once, subject.order_differs, subject.same_batches, subject.resumes_exactly)
+    parameters = signature(loader_factory).parameters
+    settings = {name: value for name, value in {"num_workers": 2, "seed": 0}.items() if name in parameters}
+    subject = _Subject(loader_factory, ProbeDataset(samples), settings)
+    checks = {
+        "an epoch has every index once": subject.check_indices,
+        "epochs have different orders": subject.check_orders,
+        "batches depend on the seed and the epoch alone": subject.check_workers,
+        "a resumed epoch neither skips nor repeats": subject.check_resuming,
+        "samples do not share random numbers": subject.check_random_numbers,
+        "an abandoned epoch and a closed loader leave nothing running": subject.check_leftovers,
+    }
+    properties: list[Property] = []
     with preserved_random_state():
-        for promise in (*promises, subject.streams_are_independent, subject.nothing_left_behind):
-            name = str(promise.__doc__)
+        for name, check in checks.items():
             try:
-                result = Property(name, "ok", promise())
+                result = Property(name, "ok", check())
             except SkipTest as reason:
                 result = Property(name, "not checked", str(reason))
-            except Exception as error:  # a loader may fail in any way
+            except Exception as error:  # A loader may fail in any way.
                 detail = f"{type(error).__name__}: ".removeprefix("AssertionError: ") + first_line(error)
                 if strict:
                     raise AssertionError(f"{name}: {detail}") from error
                 result = Property(name, "FAILED", detail)
-            print(Audit((result,)), flush=True)  # some loaders take seconds to start
+            print(Audit((result,)), flush=True)  # Some loaders take seconds to start.
             properties.append(result)
-            if "epochs" not in vars(subject):  # without batches, nothing else can be checked
+            if "epochs" not in vars(subject):  # Nothing else can be checked without batches.
                 break
     return Audit(tuple(properties))
 
 
 @dataclass
 class _Subject:
-    """A loader that is audited. A promise is a method: its docstring says it, and it returns what was checked."""
+    """A loader that is audited. Each check returns what was checked, or raises `AssertionError` or `SkipTest`."""
 
     build: Callable[..., Any]
     data: ProbeDataset
@@ -121,8 +125,8 @@ class _Subject:
 
     @contextmanager
     def open(self, **changed: int) -> Iterator[Any]:
-        """A new loader, closed at the end."""
-        seed_generators(0, 0, 0)  # as a training script may
+        """A new loader, which is closed at the end."""
+        seed_generators(0, 0, 0)  # A training script may do so too.
         loader = self.build(self.data, **{**self.settings, **changed})
         try:
             yield loader
@@ -134,9 +138,10 @@ class _Subject:
         epochs = []
         with self.open(**changed) as loader:
             for epoch in range(2):
-                epochs.append([_copy(batch) for batch in islice(_start(loader, epoch), self.data.size + 1)])
-                if not 0 < (count := len(epochs[-1])) <= self.data.size:
+                batches = [_copy(batch) for batch in islice(_start(loader, epoch), self.data.size + 1)]
+                if not 0 < (count := len(batches)) <= self.data.size:
                     raise DataError(f"epoch {epoch} has {count or 'no'} batches of {self.data.size} samples, or more")
+                epochs.append(batches)
         return epochs
 
     @cached_property
@@ -148,63 +153,59 @@ class _Subject:
             self.data = ProbeDataset(self.data.size, is_random=False)
             return self.read()
 
-    def each_index_once(self) -> str:
-        """an epoch has every index once"""
-        orders, missing = [*map(_order, self.epochs)], []
-        # Each worker may drop a last batch shorter than the others; its samples differ if the order does.
-        sizes = {len(indices) for indices, _ in self.epochs[0]}
-        dropped = sizes.pop() * max(self.settings.get("num_workers", 1), 1) if len(sizes) == 1 else 1
+    def check_indices(self) -> str:
+        """An index may be missing only in a dropped last batch, whose samples differ if the order does."""
+        orders = [_order(epoch) for epoch in self.epochs]
+        missing: list[list[int]] = []
+        # Each worker may drop a last batch that is shorter than the others.
+        batch_sizes = {len(batch.indices) for batch in self.epochs[0]}
+        too_many = batch_sizes.pop() * self.settings.get("num_workers", 1) if len(batch_sizes) == 1 else 1
         for epoch, order in enumerate(orders):
             if repeated := [index for index, count in Counter(order).items() if count > 1]:
                 raise AssertionError(f"epoch {epoch}: index {repeated[0]} came twice; such indices: {len(repeated)}")
-            missing.append(sorted({*range(self.data.size)} - {*order}))
-            if len(missing[-1]) >= dropped:
+            missing.append(sorted(set(range(self.data.size)) - set(order)))
+            if len(missing[-1]) >= too_many:
                 raise AssertionError(f"epoch {epoch}: {len(missing[-1])} indices never came, such as {missing[-1][0]}")
         if missing[0] and missing[0] == missing[1] and orders[0] != orders[1]:
             raise AssertionError(f"index {missing[0][0]} never came in epochs 0 and 1, whose orders differ")
         return f"{self.data.size} samples, {len(self.epochs[0])} batches, {len(missing[0])} samples dropped"
 
-    def order_differs(self) -> str:
-        """epochs have different orders"""
+    def check_orders(self) -> str:
         first, second = map(_order, self.epochs)
         if first == second:
             raise AssertionError(f"epochs 0 and 1 have the same order: {', '.join(map(str, first[:5]))}, …")
         return "epochs 0 and 1"
 
-    def same_batches(self) -> str:
-        """batches depend on the seed and the epoch alone"""
+    def check_workers(self) -> str:
         if "num_workers" not in self.settings:
             raise SkipTest("the factory takes no num_workers")
         for index, epoch in enumerate(self.read(num_workers=0)):
             _compare(self.epochs[index], epoch, f"0 and 2 workers: epoch {index}")
         return "0 and 2 workers, 2 epochs"
 
-    def resumes_exactly(self) -> str:
-        """a resumed epoch neither skips nor repeats"""
+    def check_resuming(self) -> str:
         middle = len(self.epochs[1]) // 2
         with self.open() as loader:
             if not hasattr(loader, "epoch"):
                 raise SkipTest("the loader has no epoch(number, start)")
             rest = [_copy(batch) for batch in loader.epoch(1, middle)]
-            _compare(self.epochs[1][middle:], rest, f"epoch(1, {middle})", middle)
+        _compare(self.epochs[1][middle:], rest, f"epoch(1, {middle})", middle)
         return f"epoch(1, {middle}) of {len(self.epochs[1])} batches"
 
-    def streams_are_independent(self) -> str:
-        """samples do not share random numbers"""
+    def check_random_numbers(self) -> str:
         numbers = [batch.numbers for epoch in self.epochs for batch in epoch if batch.numbers is not None]
-        if not (numbers and self.data.is_random):
+        if not numbers or not self.data.is_random:
             raise SkipTest("the loader does not take random samples, or leaves out their numbers")
         for name, drawn in zip(GENERATORS, np.concatenate(numbers).T, strict=True):
             if equal := len(drawn) - len(np.unique(drawn)):
                 raise AssertionError(f"{name}: {equal} of {len(drawn)} samples have the number of another one")
         return f"{', '.join(GENERATORS)}; 2 epochs"
 
-    def nothing_left_behind(self) -> str:
-        """an abandoned epoch and a closed loader leave nothing running"""
+    def check_leftovers(self) -> str:
         before = running()
         with self.open() as loader:
             next(_start(loader, 0), None)
-        del loader  # without `close`, the garbage collector has to end what it started
+        del loader  # If it has no `close`, the garbage collector has to end what it started.
         if left := left_since(before):
             raise AssertionError(f"left: {', '.join(left)}")
         return "no thread and no process"
@@ -215,7 +216,7 @@ def _order(batches: list[ProbeBatch]) -> list[int]:
 
 
 def _start(loader: Iterable[object], epoch: int) -> Iterator[object]:
-    """The batches of the next epoch of a loader, which is epoch `epoch`."""
+    """The batches of the next epoch of a loader, whose number is `epoch`."""
     if hasattr(loader, "epoch"):
         return iter(loader.epoch(epoch))
     for part in (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
@@ -226,8 +227,7 @@ def _start(loader: Iterable[object], epoch: int) -> Iterator[object]:
 
 def _copy(batch: object) -> ProbeBatch:
     """The indices and numbers of a batch in any form: a loader may reuse its memory."""
-    arrays = (leaf.cpu().numpy() if isinstance(leaf, Tensor) else leaf for leaf in flatten(batch)[0])
-    leaves = [np.array(array, ndmin=1) for array in arrays]
+    leaves = [np.array(leaf.cpu().numpy() if isinstance(leaf, Tensor) else leaf, ndmin=1) for leaf in flatten(batch)[0]]
     if not leaves or not np.issubdtype(leaves[0].dtype, np.integer):
         raise DataError("the first value of a batch must be the indices of its samples; deliver samples as they are")
     return ProbeBatch(leaves[0], leaves[1] if len(leaves) > 1 else None)

@@ -18,13 +18,16 @@ from typing import Literal
 
 
 class ExitCode(IntEnum):
-    """What the program exits with; docs/command-line.md explains each. 0 is done; signals have their own."""
+    """What the program exits with; docs/command-line.md explains each. 0 is done; signals have their own.
+
+    argparse exits with 2 too, 75 is EX_TEMPFAIL of BSD, and a shell shows 130 after Ctrl-C and 141 after SIGPIPE.
+    """
 
     FAILED = 1
-    USAGE = 2  # argparse has it too
-    UNFINISHED = 75  # EX_TEMPFAIL of BSD's sysexits.h, "try again later"
-    INTERRUPTED = 130  # what a shell shows after Ctrl-C
-    PIPE_CLOSED = 141  # what a shell shows after SIGPIPE
+    USAGE = 2
+    UNFINISHED = 75
+    INTERRUPTED = 130
+    PIPE_CLOSED = 141
 
 
 class UserError(Exception):
@@ -42,7 +45,7 @@ class UnknownKeyError(ConfigError):
 
     def __init__(self, key: str, siblings: list[str]) -> None:
         self.key, self.siblings = key, siblings
-        super().__init__(key, siblings)  # all arguments, so that it can be pickled
+        super().__init__(key, siblings)  # An exception is pickled by these arguments.
 
     def __str__(self) -> str:
         return f"{self.key}: there is no such key; {allowed_names(self.key.rpartition('.')[2], self.siblings)}"
@@ -119,9 +122,9 @@ def error_context(what: str) -> Iterator[None]:
         yield
     except UserError as error:
         raise DataError(f"{what}: {error}") from error
-    except Exception as error:  # reading a sample may fail in any way
+    except Exception as error:  # Reading a sample may fail in any way.
         function, transform = "", ""
-        for frame, _ in list(walk_tb(error.__traceback__))[2:]:  # the first two are this function and the block itself
+        for frame, _ in list(walk_tb(error.__traceback__))[2:]:  # The first two are this function and the block itself.
             function = frame.f_code.co_name
             if function in ("__call__", "forward") and "self" in frame.f_locals:
                 transform = type(frame.f_locals["self"]).__name__
@@ -159,7 +162,7 @@ def classify(error: BaseException) -> Failure:
     for kind, pattern, failure in FAILURES:
         if isinstance(error, kind) and (match := re.search(pattern, str(error))):
             return replace(failure, message=failure.message.format(text=match[0].strip(), error=error))
-    if isinstance(error, OSError):  # a full disk, a folder that was removed during the run; libraries give a text alone
+    if isinstance(error, OSError):  # For example, a disk is full. Libraries raise it with a text alone.
         return Failure(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or first_line(error))
     return Failure(describe_error(error), is_user_error=False)
 
@@ -190,7 +193,7 @@ FAILURES: tuple[tuple[type[BaseException], str, Failure], ...] = (
     ),
     (
         RuntimeError,
-        "^CUDA error.*",  # after which no process that used the GPU can use it again
+        "^CUDA error.*",  # A process that used the GPU cannot use it again.
         Failure(
             "the GPU failed: {text}; start again in a new process; if it fails again, CUDA_LAUNCH_BLOCKING=1 "
             "HYDRA_FULL_ERROR=1 shows where",

@@ -16,8 +16,8 @@ from vitmnist.errors import ConfigError, allowed_names, describe_error
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+# An installed package names the modules that register its members in this group of entry points.
 INSTALLED = "vitmnist.members"
-"""The group of entry points by which an installed package names the modules that register its members."""
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class Registry(Members["type[DataclassInstance]", Built]):
         Raises:
             ConfigError: an unknown name, or options that do not fit it.
         """
-        from vitmnist.config.validation import join, validate  # imports OmegaConf, which a script may not need
+        from vitmnist.config.validation import join, validate  # Not at the top: it imports OmegaConf.
 
         key = self.group.replace("/", ".") if key is None else key
         if not isinstance(values, Mapping):

@@ -148,7 +148,7 @@ def _replace(dataloader: DataLoader[Any], store: Location, to_tensors: bool) -> 
             probes = [*probes, error.index]
         except ConfigError:
             raise
-        except Exception as error:  # samples and collate function may fail in any way
+        except Exception as error:  # Samples and the collate function may fail in any way.
             raise DataError(f"{name}: {describe_error(error)}") from error
 
 
@@ -198,7 +198,7 @@ def _build_gathered(dataloader: DataLoader[Any], store: Location, first: BatchRo
     )
     try:
         check_same_batches(dataloader, replaced, with_single=True)
-    except DataError as error:  # in a file that was found by its fingerprint, the samples may be others
+    except DataError as error:  # The file of a fingerprint may hold other samples.
         raise error if store.fingerprint else NoRowsError(f"rows depend on the batch: {error}") from error
     guard.ignore_changes()
     return replaced

@@ -34,14 +34,11 @@ from vitmnist.replacement.decoded_dataset import (
 from vitmnist.replacement.split_transforms import named_sample
 from vitmnist.store.tree import copied, find_difference
 
-COMPARED = 3
-"""Number of batches that are compared with the original before a replacement is returned."""
-COMPARED_SIZE = 16
-"""Largest size of a batch that is compared, because each of its samples is decoded again."""
-COMPARED_ALONE = 32
-"""Number of samples that are compared as batches of one."""
+COMPARED = 3  # So many batches are compared with the original before a replacement is returned.
+COMPARED_SIZE = 16  # Larger batches are compared in part, because each of their samples is decoded again.
+COMPARED_ALONE = 32  # So many samples are compared as batches of one.
+# These samplers draw the indices of an epoch when the first is asked for.
 DRAW_AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
-"""Samplers that draw the indices of an epoch when the first is asked for."""
 
 
 class EagerDataLoader(DecodedDataLoader):
@@ -63,7 +60,7 @@ def rebuilt(
     names = ["dataset", "num_workers", "collate_fn", "pin_memory", "worker_init_fn", "generator", "in_order"]
     if changed.get("num_workers", dataloader.num_workers):
         names += ["timeout", "multiprocessing_context", "prefetch_factor", "persistent_workers"]
-    # Not the batch sampler that the DataLoader has made: frameworks build another one around the sampler.
+    # The batch sampler that the DataLoader has made is left out: frameworks build another one around the sampler.
     if dataloader.batch_size is None and dataloader.batch_sampler is not None and "batch_size" not in changed:
         names += ["batch_sampler"]
     else:
@@ -97,8 +94,8 @@ def workers_needed(dataloader: DataLoader[Any]) -> int:
     sampler, workers = dataloader.sampler, int(dataloader.num_workers)
     if dataloader.batch_size is None or type(sampler) not in DRAW_AT_ONCE:
         return workers
-    if isinstance(sampler, RandomSampler) and sampler.generator is not None:  # draws again at the end of an epoch
-        return workers
+    if isinstance(sampler, RandomSampler) and sampler.generator is not None:
+        return workers  # The sampler draws again at the end of an epoch.
     # Persistent workers get their seed once, and a DataLoader without workers draws one in each epoch.
     return workers if dataloader.persistent_workers else 0
 

@@ -20,13 +20,10 @@ from vitmnist.errors import ConfigError, DataError, describe_error, error_contex
 from vitmnist.store.tree import copied, tree_map
 
 Transform = Callable[..., Any]
+# The arguments of a transform, a tuple: an image, or for a joint transform an image and its target; or a dict by name.
 Inputs = Any
-"""The arguments of a transform, a tuple: an image, or for a joint transform an image and its target; or a dict by name.
-"""
-Call = tuple[int, Inputs]
-"""Which attribute holds the transform that was called, and what it got."""
-DecodedSample = tuple[object, list[Call]]
-"""A sample with placeholders for the results of its calls."""
+Call = tuple[int, Inputs]  # The number of the attribute whose transform was called, and what it got.
+DecodedSample = tuple[object, list[Call]]  # A sample with placeholders for the results of its calls, and the calls.
 ADVICE = "leave all that follows to its attribute transform"
 
 
@@ -75,17 +72,20 @@ class SplitTransforms:
 
     def _split(self, attribute: int) -> None:
         """Move the transforms before the first random one to `deterministic`, and apply them to the probed samples."""
-        probed_calls = [calls for _, calls in self.probed]
-        inputs = [inputs for calls in probed_calls for called, inputs in calls if called == attribute]
-        if inputs and isinstance(inputs[0], dict):  # such a Compose converts arguments and results
+        places = [
+            (calls, place) for _, calls in self.probed for place, (called, _) in enumerate(calls) if called == attribute
+        ]
+        inputs = [calls[place][1] for calls, place in places]
+        if inputs and isinstance(inputs[0], dict):
+            # A Compose that is called by name converts arguments and results, so it is not divided.
             owner, name = self._attributes[attribute]
             self.random[attribute] = [vars(owner)[name]]
         random, deterministic = self.random[attribute], self.deterministic[attribute]
         while inputs and random and not any(is_random(random[0], arguments) for arguments in inputs):
             deterministic.append(random.pop(0))
             inputs = [apply(deterministic[-1:], arguments) for arguments in inputs]
-        for calls in probed_calls:
-            calls[:] = [(called, inputs.pop(0) if called == attribute else other) for called, other in calls]
+        for (calls, place), decoded in zip(places, inputs, strict=True):
+            calls[place] = attribute, decoded
 
     def decode(self, index: int) -> DecodedSample:
         """The sample after the first step."""
@@ -94,7 +94,7 @@ class SplitTransforms:
             with self._recording():
                 sample = self._dataset[index]
         except Exception as error:
-            self._dataset[index]  # may raise an error of its own, which then says more
+            self._dataset[index]  # If this raises an error too, that one says more.
             raise DataError(
                 f"its dataset uses its transform, or what that returns ({describe_error(error)}); {ADVICE}"
             ) from error
@@ -125,7 +125,7 @@ class SplitTransforms:
         decoded = apply(self.deterministic[attribute], named or inputs)
         for value in decoded.values() if isinstance(decoded, dict) else decoded:
             if isinstance(value, Image.Image):
-                value.load()  # while its file is open
+                value.load()  # The dataset may close its file afterwards.
         self._calls.append((attribute, decoded))
         if named:
             return {name: TransformPlaceholder(call, name) for name in named}
@@ -152,11 +152,14 @@ def transform_attributes(dataset: object) -> Iterator[tuple[Any, str]]:
     """The objects that hold the transforms of a dataset, and the names of their attributes."""
     attributes = getattr(dataset, "__dict__", {})
     joint = attributes.get("transforms")
-    has_pair = hasattr(joint, "target_transform")  # torchvision's transforms of an image and of its target
-    candidates = [(dataset, "transform"), (joint, "transform") if has_pair else (dataset, "transforms")]
+    candidates = [(dataset, "transform"), (dataset, "transforms")]
+    if hasattr(joint, "target_transform"):  # torchvision keeps a transform of the image and one of the target in it.
+        candidates[1] = joint, "transform"
     holders = [(owner, name) for owner, name in candidates if callable(getattr(owner, "__dict__", {}).get(name))]
-    yield from holders
-    for value in attributes.values() if not holders else ():
+    if holders:
+        yield from holders
+        return
+    for value in attributes.values():
         for part in value if isinstance(value, list) else [value]:
             if isinstance(part, Dataset):
                 yield from transform_attributes(part)
@@ -213,7 +216,7 @@ class TransformGuard:
         self._digests = [(part, _digest(part)) for part in deterministic]
 
     def __getstate__(self) -> dict[str, Any]:
-        # The pickle of a tensor contains its address, which is another one in a copy.
+        # The pickle of a tensor contains its address, which differs in a copy.
         return vars(self) | {"_digests": []}
 
     def ignore_changes(self) -> None:
@@ -236,5 +239,5 @@ def _digest(part: object) -> bytes | None:
     """A hash of an object's pickle; None if it cannot be pickled."""
     try:
         return blake2b(pickle.dumps(part)).digest()
-    except Exception:  # any method of an object may fail
+    except Exception:  # Any method of an object may fail.
         return None

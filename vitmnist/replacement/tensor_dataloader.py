@@ -32,8 +32,8 @@ from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.ordered_map import in_parts, ordered_map
 from vitmnist.store.tree import map_tensors
 
+# So many batches are made while the script computes. Samplers are read as far ahead as for the original's workers.
 AHEAD = 2
-"""Batches that are made while the script computes; samplers are read as far ahead as for the original's workers."""
 
 
 def with_tensors(exact: DataLoader[Any], split: SplitTransforms, probes: Sequence[int]) -> DataLoader[Any]:
@@ -62,7 +62,7 @@ def with_tensors(exact: DataLoader[Any], split: SplitTransforms, probes: Sequenc
     in_threads = rebuilt(exact, TensorDataLoader, dataset=drawn, collate_fn=CollateGathered(default_collate))
     try:
         check_same_batches(in_workers, in_threads)
-    except DataError:  # torchvision draws otherwise for what is no picture
+    except DataError:  # torchvision draws in another way for what is no picture.
         return in_workers
     return in_threads
 
@@ -109,7 +109,7 @@ class DrawnDataset(TransformedDataset):
                     for attribute, (image,) in calls
                 ]
                 samples.append(DrawnSample(index, decoded, pictures))
-        # In the thread that consumes the batches: glibc returns the memory of threads that end with an epoch.
+        # Memory is allocated in the consumer's thread, because glibc returns that of threads that end with an epoch.
         batches = [
             torch.empty((len(pictures), *pictures[0].shape), device="cpu")
             for pictures in zip(*(sample.pictures for sample in samples), strict=True)
@@ -184,9 +184,9 @@ class TensorDataLoader(DecodedDataLoader):
         sampler: Any = self.batch_sampler or self.sampler
         if self.persistent:
             states, draws = self.persistent
-            deque(draws, maxlen=0)  # after a break, persistent workers draw all that they were sent
+            deque(draws, maxlen=0)  # After a break, persistent workers draw all that they were sent.
         else:
-            iter(sampler)  # torch makes one that it does not use, before it draws the seed
+            iter(sampler)  # torch makes an iterator that it does not use before it draws the seed.
             seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator))
             states = [torch.Generator().manual_seed(seed + worker).get_state() for worker in range(self.num_workers)]
         indices = iter(sampler)
@@ -210,7 +210,7 @@ class TensorDataLoader(DecodedDataLoader):
             before = torch.get_rng_state()
             torch.set_rng_state(states[worker])
             try:
-                with torch.inference_mode(False):  # a batch may be used in another mode than the one before it
+                with torch.inference_mode(False):  # A batch may be used in another mode than the one before it.
                     make = partial(collate, dataset.__getitems__(sent.popleft()))
             except Exception as error:
                 make = partial(_raise, error)

@@ -19,25 +19,16 @@ from vitmnist.errors import DataError, error_context
 from vitmnist.replacement.split_transforms import Transform, apply
 from vitmnist.store.samples import Samples
 
-TOLERANCE = 8
-"""Largest difference of a pixel, of 255, from that of PIL images; resizing rounds by up to 5."""
+TOLERANCE = 8  # A pixel may differ by so much of 255 from that of PIL images; resizing rounds by up to 5.
 V1, V2 = "torchvision.transforms.transforms", "torchvision.transforms.v2."
-LIKE_V2 = (
-    "RandomResizedCrop",
-    "RandomHorizontalFlip",
-    "RandomVerticalFlip",
-    "ColorJitter",
-    "RandomErasing",
-    "RandomRotation",
-)
-"""Random transforms that draw the same numbers in v1 and v2."""
+# These random transforms draw the same numbers in v1 and v2; RandomCrop does not.
+FLIPS = ("RandomHorizontalFlip", "RandomVerticalFlip")
+LIKE_V2 = ("RandomResizedCrop", *FLIPS, "ColorJitter", "RandomErasing", "RandomRotation")
 RANDOM = ("RandomCrop", *LIKE_V2)
+# Of the deterministic transforms, some change the shape of a picture, and others keep it.
 RESIZING = ("Resize", "CenterCrop", "Pad", "Grayscale")
-"""Deterministic transforms that change shapes."""
 SAME_SHAPE = ("ToFloat", "ToImage", "Normalize", "ConvertImageDtype", "ToDtype", "ToPureTensor")
-"""Deterministic transforms that keep shapes."""
-CONVERTING = ("ToTensor", "PILToTensor", "ToImage")
-"""Transforms that make a tensor of a PIL image."""
+CONVERTING = ("ToTensor", "PILToTensor", "ToImage")  # These make a tensor of a PIL image.
 
 Shape = tuple[int, ...]
 
@@ -180,7 +171,7 @@ def draw(transforms: Sequence[Transform], shape: Shape) -> tuple[list[Transform]
             steps.append(transform)
             shape = tuple(transform(_like(shape).byte()).shape) if name in RESIZING else shape
             continue
-        with error_context(f"the transform {name}"):  # a crop may be larger than the picture
+        with error_context(f"the transform {name}"):  # A crop may be larger than the picture.
             steps += _draw(transform, name, _like(shape))
         if name in ("RandomCrop", "RandomResizedCrop"):
             shape = (shape[0], *transform.size)  # type: ignore[attr-defined]
@@ -190,7 +181,7 @@ def draw(transforms: Sequence[Transform], shape: Shape) -> tuple[list[Transform]
 def _draw(transform: Any, name: str, like: Tensor) -> list[Transform]:
     if hasattr(transform, "p") and torch.rand(1) >= transform.p:
         return []
-    if type(transform).__module__ == V1:  # RandomCrop: that of v2 draws no number for a side that is not cropped
+    if type(transform).__module__ == V1:  # A RandomCrop; that of v2 draws no number for a side that is not cropped.
         box = transform.get_params(_padded(like, transform), transform.size)
         return [partial(_cropped, transform=transform, box=box)]
     params = transform.make_params([like])
@@ -225,6 +216,6 @@ def _resized_crop(image: Tensor, transform: Any, box: Sequence[int]) -> Tensor:
 
     top, left, height, width = box
     crop = image[..., top : top + height, left : left + width]
-    if image.stride(-3) == 1:  # torch resizes bytes in half the time if the channels of a box are last, without gaps
+    if image.stride(-3) == 1:  # torch resizes bytes in half the time if the channels of a box are last, without gaps.
         crop = crop[None].contiguous(memory_format=torch.channels_last)[0]
     return functional.resize_image(crop, transform.size, transform.interpolation, None, transform.antialias)  # type: ignore[no-any-return]

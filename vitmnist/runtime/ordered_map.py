@@ -19,13 +19,11 @@ import torch
 
 from vitmnist.runtime.cpu import limit_to_one_core
 
-JOIN_S = 1.0
-"""Seconds that closing waits for its threads. Python cannot interrupt one that blocks."""
+JOIN_S = 1.0  # Closing waits so many seconds for its threads. Python cannot interrupt one that blocks.
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Outcome = tuple[Any, BaseException | None]
-"""A result, or the exception in its place."""
+Outcome = tuple[Any, BaseException | None]  # A result, or the exception in its place.
 
 
 class ordered_map(Iterator[Result], Generic[Item, Result]):  # noqa: N801  # is called like `map`
@@ -58,7 +56,7 @@ class ordered_map(Iterator[Result], Generic[Item, Result]):  # noqa: N801  # is 
         self._waiting: deque[SimpleQueue[Outcome]] = deque()
         self._is_stopped = threading.Event()
         work = partial(_work, fn, self._jobs, self._is_stopped, context)
-        # Daemons: at its end the interpreter joins other threads before it calls `_stop`.
+        # The interpreter joins threads that are no daemons before it calls `_stop`.
         workers = [threading.Thread(target=work, name="vitmnist-map", daemon=True) for _ in range(threads)]
         for worker in workers:
             worker.start()
@@ -83,7 +81,7 @@ class ordered_map(Iterator[Result], Generic[Item, Result]):  # noqa: N801  # is 
                 raise error
             return result  # type: ignore[no-any-return]
         finally:
-            del error  # its traceback has this frame: the cycle would keep all that its frames refer to
+            del error  # Its traceback has this frame, and the cycle would keep all that its frames refer to.
 
 
 def _work(
@@ -97,9 +95,9 @@ def _work(
             item, outcome = job
             try:
                 outcome.put((fn(item), None))
-            except BaseException as error:  # SystemExit too: the consumer would wait for ever
+            except BaseException as error:  # Without a result, the consumer would wait for ever.
                 outcome.put((None, error))
-            del job, item  # while the thread waits, it must not keep a batch
+            del job, item  # A thread that waits must not keep a batch.
 
 
 def _stop(
@@ -109,7 +107,7 @@ def _stop(
     workers: list[threading.Thread],
 ) -> None:
     is_stopped.set()
-    for outcome in list(waiting):  # a consumer in another thread may wait for one
+    for outcome in list(waiting):  # A consumer in another thread may wait for one.
         outcome.put((None, StopIteration()))
     for _ in workers:
         jobs.put(None)
@@ -136,12 +134,12 @@ def in_parts(
     spans = iter([slice(first, first + size) for first in range(0, rows, size)])
 
     def work() -> None:
-        with torch.inference_mode(is_inference):  # each thread has a mode of its own
+        with torch.inference_mode(is_inference):  # Each thread has its own mode.
             for span in spans:
                 function(span)
 
     parts = [_part_threads(os.getpid()).submit(work) for _ in range(threads)]
-    wait(parts)  # before one raises, the others must not write to the batch any more
+    wait(parts)  # No part may still write to the batch when another one raises.
     for part in parts:
         part.result()
 
