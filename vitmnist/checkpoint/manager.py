@@ -117,15 +117,14 @@ class CheckpointManager:
             if self.world.rank < len(checkpoint.rng):
                 RandomState(device=self.step.device).load_dict(checkpoint.rng[self.world.rank])
         log.info("resumed after %d epochs and %d batches", len(checkpoint.epochs), progress.metrics.steps)
-        before, epochs, schedule = int(checkpoint.config["epochs"]), self.config.epochs, self.config.schedule["name"]
-        if before != epochs and schedule != "constant":
+        before, schedule = int(checkpoint.config["epochs"]), self.config.schedule["name"]
+        if before != self.config.epochs and schedule != "constant":
             log.warning(
                 "epochs=%d (it was %d): schedule=%s continues at this step of the new curve, so the run differs from "
-                "one that was started with epochs=%d",
-                epochs,
+                "one that began with as many epochs",
+                self.config.epochs,
                 before,
                 schedule,
-                epochs,
             )
 
     def after_step(self, progress: EpochProgress, timer: EpochTimer) -> None:

@@ -21,7 +21,7 @@ class BatchMetric:
 
     The function takes logits, float32 `[B, classes]`, and labels, int64 `[B]`, which are negative for images that are
     padding. It returns the sum over the other images, a tensor without dimensions, on the same device and without
-    waiting for it. Recorded is the mean over the images of the pass.
+    waiting for it. The record has the mean over the images of the pass.
 
     Args:
         unit: % multiplies the value by 100.

@@ -186,18 +186,12 @@ class Comparison:
 
     @cached_property
     def ordered(self) -> list[Configuration]:
-        """The rows as table and chart show them: by quality, batch size, whether they are ranked, and time."""
-        by_quality = list(self.by_quality) if self.differs else []
+        """The rows as table and chart show them: the best quality first, then the lowest time of those ranked."""
+        rank = {shared: index for index, shared in enumerate(self.by_quality)} if self.differs else {}
 
         def key(row: Configuration) -> tuple[float, ...]:
-            batch_size = row.values.get("batch_size")
-            return (
-                by_quality.index(row.without_loader) if row.without_loader in by_quality else len(by_quality),
-                row.epoch_s is None,
-                batch_size if isinstance(batch_size, int) else 0,
-                not row.rounds,
-                row.epoch_s.median if row.epoch_s else 0.0,
-            )
+            time = row.epoch_s.median if row.epoch_s else math.inf
+            return rank.get(row.without_loader, len(rank)), not row.rounds, time
 
         return sorted(self.rows, key=key)
 

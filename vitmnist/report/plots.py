@@ -48,8 +48,11 @@ def draw(comparisons: Sequence[Comparison]) -> bytes:
 
 def chart(comparisons: Sequence[Comparison]) -> Figure:
     """The times of each comparison that has any, one below the other, with one legend."""
-    shown = [(comparison, [row for row in comparison.ordered if row.epoch_s][:MAX_ROWS]) for comparison in comparisons]
-    shown = [(comparison, rows) for comparison, rows in shown if rows]
+    shown: list[tuple[Comparison, list[Configuration]]] = []
+    for comparison in comparisons:
+        rows = [row for row in comparison.ordered if row.epoch_s]
+        if rows:
+            shown.append((comparison, rows[:MAX_ROWS]))
     heights = [1.4 + ROW_HEIGHT * len(rows) for _, rows in shown]
     figure = Figure(figsize=(WIDTH, max(sum(heights) + 0.5, 2.0)), layout="constrained")
     FigureCanvasAgg(figure)

@@ -26,15 +26,16 @@ def summary(comparison: Comparison) -> list[str]:
 
 def quality_text(metric: Metric, value: float) -> str:
     """`97.10%` or `0.1234`."""
-    digits, unit = 4 if metric.digits is None else metric.digits, "%" if metric.unit == "%" else ""
-    return f"{value:.{digits}f}{unit}"
+    digits = 4 if metric.digits is None else metric.digits
+    return f"{value:.{digits}f}" + ("%" if metric.unit == "%" else "")
 
 
 def best_quality(comparison: Comparison) -> str:
     """Which configuration is the best by the monitored metric, and whether that is more than noise over the seeds."""
     if not comparison.differs:
         return ""
-    metric, groups = comparison.metric, comparison.by_quality
+    metric = comparison.metric
+    groups = comparison.by_quality
     label, values = next(iter(groups.items()))
     low, high = (quality_text(metric, bound(values.values())) for bound in (min, max))
     over = f" ({low} to {high} over {len(values)} seeds)" if len(values) > 1 else ""

@@ -103,8 +103,9 @@ def table(comparison: Comparison) -> Table:
 
 def _cells(comparison: Comparison, row: Configuration) -> dict[str, str]:
     """The values of a row, then what was measured: quality, time, and the rest."""
-    metric, seeds = comparison.metric, EMPTY_CELL
+    metric = comparison.metric
     quality = row.quality(metric.name)
+    seeds = EMPTY_CELL
     if quality and quality.n > 1:
         low, high = (quality_text(metric, bound).rstrip("%") for bound in (quality.low, quality.high))
         seeds = f"{low}–{high}, n={quality.n}"

@@ -44,7 +44,8 @@ def training_batch(train: Split, loader: Loader, preprocess: Preprocess, epoch: 
     """
     size = loader.sampler.rank_batch_size if preprocess.mixes else min(GRID_IMAGES, loader.sampler.rank_batch_size)
     indices = loader.sampler.indices(epoch)[:size]
-    keys, images = next(preprocess.keys(loader.sampler, epoch)), train.images[indices].to(preprocess.mean.device)
+    keys = next(preprocess.keys(loader.sampler, epoch))
+    images = train.images[indices].to(preprocess.mean.device)
     with torch.inference_mode():
         if preprocess.mixes and keys is not None:
             inputs, _ = preprocess.mix_batch(images, train.labels[indices].to(images.device), keys)
@@ -78,10 +79,12 @@ def grid(tiles: Sequence[Image.Image], columns: int, gap: int, background: str =
 
 def caption(split: Split, predictions: Predictions, index: int) -> str:
     """File name or index, true class, and predicted class with its probability: three lines."""
-    actual, predicted = (split.classes[int(labels[index])] for labels in (split.labels, predictions.labels))
-    confidence = f"{100 * float(predictions.confidence[index]):.1f}%"
     # File names differ at their ends.
-    lines = (str(split.name(index))[-CAPTION_LETTERS:], f"true: {actual}", f"{confidence} {predicted}")
+    name = str(split.name(index))[-CAPTION_LETTERS:]
+    actual = split.classes[int(split.labels[index])]
+    predicted = split.classes[int(predictions.labels[index])]
+    confidence = 100 * float(predictions.confidence[index])
+    lines = (name, f"true: {actual}", f"{confidence:.1f}% {predicted}")
     return "\n".join(printable(line)[:CAPTION_LETTERS] for line in lines)
 
 

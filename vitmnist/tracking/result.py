@@ -95,9 +95,12 @@ class Result:
         for item in recorded:
             if not _has_type(content[item.name], types[item.name]):
                 raise DataError(f"{name}: {item.name} must be {item.type}, not {content[item.name]!r:.40}")
-        measured = content["epochs"] + ([content["test"]] if content.get("test") else [])
-        if not all(isinstance(values, dict) and _are_numbers(values) for values in measured):
-            raise DataError(f"{name}: an epoch or the test has a value that is not a number")
+        for values in [*content["epochs"], content.get("test") or {}]:
+            is_valid = isinstance(values, dict) and all(
+                _has_type(values.get(metric), float | None) for metric in (*epoch_metrics(), TEST_ACC)
+            )
+            if not is_valid:
+                raise DataError(f"{name}: an epoch or the test has a value that is not a number")
         return cls(**{item.name: content[item.name] for item in recorded})
 
     def bottleneck(self) -> Bottleneck | None:
@@ -151,11 +154,6 @@ def _has_type(value: object, annotation: Any) -> bool:
     types = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
     classes = tuple(get_origin(item) or item for item in types)
     return isinstance(value, (*classes, int) if float in classes else classes)
-
-
-def _are_numbers(metrics: dict[str, Any]) -> bool:
-    """Whether each metric that the report reads is a number, or None."""
-    return all(_has_type(metrics.get(name), float | None) for name in (*epoch_metrics(), TEST_ACC))
 
 
 def epoch_columns() -> tuple[str, ...]:
@@ -221,9 +219,8 @@ class Run:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The configuration by full keys such as `data.loader.name`, with lists as text; empty if unknown."""
-        values = flatten(self.result.config or {})
-        return {key: str(value) if isinstance(value, list) else value for key, value in values.items()}
+        """The configuration by full keys such as `data.loader.name`; empty if unknown."""
+        return flatten(self.result.config or {})
 
     @property
     def seeds(self) -> str:
