@@ -220,13 +220,14 @@ def test_nccl_waits_longer_than_the_vote_that_names_a_rank(monkeypatch: pytest.M
         return backend
 
     monkeypatch.setattr(distributed, "new_group", new_group)
-    monkeypatch.setattr(distributed, "all_reduce", lambda *_, group=None, **__: used.append(group))
+    monkeypatch.setattr(distributed, "all_reduce", lambda tensor, group: used.append(group))
+    monkeypatch.setattr(distributed, "broadcast", lambda tensor, source, group, async_op: used.append(group))
     world = TorchWorld.__new__(TorchWorld)
-    world._group = None
+    world.rank, world.size, world._group = 0, 1, None
     world.connect(torch.device("cuda"), 3.0)
     world.all_reduce_sum(torch.zeros(1))
     world.barrier()
-    assert used == [None, "nccl", "gloo"]
+    assert used == [None, None, "nccl", "gloo", "gloo"]  # an object is broadcast as its size and its bytes
     assert waits == {"gloo": 3.0, "nccl": 123.0}
 
 

@@ -17,8 +17,8 @@ from tests.training.test_step import BATCH, CUTMIX, SHIFT, make_loader, make_ste
 from vitmnist.augment.preprocess import Compose
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.errors import ConfigError
-from vitmnist.training.batch import Batch
 from vitmnist.training.graph import GraphedModule
+from vitmnist.training.step import Batch
 
 
 def simulated_graph(module: nn.Module, samples: Sequence[Tensor], allow_unused_input: bool) -> Callable[..., Any]:

@@ -18,9 +18,8 @@ from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import DataError
 from vitmnist.loaders.base import LOADERS, Batches, Loader
-from vitmnist.metrics import METRICS
 from vitmnist.runtime.timer import EpochTimer
-from vitmnist.training.loop import EpochProgress, MetricAccumulator, evaluate, train_epoch
+from vitmnist.training.loop import EpochProgress, evaluate, train_epoch
 from vitmnist.training.step import TrainStep
 
 CPU = torch.device("cpu")
@@ -185,13 +184,3 @@ def test_nothing_is_read_back_inside_an_epoch(tiny: Dataset, monkeypatch: pytest
     train_epoch(training, loader, new_progress(loader), after_step)
     evaluate(model, loader, preprocess, after_step)
     assert {number for number, _ in reads} == {len(loader), 2 * len(loader)}, "only after the last step of a pass"
-
-
-def test_an_epoch_is_not_resumed_with_other_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
-    sampler, device = EpochSampler(10, 4, 0), torch.device("cpu")
-    state = MetricAccumulator(sampler, device).state_dict()
-    monkeypatch.setitem(METRICS._registered, "another", METRICS._registered["acc"])
-    with pytest.raises(
-        DataError, match=r"with other metrics: another; resume it with the same files in vitmnist/metrics"
-    ):
-        MetricAccumulator(sampler, device).load_state_dict(state)

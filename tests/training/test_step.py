@@ -23,9 +23,8 @@ from vitmnist.losses import LOSSES
 from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.optim.optimizers import EMA, OPTIMIZERS
 from vitmnist.optim.schedules import build_schedule
-from vitmnist.training.batch import IGNORED, Batch
 from vitmnist.training.loop import EpochProgress, train_epoch
-from vitmnist.training.step import TrainStep
+from vitmnist.training.step import IGNORED, Batch, TrainStep
 from vitmnist.training.step_options import StepConfig
 
 CPU = torch.device("cpu")

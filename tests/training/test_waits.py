@@ -14,9 +14,8 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.losses import LOSSES
 from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.optim.optimizers import EMA, OPTIMIZERS
-from vitmnist.training.batch import Batch
 from vitmnist.training.loop import EpochProgress
-from vitmnist.training.step import TrainStep
+from vitmnist.training.step import Batch, TrainStep
 from vitmnist.training.step_options import StepConfig
 
 CHANNELS = (0.5, 0.5, 0.5)

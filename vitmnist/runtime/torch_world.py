@@ -80,9 +80,6 @@ class TorchWorld(World):
             # NCCL's watchdog ends the process at its timeout. By then gloo has raised the error that is recorded.
             self._device_group = distributed.new_group(timeout=timeout + NCCL_EXTRA_TIMEOUT, backend="nccl")
 
-    def barrier(self) -> None:
-        self._wait(distributed.all_reduce(torch.zeros(()), group=self._group, async_op=True))
-
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         distributed.all_reduce(tensor, group=self._device_group)
         return tensor

@@ -41,9 +41,9 @@ class World(ABC):
     def connect(self, device: torch.device, timeout_s: float) -> None:
         """Prepare for training on `device`: from now on a rank waits at most `timeout_s` for another."""
 
-    @abstractmethod
     def barrier(self) -> None:
         """Wait until all ranks are here."""
+        self.all_gather_object(None)
 
     @abstractmethod
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
@@ -82,8 +82,6 @@ class SingleProcess(World):
         return make()
 
     def connect(self, device: torch.device, timeout_s: float) -> None: ...
-
-    def barrier(self) -> None: ...
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         return tensor

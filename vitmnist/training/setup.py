@@ -50,10 +50,10 @@ def read_dataset(config: Config, world: World) -> Dataset:
         world.barrier()
     dataset = prepare(dataset, config.data)
     if dataset.eval_split == "train":
-        raise ConfigError(f"{dataset.name}: has neither validation nor test images; type data.holdout=0.1")
+        raise ConfigError(f"{dataset.name}: has neither validation nor test images; set data.holdout=0.1")
     if config.patience and dataset.validation is None:
         raise ConfigError(
-            f"patience={config.patience}: needs a validation split, or the test split would choose the epoch; type "
+            f"patience={config.patience}: needs a validation split, or the test split would choose the epoch; set "
             "data.holdout=0.1 to hold out a tenth of the training images, or keep a folder val/ next to train/"
         )
     checksums = [sums for sums in world.all_gather_object(None if world.local_rank else dataset.sha256) if sums]
@@ -71,13 +71,13 @@ def train_sampler(config: Config, dataset: Dataset, world: World) -> EpochSample
     if not len(sampler):
         raise ConfigError(
             f"batch_size={config.batch_size} exceeds the {sampler.size} training images, so data.drop_last=true leaves "
-            f"no batch; type batch_size={sampler.size} or less, or data.drop_last=false"
+            f"no batch; set batch_size={sampler.size} or less, or data.drop_last=false"
         )
     return sampler
 
 
 def build_model(config: Config, split: Split, device: torch.device, weights: Mapping[str, Tensor] | None) -> nn.Module:
-    """Build the model, on its device, with the weights that `init` names; tries it.
+    """Build the model on its device with the weights that `init` names, and try it on two images.
 
     Raises:
         ConfigError: it does not fit the images, or the weights do not fit it.
@@ -97,7 +97,7 @@ def _check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) ->
     try:
         with torch.no_grad():
             logits = model.eval()(images)  # in this mode, no state changes and no random number is drawn
-    except Exception as error:  # of any type: the model's code
+    except Exception as error:  # the model's code may raise any type
         if classify(error).is_user_error:
             raise
         raise ConfigError(
@@ -119,19 +119,19 @@ def check_batch_norm(name: str, step: TrainStep, split: Split, sampler: EpochSam
         return
     if step.microbatch_size < step.batch_size:
         log.warning(
-            "trainer.micro_batch=%d: the model has batch normalisation, whose statistics are those of a microbatch; "
+            "trainer.micro_batch=%d: the model has batch normalisation, which takes its statistics from a microbatch; "
             "trainer.micro_batch=null takes them from the whole batch",
             step.config.micro_batch,
         )
-    sizes = [max(sampler.num_valid(batch), 1) for batch in (0, len(sampler) - 1)]  # a rank without images: padding
-    in_first, in_last = ((size % step.microbatch_size or step.microbatch_size) == 1 for size in sizes)
-    if not (in_first or in_last):
+    # The first and the last batch of an epoch may differ in size. A rank without images has one image of padding.
+    sizes = [max(sampler.num_valid(batch), 1) for batch in (0, len(sampler) - 1)]
+    if all((size - 1) % step.microbatch_size for size in sizes):  # the last microbatch has several images
         return
     try:
         with torch.no_grad(), preserved_buffers(step.model):  # the generators are seeded later
             step.model(step.preprocess(split.images[:1].to(step.device)))
     except ValueError as error:
-        advice = "trainer.micro_batch=null, or a larger batch_size" if in_first else "data.drop_last=true"
         raise ConfigError(
-            f"model={name}: a batch or microbatch has one image: {first_line(error)}; set {advice}"
+            f"model={name}: a batch or microbatch has one image: {first_line(error)}; set data.drop_last=true if it is "
+            "the last one, else trainer.micro_batch=null or a larger batch_size"
         ) from error

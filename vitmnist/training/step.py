@@ -1,4 +1,4 @@
-"""One training step, eager, compiled or as a CUDA graph: forward, backward, optimizer, averaged weights, schedule."""
+"""A batch, and one training step on it: forward, backward, optimizer, averaged weights, schedule."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -26,17 +27,58 @@ from vitmnist.losses import Loss
 from vitmnist.metrics import batch_metrics
 from vitmnist.optim.optimizers import EMA
 from vitmnist.runtime.world import World
-from vitmnist.training.batch import IGNORED, Batch
 from vitmnist.training.fine_tuning import BATCH_NORMS
 from vitmnist.training.graph import GraphedModule
 from vitmnist.training.step_options import StepConfig
 
 log = logging.getLogger(__name__)
 
+IGNORED = -100
+"""The label of padding, which has neither loss nor gradient: the default `ignore_index` of `cross_entropy`."""
+
 Sums = dict[str, Tensor]
 """Sums over this rank's images, as tensors without dimensions on the device: `loss`, and each metric of
 `vitmnist.metrics`. A step divides `loss` by the size of the global batch, so that it adds up over the ranks to the
 mean."""
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """A batch of this rank, on its device.
+
+    Args:
+        images: uint8 or normalised float32 `[B, C, H, W]`.
+        labels: int64 `[B]`; padding has the label `IGNORED`.
+        keys: int64 `[B]`, the random keys of the augmentation; None without augmentation, and once it is done.
+        size: images in the global batch.
+        targets: class probabilities of mixed images, float32 `[B, classes]`.
+    """
+
+    images: Tensor
+    labels: Tensor
+    keys: Tensor | None
+    size: int
+    targets: Tensor | None = None
+
+    def __len__(self) -> int:
+        """Images of this rank."""
+        return len(self.labels)
+
+    def padded(self, length: int) -> Batch:
+        """The batch with images added, whose label is `IGNORED`, up to this length."""
+        missing = length - len(self)
+        if not missing:
+            return self
+        images = F.pad(self.images, [0, 0, 0, 0, 0, 0, 0, missing])
+        keys = None if self.keys is None else F.pad(self.keys, [0, missing])
+        return Batch(images, F.pad(self.labels, [0, missing], value=IGNORED), keys, self.size)
+
+    def microbatches(self, length: int) -> Iterator[Batch]:
+        """Parts of at most this length, as views."""
+        for start in range(0, len(self), length):
+            rows = slice(start, start + length)
+            keys, targets = (None if tensor is None else tensor[rows] for tensor in (self.keys, self.targets))
+            yield Batch(self.images[rows], self.labels[rows], keys, self.size, targets)
 
 
 class TrainStep:
