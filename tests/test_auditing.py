@@ -70,8 +70,8 @@ class CustomLoader:
 
 
 def finding(result: Audit, name: str) -> str:
-    (found,) = [item for item in result.properties if item.name == name]
-    return f"{found.status}: {found.detail}"
+    (checked,) = [item for item in result.properties if item.name == name]
+    return f"{checked.status}: {checked.detail}"
 
 
 @pytest.fixture

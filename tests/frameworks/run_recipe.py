@@ -53,8 +53,8 @@ def train(source: str, file: Path, ranks: int, rank: int, port: int) -> None:
     exec(compile(source, "recipe", "exec"), names)
     weights = b"".join(value.numpy().tobytes() for value in names["model"].state_dict().values())
     dataset = type(names["loader"].dataset).__name__
-    found = {"seen": seen, "weights": hashlib.sha256(weights).hexdigest(), "dataset": dataset}
-    file.write_text(json.dumps(found))
+    record = {"seen": seen, "weights": hashlib.sha256(weights).hexdigest(), "dataset": dataset}
+    file.write_text(json.dumps(record))
 
 
 def main() -> None:

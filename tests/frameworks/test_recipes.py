@@ -56,11 +56,11 @@ def test_a_recipe_trains_on_the_batches_of_the_original(
     if is_random and not find_spec(*modules):
         pytest.skip("needs vitmnist[recipes]")
     run(folder, "tests.frameworks.run_recipe", script, str(folder), *modules)
-    found: dict[str, Any] = {file.stem: json.loads(file.read_text()) for file in folder.glob("*.json")}
-    ranks = {name.removesuffix(".original") for name in found if name.endswith(".original")}
+    records: dict[str, Any] = {file.stem: json.loads(file.read_text()) for file in folder.glob("*.json")}
+    ranks = {name.removesuffix(".original") for name in records if name.endswith(".original")}
     assert {name[: name.rindex("-")] for name in ranks} == variants
     for name in ranks:
-        original, replaced = found[f"{name}.original"], found[f"{name}.replaced"]
+        original, replaced = records[f"{name}.original"], records[f"{name}.replaced"]
         kind = "TransformedDataset" if is_random else "GatheredDataset"
         assert replaced.pop("dataset") == kind != original.pop("dataset")
         assert original == replaced

@@ -69,19 +69,19 @@ def replaced(loader: DataLoader[Any], *, drawn: bool) -> DataLoader[Any]:
 def epochs(loader: Any, ends: tuple[int | None, ...] = (None, None)) -> list[Any]:
     """The batches of some epochs and the state of the global generators after each, some left by a `break`."""
     seed_generators(3, 0, 0)
-    found: list[Any] = []
+    seen: list[Any] = []
     with preserved_random_state():
         for end in ends:
             batches = iter(loader)
             for _ in range(end if end is not None else 100):
                 if (batch := next(batches, None)) is None:
                     break
-                found.append(batch)
+                seen.append(batch)
                 torch.rand(1)  # the step draws too
             del batches
             numpy_state = np.random.get_state()[1]
-            found.append([torch.get_rng_state(), torch.tensor(numpy_state.astype(np.int64)), random.random()])
-    return found
+            seen.append([torch.get_rng_state(), torch.tensor(numpy_state.astype(np.int64)), random.random()])
+    return seen
 
 
 def check_equal(build: Callable[[], DataLoader[Any]], ends: tuple[int | None, ...] = (None, None)) -> None:
@@ -95,40 +95,36 @@ def check_equal(build: Callable[[], DataLoader[Any]], ends: tuple[int | None, ..
     assert_same(epochs(ours, ends), expected)
 
 
-V1: dict[str, list[Any]] = {
-    "RandomResizedCrop": [v1.RandomResizedCrop(130), *CLOSE],
-    "RandomCrop": [v1.RandomCrop(130), *CLOSE],
-    "RandomCrop, padded": [v1.RandomCrop(145, (3, 5), padding_mode="reflect"), *CLOSE],
+def of_either_version(module: Any, close: list[Any]) -> dict[str, list[Any]]:
+    """Transforms of torchvision's v1 or v2, before those that make floats."""
+    return {
+        "RandomResizedCrop": [module.RandomResizedCrop(130), *close],
+        "RandomCrop": [module.RandomCrop(145, 4), *close],
+        "flips": [module.RandomVerticalFlip(), module.RandomHorizontalFlip(0.3), module.PILToTensor()],
+        "ColorJitter": [module.PILToTensor(), module.ColorJitter(0.4, 0.3, 0.2, 0.1), FLOAT],
+        "RandomErasing": [module.RandomCrop(130), *close[:-1], module.RandomErasing(value="random"), close[-1]],
+        "RandomRotation": [module.PILToTensor(), module.RandomRotation(20, fill=7), FLOAT],
+    }
+
+
+FLOAT = v1.ConvertImageDtype(torch.float32)
+OTHERS: dict[str, list[Any]] = {
+    "padded by reflection": [v1.RandomCrop(145, (3, 5), padding_mode="reflect"), *CLOSE],
     "RandomCrop of the whole width": [v1.RandomCrop((130, 150)), v1.RandomHorizontalFlip(), *CLOSE],
-    "flips": [v1.RandomVerticalFlip(), v1.RandomHorizontalFlip(0.3), v1.PILToTensor()],
-    "ColorJitter": [v1.PILToTensor(), v1.ColorJitter(0.4, 0.3, 0.2, 0.1), v1.ConvertImageDtype(torch.float32)],
-    "RandomErasing": [v1.RandomCrop(130), CLOSE[0], v1.RandomErasing(value="random"), CLOSE[1]],
     "RandomErasing of values": [v1.RandomCrop(130), *CLOSE, v1.RandomErasing(1.0, value=(1, 2, 3))],
     "RandomErasing of large areas": [v1.RandomCrop(130), *CLOSE, v1.RandomErasing(1.0, (1.0, 1.0))],
-    "RandomRotation": [v1.PILToTensor(), v1.RandomRotation(20, fill=7), v1.ConvertImageDtype(torch.float32)],
-    "others between": [
-        v1.RandomCrop(140),
-        v1.Resize(135),
-        v1.CenterCrop(134),
-        v1.Grayscale(3),
-        v1.RandomCrop(130),
-        *CLOSE,
-    ],
+    "between": [v1.RandomCrop(140), v1.Resize(135), v1.CenterCrop(134), v1.Grayscale(3), v1.RandomCrop(130), *CLOSE],
     "kept as floats": [v1.ToTensor(), v1.RandomCrop(130), CLOSE[1]],
-}
-V2: dict[str, list[Any]] = {
-    "RandomResizedCrop": [v2.RandomResizedCrop(130), *CLOSE_V2],
-    "RandomCrop": [v2.RandomCrop(145, 4), *CLOSE_V2],
-    "flips": [v2.RandomVerticalFlip(), v2.RandomHorizontalFlip(0.3), v2.PILToTensor()],
-    "ColorJitter": [v2.PILToTensor(), v2.ColorJitter(0.4, 0.3, 0.2, 0.1), *CLOSE_V2],
-    "RandomErasing": [v2.RandomCrop(130), *CLOSE_V2, v2.RandomErasing(value="random")],
-    "RandomRotation": [v2.PILToTensor(), v2.RandomRotation(20), *CLOSE_V2],
     "kept as images": [v2.ToImage(), v2.RandomResizedCrop(130), *CLOSE_V2[1:]],
 }
-ALL = [*((f"v1 {name}", value) for name, value in V1.items()), *((f"v2 {name}", value) for name, value in V2.items())]
+CASES = OTHERS | {
+    f"{name}, {version}": transforms
+    for version, module, close in (("v1", v1, CLOSE), ("v2", v2, CLOSE_V2))
+    for name, transforms in of_either_version(module, close).items()
+}
 
 
-@pytest.mark.parametrize("transforms", [value for _, value in ALL], ids=[name for name, _ in ALL])
+@pytest.mark.parametrize("transforms", CASES.values(), ids=CASES.keys())
 def test_without_workers_batches_and_generators_are_those_of_torchvision(transforms: list[Any]) -> None:
     check_equal(lambda: DataLoader(Photos(transforms), 4, shuffle=True))
 
@@ -149,8 +145,8 @@ def test_batches_and_generators_are_those_of_real_workers(
     options: dict[str, Any], ends: tuple[int | None, ...]
 ) -> None:
     def build() -> DataLoader[Any]:
-        own = {"generator": torch.Generator().manual_seed(4)} if "generator" in options else {}
-        return DataLoader(Photos(MIXED, views=2), 4, shuffle=True, **options | own)
+        generator = {"generator": torch.Generator().manual_seed(4)} if "generator" in options else {}
+        return DataLoader(Photos(MIXED, views=2), 4, shuffle=True, **options | generator)
 
     check_equal(build, ends)
 
@@ -253,7 +249,7 @@ def test_kept_pictures_stay_as_they_are_and_batches_are_new_and_contiguous() -> 
 
 
 def batch_threads() -> list[Any]:
-    return [one for one in threading.enumerate() if one.name.startswith("vitmnist-map")]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("vitmnist-map")]
 
 
 def test_threads_end_with_the_loop_that_is_left() -> None:

@@ -109,7 +109,7 @@ def test_batches_and_order_are_those_of_the_dataloader(
         assert_same(run(replacement), expected)
         assert torch.equal(torch.get_rng_state(), after)
         same = ("batch_size", "sampler", "drop_last", "generator") if dataloader.batch_size else ("batch_sampler",)
-        assert [one for one in same if getattr(replacement, one) is not getattr(dataloader, one)] == []
+        assert [name for name in same if getattr(replacement, name) is not getattr(dataloader, name)] == []
         assert from_dataloader(replacement) is replacement
 
 
@@ -170,11 +170,11 @@ def after_an_exception(loader: Any) -> list[list[int]]:
 
 
 USES: list[Callable[[Any], Any]] = [
-    lambda loader: [labels_of(one, 2) for one in (iter(loader), iter(loader))],
-    lambda loader: [(one[1].tolist(), other[1].tolist()) for one, other in zip(loader, loader, strict=True)],
+    lambda loader: [labels_of(batches, 2) for batches in (iter(loader), iter(loader))],
+    lambda loader: [(first[1].tolist(), second[1].tolist()) for first, second in zip(loader, loader, strict=True)],
     lambda loader: [(torch.rand(4).tolist(), labels.tolist()) for _, labels in loader],  # such as dropout
     after_an_exception,
-    lambda loader: [labels_of(one) for one in (copy.copy(loader), copy.deepcopy(loader))],
+    lambda loader: [labels_of(copied) for copied in (copy.copy(loader), copy.deepcopy(loader))],
     lambda loader: labels_of(pickle.loads(pickle.dumps(loader))),
     lambda loader: (len(loader.dataset), loader.dataset.classes, loader.dataset.size, loader.dataset[4][1]),
     lambda loader: [

@@ -37,7 +37,7 @@ class Graph:
     """An object without `__eq__`, which refers to itself."""
 
     def __init__(self, index: int) -> None:
-        self.nodes, self.scale, self.own = torch.rand(index % 5, 2, generator=seeded(index)), float("nan"), self
+        self.nodes, self.scale, self.itself = torch.rand(index % 5, 2, generator=seeded(index)), float("nan"), self
 
 
 class Marked(Tensor):
@@ -50,8 +50,11 @@ def seeded(index: int) -> torch.Generator:
 
 def boxes(index: int) -> Any:
     image = torch.rand(7 + index % 3, 9, 3, generator=seeded(index)).permute(2, 0, 1)  # channels last in memory
-    found = torch.rand(index % 4, 4, generator=seeded(index))
-    target = {"boxes": tv_tensors.BoundingBoxes(found, format="XYXY", canvas_size=(7, 9)), "area": [1.0] * (index % 4)}
+    corners = torch.rand(index % 4, 4, generator=seeded(index))
+    target = {
+        "boxes": tv_tensors.BoundingBoxes(corners, format="XYXY", canvas_size=(7, 9)),
+        "area": [1.0] * (index % 4),
+    }
     return image, {**target, "caption": None} if index % 5 == 0 else target
 
 
@@ -224,12 +227,12 @@ def test_values_are_kept_as_they_are(in_file: bool, tmp_path: Path) -> None:
             kept = samples_in_file(lambda chunks=chunks: chunks, 4, structure, tmp_path, None)
         else:
             kept = samples_in_memory(chunks, expected_nbytes=1)
-        for found in (kept[1], kept[3], kept.load(2, as_views=True)):
-            assert found["label"] == 7
+        for sample in (kept[1], kept[3], kept.load(2, as_views=True)):
+            assert sample["label"] == 7
             if isinstance(value, np.ndarray):
-                assert (found["value"].dtype, found["value"].tolist()) == (value.dtype, value.tolist())
+                assert (sample["value"].dtype, sample["value"].tolist()) == (value.dtype, value.tolist())
             else:
-                assert find_difference(found["value"], value) is None, value
+                assert find_difference(sample["value"], value) is None, value
 
 
 def test_tensors_keep_their_strides_and_share_their_storage() -> None:

@@ -27,9 +27,9 @@ def check_same(original: DataLoader[Any], **options: Any) -> list[Any]:
         expected = run(original)
     replaced = from_dataloader(original, "ram", **options)
     assert isinstance(replaced.dataset, TransformedDataset)
-    found = run(replaced)
-    assert_same(found, expected)
-    return found
+    batches = run(replaced)
+    assert_same(batches, expected)
+    return batches
 
 
 def test_tokenizers(tmp_path: Path) -> None:
@@ -47,8 +47,8 @@ def test_tokenizers(tmp_path: Path) -> None:
         (encodings, lambda samples: tokenizer.pad(samples, return_tensors="pt"), 0),
         (Made(text, SIZE), lambda samples: tokenizer(samples, padding=True, return_tensors="pt"), 0),
     ):
-        found = check_same(DataLoader(dataset, 4, shuffle=True, num_workers=workers, collate_fn=collate))
-        assert isinstance(found[0], transformers.BatchEncoding)
+        batches = check_same(DataLoader(dataset, 4, shuffle=True, num_workers=workers, collate_fn=collate))
+        assert isinstance(batches[0], transformers.BatchEncoding)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -70,5 +70,5 @@ def test_graphs(workers: int) -> None:
 
     split = transforms.Compose([transforms.NormalizeFeatures(), transforms.RandomNodeSplit(num_val=1, num_test=1)])
     for dataset in (Made(graph, SIZE), Graphs(), Graphs(transform=split)):
-        found = check_same(loader.DataLoader(dataset, 4, shuffle=True, num_workers=workers, follow_batch=["y"]))
-        assert isinstance(found[0], geometric.data.Batch)
+        batches = check_same(loader.DataLoader(dataset, 4, shuffle=True, num_workers=workers, follow_batch=["y"]))
+        assert isinstance(batches[0], geometric.data.Batch)

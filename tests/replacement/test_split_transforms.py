@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
-from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, default_collate
 from torchvision import datasets
 from torchvision import transforms as v1
@@ -111,11 +110,6 @@ class Grey:
         return ImageOps.grayscale(image).convert("RGB")
 
 
-def closure() -> Callable[[Tensor], Tensor]:
-    generator = torch.Generator().manual_seed(3)
-    return lambda image: image + torch.rand((), generator=generator)
-
-
 SMALL = v1.Resize((9, 9))
 TRANSFORMS: dict[str, tuple[Callable[[], list[Any]], list[str]]] = {
     "v1": (lambda: [V1], ["Resize"]),
@@ -125,7 +119,6 @@ TRANSFORMS: dict[str, tuple[Callable[[], list[Any]], list[str]]] = {
     "choice": (lambda: [SMALL, v1.RandomChoice([v1.ColorJitter(0.5), v1.Grayscale(3)]), *CLOSE], ["Resize"]),
     "wide": (lambda: [SMALL, v1.TrivialAugmentWide(), v1.PILToTensor()], ["Resize"]),
     "custom": (lambda: [SMALL, Grey(), *CLOSE, Noisy()], ["Resize", "Grey", "ToTensor", "Normalize"]),
-    "closure": (lambda: [SMALL, v1.ToTensor(), closure()], ["Resize", "ToTensor"]),
     "pictures": (lambda: [v1.RandomCrop(16)], []),
 }
 
@@ -188,8 +181,8 @@ class Views(Pictures):
 class Keyed(Pictures):
     def __getitem__(self, index: int) -> Any:
         image = self.open(index)
-        found = {"id": f"n°{index}", "image": self.transform(image), "size": list(image.size), "share": index / 7}
-        return found | {"known": index > 3, "mean": np.float32(np.mean(image)), "none": torch.zeros(0)}
+        sample = {"id": f"n°{index}", "image": self.transform(image), "size": list(image.size), "share": index / 7}
+        return sample | {"known": index > 3, "mean": np.float32(np.mean(image)), "none": torch.zeros(0)}
 
 
 class InBlock(Pictures):

@@ -83,10 +83,10 @@ class Pictures(Dataset[Any]):
 def run(loader: Any, epochs: int = 2, end: int | None = None) -> list[Any]:
     """All batches of some epochs, and one draw of the global generators after each."""
     seed_generators(3, 0, 0)
-    found: list[Any] = []
+    batches: list[Any] = []
     for _ in range(epochs):
-        found += [*islice(loader, end), torch.rand(2)]
-    return found
+        batches += [*islice(loader, end), torch.rand(2)]
+    return batches
 
 
 def replaced_as_well(build: Callable[[], DataLoader[Any]], **options: Any) -> tuple[DataLoader[Any], DataLoader[Any]]:
@@ -94,10 +94,10 @@ def replaced_as_well(build: Callable[[], DataLoader[Any]], **options: Any) -> tu
     return build(), from_dataloader(build(), **{"loader": "ram", **options})
 
 
-def assert_same(found: list[Any], expected: list[Any]) -> None:
+def assert_same(actual: list[Any], expected: list[Any]) -> None:
     """The same batches, bit for bit."""
-    assert len(found) == len(expected)
-    assert [find_difference(*pair) for pair in zip(found, expected, strict=True)] == [None] * len(found)
+    assert len(actual) == len(expected)
+    assert [find_difference(*pair) for pair in zip(actual, expected, strict=True)] == [None] * len(actual)
 
 
 def check_same(build: Callable[[], DataLoader[Any]], **options: Any) -> DataLoader[Any]:
