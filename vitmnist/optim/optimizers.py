@@ -56,7 +56,7 @@ def adamw(options: AdamOptions, model: nn.Module, fused: bool) -> Optimizer:
 def decay_groups(model: nn.Module) -> list[dict[str, Any]]:
     """Two parameter groups: with weight decay, and without.
 
-    Parameters with fewer than two dimensions (biases, norm weights) are exempt, and so are those that the model names in
+    Parameters with fewer than two dimensions (biases, norm weights) are exempt, and parameters that the model names in
     `no_weight_decay`, as in timm's `param_groups_weight_decay`.
     """
     named = getattr(model, "no_weight_decay", ())
