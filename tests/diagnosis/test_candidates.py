@@ -97,7 +97,7 @@ def test_samples_that_fail_after_the_script_and_print_leave_rows_that_say_so(
     assert not capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("cores", "threads"), [(0.0, 1), (0.6, 1), (1.0, 1), (1.9, 2)])
+@pytest.mark.parametrize(("cores", "threads"), [(0.0, 1), (0.6, 1), (1.0, 1), (1.9, 2), (1.4, 2)])
 def test_an_imitated_step_takes_the_time_and_the_cores_of_the_scripts(cores: float, threads: int) -> None:
     """By the processor time, because the clock goes on while other programs use the cores."""
     step = ImitatedStep(0.02, cores)

@@ -9,8 +9,6 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydra._internal.utils import get_args_parser
-
 from vitmnist.errors import ConfigError
 
 # The arguments that begin a run or resume it, so that the same command can be repeated.
@@ -38,6 +36,8 @@ class Arguments:
 
 def parse(typed: list[str]) -> Arguments:
     """What was typed; raises `ConfigError` for an unknown option, or if the arguments contradict each other."""
+    from hydra._internal.utils import get_args_parser  # Private: without it nothing can be trained.
+
     options, unknown = get_args_parser().parse_known_intermixed_args(typed)
     overrides: list[str] = options.overrides
     for flag in [*unknown, *(f"--{name}" for name in UNSUPPORTED if getattr(options, name.replace("-", "_")))]:

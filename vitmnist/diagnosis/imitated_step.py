@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, redirect_stderr, redirect_stdout, suppress
 from hashlib import sha256
 from io import StringIO
-from math import inf
+from math import ceil, inf
 
 from vitmnist.diagnosis.candidates import AS_IT_IS, add_alternatives, limit_waiting
 from vitmnist.diagnosis.loops import Loop
@@ -18,6 +18,7 @@ from vitmnist.timing.benchmark import Benchmark, Candidate, rows_of
 from vitmnist.timing.table import Row
 
 BATCHES, SECONDS = 50, 6.0  # Batches of each candidate that are timed, and about how many seconds this takes for all
+NEGLIGIBLE_CORES = 0.1  # A smaller part of a core gets no thread of its own
 GAIN = 0.2  # The share of the time that a change must save to be named
 
 
@@ -29,7 +30,7 @@ class ImitatedStep:
     """
 
     def __init__(self, step_s: float, cores: float) -> None:
-        self.threads = max(1, round(cores))
+        self.threads = max(1, ceil(cores - NEGLIGIBLE_CORES))
         busy_share = min(cores / self.threads, 1.0)
         self._pool = ThreadPoolExecutor(self.threads)
         self._block = bytes(2**15)

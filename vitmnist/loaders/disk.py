@@ -140,6 +140,8 @@ class WorkerLoader(Loader):
             iterator = iter(dataloader)
         try:
             for batch in iterator:
+                if isinstance(batch, UserError):
+                    raise batch
                 yield map_tensors(self.backend.to_device, batch)
             if workers and not self._idle:
                 self._idle.append(dataloader)
@@ -188,15 +190,16 @@ class BatchReader(data.Dataset[Any]):
 
     def __getitem__(self, key: BatchKey) -> object:
         epoch, indices = key
-        return self.source.read(torch.from_numpy(indices), epoch)
+        try:
+            return self.source.read(torch.from_numpy(indices), epoch)
+        except UserError as error:
+            return error  # As a value, because torch passes on only the text of an exception
 
 
 def _explained(error: Exception) -> Exception:
     """The error of a worker, or of its death, as a user should see it."""
     if isinstance(error, UserError):
-        # torch raises a worker's error again with the worker's traceback as its message.
-        _, _, message = str(error).rpartition(f"{type(error).__name__}: ")
-        return type(error)(message.strip())
+        return error
     if str(error).startswith("Caught "):  # so torch passes on an exception of the dataset
         return error
     if isinstance(error, (ConnectionError, EOFError)):  # the pipe from the worker broke

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
@@ -158,7 +159,8 @@ def _is_same(actual: Any, expected: object, compared: Compared) -> bool:
 
 def _tensor_content(tensor: Tensor) -> tuple[object, ...]:
     """Everything that a strided tensor is, without the attributes of a subclass."""
-    with torch._C.DisableTorchFunctionSubclass():
+    is_plain = type(tensor) is Tensor
+    with nullcontext() if is_plain else torch._C.DisableTorchFunctionSubclass():
         plain = tensor.detach().as_subclass(Tensor).cpu().resolve_conj().resolve_neg()
         values = torch.empty(plain.numel(), dtype=plain.dtype).copy_(plain.flatten()).view(torch.uint8)
         memory_format = [dim for dim in stride_order(tensor) if tensor.shape[dim] > 1]
