@@ -71,7 +71,7 @@ def test_a_run_survives_a_disk_full_at_any_call(arguments: list[str], whole: Pat
             resumed, output = TrainProcess(folder, *arguments).ended()
             assert resumed == 0, f"{calls}: {output}"
         assert_same_run(whole, folder / "run")
-        if code == 0:  # what could not be written, such as signs of life, was not needed
+        if code == 0:
             break
     assert calls >= 2 * EVERY
 

@@ -1,4 +1,4 @@
-"""A checkpoint is complete or not there, loading one runs no code of it, and damage is one message."""
+"""A checkpoint is complete or absent, loading it runs no code, and damage is one message."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_newest_is_loaded_and_the_one_before_it_kept(tmp_path: Path) -> None
     assert storage.read(place / "previous.pt")["number"] == 2
     assert storage.read(place / "best.pt")["number"] == 1
     assert sorted(path.name for path in place.iterdir()) == ["best.pt", "last.pt", "previous.pt"]
-    assert torch.load(place / "last.pt", weights_only=True)["number"] == 3  # also without this program
+    assert torch.load(place / "last.pt", weights_only=True)["number"] == 3, "torch alone reads it"
 
 
 def flip(path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_damaged_one_gives_way_to_the_one_before_it(
 
 
 class Killed(BaseException):
-    """As sudden as a signal."""
+    """No handler of `Exception` catches it, as none catches SIGKILL."""
 
 
 def test_a_save_killed_anywhere_leaves_a_complete_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_a_save_killed_anywhere_leaves_a_complete_checkpoint(tmp_path: Path, mon
 
 
 def test_a_pickle_is_refused_before_it_runs(tmp_path: Path) -> None:
-    """Also with the right checksum."""
+    """The checksum is right, so only `weights_only` protects."""
 
     class Hostile:
         def __reduce__(self) -> tuple:

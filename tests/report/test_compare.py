@@ -25,7 +25,7 @@ def job(folder: Path, began: float, ended: float, host: str | None = "here", **r
 
 
 def test_jobs_that_overlapped_on_one_machine_are_marked_and_not_ranked(tmp_path: Path) -> None:
-    """Also if one of them failed before the end of its first epoch. Jobs of other machines slow none down."""
+    """One of them failed before the end of its first epoch. Jobs of other machines slow none down."""
     job(tmp_path / "0", 1000.0, 1020.0)
     job(tmp_path / "1", 1019.0, 1030.0, epochs=[], status="failed", error="reason")
     job(tmp_path / "2", 1050.0, 1070.0)
@@ -39,7 +39,7 @@ def test_jobs_that_overlapped_on_one_machine_are_marked_and_not_ranked(tmp_path:
 def test_whatever_varies_is_a_column(tmp_path: Path) -> None:
     run(tmp_path / "0", "ram", config={"data.root": "/a", "seed": 1})
     run(tmp_path / "1", "disk", config={"data.root": "/b", "data.loader.num_workers": 2, "repeat": 2})
-    assert the_only(tmp_path).columns == ["data/loader"]  # num_workers is an option of disk alone
+    assert the_only(tmp_path).columns == ["data/loader"], "num_workers is an option of disk alone"
     run(tmp_path / "2", "disk", config={"model.depth": 3, "seed": 7})
     assert set(the_only(tmp_path).columns) == {"data/loader", "model.depth", "data.loader.num_workers"}
     run(tmp_path / "3", distributed={"ranks": 2}, environment={"torch": "2.14.0", "git_commit": "b" * 40})
@@ -78,7 +78,7 @@ def test_a_run_contributes_the_median_of_its_steady_epochs(tmp_path: Path) -> No
     )
     assert ram.items() >= {"images/s": "28", "accuracy, %": "90.00", "host, MiB": "700"}.items()
     assert (disk["epoch, s"], disk["status"]) == ("13.0", "completed, first epoch only")
-    assert not {"GPU, MiB", "× fastest", "spread", "saving, s"} & ram.keys()  # empty in all rows
+    assert not {"GPU, MiB", "× fastest", "spread", "saving, s"} & ram.keys(), "columns that are empty in all rows"
 
 
 def test_quality_stands_before_time_with_its_seeds_and_the_test_split_and_orders_the_rows(tmp_path: Path) -> None:

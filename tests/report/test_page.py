@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from docs.scripts.screenshots import CHROMIUM, chromium
-from tests.support.records import a, write
+from tests.support.records import timed_run, write
 from vitmnist.report.write import write_report
 
 pytestmark = [
@@ -18,11 +18,13 @@ pytestmark = [
 ]
 HOSTILE = '<script>window.hacked = 1</script><img src="http://x/y" onerror="window.hacked = 1"> </svg> & "q"'
 LONG = "name" * 60
-ODD = a("ram", 1.0, environment={"gpu": HOSTILE, "cpu": LONG}, config={"model.name": LONG, "data.root": HOSTILE})
+ODD = timed_run(
+    "ram", 1.0, environment={"gpu": HOSTILE, "cpu": LONG}, config={"model.name": LONG, "data.root": HOSTILE}
+)
 
 
 def test_nothing_overflows_the_page_and_nothing_is_requested(tmp_path: Path) -> None:
-    failed = a("disk", 1.0, status="failed", error=f"{HOSTILE} {LONG}")
+    failed = timed_run("disk", 1.0, status="failed", error=f"{HOSTILE} {LONG}")
     write_report([write(tmp_path, [ODD, {**ODD, "loader": HOSTILE}, failed])], tmp_path)
     requested: list[str] = []
     with chromium() as page:

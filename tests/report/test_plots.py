@@ -92,5 +92,6 @@ def test_texts_fit_do_not_overlap_and_are_readable_on_a_phone(number: int, tmp_p
     assert not any(box.overlaps(other) for box, other in pairs)
     assert all(figure.bbox.contains(*corner) for box in boxes for corner in (box.min, box.max))
     inches = figure.get_size_inches()[0]
-    assert min(text.get_fontsize() for text in texts) / 72 * 360 / inches >= 9  # pixels of a picture 360 pixels wide
+    pixels_on_a_phone = min(text.get_fontsize() for text in texts) / 72 * 360 / inches
+    assert pixels_on_a_phone >= 9
     assert all(axis.get_position().width > 0.9 for axis in axes)

@@ -1,4 +1,4 @@
-"""What the report calls a difference is one, and real differences are found with three rounds."""
+"""The report finds real differences with three rounds, and seldom a false one."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ def named_pairs(log_times: np.ndarray) -> set[tuple[int, int]]:
 @pytest.mark.parametrize("noisiest", [1, 6])
 @pytest.mark.parametrize(("number", "rounds"), [(2, 3), (3, 8), (12, 3)])
 def test_of_equal_configurations_about_one_report_in_20_names_any(noisiest: int, number: int, rounds: int) -> None:
-    """Also if one configuration is six times as noisy as the others."""
+    """This holds even if one configuration is six times as noisy as the others."""
     random = np.random.default_rng(number)
     noise = [0.02 * noisiest, *[0.02] * (number - 1)]
     wrong = sum(bool(named_pairs(simulated(random, number, rounds, noise))) for _ in range(300))
     assert wrong / 300 <= 0.07
 
 
-@pytest.mark.parametrize(("factor", "found"), [(1.84, 1.0), (1.2, 0.95)])
+@pytest.mark.parametrize(("factor", "power"), [(1.84, 1.0), (1.2, 0.95)])
 @pytest.mark.parametrize("number", [2, 5])
-def test_a_difference_is_found_with_three_rounds(factor: float, found: float, number: int) -> None:
+def test_a_difference_is_found_with_three_rounds(factor: float, power: float, number: int) -> None:
     random, named = np.random.default_rng(number), 0
     for _ in range(100):
         log_times = simulated(random, number, 3, [0.02] * number)
         log_times[-1] += np.log(factor)
         named += (number - 1, 0) in named_pairs(log_times)
-    assert named / 100 >= found
+    assert named / 100 >= power
 
 
 def test_the_interval_of_two_configurations_is_that_of_a_paired_t_test() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.records import Records, a, epoch, rounds, the_only, three_rounds, write
+from tests.support.records import Records, epoch, rounds, the_only, three_rounds, timed_run, write
 from vitmnist.report import summary as sentences
 
 UNSURE = "Whether the loader matters takes 3 rounds to tell (repeats=3): ram has the lowest median"
@@ -15,9 +15,9 @@ SINGLE = f"{UNSURE}, 2.00 s per epoch (single run). Relative to it: disk 4.00 (s
 TWO_TO_ONE = (("disk", 2.0), ("ram", 1.0))
 THREE = "1.20 s per epoch (range 1.10–1.30, n=3). Relative to it:"
 FASTEST: dict[str, tuple[Records, list[str]]] = {
-    "one repeat": ([a("disk", 8.0), a("ram", 2.0)], [SINGLE]),
+    "one repeat": ([timed_run("disk", 8.0), timed_run("ram", 2.0)], [SINGLE]),
     "first epochs only": (
-        [a("disk"), a("ram")],
+        [timed_run("disk"), timed_run("ram")],
         ["No run can be ranked: a run must be completed, alone on the machine, and have a second epoch."],
     ),
     "equal": (
@@ -29,7 +29,8 @@ FASTEST: dict[str, tuple[Records, list[str]]] = {
     ),
     "options of a loader": (
         three_rounds(
-            a("ram", 1.0), *(a("disk", 4.0 - count, config={"data.loader.num_workers": count}) for count in (0, 1, 2))
+            timed_run("ram", 1.0),
+            *(timed_run("disk", 4.0 - count, config={"data.loader.num_workers": count}) for count in (0, 1, 2)),
         ),
         [
             "The loader matters: ram is the fastest, 1.00 s per epoch (range 1.00–1.00, n=3). Relative to it: "
@@ -45,15 +46,17 @@ FASTEST: dict[str, tuple[Records, list[str]]] = {
         ],
     ),
     "seeds of a round are one measurement": (
-        [a(loader, time + seed / 100, seed=seed) for seed in range(6) for loader, time in TWO_TO_ONE],
+        [timed_run(loader, time + seed / 100, seed=seed) for seed in range(6) for loader, time in TWO_TO_ONE],
         [f"{UNSURE}, 1.02 s per epoch (range 1.00–1.05, n=6). Relative to it: disk 1.98 (single round)."],
     ),
     "configurations": (
-        three_rounds(*(a("ram", depth / 3, config={"model.depth": depth}) for depth in (3, 6))),
+        three_rounds(*(timed_run("ram", depth / 3, config={"model.depth": depth}) for depth in (3, 6))),
         ["The configuration matters: model.depth=3 is the fastest, 1.00 s per epoch (range 1.00–1.00, n=3)."],
     ),
     "by batch size": (
-        three_rounds(*(a(loader, time * size, batch_size=size) for size in (1, 2) for loader, time in TWO_TO_ONE)),
+        three_rounds(
+            *(timed_run(loader, time * size, batch_size=size) for size in (1, 2) for loader, time in TWO_TO_ONE)
+        ),
         [
             "The loader matters at batch_size=1: ram is the fastest, 1.00 s per epoch (range 1.00–1.00, n=3). Relative "
             "to it: disk 2.00 (2.00–2.00).",
@@ -98,7 +101,7 @@ QUALITY: dict[str, tuple[Records, str]] = {
         "are within noise of it.",
     ),
     "one configuration": (accuracies(3, 97.0, 98.0), ""),
-    "all equal": ([a(loader, 2.0, seed=seed) for loader in ("disk", "ram") for seed in (1, 2)], ""),
+    "all equal": ([timed_run(loader, 2.0, seed=seed) for loader in ("disk", "ram") for seed in (1, 2)], ""),
     "equal with each loader": (BY_LOADER, f"Best accuracy: batch_size=50, 97.10%. {ONE_SEED}"),
     "the lowest loss is the best": (
         [

@@ -11,7 +11,8 @@ import yaml
 from vitmnist.report.comparison import Comparison, compare
 from vitmnist.tracking.result import find_runs, read_run
 
-Records = list[dict[str, Any]]  # arguments of `run`
+Records = list[dict[str, Any]]
+"""The arguments of `run`, for each of several runs."""
 
 ENVIRONMENT = {
     **{"host": "here", "cpu": "Some CPU", "cpu_count": 4, "gpu": None, "torch_threads": 4},
@@ -79,7 +80,7 @@ def run(
     return folder
 
 
-def a(loader: str, *times: float, repeat: int = 1, seed: int = 42, **record: Any) -> dict[str, Any]:
+def timed_run(loader: str, *times: float, repeat: int = 1, seed: int = 42, **record: Any) -> dict[str, Any]:
     """A run with a first epoch of 9 s and epochs of the given times."""
     config = {"repeat": repeat, "seed": seed, **record.pop("config", {})}
     return {"loader": loader, "times": (9.0, *times), "config": config, **record}
@@ -88,7 +89,7 @@ def a(loader: str, *times: float, repeat: int = 1, seed: int = 42, **record: Any
 def rounds(number: int, **loaders: float) -> Records:
     """Rounds on a machine that slows down, by a tenth of each loader's time in each round."""
     return [
-        a(loader, time * (1 + repeat / 10), repeat=repeat)
+        timed_run(loader, time * (1 + repeat / 10), repeat=repeat)
         for repeat in range(1, number + 1)
         for loader, time in loaders.items()
     ]

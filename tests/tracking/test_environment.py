@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 def test_the_environment_has_what_decides_speed_and_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("KMP_DUPLICATE_LIB_OK", "True")  # as torch does
+    monkeypatch.setenv("KMP_DUPLICATE_LIB_OK", "True")
     monkeypatch.setenv("NCCL_API_KEY", "never to be written down")
     environment = json.loads(json.dumps(describe_environment(CPU)))
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=False)

@@ -65,7 +65,7 @@ def test_a_killed_run_keeps_its_rows_and_repeats_none(
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
 def test_a_value_that_no_record_may_have_ends_the_run(value: float) -> None:
-    """Or the run could be neither resumed nor reported."""
+    """Otherwise the run could be neither resumed nor reported."""
     metrics = {metric.name: 1.0 for metric in epoch_metrics().values()} | {"eval_acc": value}
     with pytest.raises(TrainingError, match=f"epoch 1: eval_acc is {value}; it must be finite and not negative"):
         epoch_record(0, metrics, [], first_of_start=True)

@@ -20,7 +20,7 @@ from vitmnist.training.loop import Predictions
 
 @pytest.mark.parametrize(
     ("shuffle", "operations"),
-    [("sample", []), ("batch", []), ("none", []), ("sample", [{"name": "cutmix"}])],  # mixed with the whole batch
+    [("sample", []), ("batch", []), ("none", []), ("sample", [{"name": "cutmix"}])],
 )
 def test_the_training_batch_is_the_one_that_was_trained_on(tiny: Dataset, shuffle: str, operations: list) -> None:
     sampler, options = EpochSampler(23, 10, 3, shuffle), LOADERS.complete({"name": "ram"})

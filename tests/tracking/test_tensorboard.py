@@ -41,7 +41,7 @@ def test_a_run_shows_metrics_steps_images_and_config(succeed: Printed, quick: li
     steps = [step for epoch in epochs for step in epoch["steps"]]
     assert [step["step"] for step in steps] == [0, 3, 6, 9]
     for key in ("lr", "loss", "grad_norm"):
-        assert [event.step for event in shown.Scalars(f"step/{key}")] == [1, 4, 7, 10]  # counted from 1, as in the log
+        assert [event.step for event in shown.Scalars(f"step/{key}")] == [1, 4, 7, 10], "counted from 1"
         assert [event.value for event in shown.Scalars(f"step/{key}")] == pytest.approx([step[key] for step in steps])
     assert len({event.value for event in shown.Scalars("step/lr")}) > 1
     for tag in ("training_batch", "worst_mistakes"):
@@ -69,7 +69,7 @@ def test_a_resumed_run_keeps_images_and_has_its_new_config(succeed: Printed, qui
     assert "epochs: 3" in text.tensor_proto.string_val[0].decode()
 
 
-@pytest.mark.parametrize("steps", [1, 3])  # steps of an epoch, all of them recorded
+@pytest.mark.parametrize("steps", [1, 3])
 def test_epochs_and_steps_are_shown_once_if_resumed(
     tmp_path: Path, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,7 +87,7 @@ def test_epochs_and_steps_are_shown_once_if_resumed(
     # The epochs of the checkpoint that each start resumes from, and the epochs that it trains.
     starts = [(0, 1), (0, 3), (2, 3), (1, 4), (5, 2)]
     for attempt, (done, trained) in enumerate(starts):
-        monkeypatch.setattr("time.time", lambda now=1e9 + attempt: now)  # event files are ordered by the second
+        monkeypatch.setattr("time.time", lambda now=1e9 + attempt: now)
         result = Result(config={}, epochs=epochs[:done])
         board = TensorBoard(NoOptions(), tmp_path, result)
         for epoch in range(done, done + trained):
@@ -96,7 +96,7 @@ def test_epochs_and_steps_are_shown_once_if_resumed(
         epochs = result.epochs
     expected = [epoch["epoch_s"] for epoch in epochs]
     assert expected == [1, 3, 3, 3, 3, 4, 4]
-    reader = plugin_event_accumulator.EventAccumulator(str(tmp_path)).Reload()  # of TensorBoard's own server
+    reader = plugin_event_accumulator.EventAccumulator(str(tmp_path)).Reload()
     shown = events(tmp_path)
     for tag in ("time/epoch_s", "eval/acc"):
         assert [event.step for event in reader.Tensors(tag)] == [*range(1, 8)]

@@ -181,7 +181,7 @@ class CheckpointManager:
         Raises:
             DamagedError: they are damaged.
         """
-        best = self.folder / storage.FOLDER / "best.pt"
+        best = self.folder / storage.FOLDER / storage.WEIGHTS["best"]
         weights = self.world.broadcast_object(lambda: storage.read_weights(best)[1] if best.is_file() else None)
         if weights is None:
             return "final"
@@ -190,15 +190,12 @@ class CheckpointManager:
         return "best"
 
     def save_final_weights(self) -> None:
-        """Write `final.safetensors` with its `model_info`; raises `DataError` if it cannot be written."""
+        """Write `final.safetensors` with its `model_info`; raises `OSError`."""
         if not self.world.is_main:
             return
         weights = {name: value.contiguous().cpu() for name, value in self.step.eval_model.state_dict().items()}
-        path = self.folder / storage.FOLDER / "final.safetensors"
-        try:
-            write_atomic(path, to_safetensors(weights, {"vitmnist": json.dumps(self._model_info)}))
-        except OSError as error:
-            raise DataError(f"cannot write {path}: {error.strerror}") from error
+        content = to_safetensors(weights, {"vitmnist": json.dumps(self._model_info)})
+        write_atomic(self.folder / storage.FOLDER / storage.WEIGHTS["final"], content)
 
 
 def load_checkpoint(config: Config, folder: Path, world: World) -> Checkpoint | None:

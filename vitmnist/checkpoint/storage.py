@@ -1,11 +1,11 @@
-"""Files of weights: the checkpoints of a run, of which a complete one exists at any moment, and weights for `init`.
+"""Reads and writes checkpoints, so that a complete one exists at any moment, and reads the weights for `init`.
 
 checkpoints/last.pt            the newest
 checkpoints/previous.pt        the one before it
 checkpoints/best.pt            with a validation split, the one with the best monitored metric
 checkpoints/final.safetensors  the weights at the end
 
-A `.pt` file is what `torch.save` writes, followed by the SHA-256 of it. `torch.load` ignores these 32 bytes.
+A `.pt` file is what `torch.save` writes, followed by its SHA-256. `torch.load` ignores these 32 bytes.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def load(folder: Path) -> dict[str, Any] | None:
 
     Raises:
         DamagedError: all checkpoints are damaged.
-        DataError: one cannot be read, or is of another version of the program.
+        DataError: one is of another version of the program.
     """
     last, previous = folder / FOLDER / "last.pt", folder / FOLDER / "previous.pt"
     if last.exists():
@@ -105,12 +105,10 @@ def read(path: Path) -> dict[str, Any]:
 
     Raises:
         DamagedError: it is damaged, or not a checkpoint.
-        DataError: it cannot be read, or is of another version of the program.
+        DataError: it is of another version of the program.
+        OSError: it cannot be read.
     """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}; try again later") from error
+    content = path.read_bytes()
     if hashlib.sha256(memoryview(content)[:-DIGEST_SIZE]).digest() != content[-DIGEST_SIZE:]:
         raise DamagedError(f"{path}: is damaged or not a checkpoint: its checksum does not match")
     with reporting_damage(path):
@@ -132,7 +130,7 @@ def reporting_damage(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, DataError) or classify(error).cause in ("memory", "device"):
+        if isinstance(error, DataError | OSError) or classify(error).cause in ("memory", "device"):
             raise
         message = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         # torch's list of missing weights has many lines.

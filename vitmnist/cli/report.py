@@ -45,7 +45,7 @@ def report(options: Namespace) -> None:
     vitmnist report outputs/sweeps/DATE/TIME
     vitmnist report outputs/sweeps/DATE/TIME outputs/sweeps/DATE/TIME --output comparison
     """
-    from vitmnist.report.write import as_text, write_report  # imports matplotlib, which takes a second
+    from vitmnist.report.write import as_text, write_report  # This imports matplotlib, which takes a second.
 
     is_single = len(options.folders) == 1
     default = options.folders[0] if is_single else Path(f"outputs/reports/{datetime.now():%Y-%m-%d/%H-%M-%S}")

@@ -82,8 +82,9 @@ def _draw_times(axis: Axes, comparison: Comparison, rows: Sequence[Configuration
         if time.n > 1:
             errors = [[time.median - time.low], [time.high - time.median]]
             axis.errorbar(time.median, y, xerr=errors, color="black", linewidth=1, capsize=3)
+        # The title names the keys.
         values = [value_text(row.values[column]) for column in comparison.columns if column in row.values]
-        name = printable(", ".join(values)) or "all runs"  # without the keys, which the title names
+        name = printable(", ".join(values)) or "all runs"
         axis.text(0, y - 0.25, name if len(name) <= LABEL else f"{name[: LABEL - 1]}…", ha="left", **position)
         axis.text(1, y - 0.25, _time_text(comparison, row), ha="right", **position)
     axis.set(xlim=(0, 1.01 * max(row.epoch_s.high for row in rows if row.epoch_s)))

@@ -27,8 +27,8 @@ class Difference:
     """How much larger the value of one configuration is than the value of another.
 
     Args:
-        mean: over the blocks that both have.
-        blocks: number of these.
+        mean: the mean difference over the blocks that both have.
+        blocks: the number of blocks that both have.
         low, high: simultaneous 95% interval; None with fewer than three blocks.
     """
 
@@ -64,7 +64,7 @@ class Differences(Generic[T]):
     this is larger. A noisy configuration then widens its own intervals.
 
     Args:
-        values: by block, for each configuration.
+        values: the values of each configuration by block.
     """
 
     def __init__(self, values: Mapping[T, Mapping[str, float]]) -> None:
@@ -94,15 +94,16 @@ class Differences(Generic[T]):
         mean, count = fmean(deltas), len(deltas)
         if count < MIN_ROUNDS:
             return Difference(mean, count, None, None)
-        from scipy.special import stdtrit  # imported where it is used: not every report has three rounds
+        from scipy.special import stdtrit  # A report without three rounds does not wait for this import.
 
         pooled = max(self._squares[name] / self._freedoms[name] for name in (first, second, None))
         margin = stdtrit(max(self._freedom, count - 1), self._level) * math.sqrt(pooled / count)
         return Difference(mean, count, mean - margin, mean + margin)
 
     def _deltas(self, first: T, second: T) -> list[float]:
-        values, others = self._values.get(first, {}), self._values.get(second, {})
-        return [values[block] - others[block] for block in values if block in others]
+        """The differences in the blocks that both configurations have."""
+        minuends, subtrahends = self._values.get(first, {}), self._values.get(second, {})
+        return [value - subtrahends[block] for block, value in minuends.items() if block in subtrahends]
 
 
 def ratio(logs: Difference | None) -> Ratio | None:

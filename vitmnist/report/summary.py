@@ -11,7 +11,7 @@ from statistics import median
 
 from vitmnist.metrics.epoch_table import Metric
 from vitmnist.report.comparison import Comparison, Configuration, loader_groups
-from vitmnist.report.statistics import MIN_ROUNDS, Differences, Ratio, format_seconds, format_spread
+from vitmnist.report.statistics import MIN_ROUNDS, Differences, format_seconds, format_spread
 from vitmnist.tracking.result import search_summary
 
 
@@ -66,26 +66,26 @@ def fastest(comparison: Comparison) -> list[str]:
         (row,) = ranked
         return [f"{row.label} took {_time(row)}" if row.label else _time(row)]
     answers = []
-    for shared, (best, *others) in loader_groups(ranked).items():
-        if others:
-            ratios = [comparison.ratio(row, best) for row in others]
-            answer = _answer("loader", f" at {shared}" if shared else "", best.loader, best, ratios)
-            relative = [f"{row.loader} {ratio}" for row, ratio in zip(others, ratios, strict=True) if ratio]
+    for shared, rows in loader_groups(ranked).items():
+        if len(rows) > 1:
+            best = rows[0]
+            answer = _answer(comparison, rows, "loader", f" at {shared}" if shared else "", best.loader)
+            ratios = {row.loader: comparison.ratio(row, best) for row in rows[1:]}
+            relative = [f"{loader} {ratio}" for loader, ratio in ratios.items() if ratio]
             answers.append(f"{answer} Relative to it: {', '.join(relative)}." if relative else answer)
-    if answers:
-        return answers
-    best, *others = ranked
-    return [_answer("configuration", "", best.label, best, [comparison.ratio(row, best) for row in others])]
+    return answers or [_answer(comparison, ranked, "configuration", "", ranked[0].label)]
 
 
-def _answer(noun: str, where: str, name: str, best: Configuration, ratios: Sequence[Ratio | None]) -> str:
+def _answer(comparison: Comparison, rows: Sequence[Configuration], noun: str, where: str, name: str) -> str:
     """Whether a choice matters, and the row with the lowest median.
 
     Args:
+        rows: the rows to compare, lowest median first.
         noun: what is chosen.
-        name: the choice of the row with the lowest median.
-        ratios: the other rows compared with it.
+        name: the choice of the first row.
     """
+    best, *others = rows
+    ratios = [comparison.ratio(row, best) for row in others]
     verdict = f"Whether the {noun} matters{where} takes {MIN_ROUNDS} rounds to tell (repeats={MIN_ROUNDS})"
     if any(ratio and ratio.is_difference for ratio in ratios):
         verdict = f"The {noun} matters{where}"

@@ -7,7 +7,7 @@ import fcntl
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
@@ -39,7 +39,8 @@ def locked(folder: Path) -> Iterator[None]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder.resolve()
-    if path in _locked:  # the system would grant this process its lock again
+    # The system would grant this process its own lock again.
+    if path in _locked:
         raise InUseError(f"{display_path(folder)}: in use by this process")
     file = (path / ".lock").open("a")
     try:
@@ -49,8 +50,7 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         _locked.discard(path)
-        with suppress(OSError):  # a network folder may be gone; nothing was written to the file
-            file.close()
+        file.close()
 
 
 def _try_lock(file: TextIO, folder: Path) -> bool:
@@ -60,7 +60,8 @@ def _try_lock(file: TextIO, folder: Path) -> bool:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except (BlockingIOError, PermissionError):
-            time.sleep(0.02)  # `is_in_use` of another process holds a lock for a moment
+            # `is_in_use` in another process holds a lock for a moment.
+            time.sleep(0.02)
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOSYS):
                 raise
@@ -72,14 +73,16 @@ def _try_lock(file: TextIO, folder: Path) -> bool:
 def is_in_use(folder: Path) -> bool:
     """Whether another process has locked a folder. Only reads, so it also works on a read-only file system."""
     path = folder.resolve() / ".lock"
-    if path.parent in _locked or not path.is_file():  # closing any handle of our own file releases its lock
+    # Closing any handle of a file that this process has locked would release its lock.
+    if path.parent in _locked or not path.is_file():
         return False
     try:
         with path.open() as file:
             fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # no locks here, or a foreign file
+    except OSError:
+        # The file system has no locks, or the file belongs to another user.
         return False
     return False
 

@@ -89,6 +89,6 @@ def caption(split: Split, predictions: Predictions, index: int) -> str:
 
 
 def _to_image(pixels: Tensor) -> Image.Image:
-    """A uint8 image `[C, H, W]` on the CPU as one of mode RGB: its first three channels, or the first of fewer."""
+    """Convert uint8 `[C, H, W]` on the CPU to mode RGB: the first three channels, or the first one as grey."""
     shown = pixels[:3] if len(pixels) >= 3 else pixels[:1].expand(3, -1, -1)
     return Image.fromarray(shown.permute(1, 2, 0).contiguous().numpy())

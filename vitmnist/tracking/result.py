@@ -82,25 +82,21 @@ class Result:
 
         Raises:
             FileNotFoundError: there is no such file.
-            DataError: it cannot be read, or is not a record; names the file.
+            UnreadableError: it cannot be read, or is not a record.
         """
-        name = f"{path.parent.name}/{path.name}"
-        try:
-            content = read_json(path)
-        except UnreadableError as error:
-            raise DataError(f"{name}: {error}") from error
+        content = read_json(path)
         if not isinstance(content, dict) or content.get("status") not in ENDED or "epochs" not in content:
-            raise DataError(f"{name}: is not the result of a run")
+            raise UnreadableError("is not the result of a run")
         recorded, types = [item for item in fields(cls) if item.name in content], get_type_hints(cls)
         for item in recorded:
             if not _has_type(content[item.name], types[item.name]):
-                raise DataError(f"{name}: {item.name} must be {item.type}, not {content[item.name]!r:.40}")
+                raise UnreadableError(f"{item.name} must be {item.type}, not {content[item.name]!r:.40}")
         for values in [*content["epochs"], content.get("test") or {}]:
             is_valid = isinstance(values, dict) and all(
                 _has_type(values.get(metric), float | None) for metric in (*epoch_metrics(), TEST_ACC)
             )
             if not is_valid:
-                raise DataError(f"{name}: an epoch or the test has a value that is not a number")
+                raise UnreadableError("an epoch or the test has a value that is not a number")
         return cls(**{item.name: content[item.name] for item in recorded})
 
     def bottleneck(self) -> Bottleneck | None:
@@ -296,8 +292,8 @@ def read_run(folder: Path) -> Run:
     """The run of a folder; with the status `unreadable` and the reason if its `result.json` is damaged."""
     try:
         return Run(folder, Result.from_json(folder / "result.json"))
-    except DataError as error:
-        result = Result(status="unreadable", error=str(error))
+    except UnreadableError as error:
+        result = Result(status="unreadable", error=f"{folder.name}/result.json: {error}")
     except FileNotFoundError:
         result = Result(status="not started")
         if (folder / ".lock").exists():

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from PIL import Image
 
 
-STEP = ("loss", "lr", "grad_norm")  # values of a logged step
+STEP_METRICS = ("loss", "lr", "grad_norm")
+"""The values of a logged step."""
 
 
 class Logger:
@@ -46,7 +47,7 @@ def epoch_scalars(record: EpochRecord) -> dict[str, float]:
 
 def step_scalars(step: Mapping[str, float | None]) -> dict[str, float]:
     """The measured values of a logged step, by their tags."""
-    return {f"step/{name}": value for name in STEP if (value := step.get(name)) is not None}
+    return {f"step/{name}": value for name in STEP_METRICS if (value := step.get(name)) is not None}
 
 
 LOGGERS: Registry[Logger] = Registry("logger", __package__)

@@ -52,9 +52,10 @@ class Wandb(Logger):
                 id=path.read_text().strip() if is_continued else None,
                 resume="allow",
                 config=result.config,
-                settings=wandb.Settings(console="off", silent=True),  # the log of the run is in its folder
+                # The log of the run is in its folder.
+                settings=wandb.Settings(console="off", silent=True),
             )
-        except wandb.Error as error:  # such as a missing login
+        except wandb.Error as error:
             raise ConfigError(f"logger: wandb: {first_line(error)}; WANDB_MODE=offline needs no login") from error
         for prefix, axis in (("*", "epoch"), ("step/*", "step/number")):
             self._run.define_metric(prefix, step_metric=axis)
