@@ -73,9 +73,9 @@ class EpochRecorder:
         """Record, log and save a completed epoch.
 
         Raises:
-            TrainingError: a loss or metric that no record may have.
+            TrainingError: a loss or metric is not finite.
             DataError: a record or the checkpoint cannot be written; if it is a record, the checkpoint is saved first.
-            RunInterrupted: the run is to stop, and is saved.
+            RunInterrupted: the run was asked to stop, and is saved.
         """
         result, save_s = self.result, train[SAVE_S.name] + evaluation[SAVE_S.name]
         metrics = {
@@ -88,12 +88,12 @@ class EpochRecorder:
         record = epoch_record(progress.epoch, metrics, progress.logged_steps(), self.is_first_epoch)
         if self.is_first_epoch and result.setup_s is not None:
             result.setup_s += progress.timer.first_wait()
-        # Rank 0's record for all: `monitor` may be a time, and all ranks must see the same best and last epoch.
+        # All ranks take the record of rank 0: `monitor` may be a time, and they must agree on the best and last epoch.
         record = self.world.broadcast_object(partial(dict, record))
         result.epochs.append(record)
         self.is_first_epoch = False
         is_last = self.is_done()
-        try:  # before the checkpoint: on resuming, events after the last checkpoint are purged
+        try:  # The records come before the checkpoint, because resuming removes those that are newer than it.
             self.write_records(record, predictions, is_last)
         except OSError as error:
             self.checkpoints.after_epoch(is_last, must_save=True)

@@ -26,7 +26,7 @@ from vitmnist.config.values import to_plain_dict
 from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.epoch_recorder import EpochRecorder
-from vitmnist.loaders.auto import AutoOptions, LoaderSelection, select_loader
+from vitmnist.loaders.auto import AutoOptions, select_loader
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.losses import LOSSES
 from vitmnist.metrics.epoch_table import Monitor, check_metrics, find_metric
@@ -72,13 +72,11 @@ class Loaders:
 
     Args:
         loader_config: the values of `data.loader` for both; if that is `auto`, the values of the selected loader.
-        selection: the measurement behind `data/loader=auto`.
     """
 
     train: Loader
     evaluation: Loader
     loader_config: Mapping[str, Any]
-    selection: LoaderSelection | None
 
 
 class Trainer:
@@ -228,18 +226,17 @@ class Trainer:
         """Build the loaders of training and evaluation, and compile or capture the step for what they deliver."""
         if self.device.type == "cpu":
             keep_freed_memory()
-        evaluated, loader_config, selection = data.dataset.evaluated, self.config.data.loader, None
+        evaluated, loader_config = data.dataset.evaluated, self.config.data.loader
         options = LOADERS.resolve(loader_config)[1]
         if isinstance(options, AutoOptions):
-            selection = self._time_loaders(options, data, step) if self.world.is_main else None
-            name = self.world.broadcast_object(lambda: selection.name if selection else None)
+            name = self.world.broadcast_object(partial(self._select_loader, options, data, step))
             loader_config = LOADERS.complete({"name": name})
         train_loader = LOADERS.build(loader_config, data.dataset.train, data.sampler, self.device)
         self._loader_stack.enter_context(train_loader)
         eval_loader = LOADERS.build(loader_config, evaluated, self._eval_sampler(evaluated, step), self.device)
         self._loader_stack.enter_context(eval_loader)
         step.prepare(train_loader)
-        return Loaders(train_loader, eval_loader, loader_config, selection)
+        return Loaders(train_loader, eval_loader, loader_config)
 
     def _eval_sampler(self, split: Split, step: TrainStep) -> EpochSampler:
         """The sampler of an evaluation: this rank's part of all images, in their order."""
@@ -248,8 +245,8 @@ class Trainer:
         batch_size = self.world.broadcast_object(lambda: step.microbatch_size) * self.world.size
         return EpochSampler(len(split), batch_size, 0, "none", rank=self.world.rank, ranks=self.world.size)
 
-    def _time_loaders(self, options: AutoOptions, data: RunData, step: TrainStep) -> LoaderSelection:
-        """Time the loaders with the run's own training step, then restore its state."""
+    def _select_loader(self, options: AutoOptions, data: RunData, step: TrainStep) -> str:
+        """The name of the fastest loader, timed with the training step of the run, whose state is then restored."""
 
         def as_candidate(loader: Loader) -> Candidate:
             step.prepare(loader)  # compiles once more if the loader delivers floats
@@ -261,13 +258,14 @@ class Trainer:
                 options, data.dataset.train, data.sampler, step.device, as_candidate=as_candidate
             )
         log.info("expected time per loader\n%s", selection.table())
-        return selection
+        self.result.auto = asdict(selection)
+        return selection.name
 
     def distribute(self, step: TrainStep) -> None:
         """Connect the ranks for training, and seed their generators."""
         self.world.connect(self.device, self.config.distributed.timeout_s)
         step.distribute(self.world)
-        seed = self.config.seed + self.world.rank  # random layers such as dropout must differ, as the images do
+        seed = self.config.seed + self.world.rank  # dropout must differ between the ranks, as their images do
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)
@@ -275,8 +273,6 @@ class Trainer:
     def _record_setup(self, dataset: Dataset, step: TrainStep, loaders: Loaders) -> None:
         """Record dataset, loader choice, options of the step and environment."""
         result, world = self.result, self.world
-        if loaders.selection:
-            result.auto = asdict(loaders.selection)
         result.loader, result.eval_split = {**loaders.train.settings}, dataset.eval_split
         result.trainer, result.compile_s = asdict(step.config), step.compile_s or None
         result.dataset = {
@@ -293,9 +289,9 @@ class Trainer:
         return EpochProgress(len(self.result.epochs), sampler, self.device, self.config.log.every_steps, self.world)
 
     def _open_records(self, loaders: Loaders, checkpoints: CheckpointManager) -> EpochRecorder:
-        """Log the run, open its loggers, and remove what was recorded after the checkpoint."""
+        """Log the run, open its loggers, and remove records that are newer than the checkpoint."""
         result, folder = self.result, self.folder
-        peak_memory = PeakMemory(self.device)  # after set-up, whose memory it must not count
+        peak_memory = PeakMemory(self.device)  # it does not count the memory of the set-up
         log_setup(self.config, result, checkpoints.dataset, checkpoints.step, loaders.train, self.world)
         loggers: list[Logger] = []
         if self.world.is_main:
@@ -303,26 +299,27 @@ class Trainer:
                 self.stack.enter_context(LOGGERS.build(values, folder, result)) for values in self.logger_options
             ]
             result.write_config(folder)
-            result.write_epochs(folder)  # drops what was recorded after the checkpoint, and a row that was cut off
-            for earlier in ("result.json", f"{storage.FOLDER}/final.safetensors"):
-                (folder / earlier).unlink(missing_ok=True)
+            result.write_epochs(folder)  # drops rows that are newer than the checkpoint, and a torn row
+            for name in ("result.json", f"{storage.FOLDER}/final.safetensors"):
+                (folder / name).unlink(missing_ok=True)
         return EpochRecorder(checkpoints, loaders.train, loggers, peak_memory)
 
     def _evaluate_on_test(self, loader_config: Mapping[str, Any], checkpoints: CheckpointManager) -> None:
         """Evaluate the best weights on the test split, if epochs were evaluated on a validation split.
 
         Raises:
-            TrainingError: a loss or metric that no record may have.
+            TrainingError: a loss or metric is not finite.
         """
         dataset, step = checkpoints.dataset, checkpoints.step
         if dataset.validation is None or dataset.test is None:
             return
-        name, sampler = checkpoints.load_best_weights(), self._eval_sampler(dataset.test, step)
+        weights = checkpoints.load_best_weights()
+        sampler = self._eval_sampler(dataset.test, step)
         with LOADERS.build(loader_config, dataset.test, sampler, self.device) as loader:
             metrics, _ = evaluate(step.eval_model, loader, step.preprocess, world=self.world)
         values = {
             f"test_{key.removeprefix('eval_')}": value for key, value in metrics.items() if key.startswith("eval_")
         }
         check_metrics(values, "test split")
-        self.result.test = {"weights": name, **values}
+        self.result.test = {"weights": weights, **values}
         log_test(self.result.test)

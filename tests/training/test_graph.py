@@ -85,7 +85,7 @@ def test_a_graphed_step_is_the_eager_step(name: str, augment: Compose | None, ti
         assert all(torch.equal(mine, other) for mine, other in tensors if isinstance(mine, Tensor))
 
 
-def test_arguments_of_another_shape_or_dtype_are_not_copied_into_the_captured_ones(tiny: Dataset) -> None:
+def test_a_replay_takes_no_arguments_of_another_shape_or_dtype_and_overwrites_no_gradients(tiny: Dataset) -> None:
     step = make_step(tiny, augment=None, micro_batch=None, graph=True)
     step.prepare(make_loader(tiny, "ram"))
     images, labels = tiny.train.images[:BATCH], tiny.train.labels[:BATCH]
@@ -93,15 +93,9 @@ def test_arguments_of_another_shape_or_dtype_are_not_copied_into_the_captured_on
         expected = step.eager(changed, None, labels[: len(changed)], None)
         computed = step.forward(changed, None, labels[: len(changed)], None)
         assert torch.equal(computed["loss"], expected["loss"])
-
-
-def test_a_replay_refuses_to_overwrite_accumulated_gradients(tiny: Dataset) -> None:
-    step = make_step(tiny, augment=None, micro_batch=None, graph=True)
-    step.prepare(make_loader(tiny, "ram"))
-    batch = Batch(tiny.train.images[:BATCH], tiny.train.labels[:BATCH], None, BATCH)
-    step.forward_backward(batch)
+    step.forward_backward(Batch(images, labels, None, BATCH))
     with pytest.raises(AssertionError, match="a replay overwrites gradients"):
-        step.forward(batch.images, None, batch.labels, None)
+        step.forward(images, None, labels, None)
 
 
 def test_a_step_that_cannot_be_captured_stays_eager_or_is_refused(

@@ -56,7 +56,7 @@ def adamw(options: AdamOptions, model: nn.Module, fused: bool) -> Optimizer:
 def decay_groups(model: nn.Module) -> list[dict[str, Any]]:
     """Two parameter groups: with weight decay, and without.
 
-    Exempt are parameters with fewer than two dimensions (biases, norm weights) and those named in the model's
+    Parameters with fewer than two dimensions (biases, norm weights) are exempt, and parameters that the model names in
     `no_weight_decay`, as in timm's `param_groups_weight_decay`.
     """
     named = getattr(model, "no_weight_decay", ())
@@ -73,7 +73,7 @@ def _adam_arguments(options: AdamOptions, fused: bool) -> dict[str, Any]:
         "betas": (options.beta1, options.beta2),
         "eps": options.eps,
         "weight_decay": options.weight_decay,
-        "fused": fused or None,  # False would also disable torch's foreach implementation
+        "fused": fused or None,  # with False torch would not use its foreach implementation either
     }
 
 

@@ -21,7 +21,7 @@ NOTICEABLE = 0.05
 
 
 def available_cores() -> int:
-    """How many cores this process may use; all of the machine where the system does not say."""
+    """How many cores this process may use; all cores of the machine, where the system does not say."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -55,7 +55,7 @@ def has_bf16_units() -> bool:
 
 
 def limit_to_one_core() -> AbstractContextManager[Any]:
-    """Limit torch to one core in this thread, from now on, or to the end of a `with` block.
+    """Limit torch to one core in this thread, from this call on or within a `with` block.
 
     Each computing thread gets its own OpenMP team. A second team next to the model's, on the same two cores, made an
     epoch 7% longer (ratio of prefetched `ram` to `ram` 1.072; with one core 1.001).

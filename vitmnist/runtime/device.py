@@ -40,16 +40,14 @@ def choose_device(name: str, world: World = SINGLE_PROCESS) -> torch.device:
     if world.size > 1:
         if device.index is not None:
             raise ConfigError(f"device={name}: names one device for {world.size} processes; set device=cuda")
-        if world.local_rank >= count:
-            raise ConfigError(
-                f"device={name}: rank {world.rank} has no GPU: torch sees {count or 'none'} here; start as many "
-                "processes as there are GPUs with torchrun --nproc-per-node, or set device=cpu"
-            )
-        return torch.device("cuda", world.local_rank)
+        device = torch.device("cuda", world.local_rank)
     if not is_available:
         raise ConfigError(f"device={name}: {_why_unavailable()}; set device=auto or device=cpu")
     if (device.index or 0) >= count:
-        raise ConfigError(f"device={name}: torch sees {count} CUDA devices here; set device=auto or device=cpu")
+        raise ConfigError(
+            f"device={name}: torch sees {count} GPUs here, so rank {world.rank} cannot use {device}; set "
+            "device=auto or device=cpu, and torchrun --nproc-per-node to the number of GPUs"
+        )
     return device
 
 

@@ -66,7 +66,7 @@ def keep_freed_memory() -> None:
 def reset_host_peak() -> bool:
     """Reset the peak memory of this process; False if the system cannot (only Linux can).
 
-    Freed memory is returned first: glibc keeps it, and would charge a job of a sweep for a larger job before it.
+    Freed memory is returned first: glibc keeps it, and a job of a sweep would be charged for an earlier, larger job.
     """
     gc.collect()
     with suppress(AttributeError, OSError):  # another C library

@@ -30,7 +30,7 @@ def end_interrupted(hint: str = "") -> NoReturn:
     An exception could get lost in the C++ code of a library that is being imported, and would then wait for threads
     that may hang in a read.
     """
-    os.write(2, os.fsencode(f"interrupted{hint}\n"))  # a print could be what was interrupted
+    os.write(2, os.fsencode(f"interrupted{hint}\n"))  # print is not reentrant, and may have been interrupted itself
     os._exit(ExitCode.INTERRUPTED)
 
 
@@ -102,7 +102,8 @@ class StopSignal:
     def _pass_on(self, signum: int, frame: FrameType | None) -> None:
         import psutil
 
-        if not (children := psutil.Process().children()):  # nothing has begun
+        children = psutil.Process().children()
+        if not children:  # no job has begun
             raise KeyboardInterrupt
         for child in children:
             with suppress(psutil.NoSuchProcess):

@@ -52,7 +52,7 @@ class EpochTimer:
             self.begin("computing")
             yield batch
             self.begin("waiting")
-        self._marks[-1] = "other", self._marks[-1][1]  # no batch follows: this is the end of the epoch
+        self._marks[-1] = "other", self._marks[-1][1]  # no batch has followed the last one
 
     def stop(self) -> None:
         """Synchronise the device, and end the last phase."""

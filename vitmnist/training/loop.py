@@ -67,7 +67,7 @@ class EpochProgress:
 
     Args:
         epoch: counted from 0.
-        sampler: of the training loader.
+        sampler: the sampler of the training loader.
         log_every: log loss, learning rate and gradient norm of every n-th step of the run; None logs none.
     """
 
@@ -82,11 +82,13 @@ class EpochProgress:
         self.epoch = epoch
         self.timer = EpochTimer(device)
         self.metrics = MetricAccumulator(sampler, device, world)
-        self._device, self._log_every, self._steps_per_epoch = device, log_every, len(sampler)
+        self._log_every = log_every
+        self._first_step = epoch * len(sampler)
+        """The step of the run at which the epoch begins."""
         self._lrs: list[float] = []
         """The learning rate of each step of the epoch."""
-        self._gradient_norms: dict[int, Tensor] = {}
-        """The gradient norms of the logged steps, by step of the epoch; on the device until they are read."""
+        self._gradient_norms: dict[int, Tensor | float] = {}
+        """The gradient norms of the logged steps, by the step of the epoch, on the device until they are read."""
         self._seconds_before: dict[str, float] = {}
         """The seconds of earlier starts, if the run was resumed within this epoch."""
 
@@ -94,7 +96,7 @@ class EpochProgress:
         """Store the learning rate and, if the step is logged, the gradient norm; does not wait for the device."""
         index = self.metrics.steps
         self._lrs.append(step.lr)
-        if self._log_every and (self.epoch * self._steps_per_epoch + index) % self._log_every == 0:
+        if self._log_every and (self._first_step + index) % self._log_every == 0:
             gradients = [parameter.grad for parameter in step.model.parameters() if parameter.grad is not None]
             self._gradient_norms[index] = nn.utils.get_total_norm(gradients)
 
@@ -106,7 +108,7 @@ class EpochProgress:
         losses = self.metrics.per_batch("loss")
         return [
             {
-                "step": self.epoch * self._steps_per_epoch + step,
+                "step": self._first_step + step,
                 "loss": losses[step],
                 "lr": self._lrs[step],
                 "grad_norm": norm if math.isfinite(norm) else None,
@@ -156,18 +158,17 @@ class EpochProgress:
         """Continue from `state_dict()`."""
         self.metrics.load_state_dict(state["metrics"])
         self._lrs = list(state["lrs"])
-        self._gradient_norms = {step: torch.tensor(norm, device=self._device) for step, norm in state["norms"].items()}
+        self._gradient_norms = dict(state["norms"])
         self._seconds_before = state["seconds"]
+
+    def _read_norms(self) -> dict[int, float]:
+        return {step: float(norm) for step, norm in self._gradient_norms.items()}
 
     def _seconds(self) -> dict[str, float]:
         """Seconds of each phase of the timer, and of the wait for the first batch of the epoch."""
         before, seconds = self._seconds_before, self.timer.seconds()
         first_batch = before.get("first_batch", self.timer.first_wait())
         return {phase: before.get(phase, 0.0) + seconds[phase] for phase in seconds} | {"first_batch": first_batch}
-
-    def _read_norms(self) -> dict[int, float]:
-        norms = self._gradient_norms
-        return dict(zip(norms, torch.stack([*norms.values()]).tolist(), strict=True)) if norms else {}
 
 
 def evaluate(
@@ -188,7 +189,7 @@ def evaluate(
         DataError: the loader delivers too few batches.
     """
     model.eval()
-    world.broadcast_buffers(model)  # a rank's own statistics would not be those that are saved
+    world.broadcast_buffers(model)  # the statistics of rank 0 are saved, so all ranks evaluate with them
     sampler, device = loader.sampler, preprocess.mean.device
     metrics = MetricAccumulator(sampler, device, world)
     functions, batches = batch_metrics(), []
@@ -196,7 +197,7 @@ def evaluate(
     timer.start()
     with torch.inference_mode():
         for images, labels in timer.waiting(loader.epoch(0)):
-            # The last batch may have no image for this rank, which then gets a padding image: `valid` is 0.
+            # If the last batch has no image for this rank, the rank gets an image of padding, and `valid` is 0.
             valid, size = sampler.num_valid(metrics.steps), sampler.num_images(metrics.steps)
             logits, targets = model(preprocess(images))[:valid], labels[:valid]
             loss = F.cross_entropy(logits, targets, reduction="sum") / size
@@ -209,16 +210,17 @@ def evaluate(
     seconds = timer.seconds()
     saving = seconds.pop("saving")
     labels, confidence, targets = map(torch.cat, zip(*batches, strict=True))
-    # Without the rank's padding image, which is the last one if there is any.
+    # The rank's padding image, if it has one, is the last one. It has no prediction.
     indices = sampler.indices(0, device=device)[: len(labels)]
 
     def in_split_order(values: Tensor) -> Tensor:
-        """The values for the images of all ranks."""
+        """The values of the images of all ranks."""
         return world.all_reduce_sum(values.new_zeros(sampler.size).index_copy_(0, indices, values))
 
     predictions = Predictions(in_split_order(labels), in_split_order(confidence), in_split_order(targets))
-    of_confusion = confusion_metrics(predictions.confusion_matrix(logits.shape[1]))
-    values = metrics.compute("eval") | {metric_name("eval", name): value for name, value in of_confusion.items()}
+    values = metrics.compute("eval")
+    for name, value in confusion_metrics(predictions.confusion_matrix(logits.shape[1])).items():
+        values[metric_name("eval", name)] = value
     return {**values, EVAL_S.name: sum(seconds.values()), SAVE_S.name: saving}, predictions
 
 
@@ -244,7 +246,7 @@ class MetricAccumulator:
         """Add a batch.
 
         Args:
-            sums: of this rank's images; `loss` is divided by the size of the global batch.
+            sums: the sums over this rank's images; `loss` is divided by the size of the global batch.
         """
         for name, values in self._sums.items():
             values[self.steps] = sums[name]
@@ -286,7 +288,7 @@ class MetricAccumulator:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`, also with another number of ranks."""
         self.steps = int(state["steps"])
-        if self._world.is_main:  # holds the sums; the other ranks start from zero
+        if self._world.is_main:  # the sums are those of all ranks, so the other ranks start from zero
             for name, values in self._sums.items():
                 values[:] = state["sums"][name]
 

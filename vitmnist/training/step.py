@@ -291,7 +291,7 @@ class TrainStep:
     def distribute(self, world: World) -> None:
         """Let each step use the gradient of the global batch; each rank computes a part of it."""
         self.forward, self._world_size = world.wrap_ddp(self.forward), world.size
-        if self.ema:  # DDP has copied the weights of rank 0 into the model
+        if self.ema:  # DDP has replaced the weights of the model by those of rank 0
             self.ema.model.load_state_dict(self.model.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
@@ -299,7 +299,7 @@ class TrainStep:
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "schedule": {"last_epoch": self.steps},  # as torch's schedulers call it
+            "schedule": {"last_epoch": self.steps},  # the name that torch's schedulers use
             "ema": self.ema.state_dict() if self.ema else None,
         }
 
@@ -334,7 +334,7 @@ class ModelAndLoss(nn.Module):
         super().__init__()
         self.model = model
         self._preprocess = preprocess.forward  # a submodule's constants would be broadcast by DDP in each step
-        self._metrics = batch_metrics()  # looked up once: compiled code cannot ask the registry
+        self._metrics = batch_metrics()  # compiled code cannot ask the registry
         self._device_type = preprocess.mean.device.type
         self._uses_bf16, self._loss = precision == Precision.bf16, loss
 
