@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import CallHere
 from tests.support.processes import run_python
-from vitmnist.__main__ import COMMANDS, load, main
+from vitmnist.__main__ import COMMANDS, command_main, main
 from vitmnist.errors import DataError
 
 HELP = """
@@ -65,10 +65,10 @@ def test_usage_errors_and_interrupts_have_own_exit_codes(call_here: CallHere, mo
         raise KeyboardInterrupt
 
     monkeypatch.setattr("vitmnist.cli.report.find_runs", interrupt)
-    ended = call_here(load("status"), ".")
+    ended = call_here(command_main("status"), ".")
     assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
     monkeypatch.setattr(DataError, "exit_code", 7)
-    assert call_here(load("report"), "nowhere").returncode == 7
+    assert call_here(command_main("report"), "nowhere").returncode == 7
 
 
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
     vitmnist evaluate outputs/runs/DATE/TIME-…
     vitmnist evaluate outputs/runs/DATE/TIME-… --mistakes mistakes.csv --grid mistakes.png
-    vitmnist evaluate outputs/runs/DATE/TIME-… data/dataset=kmnist --json
+    vitmnist evaluate outputs/runs/DATE/TIME-… data.dataset.path=other --json
 
 The weights are the best ones if there are any (best.pt), else the final ones. The split is the one that was evaluated
 in training: validation if there is such a split, else test. --split names another.
@@ -95,7 +95,8 @@ def load_run(
         )
     config = recorded_config(folder, overrides)
     typed = {key_of(override) for override in overrides}
-    if "data.dataset.path" in typed:
+    is_other_dataset = config.data.dataset["name"] != recorded_config(folder, []).data.dataset["name"]
+    if is_other_dataset or "data.dataset.path" in typed:
         _take_all(config, typed)
     device = choose_device(config.device)
     trained = load_inference_model(folder, device, weights)
@@ -122,7 +123,7 @@ def evaluate(folder: Path, overrides: list[str], weights: str | None, split_name
 
 
 def _take_all(config: Config, typed: set[str]) -> None:
-    """Take all images of another folder, unless keys that limit or divide them were typed."""
+    """Take all images of another dataset or folder, unless keys that limit or divide them were typed."""
     if "data.holdout" not in typed:
         config.data.holdout = None
     options = config.data.dataset
@@ -196,7 +197,7 @@ def add_run(parser: ArgumentParser) -> None:
 
 def _parse(parser: ArgumentParser) -> Namespace:
     add_run(parser)
-    parser.add_argument("overrides", nargs="*", help="changes to the run's configuration, such as data/dataset=kmnist")
+    parser.add_argument("overrides", nargs="*", help="changes to its configuration, such as data.dataset.path=other")
     parser.add_argument("--split", choices=SPLITS, help="default: validation, or without one test, as in training")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--mistakes", type=Path, metavar="CSV", help="list every misclassified image in this file")

@@ -140,7 +140,7 @@ def export_model(kind: Format, trained: InferenceModel, dataset: Dataset, batch_
 
 def _parse(parser: ArgumentParser) -> Namespace:
     add_run(parser)
-    parser.add_argument("overrides", nargs="*", help="changes to the run's configuration, such as data/dataset=kmnist")
+    parser.add_argument("overrides", nargs="*", help="changes to its configuration, such as data.dataset.path=other")
     parser.add_argument("--format", choices=[*FORMATS], required=True, help="ONNX, or a torch.export program (.pt2)")
     default = "default: model.onnx or model.pt2 in the run's folder"
     parser.add_argument("--output", type=Path, metavar="FILE", help=default)
