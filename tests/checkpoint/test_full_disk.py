@@ -23,12 +23,10 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 def fill_disk(run: Path, calls: int) -> None:
     """Let all writes to a folder fail from a certain call on, as on a full disk: opening, making folders, flushing."""
-    done, fsync = 0, os.fsync
+    call, fsync = itertools.count(), os.fsync
 
     def write(path: object) -> None:
-        nonlocal done
-        done += 1
-        if done > calls:
+        if next(call) >= calls:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
     def hook(event: str, arguments: tuple) -> None:

@@ -186,7 +186,7 @@ def test_pictures_are_upright_however_they_are_stored_decoded_and_resized(
 
 
 def read_by_pillow(path: Path, size: tuple[int, int], mode: str, resize: str, draft: bool = False) -> Image.Image:
-    """As the code in a model card does."""
+    """Without the decoder of torchvision."""
     with Image.open(BytesIO(path.read_bytes())) as opened:
         return as_image(to_pixels(opened, size, mode, resize, draft))
 
@@ -249,7 +249,6 @@ def noisy(size: tuple[int, int], mode: str = "RGB") -> Image.Image:
 def test_both_decoders_of_jpegs_give_the_same_pixels(
     tmp_path: Path, mode: str, options: dict[str, int], draft: bool
 ) -> None:
-    """A model card has Pillow's alone."""
     assert images._jpeg_decoder() is not None, "this torchvision has no decoder, or one that differs"
     for number, side in enumerate([(64, 64), (37, 83), (161, 120), (1, 9)]):
         save(tmp_path / "photo.jpg", noisy(side, mode), exif=turned(1 + (number + 5) % 8), **options)

@@ -13,8 +13,7 @@ import yaml
 from tests.conftest import REPOSITORY
 from tests.support.records import DATASET, compared, epoch, run, the_only
 from vitmnist.report.statistics import format_seconds
-from vitmnist.report.summary import summary
-from vitmnist.report.write import as_csv, as_markdown, as_text, table
+from vitmnist.report.write import as_csv, as_markdown, as_text, summary, table
 
 
 def job(folder: Path, began: float, ended: float, host: str | None = "here", **result: Any) -> None:

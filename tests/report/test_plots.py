@@ -82,7 +82,7 @@ def test_texts_fit_do_not_overlap_and_are_readable_on_a_phone(number: int, tmp_p
         run(tmp_path / str(size), loader, 5000 + size, config=config, epochs=epochs)
     run(tmp_path / "failed", status="failed", error="m" * 200)
     figure = chart(compared(tmp_path))
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     (legend,), axes = figure.legends, figure.axes
     texts = [text for axis in axes for text in (*axis.texts, axis.xaxis.label, axis._left_title)]
     texts += legend.texts

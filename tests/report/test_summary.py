@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.records import Records, epoch, rounds, the_only, three_rounds, timed_run, write
-from vitmnist.report import summary as sentences
+from vitmnist.report import write as sentences
 
 UNSURE = "Whether the loader matters takes 3 rounds to tell (repeats=3): ram has the lowest median"
 SINGLE = f"{UNSURE}, 2.00 s per epoch (single run). Relative to it: disk 4.00 (single round)."

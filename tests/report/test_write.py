@@ -1,4 +1,4 @@
-"""The files of a report are complete and agree with each other."""
+"""The files of a report are complete and agree with each other; the page is readable at any width."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import re
 from base64 import b64encode
 from pathlib import Path
 
+import pytest
 from PIL import Image
+from playwright.sync_api import expect
 
+from docs.scripts.screenshots import CHROMIUM, chromium
 from tests.support.processes import run_python
-from tests.support.records import run
+from tests.support.records import run, timed_run, write
 from vitmnist.metrics.epoch_table import epoch_metrics
 from vitmnist.report.write import write_report
 
@@ -47,3 +50,32 @@ def test_the_command_reports_across_sweeps_without_torch(tmp_path: Path) -> None
     (page,) = (tmp_path / "outputs" / "reports").rglob("report.html")
     assert ended.stdout.splitlines()[-1] == f"Report: {page.relative_to(tmp_path)}"
     assert not re.search(r"\| +torch$", ended.stderr, re.MULTILINE)
+
+
+HOSTILE = '<script>window.hacked = 1</script><img src="http://x/y" onerror="window.hacked = 1"> </svg> & "q"'
+LONG = "name" * 60
+ODD = timed_run(
+    "ram", 1.0, environment={"gpu": HOSTILE, "cpu": LONG}, config={"model.name": LONG, "data.root": HOSTILE}
+)
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_nothing_overflows_the_page_and_nothing_is_requested(tmp_path: Path) -> None:
+    failed = timed_run("disk", 1.0, status="failed", error=f"{HOSTILE} {LONG}")
+    write_report([write(tmp_path, [ODD, {**ODD, "loader": HOSTILE}, failed])], tmp_path)
+    requested: list[str] = []
+    with chromium() as page:
+        page.on("request", lambda request: requested.append(request.url))
+        for width in (1280, 390):
+            page.set_viewport_size({"width": width, "height": 844})
+            page.goto((tmp_path / "report.html").as_uri())
+            overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            assert page.evaluate(overflow) == 0, width
+            expect(page.get_by_role("img", name="Seconds per epoch")).to_be_visible()
+            # A table fits its box, whatever it contains.
+            for box in page.locator(".scroll").all():
+                assert box.bounding_box()["width"] <= width
+        assert set(requested) == {(tmp_path / "report.html").as_uri()}
+        assert page.evaluate("window.hacked") is None

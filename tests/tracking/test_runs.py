@@ -1,7 +1,8 @@
-"""Reading records: one that cannot be read is a row that says why, and stops no report."""
+"""What a record says about a run; one that cannot be read is a row that says why, and stops no report."""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ import pytest
 from tests.support.records import compared, run
 from vitmnist.cli.report import progress
 from vitmnist.errors import DataError
+from vitmnist.metrics.epoch_table import epoch_metrics
 from vitmnist.report.write import as_text, table, write_report
-from vitmnist.tracking.result import find_runs, read_run
+from vitmnist.tracking.log import log_verdict
+from vitmnist.tracking.result import Result, find_runs, read_run
 
 
 @pytest.mark.parametrize(
@@ -50,3 +53,25 @@ def test_runs_are_found_once_and_in_the_order_of_their_numbers(tmp_path: Path) -
         run(tmp_path / "sweep" / f"{number}-x")
     folders = find_runs([tmp_path, tmp_path / "sweep", tmp_path / "sweep" / "9-x"])
     assert [folder.name for folder in folders] == ["2-x", "9-x", "10-x"]
+
+
+ADVICE = "; data/loader=auto measures which loader helps"
+
+
+@pytest.mark.parametrize(
+    ("waiting_pct", "train_size", "message"),
+    [
+        (30.0, 960, "balanced: 30% of the time is spent waiting for data" + ADVICE),
+        (5.0, 960, "compute-bound: 5% of the time is spent waiting for data"),
+        (30.0, 480, "no verdict: it needs 20 steps, and only 10 were measured"),
+    ],
+)
+def test_a_run_ends_with_what_limited_it_and_no_bound_that_was_not_measured(
+    waiting_pct: float, train_size: int, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    record = {metric.name: 1.0 for metric in epoch_metrics().values()} | {"epoch": 0, "data_wait_pct": waiting_pct}
+    result = Result(epochs=[record], config={"batch_size": 50}, dataset={"train_size": train_size})
+    with caplog.at_level(logging.INFO):
+        log_verdict(result)
+    assert caplog.messages == [message]
+    assert result.verdict() == message.removesuffix(ADVICE)

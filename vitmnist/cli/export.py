@@ -4,22 +4,19 @@
     vitmnist export outputs/runs/DATE/TIME-… --format torch --output digits.pt2
 
 Nothing is written unless the exported model predicts the same classes as the original on the split that the run was
-evaluated on. A model card is written next to it. An existing file is not overwritten.
+evaluated on. A description of the model is written next to it, as JSON. An existing file is not overwritten.
 """
 
 from __future__ import annotations
 
 import hashlib
-import inspect
 import io
 import json
-import shlex
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import torch
@@ -31,7 +28,6 @@ from vitmnist.checkpoint.inference import InferenceModel
 from vitmnist.cli.command import command
 from vitmnist.cli.evaluate import add_run, load_run
 from vitmnist.cli.resume import recorded_overrides
-from vitmnist.data import images
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.images import ImageReader
 from vitmnist.errors import ConfigError, ExportError, MissingExtraError
@@ -44,13 +40,11 @@ class Format:
 
     Args:
         packages: the packages of the extra `export` that it needs.
-        run_code: the template of Python code that loads the file and classifies `images`, a NumPy array.
         load: turns the content of the file into a function from uint8 `[B, C, H, W]` to logits.
     """
 
     suffix: str
     packages: tuple[str, ...]
-    run_code: str
     serialize: Callable[[ExportedProgram], bytes]
     load: Callable[[bytes], Callable[[Tensor], Tensor]]
 
@@ -79,57 +73,36 @@ def _load_pt2(content: bytes) -> Callable[[Tensor], Tensor]:
 
 
 FORMATS = {
-    "onnx": Format(".onnx", ("onnx", "onnxscript", "onnxruntime"), "run_onnx.txt", _to_onnx, _load_onnx),
-    "torch": Format(".pt2", (), "run_torch.txt", _to_pt2, _load_pt2),
+    "onnx": Format(".onnx", ("onnx", "onnxscript", "onnxruntime"), _to_onnx, _load_onnx),
+    "torch": Format(".pt2", (), _to_pt2, _load_pt2),
 }
 
 
-def model_card(
-    name: str, kind: Format, trained: InferenceModel, content: bytes, summary: str, overrides: Sequence[str]
-) -> str:
-    """The model card in Markdown.
+def describe_model(file: str, content: bytes, trained: InferenceModel, summary: str, overrides: list[str]) -> str:
+    """What a program that uses the exported model needs to know, as JSON.
 
     Args:
-        name: the name of the exported file.
+        file: the name of the exported file.
         content: the bytes of that file.
         summary: what `export_model` says about the accuracy and the logits.
         overrides: the command line of the training.
     """
-    values = {
-        "name": name,
-        "version": vitmnist.__version__,
-        "torch_version": torch.__version__,
-        "shape": ", ".join(map(str, trained.shape)),
-        "crop": "" if trained.size == trained.shape[1:] else ", and takes the centre of each image",
-        "outputs": len(trained.classes),
-        "summary": summary,
-        "classes": json.dumps(trained.classes, ensure_ascii=False),
-        "overrides": shlex.join(overrides),
-        "sha256": hashlib.sha256(content).hexdigest(),
-        "read_code": _read_code(trained),
-        "run_code": _fill(kind.run_code, file=json.dumps(name)),
-    }
-    return _fill("card.md", **values) + "\n"
-
-
-def _fill(template: str, **values: object) -> str:
-    """The text of a template in `model_card/`, with the values in place of `$NAME`."""
-    text = (Path(__file__).with_name("model_card") / template).read_text(encoding="utf-8")
-    return Template(text).substitute(values).rstrip("\n")
-
-
-def _read_code(trained: InferenceModel) -> str:
-    """Python code that turns a picture file into `images` as the model takes them, without this package."""
     try:
         reader = trained.reader()
-    except ConfigError:  # such images are not pictures
+    except ConfigError:  # The dataset of such images is not registered here.
         reader = None
-    if not isinstance(reader, ImageReader):
-        return _fill("read_images.txt", shape=(1, *trained.shape), dataset=trained.dataset.get("name"))
-    options = {**vars(reader), "mode": reader.mode.value, "resize": reader.resize.value}
-    arguments = ", ".join(f"{name}={value!r}" for name, value in options.items())
-    source = inspect.getsource(images)
-    return _fill("read_pictures.txt", source=source[source.index("def to_pixels(") :], arguments=arguments)
+    description = {
+        "file": file,
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "images": {"dtype": "uint8", "shape": [None, *trained.shape], "range": [0, 255]},
+        "logits": {"dtype": "float32", "shape": [None, len(trained.classes)]},
+        "classes": trained.classes,
+        "read_by": vars(reader) if isinstance(reader, ImageReader) else f"the dataset {trained.dataset.get('name')}",
+        "check": summary,
+        "overrides": overrides,
+        "versions": {"vitmnist": vitmnist.__version__, "torch": torch.__version__},
+    }
+    return json.dumps(description, ensure_ascii=False, indent=2) + "\n"
 
 
 def export_model(kind: Format, trained: InferenceModel, dataset: Dataset, batch_size: int) -> tuple[bytes, str]:
@@ -181,13 +154,13 @@ def main(options: Namespace) -> None:
         if find_spec(package) is None:
             raise MissingExtraError(package, "export")
     output = options.output or options.run / f"model{kind.suffix}"
-    card = output.with_name(f"{output.name}.md")
-    for file in (output, card):
+    description = output.with_name(f"{output.name}.json")
+    for file in (output, description):
         if file.exists():
             raise ConfigError(f"{file}: exists; remove it, or choose another --output")
     config, _, trained, dataset = load_run(options.run, [*options.overrides, "device=cpu"], options.weights)
     content, summary = export_model(kind, trained, dataset, config.batch_size)
-    text = model_card(output.name, kind, trained, content, summary, recorded_overrides(options.run))
+    text = describe_model(output.name, content, trained, summary, recorded_overrides(options.run))
     write_atomic(output, content)
-    write_atomic(card, text.encode(errors="surrogateescape"))
-    print(f"{display_path(output)}\n{display_path(card)}\n{summary}")
+    write_atomic(description, text.encode(errors="surrogateescape"))
+    print(f"{display_path(output)}\n{display_path(description)}\n{summary}")

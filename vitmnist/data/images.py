@@ -1,7 +1,4 @@
-"""From an image file of any format, size and mode to uint8 pixels `[H, W, C]` of one size.
-
-Model cards quote the functions from `to_pixels` on, so these use nothing else of this project.
-"""
+"""From an image file of any format, size and mode to uint8 pixels `[H, W, C]` of one size."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -55,7 +54,6 @@ def chart(comparisons: Sequence[Comparison]) -> Figure:
             shown.append((comparison, rows[:MAX_ROWS]))
     heights = [1.4 + ROW_HEIGHT * len(rows) for _, rows in shown]
     figure = Figure(figsize=(WIDTH, max(sum(heights) + 0.5, 2.0)), layout="constrained")
-    FigureCanvasAgg(figure)
     if not shown:
         figure.text(0.02, 0.5, "no epoch has been measured yet", va="center")
         return figure

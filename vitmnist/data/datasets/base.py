@@ -178,7 +178,7 @@ DATASETS: Registry[Dataset] = Registry("data/dataset", __package__)
 
 Options may have `shape`, `[C, H, W]` of the images; a model that does not fit is then refused before anything is read.
 They may have `reader`, a function that turns a file into uint8 `[H, W, C]` or a PIL image as the dataset does, or
-raises `DataError`; `predict` and the model card then use it.
+raises `DataError`; `predict` then uses it.
 """
 
 
