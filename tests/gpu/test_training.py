@@ -49,18 +49,29 @@ def watched(batches: Iterable[object], number: int) -> Iterator[object]:
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.parametrize("graph", [False, True], ids=["wrapped by DDP", "graph"])
 @pytest.mark.parametrize("preset", ["affine", "cifar", "imagenet"])
 @pytest.mark.parametrize("name", ["gpu_slice", "ram", "prefetch"])
 def test_an_epoch_waits_for_the_gpu_only_at_its_borders(
-    tiny: Dataset, cuda: torch.device, world: World, name: str, preset: str, monkeypatch: pytest.MonkeyPatch
+    tiny: Dataset,
+    cuda: torch.device,
+    world: World,
+    name: str,
+    preset: str,
+    graph: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With everything that a step may have; the first epoch warms up."""
-    augment = configured(f"data/augment={preset}")
-    step = test_step.make_step(tiny, augment=augment, decay=0.9, smoothing=0.1, device=cuda, steps=100)
+    """A step with all options; the first epoch warms up."""
+    augment, size = configured(f"data/augment={preset}"), None if graph else 4
+    options = {"augment": augment, "decay": 0.9, "smoothing": 0.1, "micro_batch": size, "graph": graph}
+    step = test_step.make_step(tiny, device=cuda, steps=100, **options)
     batches, votes = step.batches, []
     with test_step.make_loader(tiny, name, device=cuda) as loader:
         world.connect(cuda, 60)
-        step.distribute(world)
+        step.prepare(loader)
+        assert step.config.graph == graph
+        if not graph:
+            step.distribute(world)
         for epoch in range(2):
             if epoch:
                 monkeypatch.setattr(
@@ -90,7 +101,9 @@ def test_the_gpu_computes_the_transformer_of_the_cpu(side: int, cuda: torch.devi
 
 
 def test_bf16_on_the_gpu_is_the_step_within_its_rounding(tiny: Dataset, cuda: torch.device) -> None:
-    plain, rounded = (test_step.make_step(tiny, device=cuda, precision=one) for one in (Precision.fp32, Precision.bf16))
+    plain, rounded = (
+        test_step.make_step(tiny, device=cuda, precision=name) for name in (Precision.fp32, Precision.bf16)
+    )
     with test_step.make_loader(tiny, "gpu_slice", device=cuda) as loader:
         for step in (plain, rounded):
             step.forward_backward(next(step.batches(loader, 0)))
@@ -109,7 +122,8 @@ def test_a_compiled_step_on_the_gpu_learns_what_the_eager_step_learns(
     with test_step.make_loader(tiny, name, device=cuda) as loader:
         compiled.prepare(loader)
         expected, metrics = (test_step.train(step, loader) for step in (eager, compiled))
-    assert [one["train_loss"] for one in metrics] == pytest.approx([one["train_loss"] for one in expected], rel=1e-3)
+    losses, expected_losses = ([epoch["train_loss"] for epoch in epochs] for epochs in (metrics, expected))
+    assert losses == pytest.approx(expected_losses, rel=1e-3)
     test_step.check_same_weights(compiled.model, eager.model, tolerance=1e-3)
     test_step.check_same_weights(compiled.eval_model, eager.eval_model, tolerance=1e-3)
 
@@ -118,13 +132,21 @@ MODELS = {"cnn": ["model=cnn"], "vit of 197 tokens": ["model=vit", "model.patch_
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(("trainer", "precision"), [("plain", "fp32"), ("plain", "bf16"), ("fast", "bf16")])
+@pytest.mark.parametrize(
+    "trainer",
+    [
+        ["trainer=plain", "trainer.precision=fp32"],
+        ["trainer=plain", "trainer.precision=bf16"],
+        ["trainer=fast", "trainer.compile=true"],
+        ["trainer=fast", "trainer.graph=true"],
+    ],
+    ids=str,
+)
 def test_a_run_stopped_on_the_gpu_ends_as_if_it_had_not_been(
-    trainer: str, precision: str, model: str, train_here: Train, quick: list[str], tmp_path: Path
+    trainer: list[str], model: str, train_here: Train, quick: list[str], tmp_path: Path
 ) -> None:
-    """Stopped after two steps of an epoch, and resumed."""
-    arguments = [argument for argument in quick if argument not in (PLAIN, "model=cnn")] + MODELS[model]
-    arguments += [f"trainer={trainer}", f"trainer.precision={precision}", f"trainer.compile={trainer == 'fast'}"]
+    """A run that is stopped after two steps of an epoch is resumed."""
+    arguments = [argument for argument in quick if argument not in (PLAIN, "model=cnn")] + MODELS[model] + trainer
     arguments += ["device=cuda", "data/loader=gpu_slice", "data/augment=imagenet", "ema_decay=0.9"]
     arguments += ["schedule=one_cycle"]
     assert train_here(*arguments, "hydra.run.dir=whole").returncode == 0
@@ -134,7 +156,8 @@ def test_a_run_stopped_on_the_gpu_ends_as_if_it_had_not_been(
     assert_same_weights(tmp_path / "whole", tmp_path / "stopped")
     result = result_of(tmp_path / "stopped")
     assert result["device"].startswith("cuda")
-    assert result["trainer"]["compile"] is (trainer == "fast")
+    assert result["trainer"]["compile"] is ("trainer.compile=true" in trainer)
+    assert result["trainer"]["graph"] is ("trainer.graph=true" in trainer)
 
 
 @pytest.mark.parametrize("augment", [None, test_step.SHIFT, test_step.CUTMIX], ids=["plain", "shift", "cutmix"])
@@ -155,29 +178,3 @@ def test_a_graphed_step_on_the_gpu_is_the_eager_step_to_the_bit(
     (ours, our_weights), (theirs, their_weights) = metrics
     assert [epoch["train_loss"] for epoch in ours] == [epoch["train_loss"] for epoch in theirs]
     assert all(torch.equal(value, their_weights[name]) for name, value in our_weights.items())
-
-
-@pytest.mark.parametrize("preset", ["affine", "imagenet"])
-def test_a_graphed_epoch_waits_for_the_gpu_only_at_its_borders(
-    tiny: Dataset, cuda: torch.device, preset: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    augment = configured(f"data/augment={preset}")
-    step = test_step.make_step(tiny, augment=augment, decay=0.9, device=cuda, micro_batch=None, graph=True)
-    batches = step.batches
-    with test_step.make_loader(tiny, "gpu_slice", device=cuda) as loader:
-        step.prepare(loader)
-        for epoch in range(2):
-            if epoch:
-                monkeypatch.setattr(
-                    step, "batches", lambda *parts, **more: watched(batches(*parts, **more), len(loader))
-                )
-            train_epoch(step, loader, EpochProgress(epoch, loader.sampler, cuda, log_every=1))
-
-
-def test_a_stopped_run_with_a_graph_resumes_to_the_bit(quick: list[str], train_here: Train, tmp_path: Path) -> None:
-    typed = [*quick, "device=cuda", "data/loader=gpu_slice", "trainer=fast", "trainer.graph=true"]
-    assert train_here(*typed, "hydra.run.dir=whole").returncode == 0
-    assert train_here(*typed, "max_minutes=0", "hydra.run.dir=stopped").returncode == ExitCode.UNFINISHED
-    assert train_here("resume=stopped", "max_minutes=null").returncode == 0
-    assert result_of(tmp_path / "whole")["trainer"]["graph"] is True
-    assert_same_weights(tmp_path / "stopped", tmp_path / "whole")

@@ -225,10 +225,10 @@ def test_a_step_of_the_user_is_timed_with_each_loader(capsys: pytest.CaptureFixt
         make_loader("auto", TENSORS, batch_size=5, device="cpu", seed=0, step=fails)
 
 
-def test_a_step_is_compiled_before_it_is_timed(
-    train_here: Train, quick: list[str], monkeypatch: pytest.MonkeyPatch
+def test_a_step_is_compiled_before_it_is_timed_and_not_within_an_epoch(
+    train_here: Train, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For the batches of each candidate: floats of `disk`, uint8 of the others."""
+    """It is compiled for the batches of each candidate: `disk` delivers floats, the others uint8."""
     compiled, compiled_in_block = [], []
     time_block = Candidate.time_block
 
@@ -245,7 +245,9 @@ def test_a_step_is_compiled_before_it_is_timed(
     monkeypatch.setattr(Candidate, "time_block", timed)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     candidates = "data.loader.candidates=[disk,ram,gpu_slice]"
-    ended = train_here(*quick, "data/loader=auto", candidates, "trainer.compile=true", "epochs=1", *BRIEF)
+    typed = [*quick, "data/loader=auto", candidates, "trainer.compile=true", "epochs=1", "hydra.run.dir=here", *BRIEF]
+    ended = train_here(*typed)
     assert ended.returncode == 0, ended.stderr
+    assert result_of(tmp_path / "here")["compile_s"] > 0
     assert [torch.uint8 in dtypes for dtypes in compiled] == [True, False]
     assert set(compiled_in_block) == {0}

@@ -33,40 +33,40 @@ def part_of(data: SampleSource, size: int) -> SampleSource:
 
 def check_contract(name: str, data: Data, *, device: str = "cpu", **options: Any) -> None:
     """Check every promise of the contract for the loader `name` over the first samples of `data`."""
-    given = loadable(data, SEED)
-    normalized = Preprocess(given) if isinstance(given, Split) else torch.nn.Identity()
+    source = loadable(data, SEED)
+    normalized = Preprocess(source) if isinstance(source, Split) else torch.nn.Identity()
 
     def build(part: SampleSource, **order: Any) -> Loader:
         return make_loader(name, part, batch_size=BATCH_SIZE, seed=SEED, device=device, **order, **options)
 
     def copy(batch: Batch) -> Batch:
-        """Images as the model sees them: `disk` with workers normalises those of a split."""
+        """Normalise the images as the model does; `disk` with workers has normalised the images of a split already."""
         assert {part.device.type for part in batch} == {torch.device(device).type}
         return normalized(batch[0].cpu()).clone(), batch[1].cpu().clone()
 
-    def check(found: Any, part: SampleSource, number: int, start: int = 0, **order: Any) -> None:
+    def check(batches: Any, part: SampleSource, epoch: int, start: int = 0, **order: Any) -> None:
         sampler = EpochSampler(len(part), BATCH_SIZE, SEED, order.get("shuffle", "sample"), "drop_last" in order)
-        for indices, batch in zip_longest(sampler.batches(number, start), found):
+        for indices, batch in zip_longest(sampler.batches(epoch, start), batches):
             rows = torch.arange(len(part))[indices].tolist()
-            samples = [part.read(slice(row, row + 1), number) for row in rows]
-            wanted = [torch.cat(column).to(device) for column in zip(*samples, strict=True)]
-            assert not find_difference(copy(batch), copy(wanted)), (number, start, rows, order)
+            samples = [part.read(slice(row, row + 1), epoch) for row in rows]
+            expected = [torch.cat(column).to(device) for column in zip(*samples, strict=True)]
+            assert not find_difference(copy(batch), copy(expected)), (epoch, start, rows, order)
 
     sizes = [SIZE, 1, BATCH_SIZE, BATCH_SIZE + 1]
-    if given.is_decoded and name != "auto":  # which needs a batch to time, as a dataset needs a sample
+    if source.is_decoded and name != "auto":  # `auto` needs a batch to time, and a dataset needs a sample
         sizes.append(0)
     orders: list[dict[str, Any]] = [{"shuffle": order} for order in ORDERS]
-    for size, order in [(size, {}) for size in sizes] + [(SIZE, {**one, "drop_last": True}) for one in orders]:
-        part = part_of(given, size)
+    for size, order in [(size, {}) for size in sizes] + [(SIZE, {**order, "drop_last": True}) for order in orders]:
+        part = part_of(source, size)
         with build(part, **order) as loader:
             check(loader.epoch(1), part, 1, **order)
             assert len(loader) == sum(1 for _ in loader.epoch(0))
-    part = part_of(given, SIZE)
+    part = part_of(source, SIZE)
     before, random_state = running(), RandomState()
     with build(part) as loader:
         middle, size = len(loader) // 2, len(loader)
-        for number, start in [(1, middle), (1, 0), (0, 0), (1, 0), (0, 0), (0, 0), (1, 1), (1, size), (2, 0)]:
-            check(loader.epoch(number, start), part, number, start)
+        for epoch, start in [(1, middle), (1, 0), (0, 0), (1, 0), (0, 0), (0, 0), (1, 1), (1, size), (2, 0)]:
+            check(loader.epoch(epoch, start), part, epoch, start)
         kept = list(loader.epoch(0))
         check(kept, part, 0)
         for tensor in [tensor for batch in kept for tensor in batch]:

@@ -93,7 +93,7 @@ def test_an_epoch_is_the_hand_written_loop(tiny: Dataset) -> None:
 
 @pytest.mark.parametrize("shuffle", Shuffle)
 def test_evaluation_counts_every_image_and_changes_nothing(tiny: Dataset, shuffle: Shuffle) -> None:
-    """Neither the model nor the set, of which contiguous batches are views; predictions are in the order of the set."""
+    """The model and the set stay as they are, though batches may be views of the set; predictions are in its order."""
     model = make_model()
     model.append(nn.Dropout(0.9))
     before = copy.deepcopy((model.state_dict(), tiny.train.images, tiny.train.labels))
@@ -123,8 +123,8 @@ def test_every_second_is_charged_to_its_phase(tiny: Dataset, monkeypatch: pytest
         now += seconds
 
     class Slow(Loader):
-        def batches(self, number: int, start: int) -> Batches:
-            for indices in [*self.sampler.batches(number, start)]:
+        def batches(self, epoch: int, start: int) -> Batches:
+            for indices in [*self.sampler.batches(epoch, start)]:
                 spend(1)
                 yield tiny.train.images[indices], tiny.train.labels[indices]
             spend(1000)
@@ -183,4 +183,4 @@ def test_nothing_is_read_back_inside_an_epoch(tiny: Dataset, monkeypatch: pytest
         monkeypatch.setattr(torch.Tensor, name, watched(name))
     train_epoch(training, loader, new_progress(loader), after_step)
     evaluate(model, loader, preprocess, after_step)
-    assert {number for number, _ in reads} == {len(loader), 2 * len(loader)}, "only after the last step of a pass"
+    assert {step for step, _ in reads} == {len(loader), 2 * len(loader)}, "only after the last step of a pass"

@@ -103,7 +103,7 @@ def gradient_difference(ours: nn.Module, theirs: nn.Module) -> float:
 def check_gradient(step: TrainStep, data: Dataset, size: int, bound: float, smoothing: float = 0.0) -> None:
     """Compare with the gradient of the mean loss, written out, of a model with the same weights.
 
-    The loss of a mixed image is that of both labels with their weights, as in the papers.
+    The loss of a mixed image is the weighted sum of the losses for both labels, as in the papers.
     """
     plain, preprocess = copy.deepcopy(step.model), step.preprocess
     batch = batch_of(data, step, size)
@@ -114,11 +114,11 @@ def check_gradient(step: TrainStep, data: Dataset, size: int, bound: float, smoo
         partners = draw_partners(keys, labels >= 0)
         images, weights = preprocess.augment.mixing(images, images[partners], keys)
         logits = plain(images)
-        own, others = (
-            F.cross_entropy(logits, one, reduction="none", label_smoothing=smoothing)
-            for one in (labels, labels[partners])
+        losses, partner_losses = (
+            F.cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
+            for targets in (labels, labels[partners])
         )
-        expected = (weights * own + (1 - weights) * others).mean()
+        expected = (weights * losses + (1 - weights) * partner_losses).mean()
         assert size == 1 or (labels[partners] != labels).any()
     else:
         logits = plain(preprocess(images, keys))
@@ -128,7 +128,8 @@ def check_gradient(step: TrainStep, data: Dataset, size: int, bound: float, smoo
     assert gradient_difference(step.model, plain) < bound
     assert float(sums["loss"]) == pytest.approx(float(expected.detach()), rel=bound)
     if bound < 1e-3:
-        assert int(sums["acc"]) == int((logits.argmax(1) == labels).sum())  # also of a mixed image: its own label
+        # A mixed image counts as correct if the prediction is its first label.
+        assert int(sums["acc"]) == int((logits.argmax(1) == labels).sum())
 
 
 def check_same_weights(ours: nn.Module, theirs: nn.Module, tolerance: float = 1e-4) -> None:
@@ -142,7 +143,7 @@ def check_same_weights(ours: nn.Module, theirs: nn.Module, tolerance: float = 1e
 def test_microbatches_give_the_same_gradient(
     tiny: Dataset, pad: bool, micro_batch: int | None, augment: Compose
 ) -> None:
-    """Of a full batch, a short one and a single image; each image has the partner that the whole batch gives it."""
+    """A full batch, a short batch and a single image; the whole batch decides which images are mixed."""
     step = make_step(tiny, augment=augment, micro_batch=micro_batch, smoothing=0.1)
     step.pad = pad
     assert step.microbatch_size <= (micro_batch or BATCH)
@@ -168,7 +169,7 @@ def test_microbatches_have_nearly_the_same_size(tiny: Dataset) -> None:
 
 @pytest.mark.parametrize("augment", [SHIFT, AFFINE], ids=["shift", "affine"])
 def test_bf16_is_the_gradient_within_its_rounding(tiny: Dataset, augment: Compose) -> None:
-    step, plain = (make_step(tiny, augment=augment, precision=one) for one in (Precision.bf16, Precision.fp32))
+    step, plain = (make_step(tiny, augment=augment, precision=name) for name in (Precision.bf16, Precision.fp32))
     check_gradient(step, tiny, BATCH, 0.02)
     plain.forward_backward(batch_of(tiny, plain, BATCH))
     assert gradient_difference(step.model, plain.model) > 1e-5  # or it was computed in float32
@@ -199,15 +200,15 @@ def test_compiled_is_the_gradient_and_a_short_batch_compiles_nothing(
     for size in (BATCH, 7, 1):
         check_gradient(step, tiny, size, 1e-5, smoothing=0.1)
     compiled = counters["stats"]["unique_graphs"]
-    for one in (step, again):  # nor does another step of the same shape, as in the next job of a sweep
-        one.prepare(batches)
+    for compiled_step in (step, again):  # nor does another step of the same shape, as in the next job of a sweep
+        compiled_step.prepare(batches)
     assert counters["stats"]["unique_graphs"] == compiled > 0
     check_gradient(again, tiny, BATCH, 1e-5, smoothing=0.1)
 
 
 @torch._dynamo.config.patch(recompile_limit=1)
 def test_more_versions_than_torch_keeps_are_compiled(tiny: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a sweep over many batch sizes. The statistics of batch normalisation stay as they were."""
+    """A sweep over many batch sizes compiles more. The statistics of batch normalisation stay as they were."""
     torch.compiler.reset()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     for size in (4, 3):
@@ -278,8 +279,8 @@ def test_the_ema_is_its_formula(tiny: Dataset) -> None:
         lambda timer: weights.append(next(step.model.parameters()).detach().clone()),
     )
     expected = weights[0]
-    for number, newest in enumerate(weights[1:], start=1):
-        keep = min(0.5, number / (9 + number))
+    for count, newest in enumerate(weights[1:], start=1):
+        keep = min(0.5, count / (9 + count))
         expected = keep * expected + (1 - keep) * newest
     torch.testing.assert_close(next(step.eval_model.parameters()), expected)
     assert not torch.equal(weights[-1], expected)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -157,20 +156,6 @@ def test_fast_is_printed_recorded_and_learns_as_plain_does(train_here: Train, qu
     for ours, theirs in zip(fast["epochs"], plain["epochs"], strict=True):
         assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-4)
         assert ours["eval_loss"] == pytest.approx(theirs["eval_loss"], rel=1e-4)
-
-
-@torch._dynamo.config.patch(error_on_recompile=True)
-def test_nothing_is_compiled_within_an_epoch(
-    train_here: Train, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a loader that delivers floats, and a short last batch."""
-    torch.compiler.reset()
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))  # recompilations are of the tracing
-    ended = train_here(*quick, "trainer.compile=true", "data/loader=disk", "hydra.run.dir=here")
-    assert ended.returncode == 0, ended.stderr
-    result = result_of(tmp_path / "here")
-    assert result["trainer"]["compile"] is True
-    assert result["compile_s"] > 0
 
 
 def test_another_trainer_may_resume_and_keeps_its_options(train_here: Train, quick: list[str], tmp_path: Path) -> None:

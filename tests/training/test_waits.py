@@ -29,16 +29,16 @@ CUDA = torch.device("cuda", 0)
 
 
 class NoCopies(TorchDispatchMode):
-    """Refuses copies between host and device: those of pageable memory wait for all work that is queued."""
+    """Refuses copies between host and device: a copy of pageable memory waits for all work that is queued."""
 
     is_on = True
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = function(*args, **(kwargs or {}))
+        result = function(*args, **(kwargs or {}))
         if self.is_on and function in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default):
-            kinds = {one.device.type for one in tree_leaves([args, found]) if isinstance(one, torch.Tensor)}
-            assert len(kinds) == 1, "a copy between host and device"
-        return found
+            tensors = [leaf for leaf in tree_leaves([args, result]) if isinstance(leaf, torch.Tensor)]
+            assert len({tensor.device.type for tensor in tensors}) == 1, "a copy between host and device"
+        return result
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
