@@ -26,11 +26,11 @@ from torch import Tensor
 from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
 from vitmnist.checkpoint.storage import WEIGHTS
 from vitmnist.cli.arguments import key_of
-from vitmnist.cli.command import command
+from vitmnist.cli.command import command, echo
 from vitmnist.cli.resume import recorded_config
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import Dataset, Split, build_dataset, prepare
-from vitmnist.errors import ConfigError, printable
+from vitmnist.errors import ConfigError
 from vitmnist.loaders.make_loader import make_loader
 from vitmnist.metrics import METRICS
 from vitmnist.runtime.device import choose_device
@@ -174,7 +174,7 @@ def _text(metrics: dict[str, Any]) -> str:
         metric = METRICS.description_of(name)
         if name != "acc":  # which is the first line
             lines.append(f"{name} {_format_value(metrics[name], metric.unit, metric.digits or 2)}")
-    names = [printable(row["class"]) for row in metrics["classes"]]
+    names = [row["class"] for row in metrics["classes"]]
     rows = [
         [name, row["images"], *(_format_value(row[key], "%") for key in ("precision", "recall", "f1"))]
         for name, row in zip(names, metrics["classes"], strict=True)
@@ -216,7 +216,7 @@ def main(options: Namespace) -> None:
         if picture := worst_mistakes(split, evaluation.predictions):
             picture.save(options.grid, "PNG")
         else:
-            print(f"no mistakes: {options.grid} is not written", file=sys.stderr)
+            echo(f"no mistakes: {options.grid} is not written", sys.stderr)
     matrix = evaluation.predictions.confusion_matrix(len(split.classes))
     metrics = class_metrics(matrix, split.classes, evaluation.metrics)
     if options.json or options.predictions:
@@ -225,4 +225,4 @@ def main(options: Namespace) -> None:
             printed["predictions"] = evaluation.rows(range(len(split)))
         print(json.dumps(printed))
     else:
-        print("\n".join([str(evaluation.weights), f"{evaluation.split_name} split", _text(metrics)]))
+        echo("\n".join([str(evaluation.weights), f"{evaluation.split_name} split", _text(metrics)]))

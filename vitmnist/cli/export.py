@@ -25,7 +25,7 @@ from torch.export import ExportedProgram
 
 import vitmnist
 from vitmnist.checkpoint.inference import InferenceModel
-from vitmnist.cli.command import command
+from vitmnist.cli.command import command, echo
 from vitmnist.cli.evaluate import add_run, load_run
 from vitmnist.cli.resume import recorded_overrides
 from vitmnist.data.datasets.base import Dataset
@@ -163,4 +163,4 @@ def main(options: Namespace) -> None:
     text = describe_model(output.name, content, trained, summary, recorded_overrides(options.run))
     write_atomic(output, content)
     write_atomic(description, text.encode(errors="surrogateescape"))
-    print(f"{display_path(output)}\n{display_path(description)}\n{summary}")
+    echo(f"{display_path(output)}\n{display_path(description)}\n{summary}")

@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, ConfigTypeError
 
 from vitmnist.cli.arguments import is_of_hydra
+from vitmnist.cli.command import echo
 from vitmnist.config import is_group
 from vitmnist.config.compose import compose
 from vitmnist.config.schema import Config, affects_nothing, keys_where
@@ -125,7 +126,7 @@ def report_if_completed(folder: Path, config: Config) -> bool:
     accuracy = run.quality("eval_acc")
     result = "" if accuracy is None else f", accuracy {accuracy:.2f}%"
     further = shlex.join([f"resume={shown}", "epochs=N"])
-    print(f"{shown}: completed, epoch {len(run.result.epochs)}/{config.epochs}{result}; {further} trains further")
+    echo(f"{shown}: completed, epoch {len(run.result.epochs)}/{config.epochs}{result}; {further} trains further")
     return True
 
 

@@ -25,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf, read_write
 
 import vitmnist
 from vitmnist.cli.arguments import AUTO_FORM, Arguments, is_of_hydra, key_of, parse, value_of, without_keys
+from vitmnist.cli.command import PrintableFormatter, echo
 from vitmnist.cli.process import TrainingProcess, exit_with_message, import_trainer
 from vitmnist.cli.resume import GLOBAL_GROUPS, is_resumable, recorded_config, recorded_overrides, report_if_completed
 from vitmnist.cli.sweep import run_sweep
@@ -147,7 +148,7 @@ def configure_run(process: TrainingProcess, composed: DictConfig, arguments: Arg
         config = replace(validate(Config, values), resume=None)
     elif is_auto:
         # The same command line is typed again and again, and the values of `experiment=` are recorded.
-        print(f"resume=auto: resuming {shown}")
+        echo(f"resume=auto: resuming {shown}")
         config = recorded_config(folder, without_keys(typed, GLOBAL_GROUPS))
     else:
         config = recorded_config(folder, typed)
@@ -174,8 +175,9 @@ def share_with_ranks(process: TrainingProcess, run: ConfiguredRun | None) -> Con
     if data_root := value_of("data.root", process.typed):
         shared["config"]["data"]["root"] = data_root
     folder = Path(shared["folder"])
-    file = folder / f"rank-{process.world.rank}.log"
-    logging.basicConfig(filename=file, level=logging.INFO, format="%(asctime)s  %(message)s", force=True)
+    handler = logging.FileHandler(folder / f"rank-{process.world.rank}.log")
+    handler.setFormatter(PrintableFormatter("%(asctime)s  %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
     return ConfiguredRun(validate(Config, shared["config"]), folder, [])
 
 
