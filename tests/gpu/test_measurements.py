@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from tests.gpu import NEEDS_CUDA
+from tests.gpu.conftest import NEEDS_CUDA
 from vitmnist.runtime.memory import free_memory, peak_memory
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.tracking.environment import PeakMemory

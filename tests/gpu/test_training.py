@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.augment.test_compose import configured
 from tests.conftest import PLAIN, Train, assert_same_weights, result_of
-from tests.gpu import NEEDS_CUDA
+from tests.gpu.conftest import NEEDS_CUDA
 from tests.support.processes import free_port
 from tests.training import test_step
 from vitmnist import from_dataloader
