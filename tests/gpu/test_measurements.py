@@ -1,4 +1,4 @@
-"""Time and memory are those of the GPU, not those of the host that queues its work."""
+"""Times and memory are measured on the GPU, not on the host that queues its work."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from vitmnist.training.graph import GraphedModule
 def simulated_graph(module: nn.Module, samples: Sequence[Tensor], allow_unused_input: bool) -> Callable[..., Any]:
     """`torch.cuda.make_graphed_callables` without a GPU."""
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    for _ in range(3):  # as torch warms up
+    for _ in range(3):  # Torch warms up likewise.
         module(*samples)
     names, outputs, gradients = [*module(*samples)], [*module(*samples).values()], [*map(torch.clone, parameters)]
 
@@ -64,7 +64,7 @@ class NormedModel(nn.Sequential):
 @pytest.mark.parametrize("name", ["ram", "disk"])
 @pytest.mark.parametrize("augment", [None, SHIFT, CUTMIX], ids=["plain", "shift", "cutmix"])
 def test_a_graphed_step_is_the_eager_step(name: str, augment: Compose | None, tiny: Dataset) -> None:
-    """With a short last batch, clipped gradients, averaged weights, and floats as well as bytes."""
+    """The epochs have a short last batch, clipped gradients and averaged weights; `disk` delivers floats."""
     parts: dict[str, Any] = {"augment": augment, "decay": 0.9, "clip_norm": 0.5, "micro_batch": None}
     metrics = []
     for graph in (False, True):

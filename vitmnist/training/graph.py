@@ -18,8 +18,8 @@ from torch import Tensor, nn
 class GraphedModule(nn.Module):
     """Replays the graph that was captured for arguments of these shapes and dtypes; without one, calls the module.
 
-    A replay copies its arguments into those of the capture; without the check of shapes and dtypes, torch would
-    broadcast and convert them silently. Each replay writes its outputs and gradients to the same memory. The caller
+    A replay copies its arguments into the captured ones; without the check of shapes and dtypes, torch would broadcast
+    and convert them silently. Each replay writes its outputs and gradients to the same memory. The caller
     must therefore copy the outputs, and set the gradients to None before each call.
 
     Args:
