@@ -107,8 +107,9 @@ class CheckpointManager:
             DataError: the dataset is another one, or the checkpoint is damaged.
         """
         with storage.reporting_damage(self.folder / storage.FOLDER):
-            checksums, saved = (self.result.dataset or {})["sha256"], checkpoint.dataset_sha256
-            if differing := [name for name, value in checksums.items() if saved.get(name) != value]:
+            checksums = (self.result.dataset or {})["sha256"]
+            differing = [name for name, value in checksums.items() if checkpoint.dataset_sha256.get(name) != value]
+            if differing:
                 raise DataError(f"the dataset has changed since the run began: {', '.join(differing)} differ")
             self.step.load_state_dict(checkpoint.step)
             if checkpoint.progress:
@@ -140,7 +141,7 @@ class CheckpointManager:
         is_due = minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
         stopping, saving = self.world.all_reduce_max([self.stop.request, is_due])
         self._steps_since_save += 1
-        # Several ranks vote one step ahead: in the first step after a save, a vote may ask for the save just made.
+        # Several ranks get the result of a vote one step later. In the first step after a save, that vote predates it.
         if self.world.size > 1 and self._steps_since_save == 1:
             saving = 0
         if stopping or saving:
@@ -157,9 +158,9 @@ class CheckpointManager:
         Raises:
             RunInterrupted: the run is to stop, and is saved.
         """
-        epochs, has_validation = self.result.epochs, self.dataset.validation is not None
         # Selecting by the test split would bias its accuracy.
-        best = has_validation and self.monitor.best_epoch(epochs) == len(epochs) - 1
+        is_best_epoch = self.monitor.best_epoch(self.result.epochs) == len(self.result.epochs) - 1
+        best = is_best_epoch and self.dataset.validation is not None
         interval = self.config.checkpoint.min_interval_s
         is_due = interval is not None and time.monotonic() - self._saved_at >= interval
         stopping, saving = self.world.all_reduce_max([self.stop.request, is_due or must_save], at_once=True)
@@ -169,6 +170,7 @@ class CheckpointManager:
             self._interrupt(stopping)
 
     def _interrupt(self, request: int) -> NoReturn:
+        """End the run, now that it is saved."""
         # Rank 0 may still be writing, and torchrun kills the other ranks when one exits.
         self.world.barrier()
         raise interruption(request)

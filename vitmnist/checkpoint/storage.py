@@ -198,13 +198,19 @@ def _read_foreign(path: Path) -> dict[str, torch.Tensor]:
                 f"{path}: has objects of {', '.join(classes)}, which may run code when they are read; if you trust it, "
                 f'save its weights alone: python -c "import torch; {save}", and set init=weights.pth'
             )
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    while key := next((key for key in WRAPPERS if isinstance(state, dict) and isinstance(state.get(key), dict)), None):
-        state = state[key]
-        log.info("init: the weights are those under %s", key)
+        state = _unwrap(torch.load(path, map_location="cpu", weights_only=True))
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         held = f"a {type(state).__name__}"
         if isinstance(state, dict):
             held = f"its keys are {join_names(map(str, state))}"
         raise DataError(f"{path}: holds no tensors by name, neither at the top nor under {', '.join(WRAPPERS)}; {held}")
+    return state
+
+
+def _unwrap(state: Any) -> Any:
+    """The dict of weights in what a file holds, under as many of `WRAPPERS` as it is wrapped in."""
+    for key in WRAPPERS:
+        if isinstance(state, dict) and isinstance(state.get(key), dict):
+            log.info("init: the weights are read from %s", key)
+            return _unwrap(state[key])
     return state

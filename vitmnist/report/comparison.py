@@ -173,8 +173,10 @@ class Comparison:
         """
         groups: dict[str, dict[str, float]] = {}
         for shared, rows in loader_groups(self.rows).items():
-            by_seed = [row.by_seed(self.metric.name) for row in reversed(rows)]
-            if values := {seed: value for values in by_seed for seed, value in values.items()}:
+            values: dict[str, float] = {}
+            for row in reversed(rows):
+                values |= row.by_seed(self.metric.name)
+            if values:
                 groups[shared] = values
         best_first = sorted(groups.items(), key=lambda group: -self.metric.sign * median(group[1].values()))
         return dict(best_first)
@@ -210,7 +212,8 @@ def compare(runs: Sequence[Run]) -> list[Comparison]:
     groups: dict[tuple[str, ...], list[Run]] = defaultdict(list)
     for run in runs:
         # A run that never started is listed with the other runs of its sweep.
-        groups[_identity(run if run.result.environment else started.get(run.folder.parent, run))].append(run)
+        representative = run if run.result.environment else started.get(run.folder.parent, run)
+        groups[_identity(representative)].append(run)
     return [_comparison(group) for group in groups.values()]
 
 

@@ -87,7 +87,8 @@ class Result:
         content = read_json(path)
         if not isinstance(content, dict) or content.get("status") not in ENDED or "epochs" not in content:
             raise UnreadableError("is not the result of a run")
-        recorded, types = [item for item in fields(cls) if item.name in content], get_type_hints(cls)
+        recorded = [item for item in fields(cls) if item.name in content]
+        types = get_type_hints(cls)
         for item in recorded:
             if not _has_type(content[item.name], types[item.name]):
                 raise UnreadableError(f"{item.name} must be {item.type}, not {content[item.name]!r:.40}")
@@ -221,8 +222,8 @@ class Run:
     @property
     def seeds(self) -> str:
         """The seed, and the seed of a hold-out, as overrides; runs with equal seeds have the same quality."""
-        fold = f" data.holdout_seed={self.config.get('data.holdout_seed')}" if self.config.get("data.holdout") else ""
-        return f"seed={self.config.get('seed')}{fold}"
+        keys = ["seed", "data.holdout_seed"] if self.config.get("data.holdout") else ["seed"]
+        return " ".join(f"{key}={self.config.get(key)}" for key in keys)
 
     @property
     def is_ranked(self) -> bool:
@@ -295,11 +296,12 @@ def read_run(folder: Path) -> Run:
     except UnreadableError as error:
         result = Result(status="unreadable", error=f"{folder.name}/result.json: {error}")
     except FileNotFoundError:
-        result = Result(status="not started")
-        if (folder / ".lock").exists():
+        if is_in_use(folder):
+            result = Result(status="running")
+        elif (folder / ".lock").exists():
             result = Result(status="killed", error="it left no result.json")
-            if is_in_use(folder):
-                result = Result(status="running")
+        else:
+            result = Result(status="not started")
     with suppress(FileNotFoundError, UnreadableError):
         config = read_yaml(folder / CONFIG)
         result.config = config if isinstance(config, dict) else None
