@@ -31,7 +31,7 @@ from vitmnist.metrics.epoch_table import (
     steady_epochs,
     summarize,
 )
-from vitmnist.runtime.files import UnreadableError, append, csv_text, read_json, read_yaml, write_atomic
+from vitmnist.runtime.files import UnreadableError, append, csv_text, read_plain, write_atomic
 from vitmnist.runtime.run_folder import is_in_use
 from vitmnist.runtime.signals import StopSignal, interruption
 from vitmnist.runtime.world import World
@@ -84,7 +84,7 @@ class Result:
             FileNotFoundError: there is no such file.
             UnreadableError: it cannot be read, or is not a record.
         """
-        content = read_json(path)
+        content = read_plain(path)
         if not isinstance(content, dict) or content.get("status") not in ENDED or "epochs" not in content:
             raise UnreadableError("is not the result of a run")
         recorded = [item for item in fields(cls) if item.name in content]
@@ -303,7 +303,7 @@ def read_run(folder: Path) -> Run:
         else:
             result = Result(status="not started")
     with suppress(FileNotFoundError, UnreadableError):
-        config = read_yaml(folder / CONFIG)
+        config = read_plain(folder / CONFIG)
         result.config = config if isinstance(config, dict) else None
     return Run(folder, result)
 
@@ -315,5 +315,5 @@ SEARCH_RESULT = "optimization_results.yaml"
 def search_summary(folder: Path) -> str:
     """The sentence about the best trial in the folder of a search; empty if there is none."""
     with suppress(FileNotFoundError):
-        return str(cast("dict[str, object]", read_yaml(folder / SEARCH_RESULT))["summary"])
+        return str(cast("dict[str, object]", read_plain(folder / SEARCH_RESULT))["summary"])
     return ""
