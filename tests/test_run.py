@@ -35,12 +35,12 @@ for variant in variants:
 
 
 def test_backward_is_seven_frames_away_from_train_py(quick: list[str], tmp_path: Path) -> None:
-    """In a run, a run with `trainer=fast`, and a job of a sweep; the first frame is `<module>` in train.py."""
+    """A plain run, a fast run and a job of a sweep are started by train.py, whose frame is `<module>`."""
     ended = run_python("-c", HOOKED, str(REPOSITORY), *quick, "epochs=1", folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
     stacks = {line for line in ended.stdout.splitlines() if line.startswith("backward:")}
     stack = "backward: <module> main {} fit train_epoch __call__ forward_backward"
-    assert stacks == {stack.format("train"), stack.format("__call__")}  # a sweep calls an object for each job
+    assert stacks == {stack.format("train"), stack.format("__call__")}  # A sweep calls an object for each job.
 
 
 def test_kernels_are_deterministic_before_a_model_runs(refuse: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +50,7 @@ def test_kernels_are_deterministic_before_a_model_runs(refuse: Printed, monkeypa
     monkeypatch.setattr(CNN, "forward", lambda *args: calls.append("forward") or forward(*args))
     monkeypatch.setattr("vitmnist.trainer.use_deterministic_kernels", lambda *args: calls.append("deterministic"))
     assert "cifar-10" in refuse("data/dataset=cifar10", "data.root=nowhere", "model=cnn")
-    assert calls == ["deterministic", "forward"]  # the model is tried before data are read
+    assert calls == ["deterministic", "forward"]  # The model is tried before data are read.
 
 
 @pytest.mark.parametrize("name", ["ram", "gpu_slice", "cache", "prefetch"])
@@ -62,7 +62,7 @@ def test_the_first_two_sets_are_freed_before_that_of_the_test_split(
     init = Loader.__init__
 
     def counted(loader: Loader, sampler: EpochSampler) -> None:
-        if sampler.size == 7:  # of the test split
+        if sampler.size == 7:  # The test split has 7 images.
             alive.append(sum(ref() is not None for ref in earlier))
         else:
             earlier.append(weakref.ref(loader))

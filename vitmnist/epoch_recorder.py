@@ -49,7 +49,7 @@ class EpochRecorder:
     @contextmanager
     def watching(self, progress: EpochProgress, split: str, loader: Loader) -> Iterator[AfterStep]:
         """Show the progress of a pass; yields a callback that updates it after each step, and saves checkpoints."""
-        checkpoints = self.checkpoints  # a reference to `self` in the callback would keep the loaders alive
+        checkpoints = self.checkpoints  # A reference to `self` in the callback would keep the loaders alive.
         bar = tqdm(
             desc=f"epoch {progress.epoch + 1} {split}",
             total=len(loader),

@@ -142,12 +142,12 @@ class Trainer:
                 if data.checkpoint:
                     checkpoints.restore(data.checkpoint, progress)
                 recorder = self._open_records(loaders, checkpoints)
-                data = replace(data, checkpoint=None, weights=None)  # frees their memory
+                data = replace(data, checkpoint=None, weights=None)  # This frees the memory of both.
                 # `finish_epoch` adds the wait for the first batch.
                 result.setup_s = time.time() - result.began_at - (result.compile_s or 0.0)
                 # From here on a signal stops the run after a step, when it can be saved. Before, nothing can be lost.
                 until_recorded.enter_context(self.stop.listening(deadline))
-                while progress.metrics.steps or not recorder.is_done():  # an epoch under way is completed first
+                while progress.metrics.steps or not recorder.is_done():  # An epoch under way is completed first.
                     with recorder.watching(progress, "train", loaders.train) as after_step:
                         train = train_epoch(step, loaders.train, progress, after_step)
                     with recorder.watching(progress, data.dataset.eval_split, loaders.evaluation) as after_step:
@@ -161,7 +161,7 @@ class Trainer:
                 checkpoints.save_final_weights()
                 loader_config = loaders.loader_config
                 self._loader_stack.close()
-                # This frees the sets of the loaders: there may be no memory for a third one.
+                # The sets of the loaders are freed, because there may be no memory for a third set.
                 del loaders, recorder
                 self._evaluate_on_test(loader_config, checkpoints)
             log_verdict(result)
@@ -249,7 +249,7 @@ class Trainer:
         """The name of the fastest loader, timed with the training step of the run, whose state is then restored."""
 
         def as_candidate(loader: Loader) -> Candidate:
-            step.prepare(loader)  # compiles once more if the loader delivers floats
+            step.prepare(loader)  # A loader that delivers floats needs another compilation.
             return Candidate(loader, step.device, step, lambda epoch: step.batches(loader, epoch))
 
         log.info("timing %s for a few batches each", ", ".join(options.candidates or ()) or "all loaders")
@@ -265,7 +265,7 @@ class Trainer:
         """Connect the ranks for training, and seed their generators."""
         self.world.connect(self.device, self.config.distributed.timeout_s)
         step.distribute(self.world)
-        seed = self.config.seed + self.world.rank  # dropout must differ between the ranks, as their images do
+        seed = self.config.seed + self.world.rank  # Dropout must differ between the ranks, as their images do.
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)
@@ -291,7 +291,7 @@ class Trainer:
     def _open_records(self, loaders: Loaders, checkpoints: CheckpointManager) -> EpochRecorder:
         """Log the run, open its loggers, and remove records that are newer than the checkpoint."""
         result, folder = self.result, self.folder
-        peak_memory = PeakMemory(self.device)  # it does not count the memory of the set-up
+        peak_memory = PeakMemory(self.device)  # It starts here, so that it does not count the set-up.
         log_setup(self.config, result, checkpoints.dataset, checkpoints.step, loaders.train, self.world)
         loggers: list[Logger] = []
         if self.world.is_main:
@@ -299,7 +299,7 @@ class Trainer:
                 self.stack.enter_context(LOGGERS.build(values, folder, result)) for values in self.logger_options
             ]
             result.write_config(folder)
-            result.write_epochs(folder)  # drops rows that are newer than the checkpoint, and a torn row
+            result.write_epochs(folder)  # This drops a torn row, and rows that are newer than the checkpoint.
             for name in ("result.json", f"{storage.FOLDER}/final.safetensors"):
                 (folder / name).unlink(missing_ok=True)
         return EpochRecorder(checkpoints, loaders.train, loggers, peak_memory)

@@ -1,9 +1,14 @@
-"""The device that these tests run on."""
+"""What only a GPU can show: `pytest -m gpu -n0`, in one process, so that no other process uses its memory."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+
+NEEDS_CUDA = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and torch sees none"),
+]
 
 
 @pytest.fixture

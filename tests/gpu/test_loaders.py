@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.augment.test_compose import PRESETS, configured
-from tests.gpu import NEEDS_CUDA
+from tests.gpu.conftest import NEEDS_CUDA
 from tests.support.contract import check_contract
 from vitmnist import make_loader
 from vitmnist.augment.base import OPERATIONS

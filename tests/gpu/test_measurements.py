@@ -1,4 +1,4 @@
-"""Time and memory are those of the GPU, not those of the host that queues its work."""
+"""Times and memory are measured on the GPU, not on the host that queues its work."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from tests.gpu import NEEDS_CUDA
+from tests.gpu.conftest import NEEDS_CUDA
 from vitmnist.runtime.memory import free_memory, peak_memory
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.tracking.environment import PeakMemory

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.augment.test_compose import configured
 from tests.conftest import PLAIN, Train, assert_same_weights, result_of
-from tests.gpu import NEEDS_CUDA
+from tests.gpu.conftest import NEEDS_CUDA
 from tests.support.processes import free_port
 from tests.training import test_step
 from vitmnist import from_dataloader
@@ -128,7 +128,8 @@ def test_a_compiled_step_on_the_gpu_learns_what_the_eager_step_learns(
     test_step.check_same_weights(compiled.eval_model, eager.eval_model, tolerance=1e-3)
 
 
-MODELS = {"cnn": ["model=cnn"], "vit of 197 tokens": ["model=vit", "model.patch_size=2"]}  # keys of several blocks
+# With 197 tokens, the keys of attention take several blocks.
+MODELS = {"cnn": ["model=cnn"], "vit of 197 tokens": ["model=vit", "model.patch_size=2"]}
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -1,4 +1,4 @@
-"""AdamW decays only the weights of linear layers; Adam and SGD are those of torch."""
+"""AdamW decays only the weights of linear layers; Adam and SGD equal torch's."""
 
 from __future__ import annotations
 

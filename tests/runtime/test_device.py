@@ -92,7 +92,7 @@ def test_what_the_device_reads_is_the_batch(
 
 class NeverWaits(FakeBackend):
     def wait_event(self, event: object) -> None:
-        """As in the article: the copy stream is not joined to the one that computes."""
+        """The stream that computes does not wait for the copy stream, as in the article."""
 
 
 class NeverHolds(FakeBackend):
@@ -126,17 +126,17 @@ def test_each_of_the_precautions_is_needed(
 
 
 @pytest.mark.parametrize(
-    ("label", "blocks"),  # of a batch; gpu_slice gathers the labels of an epoch at once
-    [("prefetch of ram", 2), ("prefetch of gpu_slice", 1)],
+    ("label", "blocks_per_batch"),
+    [("prefetch of ram", 2), ("prefetch of gpu_slice", 1)],  # `gpu_slice` gathers the labels of an epoch at once.
 )
 def test_batches_do_not_pile_up_on_a_device_that_lags_behind_the_host(
-    open_on_fake: Open, label: str, blocks: int
+    open_on_fake: Open, label: str, blocks_per_batch: int
 ) -> None:
     loader, device = open_on_fake(label)
     with loader:
-        kept = device.most_blocks  # of gpu_slice
+        kept = device.most_blocks  # `gpu_slice` keeps the set.
         epoch_on(device, loader, 0, late=True)
-        assert (device.most_blocks - kept) / blocks <= loader.options.queue_size + 4 < len(loader)
+        assert (device.most_blocks - kept) / blocks_per_batch <= loader.options.queue_size + 4 < len(loader)
 
 
 @pytest.mark.parametrize("label", ["ram", "prefetch of ram"])
@@ -145,8 +145,8 @@ def test_one_pool_of_pinned_buffers_and_one_stream_serve_all_epochs(open_on_fake
     with loader:
         for epoch in range(5):
             epoch_on(device, loader, epoch, late=True)
-    assert device.made_pinned == 2 * PinnedBuffers.DEPTH  # images and labels
-    assert len(device.streams) == (2 if "prefetch" in label else 1)  # the default one, and the loader's
+    assert device.made_pinned == 2 * PinnedBuffers.DEPTH  # There is one pool for images and one for labels.
+    assert len(device.streams) == (2 if "prefetch" in label else 1)  # `prefetch` adds its own stream.
 
 
 def test_more_iterators_than_buffers_do_not_wait_for_each_other(open_on_fake: Open, data: TensorSet) -> None:
@@ -175,7 +175,7 @@ def test_abandoned_epochs_do_not_disturb_the_next(open_on_fake: Open, data: Tens
 
 
 def test_indices_of_gathered_samples_come_from_pinned_memory(data: TensorSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a copy from any other the host waits, and so for all work that is queued."""
+    """A copy from pageable memory would make the host wait for all work that is queued."""
     device = FakeBackend(DEVICE)
     monkeypatch.setitem(device_module.BACKENDS, "cpu", lambda _: device)
     kept = replace(BatchRows.of([data.images], 50), tensors=(device.to_device(data.images),))

@@ -32,7 +32,7 @@ def test_a_set_that_does_not_fit_is_refused_with_what_would_work(name: str, monk
         match=r"takes 0\.0 MiB of memory on the host, where 0\.0 .* data/loader=cache or data/loader=disk would",
     ):
         make_loader(name, MAPPED, batch_size=2, device="cpu", seed=0)
-    # What is in memory already takes no more of it.
+    # A set that is in memory already takes no more memory.
     make_loader("ram", TENSORS, batch_size=2, device="cpu", seed=0).close()
 
 
@@ -74,7 +74,7 @@ def test_a_containers_limit_is_heeded(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(memory, "PROCESS_GROUPS", tmp_path / "groups")
     assert free_memory(CPU).host > 2**20
     (tmp_path / "groups").write_text("1:cpu,cpuacct:/x\n0::/outer/inner\n")
-    for folder in (tmp_path / "outer" / "inner", tmp_path / "outer", tmp_path):  # any of them may have a limit
+    for folder in (tmp_path / "outer" / "inner", tmp_path / "outer", tmp_path):  # Any of them may have a limit.
         folder.mkdir(parents=True, exist_ok=True)
         limit = psutil.Process().memory_info().rss + 2**20
         (folder / "memory.max").write_text(f"{limit}\n")

@@ -70,13 +70,13 @@ def check_contract(name: str, data: Data, *, device: str = "cpu", **options: Any
         kept = list(loader.epoch(0))
         check(kept, part, 0)
         for tensor in [tensor for batch in kept for tensor in batch]:
-            tensor.zero_()  # changes neither another batch nor the set
+            tensor.zero_()  # This changes neither another batch nor the set.
         check(loader.epoch(0), part, 0)
     assert not random_state.changed()
     loader = build(part)
     next(loader.epoch(2))
     first, second = loader.epoch(0), loader.epoch(1)
-    del loader  # the iterators keep it alive
+    del loader  # The iterators keep it alive.
     gc.collect()
     pairs = list(zip(first, second, strict=True))
     check([pair[0] for pair in pairs], part, 0)

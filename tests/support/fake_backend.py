@@ -80,7 +80,7 @@ class FakeBackend(Backend):
         self._current = threading.local()
         self._pinned: list[Tensor] = []
         self._blocks: dict[int, tuple[Tensor, Stream, list[Stream]]] = {}
-        self._freed: list[list[tuple[Stream, int]]] = []  # for each block that is freed, what its reuse waits for
+        self._freed: list[list[tuple[Stream, int]]] = []  # The reuse of each freed block waits for these positions.
         self._lock = threading.RLock()
 
     @property
@@ -109,7 +109,7 @@ class FakeBackend(Backend):
         with self._lock:
             ranges = [range(block.data_ptr(), block.data_ptr() + max(block.nbytes, 1)) for block in self._pinned]
             if not any(tensor.data_ptr() in addresses for addresses in ranges):
-                tensor = tensor.clone()  # from pageable memory the driver copies before the call returns
+                tensor = tensor.clone()  # From pageable memory the driver copies before the call returns.
             block, copy = self.allocate(tensor.shape, tensor.dtype)
             self.enqueue(lambda: block.copy_(tensor))
             return copy
@@ -147,11 +147,11 @@ class FakeBackend(Backend):
     def read(self, tensor: Tensor, into: list[Any]) -> None:
         """Queue a kernel that reads the tensor's memory on the current stream."""
         with self._lock:
-            values = tensor.as_subclass(Tensor)  # the last reference to `tensor` itself frees its memory
+            values = tensor.as_subclass(Tensor)  # The last reference to `tensor` itself frees its memory.
             self.enqueue(lambda: into.append(values.clone()))
 
     def finish(self) -> None:
-        """Let every stream do all its work: that of a loader first, which only an event makes wait for the consumer."""
+        """Let every stream do all its work. Loaders come first: only an event makes them wait for the consumer."""
         with self._lock:
             for stream in reversed(self.streams):
                 stream.run(len(stream.work))

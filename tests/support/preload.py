@@ -1,4 +1,4 @@
-"""What the processes that tests fork have imported already."""
+"""Imports for the processes that tests fork from."""
 
 import atexit
 import gc
@@ -10,5 +10,5 @@ import torch.nn.parallel  # noqa: F401
 import vitmnist.report.plots
 import vitmnist.trainer  # noqa: F401
 
-atexit.register(gc.unfreeze)  # libraries report frozen objects as leaks
-gc.freeze()  # or the first collection of each process would copy the memory of all these objects
+atexit.register(gc.unfreeze)  # Libraries report frozen objects as leaks.
+gc.freeze()  # The first collection of each process would copy the memory of all these objects.

@@ -90,8 +90,8 @@ class TrainProcess(ForkServerProcess):
         for file, descriptor in ((self.file, 1), (self.errors, 2)):
             os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
         os.environ |= self.environment
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored if the tests run under nohup
-        multiprocessing.set_start_method("fork", force=True)  # of loader workers, as in a process that was not forked
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # It is ignored if the tests run under nohup.
+        multiprocessing.set_start_method("fork", force=True)  # Loader workers are forked.
         sys.argv = ["train.py", *self.arguments]
         if self.before:
             self.before()
@@ -122,7 +122,7 @@ class TrainProcess(ForkServerProcess):
 
     def kill_group(self) -> None:
         """Kill the process and its loader workers."""
-        with suppress(ProcessLookupError):  # not a group leader yet
+        with suppress(ProcessLookupError):  # It may not be a group leader yet.
             os.killpg(self.pid, signal.SIGKILL)
         self.kill()
         self.join()

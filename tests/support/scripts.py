@@ -37,7 +37,7 @@ def train(loader, epochs=2):
 
 
 def run_vitmnist() -> None:
-    """What a process that has imported torch calls in place of `train.py`."""
+    """Run `vitmnist` in a process that has imported torch."""
     from vitmnist.__main__ import main
 
     sys.argv[0] = "vitmnist"

@@ -36,7 +36,7 @@ def make_model() -> nn.Module:
 
 
 def make_step(model: nn.Module, tiny: Dataset, lr: float = 0.01) -> TrainStep:
-    # Not Adam: on the CPU it reads its own step count, which never leaves the host.
+    # The optimizer is not Adam, which on the CPU reads its step count, a tensor that never leaves the host.
     optimizer = torch.optim.SGD(model.parameters(), lr)
     return TrainStep(model, Preprocess(tiny.train), optimizer, lambda step: 1.0, LOSS, batch_size=5)
 
@@ -84,7 +84,7 @@ def test_an_epoch_is_the_hand_written_loop(tiny: Dataset) -> None:
         optimizer.step()
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(mine, other)
-    assert metrics["train_loss"] == pytest.approx(sum(losses) / 23, rel=1e-5)  # the short batch weighs 3, not 5
+    assert metrics["train_loss"] == pytest.approx(sum(losses) / 23, rel=1e-5)  # The short batch weighs 3, not 5.
     assert metrics["train_acc"] == pytest.approx(100 * correct / 23)
     assert metrics["images_per_s"] == 23 / metrics["train_s"]
     for logged, expected in zip(progress.logged_steps(), (steps[1], steps[4]), strict=True):
@@ -115,7 +115,7 @@ def test_evaluation_counts_every_image_and_changes_nothing(tiny: Dataset, shuffl
 
 
 def test_every_second_is_charged_to_its_phase(tiny: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a clock that only moves where the test says, also after the epoch was saved and restored."""
+    """The clock moves only where the test says so. A restored epoch keeps its seconds."""
     now = 0.0
 
     def spend(seconds: float) -> None:
@@ -150,7 +150,7 @@ def test_every_second_is_charged_to_its_phase(tiny: Dataset, monkeypatch: pytest
     assert metrics["train_s"] + metrics["save_s"] == now
     spend(10_000)
     restored.load_state_dict(progress.state_dict())
-    metrics = train_epoch(make_step(model, tiny), loader, restored, after_step)  # no batch is left
+    metrics = train_epoch(make_step(model, tiny), loader, restored, after_step)  # No batch is left.
     assert [metrics[name] for name in names] == [1, 5, 50, 150, 2055 + 1500]
     metrics, _ = evaluate(model, loader, Preprocess(tiny.train), after_step)
     assert (metrics["eval_s"], metrics["save_s"]) == (1555, 150)

@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 SHIFT = Compose([{"name": "shift", "pixels": 2}])
 AFFINE = Compose([{"name": "affine"}])
 MIXUP, CUTMIX = (Compose([{"name": "shift", "pixels": 2}, {"name": name}]) for name in ("mixup", "cutmix"))
-BATCH = 8  # 23 images: two full batches and a last one of 7
+BATCH = 8  # The 23 images are two full batches and one of 7.
 OPTIMIZERS_UNDER_TEST = {
     "adam": {"lr": 0.003, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0},
     "adamw": {"lr": 0.003, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.1},
@@ -172,13 +172,13 @@ def test_bf16_is_the_gradient_within_its_rounding(tiny: Dataset, augment: Compos
     step, plain = (make_step(tiny, augment=augment, precision=name) for name in (Precision.bf16, Precision.fp32))
     check_gradient(step, tiny, BATCH, 0.02)
     plain.forward_backward(batch_of(tiny, plain, BATCH))
-    assert gradient_difference(step.model, plain.model) > 1e-5  # or it was computed in float32
+    assert gradient_difference(step.model, plain.model) > 1e-5  # Otherwise it was computed in float32.
     assert all(value.dtype == value.grad.dtype == torch.float32 for value in step.model.parameters())
 
 
 @pytest.mark.parametrize(
     ("backend", "augment"),
-    # The first one traces as always, but generates no code, which would take most of a minute.
+    # The backend `eager` traces, but generates no code, which would take most of a minute.
     [("eager", SHIFT), ("eager", CUTMIX), pytest.param("inductor", MIXUP, marks=pytest.mark.slow)],
     ids=["eager, shift", "eager, cutmix", "inductor, mixup"],
 )
@@ -200,7 +200,7 @@ def test_compiled_is_the_gradient_and_a_short_batch_compiles_nothing(
     for size in (BATCH, 7, 1):
         check_gradient(step, tiny, size, 1e-5, smoothing=0.1)
     compiled = counters["stats"]["unique_graphs"]
-    for compiled_step in (step, again):  # nor does another step of the same shape, as in the next job of a sweep
+    for compiled_step in (step, again):  # The second is another step of the same shape, as in the next job of a sweep.
         compiled_step.prepare(batches)
     assert counters["stats"]["unique_graphs"] == compiled > 0
     check_gradient(again, tiny, BATCH, 1e-5, smoothing=0.1)
@@ -288,7 +288,7 @@ def test_the_ema_is_its_formula(tiny: Dataset) -> None:
 
 
 def test_a_restored_step_continues_to_the_bit_and_in_a_longer_run_at_its_rates(tiny: Dataset) -> None:
-    """Also with a parameter that never has a gradient, and so no state of the optimizer."""
+    """A parameter that never has a gradient has no state of the optimizer."""
 
     def model() -> nn.Module:
         vit = make_vit()

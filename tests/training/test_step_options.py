@@ -1,4 +1,4 @@
-"""What `trainer`, `ema_decay` and `experiment=speedrun` do: their rules, and their effect on a run."""
+"""The rules of `trainer=fast`, and the effect of `trainer` and `ema_decay` on a run."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_graph_that_is_asked_for_and_not_possible_is_refused(
 
 
 def test_a_gpu_adds_up_in_one_order(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Unless it may use any kernel. Not with `warn_only`, with which torch leaves attention as it is."""
+    """`trainer.deterministic=false` allows any kernel. `warn_only` is off, with which torch leaves attention alone."""
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     try:
@@ -123,7 +123,7 @@ def test_batch_normalisation_of_one_image_is_refused_before_the_first_step(
     succeed: Printed,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Only if that has one value per channel: the image itself has 784. Microbatches are warned of."""
+    """An image itself has 784 values per channel, and is not refused. Microbatches are warned of."""
 
     def build(options: CNNOptions, shape: tuple[int, int, int], classes: int) -> nn.Module:
         return nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), *last, nn.Linear(784, classes))
@@ -152,7 +152,7 @@ def test_fast_is_printed_recorded_and_learns_as_plain_does(train_here: Train, qu
     for key, value in (("micro_batch", "6"), ("compile", "false"), ("fused", "true")):
         assert f"trainer.{key}={value}: {reasons[key]}" in ended.stdout
     assert fast["compile_s"] is None
-    assert fast["config"]["trainer"]["micro_batch"] == "auto"  # as typed
+    assert fast["config"]["trainer"]["micro_batch"] == "auto"
     for ours, theirs in zip(fast["epochs"], plain["epochs"], strict=True):
         assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-4)
         assert ours["eval_loss"] == pytest.approx(theirs["eval_loss"], rel=1e-4)
@@ -182,7 +182,7 @@ class Branching(nn.Linear):
 def test_a_model_that_cannot_be_compiled_is_refused_only_if_compiling_was_asked_for_by_name(
     succeed: Printed, refuse: Printed, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise it trains as it does without."""
+    """With `trainer.compile=auto` it trains as it does without compiling."""
     monkeypatch.setitem(MODELS._members, "cnn", (CNNOptions, lambda options, shape, classes: Branching(784, classes)))
     monkeypatch.setattr(step_options, "COMPILE_FROM_IMAGES", dict.fromkeys(Precision, 0))
     printed = refuse(*quick, "trainer.compile=true")
@@ -202,7 +202,7 @@ def test_the_ema_is_evaluated_and_saved(train_here: Train, quick: list[str], tmp
     plain, averaged = (torch.load(folder / "checkpoints" / "last.pt", weights_only=True)["step"] for folder in folders)
     final = weights(folders[1])
     for name, value in final.items():
-        assert torch.equal(averaged["model"][name], plain["model"][name])  # averaging does not change training
+        assert torch.equal(averaged["model"][name], plain["model"][name])  # Averaging does not change training.
         assert torch.equal(value, averaged["ema"]["model"][name])
         assert not torch.equal(value, averaged["model"][name])
     last, best = (load_inference_model(folders[1], CPU, name).model.state_dict() for name in ("last", "best"))

@@ -59,7 +59,7 @@ def refusing_waits() -> Iterator[NoCopies]:
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 @pytest.mark.parametrize("name", OPERATIONS.names())
 def test_no_step_waits_for_the_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the average of the weights and the norm that is logged; without a GPU there is no backward pass."""
+    """The step averages weights and logs a norm. Its backward pass is replaced, because it would need a GPU."""
 
     def backward(loss: Tensor) -> None:
         for parameter in step.model.parameters():

@@ -7,10 +7,10 @@ from torch import Tensor
 from vitmnist.registry import Registry
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""From logits, float32 `[B, classes]`, and targets to the sum of the loss over the images, without dimensions.
+"""Computes the sum of the loss over the images, without dimensions, from logits, float32 `[B, classes]`, and targets.
 
 Targets are labels, int64 `[B]`, or where images are mixed, probabilities, float32 `[B, classes]`. A label of -100 and a
-row of zeros are padding, whose loss is 0. The step divides the sum by the images of the batch of all ranks, so that
+row of zeros are padding, and have the loss 0. The step divides the sum by the size of the global batch, so that
 neither microbatches nor ranks change the gradient.
 """
 

@@ -39,7 +39,7 @@ def _cross_entropy(logits: Tensor, targets: Tensor, weight: Tensor | None, label
     if targets.dim() == 1:
         return F.cross_entropy(logits, targets, weight, reduction="sum", label_smoothing=label_smoothing)
     losses = F.cross_entropy(logits, targets, weight, reduction="none", label_smoothing=label_smoothing)
-    return losses.where(targets.any(dim=1), 0).sum()  # smoothing would give a row of zeros a loss
+    return losses.where(targets.any(dim=1), 0).sum()  # Smoothing would give a row of zeros a loss.
 
 
 def class_weights(weights: object, labels: Tensor, classes: tuple[str, ...]) -> Tensor | None:

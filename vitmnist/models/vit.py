@@ -123,7 +123,7 @@ class ViT(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """float `[B, C, H, W]` to logits `[B, classes]`."""
         patches = rearrange(images, "b c (h p) (w q) -> b (h w) (p q c)", p=self.patch, q=self.patch)
-        # Not len(images), which torch.export treats as a constant.
+        # torch.export would treat len(images) as a constant.
         class_token = repeat(self.class_token, "1 1 d -> b 1 d", b=images.shape[0])
         tokens = torch.cat((class_token, self.embed(patches)), dim=1) + self.positions
         *blocks, last = self.blocks

@@ -73,7 +73,7 @@ def _adam_arguments(options: AdamOptions, fused: bool) -> dict[str, Any]:
         "betas": (options.beta1, options.beta2),
         "eps": options.eps,
         "weight_decay": options.weight_decay,
-        "fused": fused or None,  # with False torch would not use its foreach implementation either
+        "fused": fused or None,  # With False, torch would not use its foreach implementation either.
     }
 
 

@@ -21,7 +21,7 @@ Steps count from 0. A factor may not depend on those before, so that a resumed r
 def build_schedule(values: Mapping[str, Any], epochs: int, steps_per_epoch: int) -> Callable[[int], float]:
     """The factor of the learning rate as a function of the step; raises `ConfigError` if the options do not fit."""
     factor, options = SCHEDULES.resolve(values)
-    factor(options, 0, epochs * steps_per_epoch, steps_per_epoch)  # raises before the first step
+    factor(options, 0, epochs * steps_per_epoch, steps_per_epoch)  # Options that do not fit raise here.
     return lambda step: float(factor(options, step, epochs * steps_per_epoch, steps_per_epoch))
 
 
@@ -61,7 +61,7 @@ def cosine(options: CosineOptions, step: int, steps: int, steps_per_epoch: int) 
             f"schedule.warmup_epochs={options.warmup_epochs:g}: must be below epochs={steps // steps_per_epoch}"
         )
     if step < warmup:
-        return (step + 1) / (warmup + 1)  # a first step at 0 would train nothing
+        return (step + 1) / (warmup + 1)  # A first step at 0 would train nothing.
     return _cosine(1.0, options.final_factor, (step - warmup) / (steps - warmup))
 
 

@@ -62,7 +62,7 @@ def limit_to_one_core() -> AbstractContextManager[Any]:
     """
     import torch
 
-    torch.get_num_threads()  # torch initialises a new thread to all cores at first use, which would undo the limit
+    torch.get_num_threads()  # Torch sets a new thread to all cores at its first use, which would undo the limit.
     limits: AbstractContextManager[Any] = _openmp().limit(limits=1, user_api="openmp")
     return limits
 
@@ -99,4 +99,4 @@ def _start_second_team() -> None:
     if torch.get_num_threads() > 1:
         cores = os.cpu_count() or 1
         with _openmp().limit(limits=cores, user_api="openmp"):
-            torch.zeros(cores * 2**16, device="cpu").add_(1)  # large enough for a thread on each core
+            torch.zeros(cores * 2**16, device="cpu").add_(1)  # This is large enough for a thread on each core.

@@ -156,5 +156,6 @@ def use_deterministic_kernels(deterministic: bool | str, device: torch.device) -
     torch.use_deterministic_algorithms(is_gpu if deterministic == "auto" else bool(deterministic))
     if is_gpu and not deterministic:
         log.info("trainer.deterministic=false: if this run is resumed, it may differ by rounding")
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first matrix product
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # saves kernels
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # Torch reads it at the first matrix product.
+    # Filling memory would cost a kernel for each tensor, and nothing here reads uninitialised memory.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

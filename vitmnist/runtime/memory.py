@@ -47,7 +47,7 @@ def _container_limits() -> Iterator[int]:
     path = PROCESS_GROUPS.read_text().partition("0::/")[2].partition("\n")[0] if PROCESS_GROUPS.exists() else ""
     # In a container the path is often the path on the host, and the files are at the root.
     for folder in (CGROUP / path, *(CGROUP / path).parents):
-        with suppress(OSError, ValueError):  # no such file, or no limit ("max")
+        with suppress(OSError, ValueError):  # The file does not exist, or says "max".
             yield int((folder / "memory.max").read_text())
 
 
@@ -57,7 +57,7 @@ def keep_freed_memory() -> None:
     By default glibc returns every block above 32 MiB to the system, which zeroes its pages before it hands them out
     again: cropping pictures of 224 px into batches of 64 then takes twice as long.
     """
-    with suppress(AttributeError, OSError):  # another C library
+    with suppress(AttributeError, OSError):  # The C library may be another one.
         libc = ctypes.CDLL(None)
         libc.mallopt(M_MMAP_MAX, 0)
         libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
@@ -69,7 +69,7 @@ def reset_host_peak() -> bool:
     Freed memory is returned first: glibc keeps it, and a job of a sweep would be charged for an earlier, larger job.
     """
     gc.collect()
-    with suppress(AttributeError, OSError):  # another C library
+    with suppress(AttributeError, OSError):  # The C library may be another one.
         ctypes.CDLL(None).malloc_trim(0)
     try:
         Path("/proc/self/clear_refs").write_text("5")

@@ -30,7 +30,7 @@ def end_interrupted(hint: str = "") -> NoReturn:
     An exception could get lost in the C++ code of a library that is being imported, and would then wait for threads
     that may hang in a read.
     """
-    os.write(2, os.fsencode(f"interrupted{hint}\n"))  # print is not reentrant, and may have been interrupted itself
+    os.write(2, os.fsencode(f"interrupted{hint}\n"))  # The signal may have interrupted a print.
     os._exit(ExitCode.INTERRUPTED)
 
 
@@ -103,7 +103,7 @@ class StopSignal:
         import psutil
 
         children = psutil.Process().children()
-        if not children:  # no job has begun
+        if not children:  # No job has begun.
             raise KeyboardInterrupt
         for child in children:
             with suppress(psutil.NoSuchProcess):
@@ -117,7 +117,7 @@ def _not_ignored() -> list[int]:
 
 
 def interruption(request: int) -> RunInterrupted:
-    """What to raise for a `StopSignal.request` that is not 0."""
+    """The exception to raise for a `StopSignal.request` that is not 0."""
     if request == 1:
         return TimeLimitReached("the time limit max_minutes was reached")
     return RunInterrupted(f"{signal.Signals(request - 1).name} was received")

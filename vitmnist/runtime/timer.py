@@ -1,4 +1,4 @@
-"""Where the time of an epoch goes: its phases, without synchronising the device inside it."""
+"""Measures the phases of an epoch without synchronising the device inside it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class EpochTimer:
             self.begin("computing")
             yield batch
             self.begin("waiting")
-        self._marks[-1] = "other", self._marks[-1][1]  # no batch has followed the last one
+        self._marks[-1] = "other", self._marks[-1][1]  # No batch has followed the last one.
 
     def stop(self) -> None:
         """Synchronise the device, and end the last phase."""

@@ -52,7 +52,7 @@ class TorchWorld(World):
             distributed.init_process_group(
                 "gloo", store=self._store, rank=self.rank, world_size=self.size, timeout=SETUP_TIMEOUT
             )
-            self.barrier()  # once all are connected, the rank that hosts the store may fail
+            self.barrier()  # From here on, any rank may fail, also the one that hosts the store.
         except (RuntimeError, ValueError, KeyError) as error:
             address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             raise ConfigError(
@@ -73,7 +73,7 @@ class TorchWorld(World):
         return value
 
     def connect(self, device: torch.device, timeout_s: float) -> None:
-        self.barrier()  # compiling and other set-up may take some ranks longer than the timeout
+        self.barrier()  # Compiling and other set-up may take some ranks longer than the timeout.
         timeout = timedelta(seconds=timeout_s)
         self._group = self._device_group = distributed.new_group(timeout=timeout, backend="gloo")
         if device.type == "cuda":
@@ -90,7 +90,7 @@ class TorchWorld(World):
             pending[1].wait()
             maxima = pending[0].tolist()
         tensor = torch.tensor(values)
-        # Asynchronous, so that it overlaps with the computation of the next step.
+        # It is asynchronous, so that it overlaps with the computation of the next step.
         work = distributed.all_reduce(tensor, distributed.ReduceOp.MAX, self._group, async_op=not at_once)
         self._pending = (tensor, work) if work else None
         return [max(pair) for pair in zip(maxima, tensor.tolist(), strict=True)] if at_once else maxima
@@ -109,12 +109,12 @@ class TorchWorld(World):
         # A rank that fails writes its message before its connections break, so the first message names the cause.
         try:
             message = self._store.compare_set("failed", "", f"{self.rank} {failure.message}").decode()
-            distributed.destroy_process_group()  # the other ranks may wait for this one, and fail now
+            distributed.destroy_process_group()  # The other ranks may wait for this one, and fail now.
             self._store.add("answered", 1)
             deadline = time.monotonic() + ANSWER_S
             while self.rank == 0 and self._store.add("answered", 0) < self.size and time.monotonic() < deadline:
-                time.sleep(POLL_S)  # without torchrun, the store ends with rank 0
-        except RuntimeError:  # the store has ended with rank 0
+                time.sleep(POLL_S)  # Without torchrun, the store ends with rank 0.
+        except RuntimeError:  # The store has ended with rank 0.
             return TrainingError("rank 0 has ended: see its message; if it has none, it was killed")
         rank, _, reason = message.partition(" ")
         return error if rank == str(self.rank) else PeerError(f"rank {rank} failed: {reason}")

@@ -83,7 +83,7 @@ def scale_learning_rates(optimizer: Optimizer, model: nn.Module, factors: Mappin
         factors: by pattern of the parameters' names; the last one that fits counts, and without one 1.
 
     Returns:
-        The batch normalisations that are frozen, whose statistics must not move either.
+        The frozen batch normalisations. Their statistics must not move either.
 
     Raises:
         ConfigError: a pattern fits no parameter, or all are frozen.

@@ -51,7 +51,7 @@ def train_epoch(
     metrics = progress.metrics
     step.train_mode()
     timer = progress.timer
-    timer.start()  # synchronises: work queued before is not charged to the epoch
+    timer.start()  # This synchronises, so that the epoch is not charged for work that was queued before.
     for batch in timer.waiting(step.batches(loader, progress.epoch, start=metrics.steps)):
         sums = step(batch, progress.log_step)
         metrics.update(sums)
@@ -189,7 +189,7 @@ def evaluate(
         DataError: the loader delivers too few batches.
     """
     model.eval()
-    world.broadcast_buffers(model)  # the statistics of rank 0 are saved, so all ranks evaluate with them
+    world.broadcast_buffers(model)  # The statistics of rank 0 are saved, so all ranks evaluate with them.
     sampler, device = loader.sampler, preprocess.mean.device
     metrics = MetricAccumulator(sampler, device, world)
     functions, batches = batch_metrics(), []
@@ -273,7 +273,7 @@ class MetricAccumulator:
         Waits for the device.
         """
         sizes = self.sizes
-        # Weighted by size, because the last batch may be smaller.
+        # Batches are weighted by their size, because the last one may be smaller.
         means = {"loss": math.fsum(map(mul, self.per_batch("loss"), sizes)) / sum(sizes)}
         for name in batch_metrics():
             scale = 100 if METRICS.description_of(name).unit == "%" else 1
@@ -288,7 +288,7 @@ class MetricAccumulator:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`, also with another number of ranks."""
         self.steps = int(state["steps"])
-        if self._world.is_main:  # the sums are those of all ranks, so the other ranks start from zero
+        if self._world.is_main:  # The sums are over all ranks, so the other ranks start from zero.
             for name, values in self._sums.items():
                 values[:] = state["sums"][name]
 

@@ -1,4 +1,4 @@
-"""What a run builds from its configuration before its first step, and the checks that refuse what does not fit."""
+"""Builds dataset, sampler and model of a run from its configuration, and refuses what does not fit together."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_config(config: Config, device: torch.device | str = "cpu") -> None:
     _, options = DATASETS.resolve(config.data.dataset)
     shape = getattr(options, "shape", None)
     configured_statistics(config.data.normalize, shape and shape[0])
-    if shape:  # the number of classes is not known yet
+    if shape:  # The number of classes is not known yet, so the trial model has two.
         size = shape[0], *input_size(augment, *shape[1:])
         model = MODELS.build(config.model, size, 2).to(device)
         _check_outputs(config.model["name"], model, torch.zeros(2, *size, device=device), 2)
@@ -58,7 +58,7 @@ def read_dataset(config: Config, world: World) -> Dataset:
         )
     checksums = [sums for sums in world.all_gather_object(None if world.local_rank else dataset.sha256) if sums]
     if differing := [name for name in checksums[0] if len({sums[name] for sums in checksums}) > 1]:
-        kind = DataError if world.is_main else PeerError  # every rank sees the difference, and rank 0 shows it for all
+        kind = DataError if world.is_main else PeerError  # Every rank sees the difference, and rank 0 shows it for all.
         raise kind(f"data.root={config.data.root}: {', '.join(differing)} differ between the machines")
     return dataset
 
@@ -84,7 +84,7 @@ def build_model(config: Config, split: Split, device: torch.device, weights: Map
     """
     _, channels, height, width = split.images.shape
     shape = channels, *input_size(build_augment(config.data.augment), height, width)
-    torch.manual_seed(config.seed)  # weights are initialised on the CPU, so they are identical on every device
+    torch.manual_seed(config.seed)  # Weights are initialised on the CPU, so they are identical on every device.
     model = MODELS.build(config.model, shape, len(split.classes))
     if weights is not None:
         load_initial_weights(model, weights, config.init_skip)
@@ -96,8 +96,8 @@ def _check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) ->
     """Raise `ConfigError` unless the model returns a logit per image and class: more of them would train silently."""
     try:
         with torch.no_grad():
-            logits = model.eval()(images)  # in this mode, no state changes and no random number is drawn
-    except Exception as error:  # the model's code may raise any type
+            logits = model.eval()(images)  # In this mode no state changes, and no random number is drawn.
+    except Exception as error:  # The model's code may raise any type.
         if classify(error).is_user_error:
             raise
         raise ConfigError(
@@ -125,10 +125,10 @@ def check_batch_norm(name: str, step: TrainStep, split: Split, sampler: EpochSam
         )
     # The first and the last batch of an epoch may differ in size. A rank without images has one image of padding.
     sizes = [max(sampler.num_valid(batch), 1) for batch in (0, len(sampler) - 1)]
-    if all((size - 1) % step.microbatch_size for size in sizes):  # the last microbatch has several images
+    if all((size - 1) % step.microbatch_size for size in sizes):  # The last microbatch has several images.
         return
     try:
-        with torch.no_grad(), preserved_buffers(step.model):  # the generators are seeded later
+        with torch.no_grad(), preserved_buffers(step.model):  # The generators are seeded later.
             step.model(step.preprocess(split.images[:1].to(step.device)))
     except ValueError as error:
         raise ConfigError(

@@ -122,7 +122,7 @@ class TrainStep:
         self.device = preprocess.mean.device
         self.steps = 0
         """Steps done since the beginning of the run."""
-        # The fewest microbatches of at most micro_batch images, all of nearly the same size.
+        # A batch becomes the fewest microbatches of at most micro_batch images, all of nearly the same size.
         microbatches = math.ceil(batch_size / (self.config.micro_batch or batch_size))
         self.microbatch_size = math.ceil(batch_size / microbatches)
         self.compile_s = 0.0
@@ -140,7 +140,7 @@ class TrainStep:
         self._clip_norm = clip_norm
         self._frozen_norms = frozen_norms
         self._world_size = 1
-        self.train_mode()  # `prepare` compiles in this mode
+        self.train_mode()  # `prepare` compiles the code of this mode.
 
     @property
     def eval_model(self) -> nn.Module:
@@ -187,7 +187,7 @@ class TrainStep:
         for group, base_lr in zip(self.optimizer.param_groups, self._base_lrs, strict=True):
             group["lr"] = base_lr * factor
         sums = self.forward_backward(batch)
-        on_gradients(self)  # comes first: clipping, and SGD with Nesterov momentum, write into the gradients
+        on_gradients(self)  # This comes first: clipping, and SGD with Nesterov momentum, write into the gradients.
         if self._clip_norm:
             nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
         self.optimizer.step()
@@ -210,7 +210,7 @@ class TrainStep:
         no_sync = self.forward.no_sync if isinstance(self.forward, DistributedDataParallel) else nullcontext
         sums: Sums = {}
         for index, micro in enumerate(islice(batch.microbatches(self.microbatch_size), count), start=1):
-            with no_sync() if index < count else nullcontext():  # all-reduce once, after the last microbatch
+            with no_sync() if index < count else nullcontext():  # DDP all-reduces once, after the last microbatch.
                 with self._eager_unless(len(micro) == self.microbatch_size):
                     outputs = self.forward(micro.images, micro.keys, micro.labels, micro.targets)
                 loss = outputs["loss"] / batch.size
@@ -251,12 +251,12 @@ class TrainStep:
         started = time.perf_counter()
         with preserved_random_state(device=self.device), preserved_buffers(self.model):
             if self.forward is self.eager:
-                # The first call is eager: a library such as einops fills a cache in it, which would compile again. And
-                # an error of the model is not reported as an error of compiling.
+                # An eager call comes first. A library such as einops fills a cache in it; filled later, the cache would
+                # cause a recompilation. And an error of the model is not reported as an error of compiling.
                 self.forward_backward(batch)
             try:
                 self._compile(batch) if self.config.compile else self._capture(batch)
-            except Exception as error:  # dynamo, inductor and CUDA raise many types
+            except Exception as error:  # Dynamo, inductor and CUDA raise many types.
                 self.forward, self.mix_batch, self.pad = self.eager, self.preprocess.mix_batch, False
                 reason = f"failed: {first_line(error)}"
                 if key not in self.config.reasons:
@@ -275,9 +275,9 @@ class TrainStep:
             self.mix_batch = torch.compile(self.mix_batch, fullgraph=True, dynamic=False)
             self.pad = not self.has_batch_norm
         try:
-            self.forward_backward(batch)  # reuses the code that earlier jobs of a sweep have compiled
+            self.forward_backward(batch)  # This reuses the code that earlier jobs of a sweep have compiled.
         except Exception:
-            torch.compiler.reset()  # torch keeps at most eight versions, which earlier jobs may have used up
+            torch.compiler.reset()  # Torch keeps at most eight versions, which earlier jobs may have used up.
             self.forward_backward(batch)
 
     def _capture(self, batch: Batch) -> None:
@@ -291,7 +291,7 @@ class TrainStep:
     def distribute(self, world: World) -> None:
         """Let each step use the gradient of the global batch; each rank computes a part of it."""
         self.forward, self._world_size = world.wrap_ddp(self.forward), world.size
-        if self.ema:  # DDP has replaced the weights of the model by those of rank 0
+        if self.ema:  # DDP has copied the weights of rank 0 into the model, so the average starts from them.
             self.ema.model.load_state_dict(self.model.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
@@ -299,7 +299,7 @@ class TrainStep:
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "schedule": {"last_epoch": self.steps},  # the name that torch's schedulers use
+            "schedule": {"last_epoch": self.steps},  # Torch's schedulers use this name.
             "ema": self.ema.state_dict() if self.ema else None,
         }
 
@@ -325,7 +325,7 @@ class TrainStep:
 
 
 class ModelAndLoss(nn.Module):
-    """From images to their summed loss and metrics, before division by the batch size: one module, for compile and DDP.
+    """Computes the summed loss and metrics of images, without division by the batch size; compiled and wrapped as one.
 
     Mixed images come from `Preprocess.mix_batch`, with `targets`, the class probabilities `[B, classes]`, without keys.
     """
@@ -333,8 +333,8 @@ class ModelAndLoss(nn.Module):
     def __init__(self, model: nn.Module, preprocess: Preprocess, precision: str, loss: Loss) -> None:
         super().__init__()
         self.model = model
-        self._preprocess = preprocess.forward  # a submodule's constants would be broadcast by DDP in each step
-        self._metrics = batch_metrics()  # compiled code cannot ask the registry
+        self._preprocess = preprocess.forward  # DDP would broadcast the constants of a submodule in each step.
+        self._metrics = batch_metrics()  # Compiled code cannot look them up in the registry.
         self._device_type = preprocess.mean.device.type
         self._uses_bf16, self._loss = precision == Precision.bf16, loss
 

@@ -136,5 +136,5 @@ def _cuda_choices(config: TrainerConfig, device: torch.device, batch_size: int, 
 
 def _has_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
-        return torch.cuda.get_device_capability(device) >= (8, 0)  # Ampere; torch emulates it on older ones
+        return torch.cuda.get_device_capability(device) >= (8, 0)  # Torch emulates bf16 before Ampere.
     return has_bf16_units()
