@@ -102,23 +102,21 @@ class Result:
 
     def bottleneck(self) -> Bottleneck | None:
         """What limits training, the loader or the step; None before the end of an epoch."""
-        waiting_pct = summarize(self.epochs, DATA_WAIT_PCT)
-        steps = self._steps()
-        return None if waiting_pct is None or not steps else Bottleneck.of(waiting_pct, steps)
+        waiting = self._waiting()
+        return Bottleneck.of(*waiting) if waiting else None
 
     def verdict(self) -> str | None:
         """What limits training, in one sentence."""
-        bottleneck = self.bottleneck()
-        waiting_pct = summarize(self.epochs, DATA_WAIT_PCT)
-        if bottleneck is None or waiting_pct is None:
-            return None
-        return format_bottleneck(bottleneck, waiting_pct, self._steps())
+        waiting = self._waiting()
+        return format_bottleneck(Bottleneck.of(*waiting), *waiting) if waiting else None
 
-    def _steps(self) -> int:
-        """The number of training steps since the last start."""
+    def _waiting(self) -> tuple[float, int] | None:
+        """The percentage of training spent waiting for data, and the number of steps since the last start."""
+        waiting_pct = summarize(self.epochs, DATA_WAIT_PCT)
         images = (self.dataset or {}).get("train_size", 0)
-        batches: int = math.ceil(images / (self.config or {}).get("batch_size", math.inf))
-        return len(epochs_of_last_start(self.epochs)) * batches
+        batches = math.ceil(images / (self.config or {}).get("batch_size", math.inf))
+        steps = len(epochs_of_last_start(self.epochs)) * batches
+        return None if waiting_pct is None or not steps else (waiting_pct, steps)
 
     def write(self, folder: Path) -> None:
         """Write `result.json` into `folder` atomically.
