@@ -10,12 +10,12 @@ from typing import Any
 
 from tabulate import tabulate
 
-from vitmnist.cli.command import command
+from vitmnist.cli.command import command, echo
 from vitmnist.runtime.files import display_path
 from vitmnist.tracking.result import Run, find_runs, read_run
 
 
-def progress(run: Run) -> dict[str, Any]:
+def describe_progress(run: Run) -> dict[str, Any]:
     """How far a run has got; `written_at` is when it ended or last wrote a file, in seconds since 1970."""
     last_write = max(path.stat().st_mtime for path in (run.folder, *run.folder.glob("*")) if path.exists())
     table = run.folder / "epochs.csv"
@@ -51,7 +51,7 @@ def report(options: Namespace) -> None:
     default = options.folders[0] if is_single else Path(f"outputs/reports/{datetime.now():%Y-%m-%d/%H-%M-%S}")
     output: Path = options.output or default
     text = as_text(write_report(options.folders, output))
-    print(f"{text}\n\nReport: {output / 'report.html'}")
+    echo(f"{text}\n\nReport: {output / 'report.html'}")
 
 
 def _parse_status(parser: ArgumentParser) -> Namespace:
@@ -67,7 +67,7 @@ def status(options: Namespace) -> None:
     vitmnist status outputs
     vitmnist status --json outputs
     """
-    runs = [progress(read_run(folder)) for folder in find_runs(options.folders)]
+    runs = [describe_progress(read_run(folder)) for folder in find_runs(options.folders)]
     if options.json:
         print(json.dumps(runs))
         return
@@ -80,4 +80,4 @@ def status(options: Namespace) -> None:
         }
         for run in runs
     ]
-    print(tabulate(rows, headers="keys", tablefmt="plain", disable_numparse=True))
+    echo(tabulate(rows, headers="keys", tablefmt="plain", disable_numparse=True))
