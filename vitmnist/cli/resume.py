@@ -29,7 +29,7 @@ from vitmnist.config.schema import (
 )
 from vitmnist.config.validation import escaped, validate
 from vitmnist.errors import ConfigError, UnknownKeyError
-from vitmnist.runtime.files import UnreadableError, display_path, read_yaml
+from vitmnist.runtime.files import UnreadableError, display_path, read_plain
 from vitmnist.runtime.run_folder import has_checkpoint
 from vitmnist.tracking.result import CONFIG, OVERRIDES, read_run
 
@@ -86,7 +86,7 @@ def _recorded_values(folder: Path) -> dict[str, object]:
     """The recorded values without the section `hydra`; raises `ConfigError` if there are none, or they are damaged."""
     source = folder / CONFIG
     try:
-        recorded = read_yaml(source)
+        recorded = read_plain(source)
         if not isinstance(recorded, dict):
             raise UnreadableError("is not the configuration of a run")
         values = complete_record({key: value for key, value in recorded.items() if key != "hydra"})
@@ -102,7 +102,7 @@ def _recorded_values(folder: Path) -> dict[str, object]:
 def recorded_overrides(folder: Path) -> list[str]:
     """The overrides that a run was started with, to be shown; empty if they are lost."""
     with suppress(FileNotFoundError, UnreadableError):
-        recorded = read_yaml(folder / OVERRIDES)
+        recorded = read_plain(folder / OVERRIDES)
         return [str(override) for override in recorded] if isinstance(recorded, list) else []
     return []
 

@@ -104,7 +104,7 @@ def _time_text(comparison: Comparison, row: Configuration) -> str:
     if row is comparison.ranked[0]:
         return f"{seconds}, 1×"
     ratio = comparison.ratio(row)
-    return f"{seconds}, {'' if ratio.is_difference else '≈'}{ratio.mean:.2f}×" if ratio else seconds
+    return f"{seconds}, {'' if ratio.is_clear else '≈'}{ratio.mean:.2f}×" if ratio else seconds
 
 
 def _loader(row: Configuration) -> str:
