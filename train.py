@@ -5,7 +5,7 @@ python train.py -m data/loader=disk,ram batch_size=300     a sweep
 python train.py --help                                     every group and key
 """
 
-from vitmnist.__main__ import load
+from vitmnist.__main__ import command_main
 
 if __name__ == "__main__":
-    load("train")()
+    command_main("train")()

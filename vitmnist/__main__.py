@@ -37,7 +37,7 @@ def open_closed_streams() -> None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 
-def load(command: str) -> Callable[[], None]:
+def command_main(command: str) -> Callable[[], None]:
     """The function that runs a command with the arguments in `sys.argv`; imports what the command needs."""
     open_closed_streams()
     with handled_by(lambda *_: end_interrupted(), signal.SIGINT):
@@ -52,13 +52,13 @@ def main() -> None:
         print(_help())
     elif first in COMMANDS:
         del sys.argv[1]
-        load(first)()
+        command_main(first)()
     elif re.fullmatch(r"[\w./]+", first):
         print(f"error: {first}: there is no such command; {allowed_names(first, COMMANDS)}", file=sys.stderr)
         print("Keys and groups for training are typed as KEY=VALUE; --help explains more", file=sys.stderr)
         sys.exit(ExitCode.USAGE)
     else:
-        load("train")()
+        command_main("train")()
 
 
 def _help() -> str:

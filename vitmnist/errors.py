@@ -102,12 +102,12 @@ def join_names(names: Iterable[str | Path]) -> str:
     """The first ten of some names, or lines, that may come from a file."""
     every = list(names)
     rest = f", … ({len(every)} in all)" if len(every) > 10 else ""
-    return ", ".join(map(printable, every[:10])) + rest
+    return ", ".join(map(str, every[:10])) + rest
 
 
-def printable(text: str | Path) -> str:
-    """Escape what is not printable, such as ESC, in a file name or text of unknown origin, for a terminal."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(text))
+def printable(text: str) -> str:
+    """Escape what could command a terminal, such as ESC in a file name, but keep the ends of lines."""
+    return re.sub(r"[^\n]", lambda match: match[0] if match[0].isprintable() else ascii(match[0])[1:-1], text)
 
 
 def first_line(error: BaseException) -> str:

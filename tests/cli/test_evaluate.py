@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
+from omegaconf import OmegaConf
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -25,9 +27,11 @@ from vitmnist.cli.evaluate import class_metrics, evaluate
 from vitmnist.cli.evaluate import main as evaluate_main
 from vitmnist.cli.predict import main as predict_main
 from vitmnist.cli.predict import predict
+from vitmnist.config.compose import compose
 from vitmnist.data.image_listing import find_images
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.metrics import METRICS
+from vitmnist.tracking.result import CONFIG
 
 CPU = torch.device("cpu")
 NO_EFFECT = "has no effect on a trained model; only data, device, batch_size can be changed"
@@ -172,6 +176,17 @@ def test_evaluation_uses_the_split_of_the_training(trained: Path) -> None:
         evaluate(trained / "run", [], None, "validation")
 
 
+def test_another_dataset_is_not_divided_as_that_of_the_run(trained: Path, tmp_path: Path) -> None:
+    """It has nothing to hold out, because the run was not trained on it."""
+    folder = shutil.copytree(trained / "run", tmp_path / "run")
+    recorded = yaml.safe_load((folder / CONFIG).read_text())
+    pictures = compose(["data/dataset=image_folder", "data.dataset.path=digits"]).data.dataset
+    recorded["data"] |= {"holdout": 50, "dataset": OmegaConf.to_container(pictures)}
+    (folder / CONFIG).write_text(yaml.safe_dump(recorded))
+    on_mnist = evaluate(folder, ["data/dataset=mnist", "data.dataset.test_size=100"], None)
+    assert (on_mnist.split_name, len(on_mnist.split)) == ("test", 100)
+
+
 def test_weights_are_chosen_by_name_and_verified(trained: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(trained / "run", tmp_path / "run")
     place = folder / "checkpoints"
@@ -218,8 +233,8 @@ def test_classes_are_matched_by_name_and_sizes_must_fit(succeed: Printed, tmp_pa
     run, other = tmp_path / "run", tmp_path / "other"
     for name in names[1:]:  # without the first class, the others would be counted from 0
         shutil.copytree(folder / name, other / name)
-    found = evaluate(run, [f"data.dataset.path={other}", root], None, None)
-    assert set(found.predictions.targets.tolist()) == {1, 2}
+    evaluation = evaluate(run, [f"data.dataset.path={other}", root], None, None)
+    assert set(evaluation.predictions.targets.tolist()) == {1, 2}
     with pytest.raises(ConfigError, match=r"the model takes images \[1, 28, 28\], the dataset has \[1, 9, 9\]"):
         evaluate(run, [f"data.dataset.path={other}", root, "data.dataset.size=9"], None, None)
     shutil.move(other / "eel", other / "zebra")

@@ -22,6 +22,13 @@ def test_a_folder_with_blanks_is_resumed_as_it_is_shown(quick: list[str], succee
     assert len(result_of(tmp_path / "it is, a=b")["epochs"]) == 2
 
 
+def test_a_run_may_lie_above_other_runs(quick: list[str], succeed: Printed, refuse: Printed, tmp_path: Path) -> None:
+    succeed(*quick, "epochs=1", "hydra.run.dir=runs/below")
+    succeed(*quick, "epochs=1", "hydra.run.dir=runs")
+    assert result_of(tmp_path / "runs")["status"] == "completed"
+    assert "hydra.run.dir=runs: holds records already" in refuse(*quick, "hydra.run.dir=runs")
+
+
 def test_the_checkpoints_may_be_kept_on_another_disk(
     runs: Path, stateful: list[str], train_here: Train, succeed: Printed, tmp_path: Path
 ) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import CallHere
+from tests.conftest import CallHere, Printed
 from tests.support.processes import run_python
-from vitmnist.__main__ import COMMANDS, load, main
+from vitmnist.__main__ import COMMANDS, command_main, main
 from vitmnist.errors import DataError
 
 HELP = """
@@ -65,10 +65,20 @@ def test_usage_errors_and_interrupts_have_own_exit_codes(call_here: CallHere, mo
         raise KeyboardInterrupt
 
     monkeypatch.setattr("vitmnist.cli.report.find_runs", interrupt)
-    ended = call_here(load("status"), ".")
+    ended = call_here(command_main("status"), ".")
     assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
     monkeypatch.setattr(DataError, "exit_code", 7)
-    assert call_here(load("report"), "nowhere").returncode == 7
+    assert call_here(command_main("report"), "nowhere").returncode == 7
+
+
+def test_the_name_of_a_file_cannot_command_the_terminal(
+    call_here: CallHere, succeed: Printed, quick: list[str], tmp_path: Path
+) -> None:
+    assert call_here(main, "report", "\x1b[2J").stderr.startswith(r"error: \x1b[2J: no such folder")
+    printed = succeed(*quick, "epochs=1", "hydra.run.dir='\x1b[2J'")
+    printed += (tmp_path / "\x1b[2J" / "vitmnist.log").read_text()
+    assert printed.count(r"Results: \x1b[2J") == 2
+    assert "\x1b" not in printed
 
 
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:

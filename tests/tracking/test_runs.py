@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import CallHere
 from tests.support.records import compared, run
-from vitmnist.cli.report import progress
+from vitmnist.cli.report import report, status
 from vitmnist.errors import DataError
 from vitmnist.metrics.epoch_table import epoch_metrics
-from vitmnist.report.write import as_text, table, write_report
+from vitmnist.report.write import table
 from vitmnist.tracking.log import log_verdict
-from vitmnist.tracking.result import Result, find_runs, read_run
+from vitmnist.tracking.result import Result, find_runs
 
 
 @pytest.mark.parametrize(
@@ -38,11 +39,13 @@ def test_what_cannot_be_read_is_a_row_with_the_reason(content: bytes, reason: st
     assert states[1].startswith(f"unreadable: 1/result.json: {reason}")
 
 
-def test_control_characters_of_a_record_are_escaped_where_they_are_printed(tmp_path: Path) -> None:
-    bad = run(tmp_path / "1\x1b[2J", config={"title": "\x9b"}, status="failed", error="\x1b[31mred", device="\ud800")
+def test_control_characters_of_a_record_are_escaped_where_they_are_printed(tmp_path: Path, call_here: CallHere) -> None:
+    run(tmp_path / "1\x1b[2J", config={"title": "\x9b"}, status="failed", error="\x1b[31mred", device="\ud800")
     run(tmp_path / "2", device="cpu")
-    assert progress(read_run(bad))["folder"].isprintable()
-    assert as_text(write_report([tmp_path], tmp_path)).replace("\n", "").isprintable()
+    for command in (report, status):
+        printed = call_here(command, ".").stdout
+        assert r"\x1b[" in printed
+        assert printed.replace("\n", "").isprintable()
 
 
 def test_runs_are_found_once_and_in_the_order_of_their_numbers(tmp_path: Path) -> None:

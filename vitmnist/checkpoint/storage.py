@@ -27,7 +27,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
-from vitmnist.errors import ConfigError, DataError, classify, join_names, printable
+from vitmnist.errors import ConfigError, DataError, classify, join_names
 from vitmnist.runtime.files import display_path, home_expanded, write_atomic
 
 log = logging.getLogger(__name__)
@@ -138,9 +138,8 @@ def reporting_damage(path: Path) -> Iterator[None]:
         # torch's own message advises to load the file anyway.
         if isinstance(error, pickle.UnpicklingError) or "weights_only" in reason:
             reason = "its content is not only plain values and tensors"
-        reason = printable(reason)[:1000]
         raise DamagedError(
-            f"{path}: is damaged, or not of this version of the program or of the model's code: {reason}"
+            f"{path}: is damaged, or not of this version of the program or of the model's code: {reason:.1000}"
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import traceback
@@ -9,12 +10,25 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable
 from inspect import cleandoc
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from vitmnist.errors import ExitCode, Failure, printable
 from vitmnist.runtime.files import display_path
 
 Main = Callable[[], None]
+
+
+class PrintableFormatter(logging.Formatter):
+    """The formatter of every log: escapes what could command a terminal, such as ESC in the name of a file."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The text of a record."""
+        return printable(super().format(record))
+
+
+def echo(text: str, file: TextIO | None = None) -> None:
+    """Print a text that may have names of files or values of records in it, to stdout by default."""
+    print(printable(text), file=file)
 
 
 def command(name: str, parse: Callable[[ArgumentParser], Namespace]) -> Callable[[Callable[[Namespace], None]], Main]:
@@ -29,6 +43,9 @@ def command(name: str, parse: Callable[[ArgumentParser], Namespace]) -> Callable
             description = cleandoc(run.__doc__ or sys.modules[run.__module__].__doc__ or "")
             formatter = RawDescriptionHelpFormatter
             parser = ArgumentParser(f"vitmnist {name}", description=description, formatter_class=formatter)
+            # The handler of warnings where no log is configured.
+            if logging.lastResort:
+                logging.lastResort.setFormatter(PrintableFormatter())
             try:
                 run(parse(parser))
                 sys.stdout.flush()
@@ -56,7 +73,7 @@ def end(error: BaseException, failure: Failure | None = None) -> NoReturn:
     if failure.status == "interrupted":
         print(failure.message, file=sys.stderr)
     elif failure.is_user_error and os.environ.get("HYDRA_FULL_ERROR") != "1":
-        print("error:", "\n".join(map(printable, failure.message.split("\n"))), file=sys.stderr)
+        echo(f"error: {failure.message}", sys.stderr)
     else:
         traceback.print_exception(error)
     sys.exit(failure.exit_code)

@@ -2,7 +2,7 @@
 
     vitmnist evaluate outputs/runs/DATE/TIME-…
     vitmnist evaluate outputs/runs/DATE/TIME-… --mistakes mistakes.csv --grid mistakes.png
-    vitmnist evaluate outputs/runs/DATE/TIME-… data/dataset=kmnist --json
+    vitmnist evaluate outputs/runs/DATE/TIME-… data.dataset.path=other --json
 
 The weights are the best ones if there are any (best.pt), else the final ones. The split is the one that was evaluated
 in training: validation if there is such a split, else test. --split names another.
@@ -26,11 +26,11 @@ from torch import Tensor
 from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
 from vitmnist.checkpoint.storage import WEIGHTS
 from vitmnist.cli.arguments import key_of
-from vitmnist.cli.command import command
+from vitmnist.cli.command import command, echo
 from vitmnist.cli.resume import recorded_config
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import Dataset, Split, build_dataset, prepare
-from vitmnist.errors import ConfigError, printable
+from vitmnist.errors import ConfigError
 from vitmnist.loaders.make_loader import make_loader
 from vitmnist.metrics import METRICS
 from vitmnist.runtime.device import choose_device
@@ -95,7 +95,8 @@ def load_run(
         )
     config = recorded_config(folder, overrides)
     typed = {key_of(override) for override in overrides}
-    if "data.dataset.path" in typed:
+    is_other_dataset = config.data.dataset["name"] != recorded_config(folder, []).data.dataset["name"]
+    if is_other_dataset or "data.dataset.path" in typed:
         _take_all(config, typed)
     device = choose_device(config.device)
     trained = load_inference_model(folder, device, weights)
@@ -122,7 +123,7 @@ def evaluate(folder: Path, overrides: list[str], weights: str | None, split_name
 
 
 def _take_all(config: Config, typed: set[str]) -> None:
-    """Take all images of another folder, unless keys that limit or divide them were typed."""
+    """Take all images of another dataset or folder, unless keys that limit or divide them were typed."""
     if "data.holdout" not in typed:
         config.data.holdout = None
     options = config.data.dataset
@@ -173,7 +174,7 @@ def _text(metrics: dict[str, Any]) -> str:
         metric = METRICS.description_of(name)
         if name != "acc":  # which is the first line
             lines.append(f"{name} {_format_value(metrics[name], metric.unit, metric.digits or 2)}")
-    names = [printable(row["class"]) for row in metrics["classes"]]
+    names = [row["class"] for row in metrics["classes"]]
     rows = [
         [name, row["images"], *(_format_value(row[key], "%") for key in ("precision", "recall", "f1"))]
         for name, row in zip(names, metrics["classes"], strict=True)
@@ -196,7 +197,7 @@ def add_run(parser: ArgumentParser) -> None:
 
 def _parse(parser: ArgumentParser) -> Namespace:
     add_run(parser)
-    parser.add_argument("overrides", nargs="*", help="changes to the run's configuration, such as data/dataset=kmnist")
+    parser.add_argument("overrides", nargs="*", help="changes to its configuration, such as data.dataset.path=other")
     parser.add_argument("--split", choices=SPLITS, help="default: validation, or without one test, as in training")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--mistakes", type=Path, metavar="CSV", help="list every misclassified image in this file")
@@ -215,7 +216,7 @@ def main(options: Namespace) -> None:
         if picture := worst_mistakes(split, evaluation.predictions):
             picture.save(options.grid, "PNG")
         else:
-            print(f"no mistakes: {options.grid} is not written", file=sys.stderr)
+            echo(f"no mistakes: {options.grid} is not written", sys.stderr)
     matrix = evaluation.predictions.confusion_matrix(len(split.classes))
     metrics = class_metrics(matrix, split.classes, evaluation.metrics)
     if options.json or options.predictions:
@@ -224,4 +225,4 @@ def main(options: Namespace) -> None:
             printed["predictions"] = evaluation.rows(range(len(split)))
         print(json.dumps(printed))
     else:
-        print("\n".join([str(evaluation.weights), f"{evaluation.split_name} split", _text(metrics)]))
+        echo("\n".join([str(evaluation.weights), f"{evaluation.split_name} split", _text(metrics)]))

@@ -25,7 +25,7 @@ from torch.export import ExportedProgram
 
 import vitmnist
 from vitmnist.checkpoint.inference import InferenceModel
-from vitmnist.cli.command import command
+from vitmnist.cli.command import command, echo
 from vitmnist.cli.evaluate import add_run, load_run
 from vitmnist.cli.resume import recorded_overrides
 from vitmnist.data.datasets.base import Dataset
@@ -140,7 +140,7 @@ def export_model(kind: Format, trained: InferenceModel, dataset: Dataset, batch_
 
 def _parse(parser: ArgumentParser) -> Namespace:
     add_run(parser)
-    parser.add_argument("overrides", nargs="*", help="changes to the run's configuration, such as data/dataset=kmnist")
+    parser.add_argument("overrides", nargs="*", help="changes to its configuration, such as data.dataset.path=other")
     parser.add_argument("--format", choices=[*FORMATS], required=True, help="ONNX, or a torch.export program (.pt2)")
     default = "default: model.onnx or model.pt2 in the run's folder"
     parser.add_argument("--output", type=Path, metavar="FILE", help=default)
@@ -163,4 +163,4 @@ def main(options: Namespace) -> None:
     text = describe_model(output.name, content, trained, summary, recorded_overrides(options.run))
     write_atomic(output, content)
     write_atomic(description, text.encode(errors="surrogateescape"))
-    print(f"{display_path(output)}\n{display_path(description)}\n{summary}")
+    echo(f"{display_path(output)}\n{display_path(description)}\n{summary}")

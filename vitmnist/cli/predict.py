@@ -19,11 +19,11 @@ from typing import Any
 import torch
 
 from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
-from vitmnist.cli.command import command
+from vitmnist.cli.command import command, echo
 from vitmnist.cli.evaluate import add_run
 from vitmnist.data.image_listing import find_images
 from vitmnist.data.images import file_warnings, to_tensor
-from vitmnist.errors import DataError, printable
+from vitmnist.errors import DataError
 from vitmnist.runtime.device import choose_device
 
 # The number of images that are held in memory at a time.
@@ -49,7 +49,7 @@ def predict(
                 if warned:
                     rows[path]["warning"] = warned[path]
                 if (shape := tuple(image.shape)) != trained.shape:  # a custom reader may differ
-                    raise DataError(f"{printable(path)}: is read as {shape}, and the model takes {trained.shape}")
+                    raise DataError(f"{path}: is read as {shape}, and the model takes {trained.shape}")
                 images[path] = 255 - image if invert else image
             except DataError as error:
                 rows[path]["error"] = str(error)
@@ -81,8 +81,8 @@ def main(options: Namespace) -> None:
         print(json.dumps(rows))
     for row in rows:
         if "warning" in row:
-            print(f"warning: {printable(row['file'])}: {row['warning']}", file=sys.stderr)
+            echo(f"warning: {row['file']}: {row['warning']}", sys.stderr)
         if "class" in row and not options.json:
-            print(f"{printable(row['file'])}: {printable(row['class'])} ({100 * row['probability']:.1f}%)")
+            echo(f"{row['file']}: {row['class']} ({100 * row['probability']:.1f}%)")
     if unreadable := [row["error"] for row in rows if "error" in row]:
         raise DataError("\nerror: ".join(unreadable))

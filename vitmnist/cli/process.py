@@ -63,7 +63,9 @@ class TrainingProcess:
             self.resources.enter_context(locked(folder))
         except OSError as error:
             raise ConfigError(f"{shown}: {error.strerror}; name another folder with {key}=FOLDER") from error
-        if must_be_new and any(any(folder.glob(f"**/{name}")) for name in ("result.json", "checkpoints/*.pt")):
+        # The jobs of a sweep lie below its folder; runs that lie below the folder of another run are not in its way.
+        below = "**/" if key == "hydra.sweep.dir" else ""
+        if must_be_new and any(any(folder.glob(below + name)) for name in ("result.json", "checkpoints/*.pt")):
             raise ConfigError(
                 f"{key}={shown}: holds records already, which would be overwritten; name another folder, or resume "
                 "with resume=auto"

@@ -10,7 +10,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from vitmnist.cli.command import command
+from vitmnist.cli.command import command, echo
 from vitmnist.runtime.files import display_path
 from vitmnist.tracking.result import Run, find_runs, read_run
 
@@ -51,7 +51,7 @@ def report(options: Namespace) -> None:
     default = options.folders[0] if is_single else Path(f"outputs/reports/{datetime.now():%Y-%m-%d/%H-%M-%S}")
     output: Path = options.output or default
     text = as_text(write_report(options.folders, output))
-    print(f"{text}\n\nReport: {output / 'report.html'}")
+    echo(f"{text}\n\nReport: {output / 'report.html'}")
 
 
 def _parse_status(parser: ArgumentParser) -> Namespace:
@@ -80,4 +80,4 @@ def status(options: Namespace) -> None:
         }
         for run in runs
     ]
-    print(tabulate(rows, headers="keys", tablefmt="plain", disable_numparse=True))
+    echo(tabulate(rows, headers="keys", tablefmt="plain", disable_numparse=True))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shlex
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -16,11 +15,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, ConfigTypeError
 
 from vitmnist.cli.arguments import is_of_hydra
+from vitmnist.cli.command import echo
 from vitmnist.config import is_group
 from vitmnist.config.compose import compose
-from vitmnist.config.schema import Config
+from vitmnist.config.schema import Config, affects_nothing, keys_where
 from vitmnist.config.validation import escaped, validate
-from vitmnist.config.values import complete_record
+from vitmnist.config.values import complete_record, flatten, is_under, to_plain_dict
 from vitmnist.errors import ConfigError, UnknownKeyError
 from vitmnist.runtime.files import UnreadableError, display_path, read_yaml
 from vitmnist.runtime.run_folder import has_checkpoint
@@ -105,8 +105,10 @@ def is_resumable(folder: Path) -> bool:
     return has_checkpoint(folder) or read_run(folder).status == "completed"
 
 
-def is_completed(folder: Path, config: Config) -> bool:
-    """Whether the run in a folder is completed, and its configuration unchanged; if so, its result is printed.
+def report_if_completed(folder: Path, config: Config) -> bool:
+    """Print the result of the run in a folder if nothing is left to train; False if it has to be trained.
+
+    A key that affects neither the result nor the timing, such as `logger`, is no reason to resume a completed run.
 
     Raises:
         ConfigError: it is completed, its configuration has changed, and it has no checkpoint to continue from.
@@ -114,8 +116,7 @@ def is_completed(folder: Path, config: Config) -> bool:
     run, shown = read_run(folder), display_path(folder)
     if run.status != "completed":
         return False
-    recorded = replace(recorded_config(folder, []), resume=config.resume)
-    if config != recorded:
+    if _effective_values(config) != _effective_values(recorded_config(folder, [])):
         if has_checkpoint(folder):
             return False
         raise ConfigError(
@@ -125,5 +126,11 @@ def is_completed(folder: Path, config: Config) -> bool:
     accuracy = run.quality("eval_acc")
     result = "" if accuracy is None else f", accuracy {accuracy:.2f}%"
     further = shlex.join([f"resume={shown}", "epochs=N"])
-    print(f"{shown}: completed, epoch {len(run.result.epochs)}/{config.epochs}{result}; {further} trains further")
+    echo(f"{shown}: completed, epoch {len(run.result.epochs)}/{config.epochs}{result}; {further} trains further")
     return True
+
+
+def _effective_values(config: Config) -> dict[str, object]:
+    """The values that affect the result or the timing, by their full keys."""
+    ignored = keys_where(affects_nothing)
+    return {key: value for key, value in flatten(to_plain_dict(config)).items() if not is_under(key, ignored)}

@@ -9,29 +9,23 @@ import gc
 import logging
 import multiprocessing
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from vitmnist.cli.arguments import quoted, without_keys
 from vitmnist.cli.messages import describe
 from vitmnist.cli.process import TrainingProcess, import_trainer
-from vitmnist.cli.resume import is_completed
+from vitmnist.cli.resume import report_if_completed
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
-from vitmnist.errors import (
-    ConfigError,
-    ExitCode,
-    RunInterrupted,
-    TimeLimitReached,
-    TrainingError,
-)
+from vitmnist.errors import ConfigError, ExitCode, RunInterrupted, TimeLimitReached, TrainingError
 from vitmnist.metrics.epoch_table import search_objective
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.run_folder import InUseError, has_checkpoint, locked
@@ -45,21 +39,40 @@ log = logging.getLogger(__name__)
 ROUNDS = "hydra.sweeper._target_=hydra_plugins.vitmnist_sweepers.RoundsSweeper"
 
 
-def prepare_sweep(process: TrainingProcess, composed: DictConfig, typed: list[str]) -> list[str]:
-    """Check a sweep, and lock its folder.
-
-    Returns:
-        The overrides that Hydra's sweeper takes.
+def run_sweep(process: TrainingProcess, composed: DictConfig, typed: list[str]) -> None:
+    """Run the jobs of a sweep by Hydra's sweeper and launcher, and write a report, also when the sweep is stopped.
 
     Raises:
         ConfigError: the command line or the folder cannot be used.
+        TrainingError: names the jobs that failed.
+        RunInterrupted: the sweep was asked to stop, or a job has reached its max_minutes, or is in use.
     """
+    overrides = _prepare_sweep(process, composed, typed)
+    folder = Path(composed.hydra.sweep.dir)
+    job, stop = Job(process.stop), process.stop
+    composer = GlobalHydra.instance().hydra
+    assert composer
+    try:
+        composer.multirun("config", job, overrides)
+    except (Exception, RunInterrupted):
+        # A signal ends a process of joblib that has no job yet.
+        if not stop.request:
+            raise
+    _write_report(folder)
+    if stop.request:
+        raise interruption(stop.request)
+    _check_jobs(folder, job)
+
+
+def _prepare_sweep(process: TrainingProcess, composed: DictConfig, typed: list[str]) -> list[str]:
+    """Check a sweep, lock its folder, and return the overrides for Hydra's sweeper; raises `ConfigError`."""
     if launched():
         raise ConfigError(
             "-m: is for one process, which runs the jobs of a sweep one after another; each process of "
             "torchrun would run them all. Start the sweep with python, or each of its jobs with torchrun"
         )
-    search_objective(composed)  # raises an error for another name
+    # This raises an error for the name of another metric.
+    search_objective(composed)
     folder = Path(composed.hydra.sweep.dir)
     overrides = [*typed, f"hydra.sweep.dir={quoted(str(folder))}"]
     if composed.repeats < 1:
@@ -72,27 +85,6 @@ def prepare_sweep(process: TrainingProcess, composed: DictConfig, typed: list[st
     if _is_parallel(composed.hydra):
         process.stop.lead()
     return overrides
-
-
-@contextmanager
-def reported(process: TrainingProcess) -> Iterator[Job]:
-    """Report on the jobs that the block runs with the given `Job`, also when the sweep is stopped.
-
-    Raises:
-        TrainingError: names the jobs that failed.
-        RunInterrupted: the sweep was asked to stop, or a job has reached its max_minutes, or is in use.
-    """
-    job, folder, stop = Job(process.stop), process.folder, process.stop
-    assert folder
-    try:
-        yield job
-    except (Exception, RunInterrupted):  # a signal ends a process of joblib that has no job yet
-        if not stop.request:
-            raise
-    _write_report(folder)
-    if stop.request:
-        raise interruption(stop.request)
-    _check_jobs(folder, job)
 
 
 def _check_jobs(folder: Path, job: Job) -> None:
@@ -126,7 +118,8 @@ class Job:
 
     def __init__(self, stop: StopSignal | None = None) -> None:
         self.stop = stop
-        self.failed: set[str] = set()  # folders of jobs in this process, also of those that left no record
+        # The folders of jobs that failed in this process; some of them leave no record.
+        self.failed: set[str] = set()
 
     def __reduce__(self) -> tuple[type[Job], tuple[()]]:
         return Job, ()
@@ -142,26 +135,31 @@ class Job:
         overrides = without_keys(list(job.overrides.task), ["resume"])
         stop = self.stop or _stop_signal_of_launcher()
         trainer = import_trainer()
-        gc.collect()  # a compiled step of the job before is a reference cycle that holds memory
+        # A compiled step of the job before is a reference cycle that holds memory.
+        gc.collect()
         try:
-            if stop.request:  # received too late to stop the previous job
+            # The signal may have come too late to stop the job before.
+            if stop.request:
                 raise interruption(stop.request)
             config = validate(Config, composed)
-            if _is_search(job) and read_run(folder).status == "failed":  # its failed trial already counts
+            # A search counts a trial that failed, and does not repeat it.
+            if _is_search(job) and read_run(folder).status == "failed":
                 return None
             with locked(folder):
-                if not is_completed(folder, config):
+                if not report_if_completed(folder, config):
                     resume = str(folder) if has_checkpoint(folder) else None
                     trainer(replace(config, resume=resume), folder, overrides, stop).fit()
             return read_run(folder).quality(search_objective(config).name)
         except RunInterrupted as error:
-            if not isinstance(error, TimeLimitReached) and not _is_parallel(job):  # joblib would kill the other jobs
+            # Joblib would kill the other jobs.
+            if not isinstance(error, TimeLimitReached) and not _is_parallel(job):
                 raise
             log.info("job %s: %s", job.job.num, error)
         except Exception as error:
             self._record(error, composed, folder, overrides)
         if stop.is_orphan:
-            os._exit(ExitCode.UNFINISHED)  # a process of joblib waits for further jobs for five minutes
+            # A process of joblib waits for further jobs for five minutes.
+            os._exit(ExitCode.UNFINISHED)
         return None
 
     def _record(self, error: Exception, composed: DictConfig, folder: Path, overrides: list[str]) -> None:
@@ -184,17 +182,20 @@ class Job:
 def _stop_signal_of_launcher() -> StopSignal:
     """The stop signal of a launcher's process, for all of its jobs."""
     stop = StopSignal()
-    if parent := multiprocessing.parent_process():  # joblib's processes outlive it
+    # The processes of joblib outlive their parent.
+    if parent := multiprocessing.parent_process():
         stop.follow(parent.pid)  # type: ignore[arg-type]
     return stop
 
 
 def _write_report(folder: Path) -> None:
     """Write the report of a sweep, and log it as text; an error is logged too."""
-    from vitmnist.report.write import as_text, write_report  # imports matplotlib, which takes a second
+    # This imports matplotlib, which takes a second.
+    from vitmnist.report.write import as_text, write_report
 
     try:
         text = as_text(write_report([folder], folder))
         log.info("Results\n\n%s\n\nReport: %s", text, display_path(folder / "report.html"))
-    except Exception as error:  # such as that no job has begun; `vitmnist report` can write it later
+    except Exception as error:
+        # The jobs count more than their report, which `vitmnist report` can write later.
         log.error("the report could not be written: %s", error)

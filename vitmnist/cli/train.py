@@ -10,7 +10,6 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +25,10 @@ from omegaconf import DictConfig, OmegaConf, read_write
 
 import vitmnist
 from vitmnist.cli.arguments import AUTO_FORM, Arguments, is_of_hydra, key_of, parse, value_of, without_keys
+from vitmnist.cli.command import PrintableFormatter, echo
 from vitmnist.cli.process import TrainingProcess, exit_with_message, import_trainer
-from vitmnist.cli.resume import GLOBAL_GROUPS, is_completed, is_resumable, recorded_config, recorded_overrides
-from vitmnist.cli.sweep import prepare_sweep, reported
+from vitmnist.cli.resume import GLOBAL_GROUPS, is_resumable, recorded_config, recorded_overrides, report_if_completed
+from vitmnist.cli.sweep import run_sweep
 from vitmnist.config import CONF
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
@@ -63,18 +63,15 @@ def main() -> None:
     process = TrainingProcess(sys.argv[1:])
     with exit_with_message(process):
         process.world = connect_ranks(process.typed)
-        run: ConfiguredRun | None = None
-        if process.world.is_main and not is_answered(process.typed):
+        run = None
+        if process.world.is_main and not answer_question(process.typed):
             arguments = parse(process.typed)
-            composed, multirun = compose_with_hydra(process, arguments)
+            composed = compose_with_hydra(process, arguments)
             if composed.hydra.mode == RunMode.MULTIRUN:
-                overrides = prepare_sweep(process, composed, arguments.overrides)
-                with reported(process) as job:
-                    multirun("config", job, overrides)
+                run_sweep(process, composed, arguments.overrides)
             else:
                 run = configure_run(process, composed, arguments)
-        run = share_with_ranks(process, run)
-        if run:
+        if run := share_with_ranks(process, run):
             train(process, run)
 
 
@@ -94,21 +91,23 @@ def connect_ranks(typed: list[str]) -> World:
     return TorchWorld()
 
 
-def is_answered(typed: list[str]) -> bool:
+def answer_question(typed: list[str]) -> bool:
     """Answer `--version`, `--help` or another question to Hydra; False if there is something to train."""
+    # Hydra would print its own version.
     if "--version" in typed:
-        print(f"vitmnist {vitmnist.__version__}")  # Hydra would print its own version
+        print(f"vitmnist {vitmnist.__version__}")
         return True
     options = parse(typed).options
     if not any(getattr(options, name) for name in QUESTIONS):
         return False
-    with env_override({"HYDRA_FULL_ERROR": "1"}):  # Hydra then raises its errors instead of printing them
+    # With this variable, Hydra raises its errors instead of printing them.
+    with env_override({"HYDRA_FULL_ERROR": "1"}):
         hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(lambda composed: None)()
     return True
 
 
-def compose_with_hydra(process: TrainingProcess, arguments: Arguments) -> tuple[DictConfig, Callable[..., object]]:
-    """Compose the configuration, and return it with the function that runs the jobs of a sweep.
+def compose_with_hydra(process: TrainingProcess, arguments: Arguments) -> DictConfig:
+    """Compose the configuration, with the section `hydra`.
 
     A run to resume has recorded values, so only the section `hydra` is composed for it.
     """
@@ -119,13 +118,15 @@ def compose_with_hydra(process: TrainingProcess, arguments: Arguments) -> tuple[
     if arguments.must_resume:
         overrides = [*filter(is_of_hydra, overrides)]
     composed = composer.compose_config("config", overrides, RunMode.MULTIRUN, validate_sweep_overrides=False)
-    HydraConfig.instance().set_config(composed)  # for ${hydra:runtime.cwd}; Hydra does so only later
+    # Hydra sets it later, and `${hydra:runtime.cwd}` in a value needs it now.
+    HydraConfig.instance().set_config(composed)
     if composed.hydra.mode != RunMode.MULTIRUN:
         if any(override.is_sweep_override() for override in OverridesParser.create().parse_overrides(overrides)):
-            composer.compose_config("config", overrides, RunMode.RUN)  # raises an error that explains -m
+            # This raises Hydra's own error, which explains -m.
+            composer.compose_config("config", overrides, RunMode.RUN)
         if composed.repeats > 1:
             raise ConfigError(f"repeats={composed.repeats}: repeats the jobs of a sweep; type -m as well")
-    return composed, composer.multirun
+    return composed
 
 
 def configure_run(process: TrainingProcess, composed: DictConfig, arguments: Arguments) -> ConfiguredRun | None:
@@ -145,14 +146,15 @@ def configure_run(process: TrainingProcess, composed: DictConfig, arguments: Arg
     if not must_resume:
         values = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
         config = replace(validate(Config, values), resume=None)
-    elif is_auto:  # the same command line is typed again and again: the values of `experiment=` are recorded
-        print(f"resume=auto: resuming {shown}")
+    elif is_auto:
+        # The same command line is typed again and again, and the values of `experiment=` are recorded.
+        echo(f"resume=auto: resuming {shown}")
         config = recorded_config(folder, without_keys(typed, GLOBAL_GROUPS))
     else:
         config = recorded_config(folder, typed)
     process.lock_folder(folder, "hydra.run.dir", [f"resume={shown}"], must_be_new=not (must_resume or is_auto))
     if must_resume:
-        if is_completed(folder, config):
+        if report_if_completed(folder, config):
             return None
         config = replace(config, resume=str(folder))
     with read_write(composed.hydra.runtime):
@@ -173,8 +175,9 @@ def share_with_ranks(process: TrainingProcess, run: ConfiguredRun | None) -> Con
     if data_root := value_of("data.root", process.typed):
         shared["config"]["data"]["root"] = data_root
     folder = Path(shared["folder"])
-    file = folder / f"rank-{process.world.rank}.log"
-    logging.basicConfig(filename=file, level=logging.INFO, format="%(asctime)s  %(message)s", force=True)
+    handler = logging.FileHandler(folder / f"rank-{process.world.rank}.log")
+    handler.setFormatter(PrintableFormatter("%(asctime)s  %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
     return ConfiguredRun(validate(Config, shared["config"]), folder, [])
 
 

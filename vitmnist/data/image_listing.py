@@ -16,7 +16,7 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import Any
 
-from vitmnist.errors import DataError, join_names, printable
+from vitmnist.errors import DataError, join_names
 
 log = logging.getLogger(__name__)
 
@@ -51,12 +51,12 @@ def find_images(names: Sequence[str]) -> list[Path]:
     for name in names:
         matches = [name] if not has_magic(name) or Path(name).exists() else sorted(glob(name, recursive=True))
         if not matches:
-            raise DataError(f"{printable(name)}: matches no file")
+            raise DataError(f"{name}: matches no file")
         for path in map(Path, matches):
             # A file that does not exist is named when it is read.
             inside = list_images(path, left_out) if path.is_dir() else [path]
             if not inside:
-                raise DataError(f"{printable(path)}: holds no picture ({', '.join(EXTENSIONS)})")
+                raise DataError(f"{path}: holds no picture ({', '.join(EXTENSIONS)})")
             images += inside
     log_left_out(left_out)
     return list(dict.fromkeys(images))
@@ -67,7 +67,7 @@ def visible_folders(parent: Path, names: Iterable[str]) -> list[str]:
     visible = sorted(name for name in names if not name.startswith("."))
     upward = [name for name in visible if parent.resolve().is_relative_to(Path(parent, name).resolve())]
     if upward:
-        log.warning("%s: links to a parent folder are left out: %s", printable(parent), printable(", ".join(upward)))
+        log.warning("%s: links to a parent folder are left out: %s", parent, ", ".join(upward))
     return [name for name in visible if name not in upward]
 
 
@@ -96,7 +96,7 @@ def list_images(folder: Path, left_out: Counter[str]) -> list[Path]:
 def log_left_out(left_out: Counter[str]) -> None:
     """Log how many files are no pictures by their names."""
     if left_out:
-        counts = ", ".join(f"{count} {printable(ending) or 'without'}" for ending, count in sorted(left_out.items()))
+        counts = ", ".join(f"{count} {ending or 'without'}" for ending, count in sorted(left_out.items()))
         log.warning("files left out by their endings: %s; pictures end in %s", counts, ", ".join(EXTENSIONS))
 
 
@@ -264,7 +264,7 @@ def read_labels(
                     if not (skip_missing or path.exists()):
                         raise ValueError(f"there is no file {path}")
                 except ValueError as error:
-                    raise DataError(printable(f"{labels}:{rows.line_num}: {error}")) from error
+                    raise DataError(f"{labels}:{rows.line_num}: {error}") from error
                 lines[path] = rows.line_num
                 splits[split].append((path, label))
     except (OSError, UnicodeDecodeError, csv.Error) as error:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 from torch import Tensor
 
-from vitmnist.errors import DataError, printable
+from vitmnist.errors import DataError
 from vitmnist.store.rows import is_large
 
 Pixels = NDArray[np.uint8]
@@ -65,7 +65,7 @@ class ImageReader:
         except Exception as error:  # Pillow's decoders raise the errors of many libraries
             reason = getattr(error, "strerror", None) or error  # of a missing file, without its number and name
             reason = "unknown format" if isinstance(error, UnidentifiedImageError) else reason
-            raise DataError(f"{printable(path)}: cannot be read as a picture: {reason}") from error
+            raise DataError(f"{path}: cannot be read as a picture: {reason}") from error
         finally:
             _reading.path = None
 

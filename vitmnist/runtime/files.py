@@ -12,7 +12,7 @@ from pathlib import Path
 
 import yaml
 
-from vitmnist.errors import first_line, printable
+from vitmnist.errors import first_line
 
 # libyaml is about ten times as fast as the parser in Python. It limits the depth of nesting.
 YAML_LOADER: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -65,9 +65,9 @@ def home_expanded(folder: str) -> Path:
 
 
 def display_path(path: Path | str) -> str:
-    """A path as it is printed: relative below the working directory, absolute otherwise; no control characters."""
+    """A path as it is shown: relative below the working directory, absolute otherwise."""
     absolute = os.path.abspath(path)
-    return printable(os.path.relpath(absolute) if Path(absolute).is_relative_to(Path.cwd()) else absolute)
+    return os.path.relpath(absolute) if Path(absolute).is_relative_to(Path.cwd()) else absolute
 
 
 class UnreadableError(ValueError):

@@ -23,7 +23,7 @@ from vitmnist.data.channel_statistics import channel_statistics, channel_sums, m
 from vitmnist.data.datasets.base import DATASETS, Dataset, ImageFiles, SizeOptions, Split
 from vitmnist.data.image_listing import LabelledFiles, TableColumns, find_samples, no_pictures
 from vitmnist.data.images import ImageReader, Mode, Resize, empty_images, file_warnings
-from vitmnist.errors import ConfigError, DataError, join_names, printable
+from vitmnist.errors import ConfigError, DataError, join_names
 from vitmnist.runtime.cpu import available_cores, one_core_each
 from vitmnist.runtime.files import home_expanded
 from vitmnist.runtime.ordered_map import ordered_map
@@ -265,7 +265,7 @@ class FolderDecoder:
         """Plain values to keep with the decoded pictures."""
         mean, std = mean_and_std(self.sums[0])
         checksums = [checksum.hexdigest() for checksum in self.checksums]
-        warned = [f"{printable(path)}: {message}" for path, message in sorted(self.warned.items())]
+        warned = [f"{path}: {message}" for path, message in sorted(self.warned.items())]
         problems = {"unreadable": self.unreadable, "copies": self.copies, "warned": warned}
         return {**problems, "mean": mean, "std": std, "sha256": checksums}
 
