@@ -23,7 +23,6 @@ from tests.support.processes import becomes_true
 from vitmnist import from_dataloader
 from vitmnist.data.randomness import preserved_random_state, seed_generators
 from vitmnist.errors import DataError
-from vitmnist.replacement import tensor_dataloader
 from vitmnist.replacement.tensor_dataloader import DrawnDataset
 
 CLOSE = [v1.ToTensor(), v1.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))]
@@ -60,7 +59,7 @@ def replaced(loader: DataLoader[Any], *, drawn: bool) -> DataLoader[Any]:
     """The replacement; without `drawn` the one that applies torchvision's transforms to samples, in real workers."""
     with pytest.MonkeyPatch.context() as patch:
         if not drawn:
-            patch.setattr(tensor_dataloader, "can_be_drawn", lambda _: False)
+            patch.setattr("vitmnist.replacement.from_dataloader.can_be_drawn", lambda _: False)
         made = from_dataloader(loader, "ram", transforms="tensor")
     assert isinstance(made.dataset, DrawnDataset) == drawn
     return made

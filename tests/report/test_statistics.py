@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from itertools import permutations
 
 import numpy as np
 import pytest
 
-from vitmnist.report.statistics import Differences, Ratio, T, ratio
+from vitmnist.report.statistics import Difference, Differences, T
 
 
 def simulated(random: np.random.Generator, number: int, rounds: int, noise: list[float]) -> np.ndarray:
@@ -25,17 +24,17 @@ def simulated(random: np.random.Generator, number: int, rounds: int, noise: list
     return log_times
 
 
-def compare_all(times: Mapping[T, Mapping[str, float]]) -> dict[tuple[T, T], Ratio]:
+def compare_all(times: Mapping[T, Mapping[str, float]]) -> dict[tuple[T, T], Difference]:
     """The ratio of each pair that has a round in common."""
-    differences = Differences({name: {key: math.log(time) for key, time in times[name].items()} for name in times})
-    return {pair: factor for pair in permutations(times, 2) if (factor := ratio(differences.get(*pair)))}
+    ratios = Differences(times, as_ratios=True)
+    return {pair: ratio for pair in permutations(times, 2) if (ratio := ratios.get(*pair))}
 
 
 def named_pairs(log_times: np.ndarray) -> set[tuple[int, int]]:
     """The pairs that are called different."""
     times = np.exp(log_times).tolist()
     ratios = compare_all({name: dict(zip("abcdefgh", row, strict=False)) for name, row in enumerate(times)})
-    return {pair for pair, factor in ratios.items() if factor.is_difference}
+    return {pair for pair, factor in ratios.items() if factor.is_clear}
 
 
 @pytest.mark.parametrize("noisiest", [1, 6])

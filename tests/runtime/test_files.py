@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas
 import pytest
 
-from vitmnist.runtime.files import UnreadableError, csv_text, read_json, read_yaml
+from vitmnist.runtime.files import UnreadableError, csv_text, read_plain
 
 
 @pytest.mark.parametrize(
@@ -20,16 +20,17 @@ from vitmnist.runtime.files import UnreadableError, csv_text, read_json, read_ya
     ],
 )
 def test_files_that_hold_no_plain_values_are_refused(name: str, content: bytes, reason: str, tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(content)
+    file = tmp_path / f"file.{name}"
+    file.write_bytes(content)
     with pytest.raises(UnreadableError) as raised:
-        {"json": read_json, "yaml": read_yaml}[name](tmp_path / "file")
+        read_plain(file)
     assert str(raised.value).startswith(reason)
     assert "\n" not in str(raised.value)
 
 
 def test_interpolations_stay_text(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("a: ${oc.env:HOME}\nb: {c: 0.5, d: [1, true, null]}\n")
-    assert read_yaml(tmp_path / "file") == {"a": "${oc.env:HOME}", "b": {"c": 0.5, "d": [1, True, None]}}
+    (tmp_path / "file.yaml").write_text("a: ${oc.env:HOME}\nb: {c: 0.5, d: [1, true, null]}\n")
+    assert read_plain(tmp_path / "file.yaml") == {"a": "${oc.env:HOME}", "b": {"c": 0.5, "d": [1, True, None]}}
 
 
 def test_texts_are_quoted_and_numbers_are_not() -> None:

@@ -15,7 +15,7 @@ from vitmnist.runtime.files import display_path
 from vitmnist.tracking.result import Run, find_runs, read_run
 
 
-def progress(run: Run) -> dict[str, Any]:
+def describe_progress(run: Run) -> dict[str, Any]:
     """How far a run has got; `written_at` is when it ended or last wrote a file, in seconds since 1970."""
     last_write = max(path.stat().st_mtime for path in (run.folder, *run.folder.glob("*")) if path.exists())
     table = run.folder / "epochs.csv"
@@ -67,7 +67,7 @@ def status(options: Namespace) -> None:
     vitmnist status outputs
     vitmnist status --json outputs
     """
-    runs = [progress(read_run(folder)) for folder in find_runs(options.folders)]
+    runs = [describe_progress(read_run(folder)) for folder in find_runs(options.folders)]
     if options.json:
         print(json.dumps(runs))
         return

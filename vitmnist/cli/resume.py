@@ -18,11 +18,18 @@ from vitmnist.cli.arguments import is_of_hydra
 from vitmnist.cli.command import echo
 from vitmnist.config import is_group
 from vitmnist.config.compose import compose
-from vitmnist.config.schema import Config, affects_nothing, keys_where
+from vitmnist.config.schema import (
+    Config,
+    affects_nothing,
+    complete_record,
+    flatten,
+    is_under,
+    keys_where,
+    to_plain_dict,
+)
 from vitmnist.config.validation import escaped, validate
-from vitmnist.config.values import complete_record, flatten, is_under, to_plain_dict
 from vitmnist.errors import ConfigError, UnknownKeyError
-from vitmnist.runtime.files import UnreadableError, display_path, read_yaml
+from vitmnist.runtime.files import UnreadableError, display_path, read_plain
 from vitmnist.runtime.run_folder import has_checkpoint
 from vitmnist.tracking.result import CONFIG, OVERRIDES, read_run
 
@@ -79,7 +86,7 @@ def _recorded_values(folder: Path) -> dict[str, object]:
     """The recorded values without the section `hydra`; raises `ConfigError` if there are none, or they are damaged."""
     source = folder / CONFIG
     try:
-        recorded = read_yaml(source)
+        recorded = read_plain(source)
         if not isinstance(recorded, dict):
             raise UnreadableError("is not the configuration of a run")
         values = complete_record({key: value for key, value in recorded.items() if key != "hydra"})
@@ -95,7 +102,7 @@ def _recorded_values(folder: Path) -> dict[str, object]:
 def recorded_overrides(folder: Path) -> list[str]:
     """The overrides that a run was started with, to be shown; empty if they are lost."""
     with suppress(FileNotFoundError, UnreadableError):
-        recorded = read_yaml(folder / OVERRIDES)
+        recorded = read_plain(folder / OVERRIDES)
         return [str(override) for override in recorded] if isinstance(recorded, list) else []
     return []
 

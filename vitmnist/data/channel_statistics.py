@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitmnist.config.validation import validate
 from vitmnist.errors import ConfigError, DataError
 
 CHANNELS = (1, 3, 4)
@@ -106,6 +105,8 @@ def configured_statistics(normalize: object, channels: int | None = None) -> Sta
     Raises:
         ConfigError: the value is another one, or has another number of channels.
     """
+    from vitmnist.config.validation import validate  # Not at the top: it imports OmegaConf.
+
     key = "data.normalize"
     if normalize == "dataset":
         return None

@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 from vitmnist.data.randomness import RandomState
 from vitmnist.errors import ConfigError
 from vitmnist.replacement.decoded_dataset import DecodedDataset
-from vitmnist.replacement.from_dataloader import from_dataloader
-from vitmnist.replacement.original import check_replaceable, rebuilt
+from vitmnist.replacement.from_dataloader import check_replaceable, from_dataloader, rebuilt
 from vitmnist.replacement.split_transforms import single_transforms, transform_attributes
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.memory import Memory, check_fits

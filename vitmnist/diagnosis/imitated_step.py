@@ -13,7 +13,7 @@ from math import ceil, inf
 
 from vitmnist.diagnosis.candidates import AS_IT_IS, add_alternatives, limit_waiting
 from vitmnist.diagnosis.loops import Loop
-from vitmnist.replacement.original import rebuilt
+from vitmnist.replacement.from_dataloader import rebuilt
 from vitmnist.timing.benchmark import Benchmark, Candidate, rows_of
 from vitmnist.timing.table import Row
 

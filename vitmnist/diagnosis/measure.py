@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from vitmnist.data.randomness import preserved_random_state
 from vitmnist.diagnosis.candidates import AS_IT_IS, add_alternatives
 from vitmnist.errors import DataError
-from vitmnist.replacement.original import rebuilt
+from vitmnist.replacement.from_dataloader import rebuilt
 from vitmnist.runtime.device import backend_of
 from vitmnist.store.tree import map_tensors
 from vitmnist.timing.benchmark import Benchmark, Candidate, Step, as_one_argument_step, rows_of

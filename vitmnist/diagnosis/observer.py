@@ -98,7 +98,7 @@ class Observer:
 
         @wraps(make)
         def make_and_observe(loader: DataLoader[object], *arguments: object, **named: object) -> None:
-            import vitmnist.replacement.original  # noqa: F401  # Here, so that the first `iter()` does not take longer
+            import vitmnist.replacement.from_dataloader  # noqa: F401  # Here, so that the first `iter()` does not take longer
 
             make(loader, *arguments, **named)
             for base in type(loader).__mro__:
@@ -135,7 +135,7 @@ class Observer:
 
     def _loop_of(self, loader: DataLoader[object]) -> Loop:
         """The loop that a new pass over a loader belongs to."""
-        from vitmnist.replacement.original import rebuilt  # Not at the top: it imports torch
+        from vitmnist.replacement.from_dataloader import rebuilt  # Not at the top: it imports torch
 
         info = LoaderInfo.of(loader)
         copy = None

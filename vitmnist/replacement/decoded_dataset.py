@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 import torch
@@ -59,6 +60,18 @@ class DecodedDataLoader(DataLoader[Any]):
         # A framework may have built this loader over another dataset, such as a Subset.
         if isinstance(self.dataset, DecodedDataset):
             self.dataset._guard.check()
+
+
+class EagerDataLoader(DecodedDataLoader):
+    """Draws the order of an epoch when `iter` is called, as a DataLoader with workers does, because they read ahead.
+
+    Random numbers that the loop draws between `iter` and the first batch, such as the order of another loader in a
+    `zip`, then come after it.
+    """
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        batches = super().__iter__()
+        return chain([*islice(batches, 1)], batches)
 
 
 class FetchedBatch:

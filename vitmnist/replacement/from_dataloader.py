@@ -4,47 +4,67 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    default_collate,
+)
 
-from vitmnist.data.randomness import RandomSampleError, preserved_random_state, probe_indices
+from vitmnist.data.randomness import (
+    RandomSampleError,
+    call_watched,
+    preserved_random_state,
+    probe_indices,
+    read_probes,
+    seed_generators,
+)
 from vitmnist.errors import ConfigError, DataError, UserError, allowed_names, describe_error
 from vitmnist.replacement.decoded_dataset import (
     BatchRows,
     CollateGathered,
     DecodedDataLoader,
     DecodedDataset,
+    EagerDataLoader,
     GatheredDataset,
     NoRowsError,
     TransformedDataset,
+    collated,
     keep_rows,
     keep_samples,
-)
-from vitmnist.replacement.original import (
-    COMPARED_SIZE,
-    EagerDataLoader,
-    check_replaceable,
-    check_same_batches,
-    find_random,
-    rebuilt,
-    workers_needed,
+    read_batch,
 )
 from vitmnist.replacement.split_transforms import (
     SplitTransforms,
     Transform,
     TransformGuard,
+    named_sample,
     transform_parts,
 )
-from vitmnist.replacement.tensor_dataloader import with_tensors
+from vitmnist.replacement.tensor_dataloader import DrawnDataset, TensorDataLoader
+from vitmnist.replacement.tensor_transforms import can_be_drawn, check_rounding, tensor_transforms
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.memory import DoesNotFitError, keep_freed_memory
 from vitmnist.store.cache_file import DEFAULT_FOLDER
 from vitmnist.store.read_once import unchanged
 from vitmnist.store.rows import Location, Storage
+from vitmnist.store.tree import copied, find_difference
 
+COMPARED = 3  # So many batches are compared with the original before a replacement is returned.
+COMPARED_SIZE = 16  # Larger batches are compared in part, because each of their samples is decoded again.
+COMPARED_ALONE = 32  # So many samples are compared as batches of one.
+# These samplers draw the indices of an epoch when the first is asked for.
+DRAW_AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 LOADERS = ("auto", "ram", "cache", "gpu_slice")
 TRANSFORM_MODES = ("exact", "tensor")
 
@@ -156,7 +176,7 @@ def _build(dataloader: DataLoader[Any], store: Location, to_tensors: bool, probe
     """Build a replacement of the kind that fits the samples `probes`; raises `RandomSampleError` for another sample."""
     dataset: Any = dataloader.dataset
     batch_size = min(dataloader.batch_size or COMPARED_SIZE, len(probes))
-    samples, batch, reason = find_random(dataloader, probes, batch_size)
+    samples, batch, reason = _find_random(dataloader, probes, batch_size)
     is_random = reason is not None
     if not is_random:
         try:
@@ -170,7 +190,7 @@ def _build(dataloader: DataLoader[Any], store: Location, to_tensors: bool, probe
     split = SplitTransforms(dataset, probes)
     once = [part for parts in split.deterministic for part in parts]
     exact = _build_transformed(dataloader, store, split.decode, split.transform, split.probed, once)
-    return with_tensors(exact, split, probes) if to_tensors else exact
+    return _with_tensors(exact, split, probes) if to_tensors else exact
 
 
 def _build_gathered(dataloader: DataLoader[Any], store: Location, first: BatchRows) -> DataLoader[Any]:
@@ -183,7 +203,9 @@ def _build_gathered(dataloader: DataLoader[Any], store: Location, first: BatchRo
         NoRowsError: its batches are no such rows.
     """
     dataset: Any = dataloader.dataset
-    collate, on_device, workers = dataloader.collate_fn, store.storage is Storage.DEVICE, workers_needed(dataloader)
+    collate = dataloader.collate_fn
+    on_device = store.storage is Storage.DEVICE
+    workers = _workers_needed(dataloader)
     if on_device and workers:
         raise NoRowsError("the order of this DataLoader depends on its workers")
     guard = TransformGuard(dataset, [*transform_parts(dataset), collate])
@@ -197,7 +219,7 @@ def _build_gathered(dataloader: DataLoader[Any], store: Location, first: BatchRo
         pin_memory=dataloader.pin_memory and not on_device,
     )
     try:
-        check_same_batches(dataloader, replaced, with_single=True)
+        _check_same_batches(dataloader, replaced, with_single=True)
     except DataError as error:  # The file of a fingerprint may hold other samples.
         raise error if store.fingerprint else NoRowsError(f"rows depend on the batch: {error}") from error
     guard.ignore_changes()
@@ -225,6 +247,130 @@ def _build_transformed(
     samples = keep_samples(dataloader, decode, probed, store)
     decoded = TransformedDataset(dataset, guard, samples, transform)
     replaced = rebuilt(dataloader, DecodedDataLoader, dataset=decoded)
-    check_same_batches(dataloader, replaced)
+    _check_same_batches(dataloader, replaced)
     guard.ignore_changes()
     return replaced
+
+
+def _with_tensors(exact: DataLoader[Any], split: SplitTransforms, probes: Sequence[int]) -> DataLoader[Any]:
+    """The replacement whose random transforms get tensors; they are drawn in order if their classes allow it.
+
+    Args:
+        exact: the replacement whose transforms get what they got before.
+        probes: indices of the samples on which the transforms are compared.
+
+    Raises:
+        ConfigError: the transforms make something else of tensors.
+    """
+    dataset: Any = exact.dataset
+    samples = dataset._samples.with_tensors()
+    try:
+        check_rounding(split.random, dataset._samples, samples, probes)
+    except DataError as error:
+        raise ConfigError(f"transforms='tensor': {error}; use transforms='exact'") from error
+    transforms = [tensor_transforms(steps) for steps in split.random]
+    parts = dataset.original, dataset._guard, samples, partial(split.transform, random=transforms)
+    in_workers = rebuilt(exact, TensorDataLoader, dataset=TransformedDataset(*parts))
+    # A collate function of the user may draw, or ask for its worker.
+    if exact.collate_fn is not default_collate or not all(map(can_be_drawn, chain.from_iterable(transforms))):
+        return in_workers
+    drawn = DrawnDataset(*parts, transforms=transforms, threads=exact.num_workers)
+    in_threads = rebuilt(exact, TensorDataLoader, dataset=drawn, collate_fn=CollateGathered(default_collate))
+    try:
+        _check_same_batches(in_workers, in_threads)
+    except DataError:  # torchvision draws in another way for what is no picture.
+        return in_workers
+    return in_threads
+
+
+def rebuilt(
+    dataloader: DataLoader[Any], kind: type[DataLoader[Any]] = DataLoader, /, **changed: object
+) -> DataLoader[Any]:
+    """A `DataLoader` with the arguments of another one, some of them changed."""
+    names = ["dataset", "num_workers", "collate_fn", "pin_memory", "worker_init_fn", "generator", "in_order"]
+    if changed.get("num_workers", dataloader.num_workers):
+        names += ["timeout", "multiprocessing_context", "prefetch_factor", "persistent_workers"]
+    # The batch sampler that the DataLoader has made is left out: frameworks build another one around the sampler.
+    if dataloader.batch_size is None and dataloader.batch_sampler is not None and "batch_size" not in changed:
+        names += ["batch_sampler"]
+    else:
+        names += ["batch_size", "drop_last"]
+        names += [] if isinstance(dataloader.dataset, IterableDataset) else ["sampler"]
+    return kind(**{name: getattr(dataloader, name) for name in names} | changed)
+
+
+def check_replaceable(dataloader: object) -> None:
+    """Raise `ConfigError` or `DataError` unless this is a `DataLoader` of batches of indexed samples."""
+    kind = type(dataloader).__name__
+    if not isinstance(dataloader, DataLoader):
+        reason = f"must be a torch.utils.data.DataLoader, found {kind}; give the DataLoader that it wraps"
+    elif type(dataloader).__iter__ is not DataLoader.__iter__:
+        reason = f"{kind} iterates in its own way; give a plain DataLoader, such as the one that a framework wraps"
+    elif isinstance(dataloader.dataset, IterableDataset):
+        reason = "its dataset is an IterableDataset, whose samples have no index; use the DataLoader as it is"
+    elif hasattr(dataloader.dataset, "set_epoch"):
+        reason = "its dataset has set_epoch, so its samples change; use the DataLoader as it is"
+    elif dataloader.batch_sampler is None:
+        reason = "batch_size=None: its dataset makes whole batches, which cannot be divided into samples"
+    elif not len(dataloader.dataset):  # type: ignore[arg-type]
+        reason = "its dataset is empty"
+    else:
+        return
+    raise ConfigError(f"dataloader: {reason}")
+
+
+def _workers_needed(dataloader: DataLoader[Any]) -> int:
+    """How many workers keep the order of samples: none, if reading batches ahead draws no further random number."""
+    sampler, workers = dataloader.sampler, int(dataloader.num_workers)
+    if dataloader.batch_size is None or type(sampler) not in DRAW_AT_ONCE:
+        return workers
+    if isinstance(sampler, RandomSampler) and sampler.generator is not None:
+        return workers  # The sampler draws again at the end of an epoch.
+    # Persistent workers get their seed once, and a DataLoader without workers draws one in each epoch.
+    return workers if dataloader.persistent_workers else 0
+
+
+def _find_random(
+    dataloader: DataLoader[Any], probes: Sequence[int], batch_size: int
+) -> tuple[list[Any], object, str | None]:
+    """The samples of these indices, a batch of the first of them, and what is random; None if nothing is.
+
+    Raises:
+        DataError: a sample that cannot be read, or a collate function that fails for them.
+    """
+    dataset: Any = dataloader.dataset
+    try:
+        samples = read_probes(partial(named_sample, dataset.__getitem__), probes, dataset)
+    except RandomSampleError as error:
+        return [], None, str(error)
+    collate = partial(collated, dataloader.collate_fn, indices=probes)
+    batch, reason = call_watched(lambda: collate(copied(samples[:batch_size])), (dataset, collate), again=True)
+    return samples, batch, reason and f"the collate function is random ({reason})"
+
+
+def _check_same_batches(original: DataLoader[Any], replaced: DataLoader[Any], with_single: bool = False) -> None:
+    """Compare some batches, bit for bit; raise `DataError` if they differ.
+
+    Args:
+        with_single: compare batches of one sample too. Where batches are padded to their longest sample, all larger
+            ones may be equally long.
+    """
+    shuffled = torch.randperm(len(original.dataset), generator=torch.Generator().manual_seed(0))  # type: ignore[arg-type]
+    size = min(original.batch_size or COMPARED_SIZE, COMPARED_SIZE)
+    parts = [part for part in shuffled.split(size)[:COMPARED] if len(part) == size or not original.drop_last]
+    if with_single:
+        parts += shuffled[:COMPARED_ALONE].split(1)
+    for indices in (part.tolist() for part in parts):
+        batches = []
+        for dataloader in (replaced, original):
+            with preserved_random_state(dataloader.dataset, dataloader.collate_fn):
+                seed_generators(0, 0, 0)
+                batches.append(read_batch(dataloader.dataset, dataloader.collate_fn, indices))
+        if difference := find_difference(*batches):
+            samples = ", ".join(map(str, indices[:3]))
+            raise DataError(
+                f"{difference} of samples {samples}, … is not what the DataLoader makes of them: fingerprint= does not "
+                "fit, or samples depend on what was read before, or are random without a generator that can be seen "
+                "(such as default_rng() in each call); keep no state between samples, move the random step into the "
+                "attribute transform of the dataset, or use the DataLoader as it is"
+            )

@@ -6,27 +6,23 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from itertools import chain, cycle, islice
+from itertools import cycle, islice
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, default_collate, get_worker_info
+from torch.utils.data import get_worker_info
 
 from vitmnist.data.sources import collate_with
-from vitmnist.errors import ConfigError, DataError, error_context
-from vitmnist.replacement.decoded_dataset import CollateGathered, DecodedDataLoader, FetchedBatch, TransformedDataset
-from vitmnist.replacement.original import check_same_batches, rebuilt
-from vitmnist.replacement.split_transforms import SplitTransforms, Transform, apply, with_results
+from vitmnist.errors import error_context
+from vitmnist.replacement.decoded_dataset import DecodedDataLoader, FetchedBatch, TransformedDataset
+from vitmnist.replacement.split_transforms import Transform, apply, with_results
 from vitmnist.replacement.tensor_transforms import (
     AsV2,
     Normalize,
     Shape,
     ToFloat,
-    can_be_drawn,
-    check_rounding,
     draw,
-    tensor_transforms,
 )
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.ordered_map import in_parts, ordered_map
@@ -34,37 +30,6 @@ from vitmnist.store.tree import map_tensors
 
 # So many batches are made while the script computes. Samplers are read as far ahead as for the original's workers.
 AHEAD = 2
-
-
-def with_tensors(exact: DataLoader[Any], split: SplitTransforms, probes: Sequence[int]) -> DataLoader[Any]:
-    """The replacement whose random transforms get tensors; they are drawn in order if their classes allow it.
-
-    Args:
-        exact: the replacement whose transforms get what they got before.
-        probes: indices of the samples on which the transforms are compared.
-
-    Raises:
-        ConfigError: the transforms make something else of tensors.
-    """
-    dataset: Any = exact.dataset
-    samples = dataset._samples.with_tensors()
-    try:
-        check_rounding(split.random, dataset._samples, samples, probes)
-    except DataError as error:
-        raise ConfigError(f"transforms='tensor': {error}; use transforms='exact'") from error
-    transforms = [tensor_transforms(steps) for steps in split.random]
-    parts = dataset.original, dataset._guard, samples, partial(split.transform, random=transforms)
-    in_workers = rebuilt(exact, TensorDataLoader, dataset=TransformedDataset(*parts))
-    # A collate function of the user may draw, or ask for its worker.
-    if exact.collate_fn is not default_collate or not all(map(can_be_drawn, chain.from_iterable(transforms))):
-        return in_workers
-    drawn = DrawnDataset(*parts, transforms=transforms, threads=exact.num_workers)
-    in_threads = rebuilt(exact, TensorDataLoader, dataset=drawn, collate_fn=CollateGathered(default_collate))
-    try:
-        check_same_batches(in_workers, in_threads)
-    except DataError:  # torchvision draws in another way for what is no picture.
-        return in_workers
-    return in_threads
 
 
 class DrawnPicture(NamedTuple):
@@ -129,7 +94,7 @@ class DrawnBatch(FetchedBatch):
 
     @property
     def content(self) -> object:
-        """The batch, as of torch's `default_collate`."""
+        """The batch that torch's `default_collate` makes of the finished samples."""
         rows_of_calls = [list(batch) for batch in self.batches]
         samples: list[Any] = [None] * len(self.samples)
 
@@ -142,6 +107,7 @@ class DrawnBatch(FetchedBatch):
                 samples[position] = with_results(decoded, results)
 
         def stack(tensors: list[Tensor], *, collate_fn_map: object = None) -> Tensor:
+            """`torch.stack`, but tensors that are the rows of a batch already are that batch."""
             for batch, rows in zip(self.batches, rows_of_calls, strict=True):
                 if all(row is tensor for row, tensor in zip(rows, tensors, strict=True)):
                     return batch
@@ -152,7 +118,7 @@ class DrawnBatch(FetchedBatch):
 
 
 def _transformed(picture: DrawnPicture, row: Tensor) -> Tensor:
-    """A picture after its transforms, in a row of the batch if it has the shape and dtype of that."""
+    """A picture after its transforms, in the row of the batch if that has its shape and dtype."""
     image = picture.image
     for transform in picture.steps:
         fits = isinstance(transform, ToFloat) or (isinstance(transform, Normalize) and image.dtype == row.dtype)

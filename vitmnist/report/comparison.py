@@ -16,10 +16,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from vitmnist.config.schema import affects_nothing, keys_where
-from vitmnist.config.values import is_under
+from vitmnist.config.schema import affects_nothing, is_under, keys_where
 from vitmnist.metrics.epoch_table import EPOCH_S, Metric, epoch_metrics, summarize
-from vitmnist.report.statistics import Differences, Ratio, ratio
+from vitmnist.report.statistics import Difference, Differences
 from vitmnist.timing.table import Spread
 from vitmnist.tracking.result import TEST_ACC, Run, monitored
 
@@ -140,17 +139,13 @@ class Comparison:
         return [row for _, row in sorted(timed, key=lambda pair: pair[0])]
 
     @cached_property
-    def _log_times(self) -> Differences[Configuration]:
-        """The logarithms of the seconds per epoch, by round."""
+    def _ratios(self) -> Differences[Configuration]:
+        """The ratios of the seconds per epoch, over the rounds."""
         # Runs of several seeds in a round share the state of the machine: they count as one.
-        return Differences(
-            {
-                row: {key: math.log(median(_values(runs, EPOCH_S))) for key, runs in row.rounds.items()}
-                for row in self.ranked
-            }
-        )
+        times = {row: {key: median(_values(runs, EPOCH_S)) for key, runs in row.rounds.items()} for row in self.ranked}
+        return Differences(times, as_ratios=True)
 
-    def ratio(self, row: Configuration, other: Configuration | None = None) -> Ratio | None:
+    def ratio(self, row: Configuration, other: Configuration | None = None) -> Difference | None:
         """How many times as long an epoch of a row takes as an epoch of another row.
 
         None if they are the same, if either is not ranked, and without a common round.
@@ -158,7 +153,7 @@ class Comparison:
         Args:
             other: by default the row with the lowest median.
         """
-        return ratio(self._log_times.get(row, other or self.ranked[0])) if self.ranked else None
+        return self._ratios.get(row, other or self.ranked[0]) if self.ranked else None
 
     @cached_property
     def metric(self) -> Metric:

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from vitmnist.config.values import value_text
+from vitmnist.config.schema import value_text
 from vitmnist.errors import printable
 from vitmnist.metrics.epoch_table import COMPUTE_S, DATA_WAIT_S
 from vitmnist.report.comparison import Comparison, Configuration
@@ -104,7 +104,7 @@ def _time_text(comparison: Comparison, row: Configuration) -> str:
     if row is comparison.ranked[0]:
         return f"{seconds}, 1×"
     ratio = comparison.ratio(row)
-    return f"{seconds}, {'' if ratio.is_difference else '≈'}{ratio.mean:.2f}×" if ratio else seconds
+    return f"{seconds}, {'' if ratio.is_clear else '≈'}{ratio.mean:.2f}×" if ratio else seconds
 
 
 def _loader(row: Configuration) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean, variance
@@ -24,35 +24,28 @@ MIN_ROUNDS = 3
 
 @dataclass(frozen=True)
 class Difference:
-    """How much larger the value of one configuration is than the value of another.
+    """How much larger the value of one configuration is than another's, or as a ratio, how many times as large.
 
     Args:
-        mean: the mean difference over the blocks that both have.
+        mean: over the blocks that both have; the geometric mean, for a ratio.
         blocks: the number of blocks that both have.
         low, high: simultaneous 95% interval; None with fewer than three blocks.
     """
 
     mean: float
     blocks: int
-    low: float | None
-    high: float | None
-
-
-class Ratio(Difference):
-    """How many times as long one configuration takes as another: a difference of log times, as factors.
-
-    The blocks are rounds, and the mean is geometric.
-    """
+    low: float | None = None
+    high: float | None = None
 
     @property
-    def is_difference(self) -> bool:
-        """Whether the interval lies outside 0.99 to 1.01."""
+    def is_clear(self) -> bool:
+        """Whether the interval of a ratio lies outside 0.99 to 1.01."""
         return self.low is not None and self.high is not None and max(self.low, 1 / self.high) > NEGLIGIBLE
 
     def __str__(self) -> str:
         if self.low is None:
             return f"{self.mean:.2f} ({'single round' if self.blocks == 1 else f'{self.blocks} rounds'})"
-        remark = "" if self.is_difference else ", within noise"
+        remark = "" if self.is_clear else ", within noise"
         return f"{self.mean:.2f} ({self.low:.2f}–{self.high:.2f}{remark})"
 
 
@@ -65,10 +58,15 @@ class Differences(Generic[T]):
 
     Args:
         values: the values of each configuration by block.
+        as_ratios: compare the logarithms of the values, and return ratios.
     """
 
-    def __init__(self, values: Mapping[T, Mapping[str, float]]) -> None:
-        self._values = values
+    def __init__(self, values: Mapping[T, Mapping[str, float]], as_ratios: bool = False) -> None:
+        transform: Callable[[float], float] = math.log if as_ratios else float
+        self._inverse: Callable[[float], float] = math.exp if as_ratios else float
+        self._values = {
+            name: {block: transform(value) for block, value in by_block.items()} for name, by_block in values.items()
+        }
         # Sum of squares and degrees of freedom of all pairs with a configuration, and of all pairs (None).
         self._squares: dict[T | None, float] = defaultdict(float)
         self._freedoms: dict[T | None, int] = defaultdict(int)
@@ -93,25 +91,17 @@ class Differences(Generic[T]):
             return None
         mean, count = fmean(deltas), len(deltas)
         if count < MIN_ROUNDS:
-            return Difference(mean, count, None, None)
+            return Difference(self._inverse(mean), count)
         from scipy.special import stdtrit  # A report without three rounds does not wait for this import.
 
         pooled = max(self._squares[name] / self._freedoms[name] for name in (first, second, None))
         margin = stdtrit(max(self._freedom, count - 1), self._level) * math.sqrt(pooled / count)
-        return Difference(mean, count, mean - margin, mean + margin)
+        return Difference(self._inverse(mean), count, self._inverse(mean - margin), self._inverse(mean + margin))
 
     def _deltas(self, first: T, second: T) -> list[float]:
         """The differences in the blocks that both configurations have."""
         minuends, subtrahends = self._values.get(first, {}), self._values.get(second, {})
         return [value - subtrahends[block] for block, value in minuends.items() if block in subtrahends]
-
-
-def ratio(logs: Difference | None) -> Ratio | None:
-    """A difference of the logarithms of times, as factors."""
-    if not logs:
-        return None
-    low, high = (None if end is None else math.exp(end) for end in (logs.low, logs.high))
-    return Ratio(math.exp(logs.mean), logs.blocks, low, high)
 
 
 def format_spread(spread: Spread) -> str:

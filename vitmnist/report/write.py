@@ -18,7 +18,7 @@ from statistics import median
 from markdown import markdown
 from tabulate import tabulate
 
-from vitmnist.config.values import value_text
+from vitmnist.config.schema import value_text
 from vitmnist.errors import printable
 from vitmnist.metrics.epoch_table import EPOCH_S, Metric, epoch_metrics
 from vitmnist.report.comparison import EMPTY_CELL, Comparison, Configuration, compare, loader_groups
@@ -168,11 +168,11 @@ def _compare_choices(comparison: Comparison, rows: Sequence[Configuration], noun
     best, *others = rows
     ratios = [comparison.ratio(row, best) for row in others]
     verdict = f"Whether the {noun} matters{where} takes {MIN_ROUNDS} rounds to tell (repeats={MIN_ROUNDS})"
-    if any(ratio and ratio.is_difference for ratio in ratios):
+    if any(ratio and ratio.is_clear for ratio in ratios):
         verdict = f"The {noun} matters{where}"
     elif all(ratio and ratio.low is not None for ratio in ratios):
         verdict = f"All {noun}s are within noise{where}"
-    is_fastest = all(ratio and ratio.is_difference and ratio.mean > 1 for ratio in ratios)
+    is_fastest = all(ratio and ratio.is_clear and ratio.mean > 1 for ratio in ratios)
     return f"{verdict}: {name} {'is the fastest' if is_fastest else 'has the lowest median'}, {_time_text(best)}"
 
 

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -74,35 +74,22 @@ class UnreadableError(ValueError):
     """A file that cannot be used; the message is one line that says why, without the name of the file."""
 
 
-def read_json(path: Path) -> object:
-    """The value in a JSON file.
+def read_plain(path: Path) -> object:
+    """The plain values in a JSON or YAML file; interpolations such as `${oc.env:HOME}` stay text.
 
     Raises:
         FileNotFoundError: there is no such file.
-        UnreadableError: it cannot be read, or is not JSON.
+        UnreadableError: it cannot be read, or does not hold plain values.
     """
-    return _parsed(path, "JSON", json.loads)
-
-
-def read_yaml(path: Path) -> object:
-    """The value in a YAML file; interpolations such as `${oc.env:HOME}` stay text.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        UnreadableError: it cannot be read, or is not YAML of plain values.
-    """
-    return _parsed(path, "YAML", lambda content: yaml.load(content, YAML_LOADER))
-
-
-def _parsed(path: Path, language: str, parse: Callable[[bytes], object]) -> object:
     try:
-        return parse(path.read_bytes())
+        content = path.read_bytes()
+        return json.loads(content) if path.suffix == ".json" else yaml.load(content, YAML_LOADER)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise UnreadableError(f"cannot be read: {error.strerror}") from error
     except (ValueError, yaml.YAMLError, RecursionError) as error:
-        raise UnreadableError(f"is not {language}: {first_line(error)}") from error
+        raise UnreadableError(f"is not {path.suffix[1:].upper()}: {first_line(error)}") from error
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> str:

@@ -31,7 +31,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from vitmnist.errors import DataError
-from vitmnist.runtime.files import read_json, write_atomic
+from vitmnist.runtime.files import read_plain, write_atomic
 from vitmnist.runtime.memory import DoesNotFitError, mib
 
 log = logging.getLogger(__name__)
@@ -183,7 +183,7 @@ def _map(file: IO[bytes]) -> Tensor:
 
 def _open(entry: Path, names: Sequence[str]) -> CacheEntry:
     """The cache in `entry`; raises `UNUSABLE` if it is missing, damaged, or not that of today's files."""
-    record = cast("dict[str, Any]", read_json(entry / RECORD))
+    record = cast("dict[str, Any]", read_plain(entry / RECORD))
     if record.pop("crc32") != _checksum(record, entry, names):
         raise ValueError("it is damaged")
     return _map_files(entry, names), record["notes"]

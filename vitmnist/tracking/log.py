@@ -9,21 +9,20 @@ from typing import Any
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.loaders.base import Loader
-from vitmnist.metrics.epoch_table import (
-    DATA_WAIT_PCT,
-    EPOCH_S,
-    EVAL_LOSS,
-    IMAGES_PER_S,
-    TRAIN_LOSS,
-    EpochRecord,
-    Monitor,
-)
+from vitmnist.metrics.epoch_table import EpochRecord, Monitor
 from vitmnist.runtime.world import World
 from vitmnist.timing.table import Bottleneck
 from vitmnist.tracking.result import Result
 from vitmnist.training.step import TrainStep
 
 log = logging.getLogger(__name__)
+
+EPOCH_LINE = (
+    "epoch {epoch}/{epochs}  train loss {train_loss:.4f} acc {train_acc:.2f}%  "
+    "eval loss {eval_loss:.4f} acc {eval_acc:.2f}%  "
+    "{epoch_s:.2f} s, {data_wait_pct:.1f}% of training waiting for data, {images_per_s:,.0f} images/s"
+)
+"""The log line of an epoch, with the keys of its record."""
 
 
 def log_setup(config: Config, result: Result, dataset: Dataset, step: TrainStep, loader: Loader, world: World) -> None:
@@ -53,19 +52,7 @@ def log_setup(config: Config, result: Result, dataset: Dataset, step: TrainStep,
 
 def log_epoch(record: EpochRecord, epochs: int) -> None:
     """Log one line; the log counts epochs from 1, the records from 0."""
-    log.info(
-        "epoch %d/%d  train loss %.4f acc %.2f%%  eval loss %.4f acc %.2f%%  "
-        "%.2f s, %.1f%% of training waiting for data, %s images/s",
-        record["epoch"] + 1,
-        epochs,
-        record[TRAIN_LOSS.name],
-        record["train_acc"],
-        record[EVAL_LOSS.name],
-        record["eval_acc"],
-        record[EPOCH_S.name],
-        record[DATA_WAIT_PCT.name],
-        f"{record[IMAGES_PER_S.name]:,.0f}",
-    )
+    log.info("%s", EPOCH_LINE.format_map(record | {"epoch": record["epoch"] + 1, "epochs": epochs}))
 
 
 def log_early_stop(result: Result, monitor: Monitor) -> None:

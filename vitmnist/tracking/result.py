@@ -17,8 +17,7 @@ from typing import Any, cast, get_args, get_origin, get_type_hints
 
 import yaml
 
-from vitmnist.config.schema import Config
-from vitmnist.config.values import flatten
+from vitmnist.config.schema import Config, flatten
 from vitmnist.errors import ConfigError, DataError, PeerError, classify
 from vitmnist.metrics.epoch_table import (
     DATA_WAIT_PCT,
@@ -31,7 +30,7 @@ from vitmnist.metrics.epoch_table import (
     steady_epochs,
     summarize,
 )
-from vitmnist.runtime.files import UnreadableError, append, csv_text, read_json, read_yaml, write_atomic
+from vitmnist.runtime.files import UnreadableError, append, csv_text, read_plain, write_atomic
 from vitmnist.runtime.run_folder import is_in_use
 from vitmnist.runtime.signals import StopSignal, interruption
 from vitmnist.runtime.world import World
@@ -84,7 +83,7 @@ class Result:
             FileNotFoundError: there is no such file.
             UnreadableError: it cannot be read, or is not a record.
         """
-        content = read_json(path)
+        content = read_plain(path)
         if not isinstance(content, dict) or content.get("status") not in ENDED or "epochs" not in content:
             raise UnreadableError("is not the result of a run")
         recorded = [item for item in fields(cls) if item.name in content]
@@ -102,23 +101,21 @@ class Result:
 
     def bottleneck(self) -> Bottleneck | None:
         """What limits training, the loader or the step; None before the end of an epoch."""
-        waiting_pct = summarize(self.epochs, DATA_WAIT_PCT)
-        steps = self._steps()
-        return None if waiting_pct is None or not steps else Bottleneck.of(waiting_pct, steps)
+        waiting = self._waiting()
+        return Bottleneck.of(*waiting) if waiting else None
 
     def verdict(self) -> str | None:
         """What limits training, in one sentence."""
-        bottleneck = self.bottleneck()
-        waiting_pct = summarize(self.epochs, DATA_WAIT_PCT)
-        if bottleneck is None or waiting_pct is None:
-            return None
-        return format_bottleneck(bottleneck, waiting_pct, self._steps())
+        waiting = self._waiting()
+        return format_bottleneck(Bottleneck.of(*waiting), *waiting) if waiting else None
 
-    def _steps(self) -> int:
-        """The number of training steps since the last start."""
+    def _waiting(self) -> tuple[float, int] | None:
+        """The percentage of training spent waiting for data, and the number of steps since the last start."""
+        waiting_pct = summarize(self.epochs, DATA_WAIT_PCT)
         images = (self.dataset or {}).get("train_size", 0)
-        batches: int = math.ceil(images / (self.config or {}).get("batch_size", math.inf))
-        return len(epochs_of_last_start(self.epochs)) * batches
+        batches = math.ceil(images / (self.config or {}).get("batch_size", math.inf))
+        steps = len(epochs_of_last_start(self.epochs)) * batches
+        return None if waiting_pct is None or not steps else (waiting_pct, steps)
 
     def write(self, folder: Path) -> None:
         """Write `result.json` into `folder` atomically.
@@ -303,7 +300,7 @@ def read_run(folder: Path) -> Run:
         else:
             result = Result(status="not started")
     with suppress(FileNotFoundError, UnreadableError):
-        config = read_yaml(folder / CONFIG)
+        config = read_plain(folder / CONFIG)
         result.config = config if isinstance(config, dict) else None
     return Run(folder, result)
 
@@ -315,5 +312,5 @@ SEARCH_RESULT = "optimization_results.yaml"
 def search_summary(folder: Path) -> str:
     """The sentence about the best trial in the folder of a search; empty if there is none."""
     with suppress(FileNotFoundError):
-        return str(cast("dict[str, object]", read_yaml(folder / SEARCH_RESULT))["summary"])
+        return str(cast("dict[str, object]", read_plain(folder / SEARCH_RESULT))["summary"])
     return ""
