@@ -5,7 +5,6 @@ Imports neither torch nor Hydra, so the list of commands is shown at once.
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import sys
@@ -27,19 +26,8 @@ COMMANDS = {
 """The module and function of each command, below `vitmnist.cli`, and what it does."""
 
 
-def open_closed_streams() -> None:
-    """Open standard streams that are closed, as by `2>&-`, on os.devnull.
-
-    The next file that is opened would get the descriptor, and with it what is printed.
-    """
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # each gets the lowest free descriptor
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
-
-
 def command_main(command: str) -> Callable[[], None]:
     """The function that runs a command with the arguments in `sys.argv`; imports what the command needs."""
-    open_closed_streams()
     with handled_by(lambda *_: end_interrupted(), signal.SIGINT):
         main: Callable[[], None] = resolve_name(f"vitmnist.cli.{COMMANDS[command][0]}")
         return main

@@ -21,8 +21,7 @@ from vitmnist.augment.preprocess import Preprocess, build_augment
 from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.manager import Checkpoint, CheckpointManager, load_checkpoint
 from vitmnist.checkpoint.storage import read_initial_weights
-from vitmnist.config.schema import Config
-from vitmnist.config.values import to_plain_dict
+from vitmnist.config.schema import Config, to_plain_dict
 from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.epoch_recorder import EpochRecorder

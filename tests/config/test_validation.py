@@ -16,10 +16,9 @@ from omegaconf import OmegaConf
 from tests.conftest import REPOSITORY
 from vitmnist.augment.base import OPERATIONS
 from vitmnist.cli.messages import familiar_keys
-from vitmnist.config.compose import compose
-from vitmnist.config.schema import Config, registries
+from vitmnist.config.compose import compose, run_label
+from vitmnist.config.schema import Config, flatten, registries, to_plain_dict
 from vitmnist.config.validation import validate
-from vitmnist.config.values import flatten, run_label, to_plain_dict
 from vitmnist.data.datasets.base import DATASETS
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import LOADERS

@@ -13,8 +13,7 @@ from safetensors.torch import save as to_safetensors
 
 from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.inference import model_info
-from vitmnist.config.schema import Config, keys_where, may_change
-from vitmnist.config.values import complete_record, flatten, is_under, to_plain_dict
+from vitmnist.config.schema import Config, complete_record, flatten, is_under, keys_where, may_change, to_plain_dict
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.randomness import RandomState
 from vitmnist.errors import ConfigError, DataError, TrainingError

@@ -55,17 +55,11 @@ def parse(typed: list[str]) -> Arguments:
         raise ConfigError(f"resume=auto: in which folder? Type {AUTO_FORM}, or for a sweep {sweep}")
     if resume in (None, "auto"):
         return Arguments(options, overrides)
-    contradicting = {
-        "-m": options.multirun,
-        "--cfg": options.cfg,
-        "hydra.run.dir": value_of("hydra.run.dir", overrides),
-    }
-    for name, is_typed in contradicting.items():
-        if is_typed:
-            raise ConfigError(
-                f"{name}: cannot be typed with resume={resume}, which resumes one run in its own folder, with its "
-                "recorded configuration; a sweep is resumed by its own command with hydra.sweep.dir=FOLDER resume=auto"
-            )
+    if options.multirun:
+        raise ConfigError(
+            f"-m: resume={resume} resumes one run; a sweep is resumed by its own command with hydra.sweep.dir=FOLDER "
+            "resume=auto"
+        )
     folder = f"hydra.run.dir={quoted(os.path.expanduser(resume))}"
     return Arguments(options, [*without_keys(overrides, ["resume"]), folder], must_resume=True)
 

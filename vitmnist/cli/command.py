@@ -48,7 +48,7 @@ def command(name: str, parse: Callable[[ArgumentParser], Namespace]) -> Callable
                 logging.lastResort.setFormatter(PrintableFormatter())
             try:
                 run(parse(parser))
-                sys.stdout.flush()
+                print(end="", flush=True)
             except (Exception, KeyboardInterrupt) as error:
                 end(error)
 

@@ -41,8 +41,8 @@ from vitmnist.training import loop
 from vitmnist.training.loop import Predictions
 
 SPLITS = ("train", "validation", "test")
-# The options of `tabulate` for columns that are aligned on the right.
-ALIGNED: Any = {"tablefmt": "plain", "disable_numparse": True, "stralign": "right"}
+# The options of `tabulate` for columns that are aligned on the right; only the first one, the class, is text.
+ALIGNED: Any = {"tablefmt": "plain", "disable_numparse": [0], "stralign": "right"}
 # The keys and sections that an evaluation can override; the run decides on the model.
 OVERRIDABLE = ("data", "device", "batch_size")
 
@@ -143,50 +143,40 @@ def _warn_if_images_changed(folder: Path, dataset: Dataset) -> None:
 def class_metrics(matrix: Tensor, classes: tuple[str, ...], metrics: Mapping[str, float]) -> dict[str, Any]:
     """Accuracy, metrics, and precision, recall and F1 of each class, in percent; None where one is not a number."""
     correct, actual, predicted = matrix.diagonal().double(), matrix.sum(dim=1), matrix.sum(dim=0)
-    precision = 100 * correct / predicted  # not a number for a class without predictions
-    recall = 100 * correct / actual
-    f1 = 200 * correct / (actual + predicted)
+    columns = {
+        "class": classes,
+        "images": actual.tolist(),
+        "precision": _finite(100 * correct / predicted),
+        "recall": _finite(100 * correct / actual),
+        "f1": _finite(200 * correct / (actual + predicted)),
+    }
     return {
         "images": int(matrix.sum()),
         "accuracy": metrics["acc"],
-        **{name: _finite_or_none(value) for name, value in metrics.items()},
-        "classes": [
-            {
-                "class": name,
-                "images": int(actual[label]),
-                "precision": _finite_or_none(precision[label].item()),
-                "recall": _finite_or_none(recall[label].item()),
-                "f1": _finite_or_none(f1[label].item()),
-            }
-            for label, name in enumerate(classes)
-        ],
+        **{name: value if isfinite(value) else None for name, value in metrics.items()},
+        "classes": [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)],
         "confusion_matrix": matrix.tolist(),
     }
 
 
-def _finite_or_none(value: float) -> float | None:
-    return value if isfinite(value) else None
+def _finite(values: Tensor) -> list[float | None]:
+    """The values, with None for one that is not a number, such as the precision of a class without predictions."""
+    return [value if isfinite(value) else None for value in values.tolist()]
 
 
 def _text(metrics: dict[str, Any]) -> str:
     lines = [f"accuracy {metrics['accuracy']:.2f}% of {metrics['images']:,} images"]
     for name in METRICS.names():
-        metric = METRICS.description_of(name)
-        if name != "acc":  # which is the first line
-            lines.append(f"{name} {_format_value(metrics[name], metric.unit, metric.digits or 2)}")
-    names = [row["class"] for row in metrics["classes"]]
-    rows = [
-        [name, row["images"], *(_format_value(row[key], "%") for key in ("precision", "recall", "f1"))]
-        for name, row in zip(names, metrics["classes"], strict=True)
-    ]
-    by_class = tabulate(rows, ["class", "images", "precision", "recall", "F1"], **ALIGNED)
-    counts = [[name, *row] for name, row in zip(names, metrics["confusion_matrix"], strict=True)]
-    title = "confusion matrix (rows: true class, columns: predicted class)"
-    return "\n".join([*lines, "", by_class, "", title, tabulate(counts, **ALIGNED)])
-
-
-def _format_value(value: float | None, unit: str, digits: int = 2) -> str:
-    return "–" if value is None else f"{value:.{digits}f}{unit}"
+        if name == "acc":
+            continue
+        metric, value = METRICS.description_of(name), metrics[name]
+        lines.append(f"{name} –" if value is None else f"{name} {value:.{metric.digits or 2}f}{metric.unit}")
+    classes = metrics["classes"]
+    counts = [[row["class"], *images] for row, images in zip(classes, metrics["confusion_matrix"], strict=True)]
+    lines += ["", "precision, recall and F1 of each class, in %"]
+    lines += [tabulate(classes, headers="keys", floatfmt=".2f", missingval="–", **ALIGNED)]
+    lines += ["", "confusion matrix (rows: true class, columns: predicted class)", tabulate(counts, **ALIGNED)]
+    return "\n".join(lines)
 
 
 def add_run(parser: ArgumentParser) -> None:

@@ -13,8 +13,8 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from vitmnist.cli.arguments import value_of
 from vitmnist.config.compose import compose
+from vitmnist.config.schema import flatten
 from vitmnist.config.validation import refused_value
-from vitmnist.config.values import flatten
 from vitmnist.errors import Failure, MissingExtraError, UnknownKeyError, allowed_names, classify
 
 # The launchers of Hydra whose plugins the extra `launchers` installs.

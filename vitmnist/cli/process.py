@@ -89,7 +89,7 @@ def exit_with_message(process: TrainingProcess) -> Iterator[None]:
     try:
         with handled_by(lambda *_: end_interrupted(process.hint()), signal.SIGINT), process.resources:
             yield
-        sys.stdout.flush()
+        print(end="", flush=True)
     except SystemExit:
         raise
     except BaseException as error:

@@ -18,9 +18,16 @@ from vitmnist.cli.arguments import is_of_hydra
 from vitmnist.cli.command import echo
 from vitmnist.config import is_group
 from vitmnist.config.compose import compose
-from vitmnist.config.schema import Config, affects_nothing, keys_where
+from vitmnist.config.schema import (
+    Config,
+    affects_nothing,
+    complete_record,
+    flatten,
+    is_under,
+    keys_where,
+    to_plain_dict,
+)
 from vitmnist.config.validation import escaped, validate
-from vitmnist.config.values import complete_record, flatten, is_under, to_plain_dict
 from vitmnist.errors import ConfigError, UnknownKeyError
 from vitmnist.runtime.files import UnreadableError, display_path, read_plain
 from vitmnist.runtime.run_folder import has_checkpoint

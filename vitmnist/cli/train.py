@@ -30,9 +30,8 @@ from vitmnist.cli.process import TrainingProcess, exit_with_message, import_trai
 from vitmnist.cli.resume import GLOBAL_GROUPS, is_resumable, recorded_config, recorded_overrides, report_if_completed
 from vitmnist.cli.sweep import run_sweep
 from vitmnist.config import CONF
-from vitmnist.config.schema import Config
+from vitmnist.config.schema import Config, to_plain_dict
 from vitmnist.config.validation import validate
-from vitmnist.config.values import to_plain_dict
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.world import SINGLE_PROCESS, World, launched

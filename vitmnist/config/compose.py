@@ -1,7 +1,8 @@
-"""Composes the configuration from `conf/` and overrides, as Hydra does for the command line."""
+"""Composes the configuration from `conf/` and overrides, as Hydra does, and names the folder of a run after them."""
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -10,11 +11,29 @@ import hydra
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from vitmnist.config import CONF
-from vitmnist.config.schema import Config
-from vitmnist.config.values import run_label
+from vitmnist.config import CONF, is_group
+from vitmnist.config.schema import Config, value_text
+
+
+def run_label(overrides: Sequence[str] | ListConfig) -> str:
+    """A folder name from a job's overrides: `["data/loader=ram", "batch_size=300"]` gives `ram-bs300`.
+
+    It is cut to 80 characters; the folder's number or token tells jobs apart.
+    """
+    if isinstance(overrides, ListConfig):
+        overrides = OmegaConf.to_container(overrides)  # type: ignore[assignment]  # interpolations as they were typed
+    parts = []
+    for override in overrides:
+        name, _, value = override.lstrip("+~").partition("=")
+        short = "bs" if name == "batch_size" else name.split("@")[-1].split(".")[-1]
+        if override.startswith("~"):
+            parts.append(f"no_{short}")
+        elif name not in ("data.root", "repeats", "resume"):
+            parts.append(value if is_group(name) and "@" not in name else f"{short}{value_text(value)}")
+    return re.sub(r"[^\w.+-]+", "_", "-".join(parts))[:80] or "defaults"
+
 
 _schema = OmegaConf.structured(Config)
 OmegaConf.set_struct(_schema.lr_scale, False)  # its keys are patterns; elsewhere a new key is an error

@@ -14,15 +14,21 @@ may_change   whether a resumed run may have another value; by default only what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import Field, dataclass, fields, is_dataclass
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import Field, asdict, dataclass, fields, is_dataclass
 from enum import Enum
 from pkgutil import resolve_name
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import MISSING
 
 from vitmnist.config.validation import config_field, join, section
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 class Shuffle(str, Enum):
@@ -127,10 +133,11 @@ class Config:
     repeats: int = config_field(at_least=1, affects="nothing")
     repeat: int = config_field(at_least=1, affects="nothing")
     sweep: SweepConfig = section(SweepConfig, affects="nothing")
-    logger: Any = config_field(affects="nothing")  # a list; a name alone becomes a list of one
+    logger: Any = config_field(affects="nothing")
     log: LogConfig = section(LogConfig, affects="nothing")
 
     def __post_init__(self) -> None:
+        # One logger may be written as its name alone.
         self.logger = self.logger if isinstance(self.logger, list) else [self.logger]
 
 
@@ -168,9 +175,52 @@ def keys_where(holds: Callable[[Mapping[str, Any]], bool], values: Mapping[str, 
     """
     keys = [*schema_fields()]
     for group, registry in registries() if values else ():
-        section: Any = values
+        member: Any = values
         for name in group.split("."):
-            section = section[name]
-        _, options = registry.resolve(section, group)
+            member = member[name]
+        _, options = registry.resolve(member, group)
         keys += schema_fields(type(options), group)
     return [key for key, item in keys if holds(item.metadata)]
+
+
+def to_plain_dict(config: DataclassInstance) -> dict[str, Any]:
+    """A configuration dataclass as JSON values."""
+    as_json: dict[str, Any] = json.loads(json.dumps(asdict(config)))
+    return as_json
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of a nested configuration by their full keys."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def is_under(key: str, sections: Sequence[str]) -> bool:
+    """Whether a dotted key is one of `sections` or below one."""
+    return any(key == section or key.startswith(f"{section}.") for section in sections)
+
+
+def complete_record(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """The nested values of a record, in which options that a member has been given since have their defaults.
+
+    The default of an added option must therefore say what the member did without it. A record that lacks another key is
+    refused by its name when it is validated.
+    """
+    values = deepcopy(dict(recorded))
+    for key, registry in registries():
+        path, _, name = key.rpartition(".")
+        parent = values.get(path) if path else values
+        if isinstance(parent, dict) and isinstance(parent.get(name), dict):
+            # The recorded keys keep their order, and the added ones follow.
+            parent[name] |= registry.complete(parent[name])
+    completed: dict[str, Any] = json.loads(json.dumps(values, default=str))
+    return completed
+
+
+def value_text(value: object) -> str:
+    """A value of the configuration; a number of more than eight characters has three significant digits."""
+    text = str(value)
+    is_long = len(text) > 8 and re.fullmatch(r"-?\d*\.?\d+(e[+-]?\d+)?", text) and not text.lstrip("-").isdigit()
+    return f"{float(text):.3g}" if is_long else text

@@ -203,7 +203,9 @@ def _build_gathered(dataloader: DataLoader[Any], store: Location, first: BatchRo
         NoRowsError: its batches are no such rows.
     """
     dataset: Any = dataloader.dataset
-    collate, on_device, workers = dataloader.collate_fn, store.storage is Storage.DEVICE, _workers_needed(dataloader)
+    collate = dataloader.collate_fn
+    on_device = store.storage is Storage.DEVICE
+    workers = _workers_needed(dataloader)
     if on_device and workers:
         raise NoRowsError("the order of this DataLoader depends on its workers")
     guard = TransformGuard(dataset, [*transform_parts(dataset), collate])

@@ -94,7 +94,7 @@ class DrawnBatch(FetchedBatch):
 
     @property
     def content(self) -> object:
-        """The batch, as of torch's `default_collate`."""
+        """The batch that torch's `default_collate` makes of the finished samples."""
         rows_of_calls = [list(batch) for batch in self.batches]
         samples: list[Any] = [None] * len(self.samples)
 
@@ -107,6 +107,7 @@ class DrawnBatch(FetchedBatch):
                 samples[position] = with_results(decoded, results)
 
         def stack(tensors: list[Tensor], *, collate_fn_map: object = None) -> Tensor:
+            """`torch.stack`, but tensors that are the rows of a batch already are that batch."""
             for batch, rows in zip(self.batches, rows_of_calls, strict=True):
                 if all(row is tensor for row, tensor in zip(rows, tensors, strict=True)):
                     return batch
@@ -117,7 +118,7 @@ class DrawnBatch(FetchedBatch):
 
 
 def _transformed(picture: DrawnPicture, row: Tensor) -> Tensor:
-    """A picture after its transforms, in a row of the batch if it has the shape and dtype of that."""
+    """A picture after its transforms, in the row of the batch if that has its shape and dtype."""
     image = picture.image
     for transform in picture.steps:
         fits = isinstance(transform, ToFloat) or (isinstance(transform, Normalize) and image.dtype == row.dtype)

@@ -16,8 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from vitmnist.config.schema import affects_nothing, keys_where
-from vitmnist.config.values import is_under
+from vitmnist.config.schema import affects_nothing, is_under, keys_where
 from vitmnist.metrics.epoch_table import EPOCH_S, Metric, epoch_metrics, summarize
 from vitmnist.report.statistics import Difference, Differences
 from vitmnist.timing.table import Spread

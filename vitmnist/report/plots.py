@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from vitmnist.config.values import value_text
+from vitmnist.config.schema import value_text
 from vitmnist.errors import printable
 from vitmnist.metrics.epoch_table import COMPUTE_S, DATA_WAIT_S
 from vitmnist.report.comparison import Comparison, Configuration

@@ -18,7 +18,7 @@ from statistics import median
 from markdown import markdown
 from tabulate import tabulate
 
-from vitmnist.config.values import value_text
+from vitmnist.config.schema import value_text
 from vitmnist.errors import printable
 from vitmnist.metrics.epoch_table import EPOCH_S, Metric, epoch_metrics
 from vitmnist.report.comparison import EMPTY_CELL, Comparison, Configuration, compare, loader_groups

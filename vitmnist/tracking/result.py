@@ -17,8 +17,7 @@ from typing import Any, cast, get_args, get_origin, get_type_hints
 
 import yaml
 
-from vitmnist.config.schema import Config
-from vitmnist.config.values import flatten
+from vitmnist.config.schema import Config, flatten
 from vitmnist.errors import ConfigError, DataError, PeerError, classify
 from vitmnist.metrics.epoch_table import (
     DATA_WAIT_PCT,
