@@ -51,8 +51,13 @@ from vitmnist.replacement.split_transforms import (
     named_sample,
     transform_parts,
 )
-from vitmnist.replacement.tensor_dataloader import DrawnDataset, TensorDataLoader
-from vitmnist.replacement.tensor_transforms import can_be_drawn, check_rounding, tensor_transforms
+from vitmnist.replacement.tensor_transforms import (
+    DrawnDataset,
+    TensorDataLoader,
+    can_be_drawn,
+    check_rounding,
+    tensor_transforms,
+)
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.memory import DoesNotFitError, keep_freed_memory
 from vitmnist.store.cache_file import DEFAULT_FOLDER
