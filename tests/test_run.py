@@ -35,12 +35,12 @@ for variant in variants:
 
 
 def test_backward_is_seven_frames_away_from_train_py(quick: list[str], tmp_path: Path) -> None:
-    """A plain run, a fast run and a job of a sweep are started by train.py, whose frame is `<module>`."""
+    """A plain run and a fast run; a job of a sweep has one frame more. The frame of train.py is `<module>`."""
     ended = run_python("-c", HOOKED, str(REPOSITORY), *quick, "epochs=1", folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
     stacks = {line for line in ended.stdout.splitlines() if line.startswith("backward:")}
     stack = "backward: <module> main {} fit train_epoch __call__ forward_backward"
-    assert stacks == {stack.format("train"), stack.format("__call__")}  # A sweep calls an object for each job.
+    assert stacks == {stack.format("train"), stack.format("run_sweep __call__")}
 
 
 def test_kernels_are_deterministic_before_a_model_runs(refuse: Printed, monkeypatch: pytest.MonkeyPatch) -> None:

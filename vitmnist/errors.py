@@ -63,10 +63,6 @@ class TrainingError(UserError):
     """Training cannot continue, for example because the loss is not finite."""
 
 
-class ExportError(UserError):
-    """An exported model does not predict what the original does."""
-
-
 class MissingExtraError(UserError):
     """A package that only an extra installs is missing; the message has the command that installs it."""
 

@@ -13,9 +13,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from tests.support.samples import Made
 from vitmnist import from_dataloader
-from vitmnist.diagnosis.candidates import decode_part, time_parts
-from vitmnist.diagnosis.imitated_step import ImitatedStep, best_change, try_loaders
-from vitmnist.diagnosis.loops import LoaderInfo, Loop, Pass
+from vitmnist.diagnosis.candidates import ImitatedStep, best_change, decode_part, time_parts, try_loaders
+from vitmnist.diagnosis.observer import LoaderInfo, Loop, Pass
 from vitmnist.timing.table import Row, Spread, format_rows
 
 

@@ -27,6 +27,8 @@ def test_samples_that_are_random_without_a_transform_are_refused() -> None:
     message = "sample 0 is random .* apart from the transforms .*; move all that is random there, or use"
     with pytest.warns(UserWarning, match=f"returns the DataLoader as it is, undecoded: ram: {message}"):
         assert from_dataloader(dataloader) is dataloader
+    with pytest.raises(ConfigError, match=f"^ram: {message}"):
+        from_dataloader(dataloader, transforms="tensor")
     for name, reason in (("ram", message), ("cache", message), ("gpu_slice", "sample 0 is random .*; use ram")):
         with pytest.raises(ConfigError, match=f"^{name}: {reason}"):
             from_dataloader(dataloader, name)

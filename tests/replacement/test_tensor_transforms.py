@@ -21,7 +21,7 @@ from torchvision.transforms import v2
 from tests.support.pictures import Pictures, assert_same, draw, replaced_as_well, run
 from vitmnist import from_dataloader
 from vitmnist.errors import ConfigError
-from vitmnist.replacement.tensor_dataloader import TensorDataLoader
+from vitmnist.replacement.tensor_transforms import TensorDataLoader
 
 FLIPS = [v1.RandomCrop(16), v1.RandomHorizontalFlip(), v1.RandomVerticalFlip()]
 NORMALIZE = v1.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))

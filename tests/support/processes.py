@@ -153,24 +153,24 @@ class TrainRanks:
 
 
 def start_ranks(
-    folder: Path, number: int, *arguments: str, each: dict[int, str] | None = None, **environment: str
+    folder: Path, size: int, *arguments: str, each: dict[int, str] | None = None, **environment: str
 ) -> TrainRanks:
     """Start the processes of one run as `torchrun` does; rank N prints to `output-N.log`.
 
     Args:
         folder: Their working directory.
-        number: How many to start.
+        size: How many to start.
         arguments: The command line of all ranks.
         each: One more argument for some ranks.
         environment: Environment variables to set or to replace.
     """
-    size, port = str(number), str(free_port())
-    address = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    settings = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
+    settings |= {"MASTER_PORT": str(free_port()), **environment}
     processes = []
-    for rank in range(number):
-        own = [*arguments, *([each[rank]] if each and rank in each else [])]
-        settings = {**address, "RANK": str(rank), "LOCAL_RANK": str(rank), **environment}
-        processes.append(TrainProcess(folder, *own, output=f"output-{rank}.log", environment=settings))
+    for rank in range(size):
+        typed = [*arguments, each[rank]] if each and rank in each else arguments
+        ranked = {"RANK": str(rank), "LOCAL_RANK": str(rank), **settings}
+        processes.append(TrainProcess(folder, *typed, output=f"output-{rank}.log", environment=ranked))
     return TrainRanks(folder, processes)
 
 

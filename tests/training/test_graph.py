@@ -6,7 +6,7 @@ gradients of each replay take the memory of the one before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,20 +20,24 @@ from vitmnist.errors import ConfigError
 from vitmnist.training.graph import GraphedModule
 
 
-def simulated_graph(module: nn.Module, samples: Sequence[Tensor], allow_unused_input: bool) -> Callable[..., Any]:
+def simulated_graph(
+    module: nn.Module, sample_args: tuple[dict[str, Tensor]], allow_unused_input: bool
+) -> Callable[..., Any]:
     """`torch.cuda.make_graphed_callables` without a GPU."""
+    (samples,) = sample_args
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     for _ in range(3):  # Torch warms up likewise.
-        module(*samples)
-    names, outputs, gradients = [*module(*samples)], [*module(*samples).values()], [*map(torch.clone, parameters)]
+        module(samples)
+    names, outputs = [*module(samples)], [*module(samples).values()]
+    gradients = [*map(torch.clone, parameters)]
 
     class Replay(torch.autograd.Function):
         @staticmethod
         def forward(context: Any, *arguments: Tensor) -> tuple[Tensor, ...]:
-            for sample, argument in zip(samples, arguments[: len(samples)], strict=True):
+            for sample, argument in zip(samples.values(), arguments[: len(samples)], strict=True):
                 sample.copy_(argument)
             with torch.enable_grad():
-                context.computed = module(*samples)
+                context.computed = module(samples)
             for output, value in zip(outputs, context.computed.values(), strict=True):
                 output.data.copy_(value.detach())
             return tuple(output.detach() for output in outputs)
@@ -45,7 +49,7 @@ def simulated_graph(module: nn.Module, samples: Sequence[Tensor], allow_unused_i
                 gradient.data.copy_(value)
             return (*[None] * len(samples), *(gradient.detach() for gradient in gradients))
 
-    return lambda *arguments: dict(zip(names, Replay.apply(*arguments, *parameters), strict=True))
+    return lambda inputs: dict(zip(names, Replay.apply(*inputs.values(), *parameters), strict=True))
 
 
 @pytest.fixture(autouse=True)
@@ -89,9 +93,8 @@ def test_a_replay_takes_no_arguments_of_another_shape_or_dtype(tiny: Dataset) ->
     step.prepare(make_loader(tiny, "ram"))
     images, labels = tiny.train.images[:BATCH], tiny.train.labels[:BATCH]
     for changed in (images[:1], images.float() / 255):
-        expected = step.eager(changed, None, labels[: len(changed)], None)
-        computed = step.forward(changed, None, labels[: len(changed)], None)
-        assert torch.equal(computed["loss"], expected["loss"])
+        inputs = {"images": changed, "labels": labels[: len(changed)]}
+        assert torch.equal(step.forward(inputs)["loss"], step.eager(inputs)["loss"])
 
 
 def test_a_step_that_cannot_be_captured_stays_eager_or_is_refused(

@@ -30,7 +30,7 @@ from vitmnist.cli.evaluate import add_run, load_run
 from vitmnist.cli.resume import recorded_overrides
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.images import ImageReader
-from vitmnist.errors import ConfigError, ExportError, MissingExtraError
+from vitmnist.errors import ConfigError, MissingExtraError, UserError
 from vitmnist.runtime.files import display_path, write_atomic
 
 
@@ -114,7 +114,7 @@ def export_model(kind: Format, trained: InferenceModel, dataset: Dataset, batch_
 
     Raises:
         ConfigError: the images or classes of the dataset do not fit the model.
-        ExportError: the exported model predicts another class for some image.
+        UserError: the exported model predicts another class for some image.
     """
     split = trained.normalized(dataset.evaluated)
     original = nn.Sequential(trained.preprocess(), trained.model).eval()
@@ -129,7 +129,7 @@ def export_model(kind: Format, trained: InferenceModel, dataset: Dataset, batch_
     expected, actual = (torch.cat(logits) for logits in zip(*pairs, strict=True))
     predicted, checked_on = actual.argmax(dim=1), f"{dataset.name}, {dataset.evaluated_on()}"
     if differing := int((predicted != expected.argmax(dim=1)).sum()):
-        raise ExportError(
+        raise UserError(
             f"the exported model predicts another class than {trained.path} for {differing:,} images of {checked_on}; "
             "nothing is written"
         )

@@ -9,8 +9,7 @@ from enum import Enum
 from itertools import pairwise
 from math import inf
 
-from vitmnist.diagnosis.loops import LoaderInfo, Loop, Unmeasured
-from vitmnist.diagnosis.observer import Observer
+from vitmnist.diagnosis.observer import LoaderInfo, Loop, Observer, Unmeasured
 from vitmnist.runtime.cpu import NOTICEABLE
 from vitmnist.timing.table import (
     COMPUTE_BOUND_PCT,
@@ -98,7 +97,7 @@ def describe_script(observer: Observer, exit_code: int) -> Report:
     bottleneck = None if waiting_pct is None else Bottleneck.of(waiting_pct, steps)
     reports = [_describe_loop(loop, ended) for loop in loops]
     if bottleneck in (Bottleneck.INPUT, Bottleneck.BALANCED) and exit_code == 0:
-        from vitmnist.diagnosis.imitated_step import best_change, try_loaders  # Imports what the script may never need
+        from vitmnist.diagnosis.candidates import best_change, try_loaders  # Imports what the script may never need
 
         longest_s = max(loop.waiting_s for loop in measured)
         for loop, report in zip(loops, reports, strict=True):

@@ -51,8 +51,13 @@ from vitmnist.replacement.split_transforms import (
     named_sample,
     transform_parts,
 )
-from vitmnist.replacement.tensor_dataloader import DrawnDataset, TensorDataLoader
-from vitmnist.replacement.tensor_transforms import can_be_drawn, check_rounding, tensor_transforms
+from vitmnist.replacement.tensor_transforms import (
+    DrawnDataset,
+    TensorDataLoader,
+    can_be_drawn,
+    check_rounding,
+    tensor_transforms,
+)
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.memory import DoesNotFitError, keep_freed_memory
 from vitmnist.store.cache_file import DEFAULT_FOLDER
@@ -203,7 +208,9 @@ def _build_gathered(dataloader: DataLoader[Any], store: Location, first: BatchRo
         NoRowsError: its batches are no such rows.
     """
     dataset: Any = dataloader.dataset
-    collate, on_device, workers = dataloader.collate_fn, store.storage is Storage.DEVICE, _workers_needed(dataloader)
+    collate = dataloader.collate_fn
+    on_device = store.storage is Storage.DEVICE
+    workers = _workers_needed(dataloader)
     if on_device and workers:
         raise NoRowsError("the order of this DataLoader depends on its workers")
     guard = TransformGuard(dataset, [*transform_parts(dataset), collate])

@@ -1,24 +1,37 @@
-"""The random transforms of a dataset for uint8 tensors in place of PIL images, and their parameters drawn in order."""
+"""The random transforms of a dataset for uint8 tensors in place of PIL images.
+
+Those of torchvision draw their parameters in the order of the original's workers, and are applied in threads.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import takewhile
-from typing import Any
+from itertools import cycle, islice, takewhile
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
 from vitmnist.data.images import to_tensor
 from vitmnist.data.randomness import preserved_random_state, seed_generators
+from vitmnist.data.sources import collate_with
 from vitmnist.errors import DataError, error_context
-from vitmnist.replacement.split_transforms import Transform, apply
+from vitmnist.replacement.decoded_dataset import DecodedDataLoader, FetchedBatch, TransformedDataset
+from vitmnist.replacement.split_transforms import Transform, apply, with_results
+from vitmnist.runtime.cpu import available_cores
+from vitmnist.runtime.ordered_map import in_parts, ordered_map
 from vitmnist.store.samples import Samples
+from vitmnist.store.tree import map_tensors
 
+Shape = tuple[int, ...]
+AHEAD = 2  # So many batches are made while the script computes.
 TOLERANCE = 8  # A pixel may differ by so much of 255 from that of PIL images; resizing rounds by up to 5.
 V1, V2 = "torchvision.transforms.transforms", "torchvision.transforms.v2."
 # These random transforms draw the same numbers in v1 and v2; RandomCrop does not.
@@ -29,8 +42,6 @@ RANDOM = ("RandomCrop", *LIKE_V2)
 RESIZING = ("Resize", "CenterCrop", "Pad", "Grayscale")
 SAME_SHAPE = ("ToFloat", "ToImage", "Normalize", "ConvertImageDtype", "ToDtype", "ToPureTensor")
 CONVERTING = ("ToTensor", "PILToTensor", "ToImage")  # These make a tensor of a PIL image.
-
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -113,15 +124,15 @@ def check_rounding(
     """
     of_images = [list(takewhile(lambda step: _name(step) not in CONVERTING, steps)) for steps in random]
     of_tensors = [tensor_transforms(steps) for steps in of_images]
-    all_expected = _transformed(of_images, images, indices)
-    all_actual = _transformed(of_tensors, tensors, indices)
+    all_expected = _transform_all(of_images, images, indices)
+    all_actual = _transform_all(of_tensors, tensors, indices)
     for (index, attribute, expected), (_, _, actual) in zip(all_expected, all_actual, strict=True):
         is_converted = isinstance(expected, Image.Image) and len(of_images[attribute]) < len(random[attribute])
         with error_context(f"sample {index}"):
             _check_close(actual, to_tensor(expected) if is_converted else expected)
 
 
-def _transformed(
+def _transform_all(
     transforms: Sequence[Sequence[Transform]], samples: Samples, indices: Sequence[int]
 ) -> list[tuple[int, int, Any]]:
     """What transforms make of each picture, after its sample and attribute. All calls draw the same numbers."""
@@ -219,3 +230,170 @@ def _resized_crop(image: Tensor, transform: Any, box: Sequence[int]) -> Tensor:
     if image.stride(-3) == 1:  # torch resizes bytes in half the time if the channels of a box are last, without gaps.
         crop = crop[None].contiguous(memory_format=torch.channels_last)[0]
     return functional.resize_image(crop, transform.size, transform.interpolation, None, transform.antialias)  # type: ignore[no-any-return]
+
+
+class DrawnPicture(NamedTuple):
+    """A kept picture, not to be changed, its transforms with their parameters, and the shape that they give it."""
+
+    image: Tensor
+    steps: Sequence[Transform]
+    shape: Shape
+
+
+# The index of a sample, the sample with placeholders for its pictures, and these.
+DrawnSample = tuple[int, object, list[DrawnPicture]]
+
+
+class DrawnDataset(TransformedDataset):
+    """A `TransformedDataset` of pictures as tensors, whose random transforms are all known to `draw`.
+
+    Args:
+        transforms: of each attribute of the original.
+        threads: at least as many as torch uses; in a worker, one.
+    """
+
+    def __init__(self, *args: Any, transforms: Sequence[Sequence[Transform]], threads: int) -> None:
+        super().__init__(*args)
+        vars(self).update(_transforms=transforms, _threads=min(threads, available_cores()))
+
+    def __getitems__(self, indices: Sequence[int]) -> DrawnBatch:
+        """Draws the random parameters of a batch, from torch's generator."""
+        transforms = [
+            [step.build() if isinstance(step, AsV2) else step for step in steps] for steps in self._transforms
+        ]
+        samples: list[DrawnSample] = []
+        for index in indices:
+            with error_context(f"sample {index}"):
+                decoded, calls = self._samples.load(index, as_views=True)
+                pictures = [
+                    DrawnPicture(image, *draw(transforms[attribute], tuple(image.shape)))
+                    for attribute, (image,) in calls
+                ]
+                samples.append((index, decoded, pictures))
+        # Memory is allocated in the consumer's thread, because glibc returns that of threads that end with an epoch.
+        batches = [
+            torch.empty((len(pictures), *pictures[0].shape), device="cpu")
+            for pictures in zip(*(pictures for *_, pictures in samples), strict=True)
+        ]
+        return DrawnBatch(samples, batches, 1 if get_worker_info() else max(torch.get_num_threads(), self._threads))
+
+
+class DrawnBatch(FetchedBatch):
+    """The samples of a batch before their transforms are applied, in threads.
+
+    Args:
+        batches: for the pictures of each call, not filled yet. Pictures are made in their rows, so none is copied.
+    """
+
+    def __init__(self, samples: Sequence[DrawnSample], batches: Sequence[Tensor], threads: int) -> None:
+        self.samples, self.batches, self.threads = samples, batches, threads
+
+    @property
+    def content(self) -> object:
+        """The batch that torch's `default_collate` makes of the finished samples."""
+        rows_of_calls = [list(batch) for batch in self.batches]
+        samples: list[Any] = [None] * len(self.samples)
+
+        def make(span: slice) -> None:
+            for position in range(*span.indices(len(samples))):
+                index, decoded, pictures = self.samples[position]
+                with error_context(f"sample {index}"):
+                    pairs = zip(pictures, rows_of_calls, strict=True)
+                    results = [(_finished(picture, rows[position]),) for picture, rows in pairs]
+                samples[position] = with_results(decoded, results)
+
+        def stack(tensors: list[Tensor], *, collate_fn_map: object = None) -> Tensor:
+            """`torch.stack`, but tensors that are the rows of a batch already are that batch."""
+            for batch, rows in zip(self.batches, rows_of_calls, strict=True):
+                if all(row is tensor for row, tensor in zip(rows, tensors, strict=True)):
+                    return batch
+            return torch.stack(tensors)
+
+        in_parts(make, len(samples), 1, self.threads)
+        return collate_with({Tensor: stack}, samples)
+
+
+def _finished(picture: DrawnPicture, row: Tensor) -> Tensor:
+    """A picture after its transforms, in the row of the batch if that has its shape and dtype."""
+    image = picture.image
+    for transform in picture.steps:
+        fits = isinstance(transform, ToFloat) or (isinstance(transform, Normalize) and image.dtype == row.dtype)
+        if fits and image.shape == row.shape:
+            image = transform(image, out=row)
+        else:
+            (image,) = apply([transform], (image,))
+    if image is not row and (image.shape, image.dtype) == (row.shape, row.dtype):
+        row.copy_(image)
+        return row
+    return image
+
+
+class TensorDataLoader(DecodedDataLoader):
+    """Makes batches in threads where torch's generator alone decides what its workers would make.
+
+    A framework that builds another kind of DataLoader from its arguments gets the same batches from workers.
+    """
+
+    persistent: tuple[list[Tensor], Iterator[object]] | None = None
+    """What persistent workers would continue: the states of their generators, and batches that are not drawn yet."""
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        """Draws at once what torch draws in this call, from samplers too: the indices that workers get in advance."""
+        depends_on_workers = not self.in_order or self.worker_init_fn is not None
+        if not self.num_workers or depends_on_workers or not isinstance(self.dataset, DrawnDataset):
+            return super().__iter__()
+        self.check_transforms()
+        sampler: Any = self.batch_sampler or self.sampler
+        if self.persistent:
+            states, draws = self.persistent
+            deque(draws, maxlen=0)  # After a break, persistent workers draw all that they were sent.
+        else:
+            iter(sampler)  # torch makes an iterator that it does not use before it draws the seed.
+            seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator))
+            states = [torch.Generator().manual_seed(seed + worker).get_state() for worker in range(self.num_workers)]
+        indices = iter(sampler)
+        ahead = self.num_workers * (self.prefetch_factor or 0)
+        sent = deque(islice(indices, ahead))
+        draws = self._draw(states, sent)
+        if self.persistent_workers:
+            self.persistent = states, draws
+        return _deliver(draws, sent, indices, min(AHEAD, ahead - 1))
+
+    def _draw(self, states: list[Tensor], sent: deque[list[int]]) -> Iterator[Callable[[], object]]:
+        """Draws the samples of batches as workers would, each with a generator of its own.
+
+        Yields what makes each batch, or raises in its place, until nothing more has been sent.
+        """
+        dataset: Any = self.dataset
+        collate = self._pinned_batch if self.pin_memory and torch.cuda.is_available() else self.collate_fn
+        for worker in cycle(range(len(states))):
+            if not sent:
+                return
+            before = torch.get_rng_state()
+            torch.set_rng_state(states[worker])
+            try:
+                with torch.inference_mode(False):  # A batch may be used in another mode than the one before it.
+                    make = partial(collate, dataset.__getitems__(sent.popleft()))
+            except Exception as error:
+                make = partial(_raise, error)
+            finally:
+                states[worker] = torch.get_rng_state()
+                torch.set_rng_state(before)
+            yield make
+
+    def _pinned_batch(self, samples: list[Any]) -> object:
+        return map_tensors(Tensor.pin_memory, self.collate_fn(samples))
+
+
+def _deliver(
+    draws: Iterator[Callable[[], object]], sent: deque[list[int]], indices: Iterator[list[int]], ahead: int
+) -> Generator[object, None, None]:
+    """The batches that `draws` makes, in threads; after each, the indices of another one are sent."""
+    with closing(ordered_map(lambda make: make(), draws, AHEAD, ahead)) as batches:
+        for batch in batches:
+            sent.extend(islice(indices, 1))
+            yield batch
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error

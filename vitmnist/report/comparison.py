@@ -28,10 +28,10 @@ LOADER = "data/loader"
 """The column of the loader."""
 LOADER_OPTION = "data.loader."
 """The columns of the loader's options begin so."""
-MACHINE = ("host", "cpu", "cpu_count")
-"""These keys of `environment` identify a machine."""
 CHECKSUMS = "SHA-256 of the data"
-"""The title of the checksums of a dataset."""
+"""The title of the checksums of a dataset. Hold-outs of one dataset have them in common."""
+IDENTITY = ("host", "cpu", "cpu count", CHECKSUMS)
+"""The facts that two runs which are compared have in common."""
 
 
 def _overrides(values: Mapping[str, object]) -> str:
@@ -203,12 +203,12 @@ def compare(runs: Sequence[Run]) -> list[Comparison]:
     """Divide runs by machine and dataset. The order of the runs is kept."""
     overlapping = _overlapping(runs)
     runs = [replace(run, overlapping=run.folder in overlapping) for run in runs]
-    started = {run.folder.parent: run for run in reversed(runs) if run.result.environment}
-    groups: dict[tuple[str, ...], list[Run]] = defaultdict(list)
+    of_sweep = {run.folder.parent: facts for run in reversed(runs) if (facts := _facts(run))}
+    groups: dict[tuple[str | None, ...], list[Run]] = defaultdict(list)
     for run in runs:
         # A run that never started is listed with the other runs of its sweep.
-        representative = run if run.result.environment else started.get(run.folder.parent, run)
-        groups[_identity(representative)].append(run)
+        facts = _facts(run) or of_sweep.get(run.folder.parent, {})
+        groups[tuple(facts.get(title) for title in IDENTITY)].append(run)
     return [_comparison(group) for group in groups.values()]
 
 
@@ -226,15 +226,6 @@ def _overlapping(runs: Iterable[Run]) -> set[Path]:
                 folders |= {run.folder, last_to_end.folder}
             last_to_end = max(last_to_end, run, key=lambda run: run.result.ended_at or 0.0)
     return folders
-
-
-def _identity(run: Run) -> tuple[str, ...]:
-    """The machine and the dataset of a run; hold-outs of one dataset have it in common."""
-    machine = run.result.environment or {}
-    dataset = run.result.dataset or {}
-    facts = [machine.get(key) for key in MACHINE]
-    facts += [dataset.get("name"), dataset.get("folds_of") or dataset.get("sha256")]
-    return tuple(fact_text(fact) for fact in facts)
 
 
 def _comparison(runs: Sequence[Run]) -> Comparison:
@@ -265,7 +256,7 @@ def _displayed_config(run: Run) -> dict[str, Any]:
     if base:
         config["data.loader.name"] = f"{loader} of {base}"
     elif run.result.auto:
-        config["data.loader.name"] = f"auto: {run.result.auto['name']}"
+        config["data.loader.name"] = f"auto: {run.result.auto.get('name')}"
     return config
 
 

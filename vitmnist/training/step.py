@@ -64,6 +64,11 @@ class Batch:
         """Images of this rank."""
         return len(self.labels)
 
+    def inputs(self) -> dict[str, Tensor]:
+        """The tensors of the batch by name, without those that are None."""
+        tensors = {"images": self.images, "labels": self.labels, "keys": self.keys, "targets": self.targets}
+        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
     def padded(self, length: int) -> Batch:
         """The batch with images added, whose label is `IGNORED`, up to this length."""
         missing = length - len(self)
@@ -212,7 +217,7 @@ class TrainStep:
         for index, micro in enumerate(islice(batch.microbatches(self.microbatch_size), count), start=1):
             with no_sync() if index < count else nullcontext():  # DDP all-reduces once, after the last microbatch.
                 with self._eager_unless(len(micro) == self.microbatch_size):
-                    outputs = self.forward(micro.images, micro.keys, micro.labels, micro.targets)
+                    outputs = self.forward(micro.inputs())
                 loss = outputs["loss"] / batch.size
                 # DDP averages the gradients over the ranks; the gradient of the global batch is their sum.
                 (loss * self._world_size).backward()
@@ -286,7 +291,7 @@ class TrainStep:
         if self.preprocess.mixes and batch.keys is not None:
             batch = self._mix(batch)
         self.model.zero_grad()
-        self.forward.capture(batch.images, batch.keys, batch.labels, batch.targets)
+        self.forward.capture(batch.inputs())
 
     def distribute(self, world: World) -> None:
         """Let each step use the gradient of the global batch; each rank computes a part of it."""
@@ -338,12 +343,14 @@ class ModelAndLoss(nn.Module):
         self._device_type = preprocess.mean.device.type
         self._uses_bf16, self._loss = precision == Precision.bf16, loss
 
-    def forward(self, images: Tensor, keys: Tensor | None, labels: Tensor, targets: Tensor | None) -> Sums:
-        images = self._preprocess(images, keys)
+    def forward(self, inputs: dict[str, Tensor]) -> Sums:
+        """The sums for `Batch.inputs()`."""
+        labels = inputs["labels"]
+        images = self._preprocess(inputs["images"], inputs.get("keys"))
         with torch.autocast(self._device_type, torch.bfloat16) if self._uses_bf16 else nullcontext():
             logits = self.model(images)
         logits = logits.float()
-        loss = self._loss(logits, labels if targets is None else targets)
+        loss = self._loss(logits, inputs.get("targets", labels))
         logits = logits.detach()
         return {"loss": loss} | {name: compute(logits, labels) for name, compute in self._metrics.items()}
 
