@@ -88,7 +88,7 @@ def test_differing_weights_are_listed_unless_they_are_named() -> None:
         load_initial_weights(model, given, ["head.weight"])
     assert (
         "extra ([2] in init, missing in the model), features.0.bias (missing in init, [4] in the model), "
-        "head.bias ([3] in init, [10] in the model); type"
+        "head.bias ([3] in init, [10] in the model); set"
     ) in str(refused.value)
     before = copy.deepcopy(model.state_dict())
     load_initial_weights(model, given, ["head.*", "extra", "features.0.bias"])

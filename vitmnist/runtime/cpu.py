@@ -85,18 +85,12 @@ def one_core_each() -> Callable[[], AbstractContextManager[Any]]:
     entered = count()
 
     def enter() -> AbstractContextManager[Any]:
-        if next(entered) == 0:
-            _start_second_team()
+        import torch
+
+        if next(entered) == 0 and torch.get_num_threads() > 1:
+            cores = os.cpu_count() or 1
+            with _openmp().limit(limits=cores, user_api="openmp"):
+                torch.zeros(cores * 2**16, device="cpu").add_(1)  # This is large enough for a thread on each core.
         return limit_to_one_core()
 
     return enter
-
-
-def _start_second_team() -> None:
-    """Compute with a thread on each core, if torch uses several."""
-    import torch
-
-    if torch.get_num_threads() > 1:
-        cores = os.cpu_count() or 1
-        with _openmp().limit(limits=cores, user_api="openmp"):
-            torch.zeros(cores * 2**16, device="cpu").add_(1)  # This is large enough for a thread on each core.

@@ -15,17 +15,17 @@ log = logging.getLogger(__name__)
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 PREFIXES = {"module.", "_orig_mod.", "model.", "backbone."}
-"""The first part of all names of a network within DataParallel, `torch.compile`, Lightning's modules and others."""
+"""Prefixes that DataParallel, `torch.compile`, Lightning's modules and others give to all names of a network."""
 
 
 def load_initial_weights(model: nn.Module, weights: Mapping[str, Tensor], skip: Sequence[str]) -> None:
     """Load weights and statistics by their names in `state_dict()`.
 
-    If the model has none of the names, a prefix is left out that all names have but the skipped ones. If it still has
-    none, the names are looked up in its first part that has some of them, such as a `backbone`.
+    If the model has none of the names, a prefix that they share is left out; skipped names need not have it. If the
+    model still has none, they are looked up in its first child that has some of them, such as a `backbone`.
 
     Args:
-        skip: patterns of names that may differ; what they name is left as the model has it.
+        skip: patterns of names that may differ; the model keeps its initial values for them.
 
     Raises:
         ConfigError: names or shapes differ, a pattern fits none, or none of the weights is left.
@@ -58,7 +58,7 @@ def load_initial_weights(model: nn.Module, weights: Mapping[str, Tensor], skip: 
     ]
     if differing:
         raise ConfigError(
-            f"init: the weights do not fit this model: {join_names(differing)}; type what may differ as "
+            f"init: the weights do not fit this model: {join_names(differing)}; set what may differ as "
             "init_skip='[NAME,PATTERN.*]', or name other weights"
         )
     if not fitting:
@@ -80,7 +80,8 @@ def scale_learning_rates(optimizer: Optimizer, model: nn.Module, factors: Mappin
     The optimizer's groups are divided, so that their other options, such as weight decay, stay as they are.
 
     Args:
-        factors: by pattern of the parameters' names; the last one that fits counts, and without one 1.
+        factors: the factors by patterns of the parameters' names. The last pattern that fits counts; without any, the
+            factor is 1.
 
     Returns:
         The frozen batch normalisations. Their statistics must not move either.
