@@ -13,7 +13,7 @@ from vitmnist.errors import ConfigError
 from vitmnist.runtime.cpu import BF16_UNITS, has_bf16_units
 
 CPU_MICRO_BATCH = 2048
-"""The largest microbatch on a CPU, in images. With 32 MiB of cache, the articles' transformer (bf16, batch 500 and 5000,
+"""Images of a microbatch on a CPU, at most. With 32 MiB of cache, the articles' transformer (bf16, batch 500 and 5000,
 sizes from 125 to the whole batch) was fastest with 1,000 to 2,500 images, compiled or not."""
 COMPILE_FROM_IMAGES = {Precision.bf16: 400_000, Precision.fp32: 4_000_000}
 """Training images, over all epochs, from which compiling pays on two cores of a CPU. Without a cache it takes 40 s. It
