@@ -18,7 +18,7 @@ FASTEST: dict[str, tuple[Records, list[str]]] = {
     "one repeat": ([timed_run("disk", 8.0), timed_run("ram", 2.0)], [SINGLE]),
     "first epochs only": (
         [timed_run("disk"), timed_run("ram")],
-        ["No run can be ranked: a run must be completed, alone on the machine, and have a second epoch."],
+        ["No run is ranked: it takes a completed run, alone on the machine, with two epochs since its last start."],
     ),
     "equal": (
         rounds(3, disk=2.01, ram=2.0),

@@ -142,7 +142,9 @@ def fastest(comparison: Comparison) -> list[str]:
     """
     ranked = comparison.ranked
     if not ranked:
-        return ["No run can be ranked: a run must be completed, alone on the machine, and have a second epoch."]
+        return [
+            "No run is ranked: it takes a completed run, alone on the machine, with two epochs since its last start."
+        ]
     if len(ranked) == 1:
         (row,) = ranked
         return [f"{row.label} took {_time_text(row)}" if row.label else _time_text(row)]
