@@ -28,7 +28,8 @@ from vitmnist.metrics.epoch_table import search_objective
 from vitmnist.runtime.files import write_atomic
 from vitmnist.tracking.result import SEARCH_RESULT, read_run
 
-if TYPE_CHECKING:  # Hydra imports this module at every start, but only a search needs Optuna
+# Hydra imports this module at every start, but only a search needs Optuna.
+if TYPE_CHECKING:
     from optuna import Study
     from optuna.distributions import BaseDistribution
 
@@ -94,7 +95,8 @@ class SearchSweeper(Sweeper):
             jobs = [[*fixed, *(f"{key}={value}" for key, value in trial.params.items())] for trial in trials]
             self.validate_batch_is_legal(jobs)
             returned = self.launcher.launch(jobs, initial_job_idx=first)
-            if self.stop.request or any(map(_is_unfinished, returned)):  # the next trials depend on these
+            # The next trials depend on the results of these.
+            if self.stop.request or any(map(_is_unfinished, returned)):
                 return
             for trial, job in zip(trials, returned, strict=True):
                 state = optuna.trial.TrialState.FAIL if job.return_value is None else None

@@ -36,13 +36,15 @@ class Arguments:
 
 def parse(typed: list[str]) -> Arguments:
     """What was typed; raises `ConfigError` for an unknown option, or if the arguments contradict each other."""
-    from hydra._internal.utils import get_args_parser  # Private: without it nothing can be trained.
+    # A private function, without which nothing can be trained.
+    from hydra._internal.utils import get_args_parser
 
     options, unknown = get_args_parser().parse_known_intermixed_args(typed)
     overrides: list[str] = options.overrides
     for flag in [*unknown, *(f"--{name}" for name in UNSUPPORTED if getattr(options, name.replace("-", "_")))]:
         raise ConfigError(f"{flag}: there is no such option; keys are typed without dashes, as in epochs=3")
-    if options.config_dir:  # as an override, because the configuration is composed without Hydra's command line
+    # It becomes an override, because the configuration is composed without Hydra's command line.
+    if options.config_dir:
         config_dir = Path(options.config_dir).resolve()
         if not config_dir.is_dir():
             raise ConfigError(f"--config-dir: {options.config_dir}: there is no such folder")

@@ -43,7 +43,7 @@ def command(name: str, parse: Callable[[ArgumentParser], Namespace]) -> Callable
             description = cleandoc(run.__doc__ or sys.modules[run.__module__].__doc__ or "")
             formatter = RawDescriptionHelpFormatter
             parser = ArgumentParser(f"vitmnist {name}", description=description, formatter_class=formatter)
-            # The handler of warnings where no log is configured.
+            # This handler prints warnings while no log is configured.
             if logging.lastResort:
                 logging.lastResort.setFormatter(PrintableFormatter())
             try:
@@ -63,11 +63,13 @@ def end(error: BaseException, failure: Failure | None = None) -> NoReturn:
     Args:
         failure: how the exception is reported; None: as `describe` says.
     """
-    if isinstance(error, BrokenPipeError):  # the reader of stdout has gone, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter would fail to flush it at its end
+    # The reader of stdout has gone, as `| head` does. The interpreter must not fail when it flushes stdout at its end.
+    if isinstance(error, BrokenPipeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(ExitCode.PIPE_CLOSED)
     if failure is None:
-        from vitmnist.cli.messages import describe  # imports Hydra
+        # This imports Hydra.
+        from vitmnist.cli.messages import describe
 
         failure = describe(error)
     if failure.status == "interrupted":

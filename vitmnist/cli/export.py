@@ -89,7 +89,8 @@ def describe_model(file: str, content: bytes, trained: InferenceModel, summary: 
     """
     try:
         reader = trained.reader()
-    except ConfigError:  # The dataset of such images is not registered here.
+    except ConfigError:
+        # The dataset of such images is not registered here.
         reader = None
     description = {
         "file": file,
@@ -121,7 +122,8 @@ def export_model(kind: Format, trained: InferenceModel, dataset: Dataset, batch_
     example = torch.zeros(2, *trained.shape, dtype=torch.uint8)
     program = torch.export.export(original, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     content = kind.serialize(program)
-    reloaded = kind.load(content)  # compare what the file holds, not the program in memory
+    # The file is compared, not the program in memory.
+    reloaded = kind.load(content)
     with torch.inference_mode():
         pairs = [(original(images), reloaded(images)) for images in split.images.split(batch_size)]
     expected, actual = (torch.cat(logits) for logits in zip(*pairs, strict=True))

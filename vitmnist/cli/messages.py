@@ -31,16 +31,19 @@ def describe(error: BaseException, typed: Sequence[str] = ()) -> Failure:
     cause = error.__cause__ or error.__context__
     if isinstance(error, UnknownKeyError):
         text = _unknown_key(error, typed)
-    elif text.startswith("Could not override 'data'"):  # such as data=cifar10: there are only groups in `data`
+    elif text.startswith("Could not override 'data'"):
+        # `data=cifar10` was typed, and `data` is no group but holds groups.
         text = _unknown_key(UnknownKeyError("data", []), typed)
     elif isinstance(error, MissingConfigException):
         group, _, wrong = (error.missing_cfg_file or "").rpartition("/")
-        if group == "hydra/launcher" and wrong in PLUGINS:  # typed, or what our own hydra/launcher=parallel builds on
+        if group == "hydra/launcher" and wrong in PLUGINS:
+            # It was typed, or a launcher of conf/hydra/launcher builds on it.
             text = str(MissingExtraError(f"{group}={wrong}", "launchers"))
         elif error.options:
             text = f"{group}={wrong}: there is no such member; {allowed_names(wrong, error.options)}"
     elif isinstance(error, HydraException) and isinstance(cause, OmegaConfBaseException):
-        file = re.match(r"In '(.+?)'", text)  # that has the key; otherwise it was typed
+        # Hydra names the file that has the key, and no file if it was typed.
+        file = re.match(r"In '(.+?)'", text)
         text = (f"{file[1]}.yaml: " if file else "") + _refused_override(cause, typed)
     elif isinstance(error, OmegaConfBaseException):
         text = refused_value(error)
@@ -51,7 +54,8 @@ def describe(error: BaseException, typed: Sequence[str] = ()) -> Failure:
 
 def _refused_override(cause: OmegaConfBaseException, typed: Sequence[str]) -> str:
     """`batch_size=many` or `lr=0.01`: a wrong type or an unknown key."""
-    key = re.sub(r"\[(\d+)\]", r".\1", str(cause.full_key))  # an index of a list, as it is typed
+    # An index of a list is typed as `.0`, and OmegaConf shows it as `[0]`.
+    key = re.sub(r"\[(\d+)\]", r".\1", str(cause.full_key))
     if isinstance(cause, ConfigKeyError | ConfigAttributeError) and cause.parent_node is not None:
         return _unknown_key(UnknownKeyError(key, [str(name) for name in cause.parent_node if name != "hydra"]), typed)
     return refused_value(cause)

@@ -35,7 +35,7 @@ def predict(
 ) -> Iterator[dict[str, Any]]:
     """File, class, its probability, and the probabilities of all classes, for each image.
 
-    Of a file that cannot be read as an image: file and error.
+    A file that cannot be read as an image has an error instead.
     """
     preprocess, read = trained.preprocess().to(device), trained.reader()
     for start in range(0, len(paths), BATCH_SIZE):
@@ -48,7 +48,8 @@ def predict(
                     image = to_tensor(read(path))
                 if warned:
                     rows[path]["warning"] = warned[path]
-                if (shape := tuple(image.shape)) != trained.shape:  # a custom reader may differ
+                # A reader of the user's may return other shapes.
+                if (shape := tuple(image.shape)) != trained.shape:
                     raise DataError(f"{path}: is read as {shape}, and the model takes {trained.shape}")
                 images[path] = 255 - image if invert else image
             except DataError as error:

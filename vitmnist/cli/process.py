@@ -51,7 +51,7 @@ class TrainingProcess:
         """Create the folder of a run or sweep, and lock it until the end.
 
         Args:
-            key: by which it is named on the command line.
+            key: the key that names it on the command line.
             resume_with: the arguments that resume what begins here.
             must_be_new: refuse a folder in which an earlier run or sweep has left records.
 
@@ -85,7 +85,8 @@ class TrainingProcess:
 @contextmanager
 def exit_with_message(process: TrainingProcess) -> Iterator[None]:
     """Turn an exception in the block into one message and an exit code, on the first rank that fails."""
-    logging.raiseExceptions = False  # a closed pipe (`| head`) must not print tracebacks of the logging module
+    # The logging module would print a traceback for a closed pipe (`| head`).
+    logging.raiseExceptions = False
     try:
         with handled_by(lambda *_: end_interrupted(process.hint()), signal.SIGINT), process.resources:
             yield
@@ -103,27 +104,33 @@ def exit_with_message(process: TrainingProcess) -> Iterator[None]:
 def _exit(process: TrainingProcess, error: BaseException) -> None:
     failure = describe(error, process.typed)
     if failure.status == "interrupted":
-        log.warning("%s%s", failure.message, process.hint())  # to stderr, if Hydra has not configured logging yet
+        # Before Hydra has configured the log, Python prints a warning to stderr.
+        log.warning("%s%s", failure.message, process.hint())
         sys.exit(failure.exit_code)
     if process.is_training and process.folder and (process.folder / "result.json").exists():
         log.info("failed; results: %s", display_path(process.folder))
-    if not process.is_training and not failure.is_user_error:  # raised by Hydra's grammar, or by a sweeper
+    # Before training, such an exception is one of Hydra's grammar or of a sweeper, about what was typed.
+    if not process.is_training and not failure.is_user_error:
         message = f"{failure.message} (HYDRA_FULL_ERROR=1 shows the traceback)"
         failure = replace(failure, message=message, is_user_error=True)
+    # The rank that failed shows its message, and rank 0 repeats it; the other ranks are silent.
     if isinstance(error, PeerError) and not process.world.is_main:
-        sys.exit(failure.exit_code)  # the rank that failed shows its message, and rank 0 repeats it
+        sys.exit(failure.exit_code)
     end(error, failure)
 
 
 def import_trainer() -> type[Trainer]:
     """Import `Trainer`, and with it torch; not before, because `--help` needs neither."""
-    gc.disable()  # it would scan the objects of an import again and again
+    # The garbage collector would scan the imported objects again and again.
+    gc.disable()
     import torch
 
     from vitmnist.trainer import Trainer
 
-    torch.optim.SGD([torch.zeros(1)])  # the first optimizer imports torch's compiler
-    if not gc.get_freeze_count():  # a job of a sweep would examine millions of imported objects, which takes 0.3 s
+    # The first optimizer imports torch's compiler.
+    torch.optim.SGD([torch.zeros(1)])
+    # Each job of a sweep collects garbage, and would spend 0.3 s on millions of imported objects.
+    if not gc.get_freeze_count():
         gc.freeze()
     gc.enable()
     return Trainer

@@ -51,10 +51,11 @@ def recorded_config(folder: Path, typed: list[str]) -> Config:
     """
     config = OmegaConf.create(escaped(_recorded_values(folder)))
     OmegaConf.set_struct(config, True)
-    OmegaConf.set_struct(config.lr_scale, False)  # so that a new pattern is refused as a change
+    # A new pattern in `lr_scale` is not an unknown key; it is refused later, as a change.
+    OmegaConf.set_struct(config.lr_scale, False)
     searchpath = [*filter(is_of_hydra, typed)]
     overrides = OverridesParser.create().parse_overrides([text for text in typed if not is_of_hydra(text)])
-    # Members of groups first, those within another member after it, then keys.
+    # Members of groups come first, then members within other members, then keys.
     for override in sorted(overrides, key=lambda item: (not is_group(item.key_or_group), item.package is not None)):
         _apply(config, override, searchpath)
     return validate(Config, config)

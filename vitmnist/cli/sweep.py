@@ -71,7 +71,7 @@ def _prepare_sweep(process: TrainingProcess, composed: DictConfig, typed: list[s
             "-m: is for one process, which runs the jobs of a sweep one after another; each process of "
             "torchrun would run them all. Start the sweep with python, or each of its jobs with torchrun"
         )
-    # This raises an error for the name of another metric.
+    # An unknown metric is an error at once.
     search_objective(composed)
     folder = Path(composed.hydra.sweep.dir)
     overrides = [*typed, f"hydra.sweep.dir={quoted(str(folder))}"]

@@ -1,7 +1,6 @@
 """Trains a run, or a sweep of several: `main` calls the other functions in the order in which they stand here.
 
-`torchrun` starts the same command line several times. Rank 0 behaves as a single process, and gives its folder and its
-configuration to the other ranks.
+`torchrun` starts the same command line several times.
 """
 
 from __future__ import annotations
@@ -58,7 +57,10 @@ class ConfiguredRun:
 
 
 def main() -> None:
-    """Train what the command line says; an exception becomes one message and an exit code."""
+    """Train what the command line says; an exception becomes one message and an exit code.
+
+    Rank 0 alone reads the command line, and runs the sweep or configures the run that all ranks train.
+    """
     process = TrainingProcess(sys.argv[1:])
     with exit_with_message(process):
         process.world = connect_ranks(process.typed)
@@ -81,11 +83,13 @@ def connect_ranks(typed: list[str]) -> World:
         ConfigError: they cannot be reached, or torchrun would restart what cannot be resumed.
     """
     restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
-    if restarts and "resume" not in map(key_of, typed):  # torchrun repeats the same arguments
+    # torchrun restarts with the same arguments.
+    if restarts and "resume" not in map(key_of, typed):
         raise ConfigError(f"--max-restarts={restarts}: a restart would begin a new run; type {AUTO_FORM} as well")
     if not launched():
         return SINGLE_PROCESS
-    from vitmnist.runtime.torch_world import TorchWorld  # imports torch
+    # This imports torch.
+    from vitmnist.runtime.torch_world import TorchWorld
 
     return TorchWorld()
 

@@ -36,7 +36,8 @@ def run_label(overrides: Sequence[str] | ListConfig) -> str:
 
 
 _schema = OmegaConf.structured(Config)
-OmegaConf.set_struct(_schema.lr_scale, False)  # its keys are patterns; elsewhere a new key is an error
+# The keys of `lr_scale` are patterns; elsewhere a new key is an error.
+OmegaConf.set_struct(_schema.lr_scale, False)
 ConfigStore.instance().store(name="config_schema", node=_schema)
 OmegaConf.register_new_resolver("run_label", run_label, replace=True)
 # Two runs may start in the same second, in two containers with the same process id.
@@ -46,7 +47,8 @@ OmegaConf.register_new_resolver("run_token", lambda: secrets.token_hex(3), use_c
 def compose(overrides: Sequence[str]) -> DictConfig:
     """The configuration with these overrides; raises the exceptions of Hydra and OmegaConf."""
     hydra_context: AbstractContextManager[None] = nullcontext()
-    if not GlobalHydra.instance().is_initialized():  # Hydra's own command line has done it, and twice is an error
+    # Hydra may be initialized once only, and a command line that trains has done it.
+    if not GlobalHydra.instance().is_initialized():
         hydra_context = initialize_config_dir(str(CONF), version_base="1.3")
     with hydra_context:
         return hydra.compose("config", list(overrides))

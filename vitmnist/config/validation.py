@@ -81,7 +81,9 @@ def refused_value(error: errors.OmegaConfBaseException, key: str = "") -> str:
     """The message for a value that OmegaConf refuses; `key` is its section."""
     full = join(key, error.full_key) if error.full_key else ""
     if isinstance(error, errors.ValidationError):
-        path, reason = full.replace(".", "/"), first_line(error)  # for an enum, OmegaConf names its members
+        path = full.replace(".", "/")
+        # OmegaConf names the members of an enum.
+        reason = first_line(error)
         if is_group(path):
             reason = f"this is a config group; type {path}=NAME"
         elif is_dataclass(error.object_type) and not isinstance(error.child_node, EnumNode):
@@ -120,7 +122,8 @@ def _check_values(options: DataclassInstance, key: str) -> None:
 def _check_number(key: str, value: object, metadata: Mapping[str, Any]) -> None:
     if not isinstance(value, int | float):
         return
-    if isinstance(value, float) and not math.isfinite(value):  # infinity would pass a lower bound
+    # Infinity would pass a lower bound.
+    if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{key}={value}: must be finite")
     bounds = {name: bound for name, bound in metadata.items() if name in BOUNDS}
     if not all(BOUNDS[name](value, bound) for name, bound in bounds.items()):
