@@ -65,7 +65,7 @@ class Normalize:
 
 @dataclass(frozen=True)
 class AsV2:
-    """A transform of v1 by its twin of v2, which is faster on bytes. Each call reads the attributes, which may change."""
+    """A transform of v1 by its twin of v2, faster on bytes. Each call reads its attributes, because they may change."""
 
     original: Any
 
