@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader
 
 from tests.conftest import REPOSITORY
 from tests.support.pages import blocks, write_block
 from tests.support.pictures import draw_photos
 from tests.support.processes import run_python
-from vitmnist import from_dataloader
-from vitmnist.errors import ConfigError
 
 PICTURES = 64
 EPOCHS = 2
@@ -115,24 +112,3 @@ print("equal")
 def test_torchrun_with_a_distributed_sampler(folder: Path) -> None:
     (folder / "script.py").write_text(TORCHRUN)
     run(folder, "torch.distributed.run", "--standalone", "--nproc-per-node=2", "script.py")
-
-
-@pytest.mark.slow  # the imports
-def test_what_a_framework_has_prepared_is_refused_with_what_to_give(folder: Path) -> None:
-    import accelerate
-    import timm
-    import torch
-    import webdataset
-
-    stream = webdataset.WebDataset(str(folder / "{0..1}.tar"), shardshuffle=False)
-    prepared = accelerate.Accelerator(cpu=True).prepare_data_loader(DataLoader(range(9)))
-    images = timm.data.ImageDataset(str(folder / "photos"))
-    of_timm = timm.data.create_loader(images, (3, 64, 64), 16, device=torch.device("cpu"), num_workers=0)
-    for loader, message in (
-        (DataLoader(stream), "its dataset is an IterableDataset, whose samples have no index"),
-        (webdataset.WebLoader(stream), "must be a torch.utils.data.DataLoader, found WebLoader"),
-        (prepared, "DataLoaderShard iterates in its own way; give a plain DataLoader, such as"),
-        (of_timm, "found PrefetchLoader; give the DataLoader that it wraps"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            from_dataloader(loader, "ram")

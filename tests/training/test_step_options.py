@@ -28,45 +28,38 @@ PLAIN_TRAINER = TrainerConfig(None, False, Precision.fp32, False, False)
 
 
 @pytest.mark.parametrize(
-    ("device", "has_bf16", "images", "expected"),
+    ("device", "has_bf16", "typed", "setting", "expected"),
     [
-        (CPU, True, 399_999, StepConfig(2048, False, "bf16", True)),
-        (CPU, True, 400_000, StepConfig(2048, True, "bf16", True)),
-        (CUDA, True, 8_000_000, StepConfig(None, False, "bf16", True, True)),
-        (CPU, False, 4_000_000, StepConfig(2048, True, "fp32", True)),
-        (CUDA, False, 4_000_000, StepConfig(None, False, "fp32", True, True)),
+        (CPU, True, {}, {"images": 399_999}, StepConfig(2048, False, "bf16", True)),
+        (CPU, True, {}, {"images": 400_000}, StepConfig(2048, True, "bf16", True)),
+        (CPU, True, {}, {"batch_size": 500}, StepConfig(500, False, "bf16", True)),
+        (CPU, False, {}, {"images": 4_000_000}, StepConfig(2048, True, "fp32", True)),
+        (CUDA, False, {}, {"images": 4_000_000}, StepConfig(None, False, "fp32", True, True)),
+        (CUDA, True, {}, {"images": 8_000_000}, StepConfig(None, False, "bf16", True, True)),
+        (CUDA, True, {}, {"batch_size": 500, "ranks": 2}, StepConfig(None, False, "fp32", True)),
+        (CUDA, True, {"graph": False}, {"batch_size": 500}, StepConfig(None, False, "fp32", True)),
+        (CUDA, True, {"graph": False}, {"batch_size": 4000}, StepConfig(None, False, "bf16", True)),
+        (CUDA, True, {"compile": True}, {"batch_size": 500}, StepConfig(None, True, "bf16", True)),
+        (CUDA, True, {"micro_batch": 250}, {"batch_size": 500}, StepConfig(250, False, "fp32", True)),
+        (CUDA, True, {"micro_batch": 500}, {"batch_size": 500}, StepConfig(500, False, "bf16", True, True)),
+        (CUDA, True, {"graph": True, "precision": Precision.fp32}, {}, StepConfig(None, False, "fp32", True, True)),
     ],
 )
 def test_fast_follows_static_rules(
-    device: torch.device, has_bf16: bool, images: int, expected: StepConfig, monkeypatch: pytest.MonkeyPatch
+    device: torch.device,
+    has_bf16: bool,
+    typed: dict,
+    setting: dict[str, int],
+    expected: StepConfig,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """CUDA captures a graph where it can. There bf16 pays in a graph, in compiled code, or in large batches."""
     monkeypatch.setattr(step_options, "_has_bf16", lambda device: has_bf16)
-    resolved = resolve_step_config(FAST, device, 5000, images)
+    setting = {"batch_size": 5000, "images": 60_000, **setting}
+    resolved = resolve_step_config(replace(FAST, **typed), device, **setting)
     assert replace(resolved, reasons={}) == expected
-    assert resolved.reasons.keys() == vars(FAST).keys() - {"clip_norm", "deterministic", "name"}
-    assert resolve_step_config(PLAIN_TRAINER, device, 500, images) == StepConfig()
-    assert resolve_step_config(FAST, CPU, 500, images).micro_batch == 500
-
-
-@pytest.mark.parametrize(
-    ("typed", "batch_size", "ranks", "expected"),
-    [
-        ({"graph": False}, 500, 1, StepConfig(None, False, "fp32", True)),
-        ({"graph": False}, 4000, 1, StepConfig(None, False, "bf16", True)),
-        ({}, 500, 2, StepConfig(None, False, "fp32", True)),
-        ({"compile": True}, 500, 1, StepConfig(None, True, "bf16", True)),
-        ({"micro_batch": 250}, 500, 1, StepConfig(250, False, "fp32", True)),
-        ({"micro_batch": 500}, 500, 1, StepConfig(500, False, "bf16", True, True)),
-        ({"graph": True, "precision": Precision.fp32}, 500, 1, StepConfig(None, False, "fp32", True, True)),
-    ],
-)
-def test_on_cuda_fast_captures_a_graph_where_one_is_possible(
-    typed: dict, batch_size: int, ranks: int, expected: StepConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """There bf16 pays only in a graph, in compiled code, or in large batches."""
-    monkeypatch.setattr(step_options, "_has_bf16", lambda device: True)
-    resolved = resolve_step_config(replace(FAST, **typed), CUDA, batch_size, 60_000, ranks)
-    assert replace(resolved, reasons={}) == expected
+    assert resolved.reasons.keys() == {"micro_batch", "compile", "precision", "fused", "graph"} - typed.keys()
+    assert resolve_step_config(PLAIN_TRAINER, device, **setting) == StepConfig()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from vitmnist.errors import ConfigError
 from vitmnist.runtime.cpu import BF16_UNITS, has_bf16_units
 
 CPU_MICRO_BATCH = 2048
-"""The most images of a microbatch on a CPU. With 32 MiB of cache, the articles' transformer (bf16, batch 500 and 5000,
+"""Images of a microbatch on a CPU, at most. With 32 MiB of cache, the articles' transformer (bf16, batch 500 and 5000,
 sizes from 125 to the whole batch) was fastest with 1,000 to 2,500 images, compiled or not."""
 COMPILE_FROM_IMAGES = {Precision.bf16: 400_000, Precision.fp32: 4_000_000}
 """Training images, over all epochs, from which compiling pays on two cores of a CPU. Without a cache it takes 40 s. It
@@ -22,7 +22,6 @@ CUDA_BF16_FROM_IMAGES = 4000
 """Images of a batch from which bf16 pays on a GPU without a graph: an estimate between two measurements. The host must
 launch the casts of every weight in every step: on one H100 an epoch of 60,000 images took 1.94 s in float32 and 2.54 s
 in bf16 at batch 500 (compiled in 19 s: 2.12 s), and 0.325 s and 0.310 s at batch 5,000."""
-NO_GRAPH = "only CUDA devices have graphs"
 Choices = dict[str, tuple[Any, str]]
 """The value that replaces `auto`, and the reason, by the key in `trainer`."""
 
@@ -31,12 +30,12 @@ Choices = dict[str, tuple[Any, str]]
 class StepConfig:
     """How a training step is computed. All of these options change the result only by rounding.
 
-    Exception: batch normalisation takes its statistics from a microbatch.
+    Batch normalisation is an exception: it takes its statistics from a microbatch.
 
     Args:
         precision: fp32 or bf16.
-        graph: forward and backward are replayed as CUDA graphs.
-        reasons: why the value is what it is, by key, for each value that the configuration left to `auto`.
+        graph: replay forward and backward as CUDA graphs.
+        reasons: the reason for each value that the configuration left to `auto`, by key.
     """
 
     micro_batch: int | None = None
@@ -68,10 +67,15 @@ def resolve_step_config(
         ConfigError: `trainer.graph=true` where no graph is possible.
     """
     obstacle = _graph_obstacle(config, device, batch_size, ranks)
+    choices: Choices = {
+        "fused": (True, "one kernel updates all weights"),
+        "graph": (not obstacle, obstacle or "the GPU does not wait for Python"),
+    }
     if device.type == "cuda":
-        choices = _cuda_choices(config, device, batch_size, obstacle)
+        has_graph = not obstacle and config.graph is not False
+        choices |= _cuda_choices(config, device, batch_size, has_graph)
     else:
-        choices = _cpu_choices(config, device, batch_size, images)
+        choices |= _cpu_choices(config, device, batch_size, images)
     values = {**vars(config), "precision": config.precision.value}
     reasons = {key: reason for key, (_, reason) in choices.items() if values[key] == "auto"}
     resolved = {key: value if key in reasons else values[key] for key, (value, _) in choices.items()}
@@ -86,7 +90,7 @@ def _graph_obstacle(config: TrainerConfig, device: torch.device, batch_size: int
     """
     obstacle = None
     if device.type != "cuda":
-        obstacle = NO_GRAPH
+        obstacle = "only CUDA devices have graphs"
     elif ranks > 1:
         obstacle = f"this run has {ranks} ranks, and a graph is for one"
     elif config.compile is True:
@@ -103,19 +107,16 @@ def _cpu_choices(config: TrainerConfig, device: torch.device, batch_size: int, i
     precision = Precision.bf16 if has_bf16 else Precision.fp32
     compile_from = COMPILE_FROM_IMAGES[precision if config.precision == Precision.auto else config.precision]
     return {
-        "fused": (True, "one kernel updates all weights"),
         "precision": (precision.value, f"the processor {'has' if has_bf16 else 'lacks'} {BF16_UNITS}"),
         "micro_batch": (min(batch_size, CPU_MICRO_BATCH), f"at most {CPU_MICRO_BATCH:,} images stay in the cache"),
         "compile": (
             images >= compile_from,
             f"the run trains on {images:,} images, and compiling pays from {compile_from:,} on",
         ),
-        "graph": (False, NO_GRAPH),
     }
 
 
-def _cuda_choices(config: TrainerConfig, device: torch.device, batch_size: int, obstacle: str | None) -> Choices:
-    has_graph = not obstacle if config.graph == "auto" else bool(config.graph)
+def _cuda_choices(config: TrainerConfig, device: torch.device, batch_size: int, has_graph: bool) -> Choices:
     precision = Precision.fp32
     if not _has_bf16(device):
         reason = "the GPU lacks compute capability 8.0 or higher"
@@ -126,11 +127,9 @@ def _cuda_choices(config: TrainerConfig, device: torch.device, batch_size: int, 
         if batch_size >= CUDA_BF16_FROM_IMAGES:
             precision = Precision.bf16
     return {
-        "fused": (True, "one kernel updates all weights"),
         "precision": (precision.value, reason),
         "micro_batch": (None, "the GPU computes the whole batch at once"),
         "compile": (False, "a graph saves more, and without one compiling did not pay where it was measured"),
-        "graph": (not obstacle, obstacle or "the GPU does not wait for Python"),
     }
 
 
