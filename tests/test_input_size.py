@@ -93,7 +93,7 @@ def test_a_model_of_the_crops_size_is_trained_and_used(
     if trainer:
         return
     assert call_here(export_main, "run", "--format=torch", "--output=model.pt2").returncode == 0
-    assert ", and takes the centre of each image" in (tmp_path / "model.pt2.md").read_text()
+    assert json.loads((tmp_path / "model.pt2.json").read_text())["images"]["shape"] == [None, 3, 20, 20]
     images = torch.randint(0, 256, (2, 3, 20, 20), dtype=torch.uint8)
     exported = FORMATS["torch"].load((tmp_path / "model.pt2").read_bytes())
     with torch.inference_mode():
