@@ -68,7 +68,9 @@ class SearchSweeper(Sweeper):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Called by Hydra before `sweep`; `task_function` is the `Job` of vitmnist/cli/sweep.py."""
-        self.hydra_context, self.config, self.stop = hydra_context, config, task_function.stop  # type: ignore[attr-defined]
+        self.hydra_context = hydra_context
+        self.config = config
+        self.stop = task_function.stop  # type: ignore[attr-defined]
         self.launcher = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
 
     def sweep(self, arguments: list[str]) -> None:

@@ -41,8 +41,9 @@ def parse(typed: list[str]) -> Arguments:
 
     options, unknown = get_args_parser().parse_known_intermixed_args(typed)
     overrides: list[str] = options.overrides
-    for flag in [*unknown, *(f"--{name}" for name in UNSUPPORTED if getattr(options, name.replace("-", "_")))]:
-        raise ConfigError(f"{flag}: there is no such option; keys are typed without dashes, as in epochs=3")
+    unsupported = [f"--{name}" for name in UNSUPPORTED if getattr(options, name.replace("-", "_"))]
+    if refused := unknown + unsupported:
+        raise ConfigError(f"{refused[0]}: there is no such option; keys are typed without dashes, as in epochs=3")
     # It becomes an override, because the configuration is composed without Hydra's command line.
     if options.config_dir:
         config_dir = Path(options.config_dir).resolve()

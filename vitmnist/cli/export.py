@@ -127,7 +127,8 @@ def export_model(kind: Format, trained: InferenceModel, dataset: Dataset, batch_
     with torch.inference_mode():
         pairs = [(original(images), reloaded(images)) for images in split.images.split(batch_size)]
     expected, actual = (torch.cat(logits) for logits in zip(*pairs, strict=True))
-    predicted, checked_on = actual.argmax(dim=1), f"{dataset.name}, {dataset.evaluated_on()}"
+    predicted = actual.argmax(dim=1)
+    checked_on = f"{dataset.name}, {dataset.evaluated_on()}"
     if differing := int((predicted != expected.argmax(dim=1)).sum()):
         raise UserError(
             f"the exported model predicts another class than {trained.path} for {differing:,} images of {checked_on}; "

@@ -37,7 +37,8 @@ def predict(
 
     A file that cannot be read as an image has an error instead.
     """
-    preprocess, read = trained.preprocess().to(device), trained.reader()
+    preprocess = trained.preprocess().to(device)
+    read = trained.reader()
     for start in range(0, len(paths), BATCH_SIZE):
         rows: dict[Path, dict[str, Any]] = {}
         images = {}

@@ -115,7 +115,8 @@ def report_if_completed(folder: Path, config: Config) -> bool:
     Raises:
         ConfigError: it is completed, its configuration has changed, and it has no checkpoint to continue from.
     """
-    run, shown = read_run(folder), display_path(folder)
+    run = read_run(folder)
+    shown = display_path(folder)
     if run.status != "completed":
         return False
     if _effective_values(config) != _effective_values(recorded_config(folder, [])):

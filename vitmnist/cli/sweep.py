@@ -49,7 +49,8 @@ def run_sweep(process: TrainingProcess, composed: DictConfig, typed: list[str]) 
     """
     overrides = _prepare_sweep(process, composed, typed)
     folder = Path(composed.hydra.sweep.dir)
-    job, stop = Job(process.stop), process.stop
+    stop = process.stop
+    job = Job(stop)
     composer = GlobalHydra.instance().hydra
     assert composer
     try:
@@ -172,8 +173,7 @@ class Job:
         self.failed.add(folder.name)
         if not (folder / "result.json").exists():
             config: Any = OmegaConf.to_container(composed, enum_to_str=True)
-            refused = Result(overrides=overrides, config=config)
-            refused.error, refused.exit_code = failure.message, failure.exit_code
+            refused = Result(overrides=overrides, config=config, error=failure.message, exit_code=failure.exit_code)
             with suppress(OSError):
                 refused.write(folder)
 

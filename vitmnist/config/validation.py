@@ -101,7 +101,8 @@ def _allowed_types(item: Field[Any]) -> str:
 
 def _check_values(options: DataclassInstance, key: str) -> None:
     for item in fields(options):
-        value, full = getattr(options, item.name), join(key, item.name)
+        value = getattr(options, item.name)
+        full = join(key, item.name)
         if is_dataclass(value) and not isinstance(value, type):
             _check_values(value, full)
         elif "has_auto" in item.metadata and isinstance(value, str):
