@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 from vitmnist.config.schema import value_text
 from vitmnist.errors import printable
 from vitmnist.metrics.epoch_table import COMPUTE_S, DATA_WAIT_S
-from vitmnist.report.comparison import Comparison, Configuration
+from vitmnist.report.comparison import LOADER, Comparison, Configuration
 from vitmnist.report.statistics import format_seconds
 
 # Okabe and Ito, Color Universal Design, 2008: distinguishable with any colour vision. Loaders take them in turn.
@@ -57,7 +57,7 @@ def chart(comparisons: Sequence[Comparison]) -> Figure:
     if not shown:
         figure.text(0.02, 0.5, "no epoch has been measured yet", va="center")
         return figure
-    loaders = dict.fromkeys(_loader(row) for comparison, _ in shown for row in comparison.rows)
+    loaders = dict.fromkeys(row.values.get(LOADER) for comparison, _ in shown for row in comparison.rows)
     colours = {name: COLOURS[position % len(COLOURS)] for position, name in enumerate(loaders)}
     axes = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False).flat
     for axis, (comparison, rows) in zip(axes, shown, strict=True):
@@ -68,12 +68,13 @@ def chart(comparisons: Sequence[Comparison]) -> Figure:
     return figure
 
 
-def _draw_times(axis: Axes, comparison: Comparison, rows: Sequence[Configuration], colours: Mapping[str, str]) -> None:
+def _draw_times(axis: Axes, comparison: Comparison, rows: Sequence[Configuration], colours: Mapping[Any, str]) -> None:
     """A bar for each row: its time per epoch, divided into phases; above it its values, and how its time compares."""
     position: dict[str, Any] = {"transform": axis.get_yaxis_transform(), "va": "bottom", "fontsize": FONT}
     for y, row in enumerate(rows):
-        time, colour, start = row.epoch_s, colours[_loader(row)], 0.0
+        time, colour = row.epoch_s, colours[row.values.get(LOADER)]
         assert time
+        start = 0.0
         for style, width in zip(PHASES.values(), _phases(row), strict=True):
             axis.barh(y, width, 0.42, left=start, facecolor=colour, edgecolor=colour, linewidth=0.6, **style)
             start += width
@@ -105,10 +106,6 @@ def _time_text(comparison: Comparison, row: Configuration) -> str:
         return f"{seconds}, 1×"
     ratio = comparison.ratio(row)
     return f"{seconds}, {'' if ratio.is_clear else '≈'}{ratio.mean:.2f}×" if ratio else seconds
-
-
-def _loader(row: Configuration) -> str:
-    return str(row.runs[0].config.get("data.loader.name"))
 
 
 def _phases(row: Configuration) -> tuple[float, float, float]:
