@@ -16,7 +16,6 @@ import logging
 import os
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
@@ -113,7 +112,6 @@ def measure(folder: Path, transforms: list[Any], workers: int, rounds: int) -> l
 def compare(arguments: argparse.Namespace) -> str:
     """Measure every case and return the report."""
     logging.disable()
-    warnings.simplefilter("ignore")  # from_dataloader warns of how much pixels differ
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
     rows = []
     with tempfile.TemporaryDirectory() as name:

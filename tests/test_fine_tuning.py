@@ -82,24 +82,24 @@ def test_a_run_starts_from_a_run_or_a_file_and_needs_neither_again(
 
 
 def test_differing_weights_are_listed_unless_they_are_named() -> None:
-    model, given = make_cnn(), make_cnn(classes=3).state_dict() | {"extra": torch.ones(2)}
-    del given["features.0.bias"]
+    model, state = make_cnn(), make_cnn(classes=3).state_dict() | {"extra": torch.ones(2)}
+    del state["features.0.bias"]
     with pytest.raises(ConfigError) as refused:
-        load_initial_weights(model, given, ["head.weight"])
+        load_initial_weights(model, state, ["head.weight"])
     assert (
         "extra ([2] in init, missing in the model), features.0.bias (missing in init, [4] in the model), "
         "head.bias ([3] in init, [10] in the model); set"
     ) in str(refused.value)
     before = copy.deepcopy(model.state_dict())
-    load_initial_weights(model, given, ["head.*", "extra", "features.0.bias"])
+    load_initial_weights(model, state, ["head.*", "extra", "features.0.bias"])
     after = model.state_dict()
     same = {name for name in after if torch.equal(after[name], before[name])}
     assert same == {"head.weight", "head.bias", "features.0.bias"}
-    assert torch.equal(after["features.3.weight"], given["features.3.weight"])
-    of_lightning = {f"model.{key}": value for key, value in given.items()} | {"criterion.weight": torch.ones(3)}
+    assert torch.equal(after["features.3.weight"], state["features.3.weight"])
+    of_lightning = {f"model.{key}": value for key, value in state.items()} | {"criterion.weight": torch.ones(3)}
     load_initial_weights(model, of_lightning, ["head.*", "extra", "features.0.bias", "criterion.*"])
     with pytest.raises(ConfigError, match=r"init_skip: 'hed\.\*' fits no weight; the model has features"):
-        load_initial_weights(model, given, ["hed.*"])
+        load_initial_weights(model, state, ["hed.*"])
     with pytest.raises(ConfigError, match=r"init_skip=\['\*'\]: leaves nothing of init"):
         load_initial_weights(model, {"other": torch.ones(2)}, ["*"])
 
@@ -112,7 +112,7 @@ def test_rates_divide_the_groups_of_any_optimizer_and_keep_their_options(name: s
         assert scale_learning_rates(optimizer, model, factors) == []
         names = {parameter: key for key, parameter in model.named_parameters()}
         groups = [(group["lr"], group["weight_decay"], group["params"]) for group in optimizer.param_groups]
-        return model, {names[one]: (lr, decay) for lr, decay, parameters in groups for one in parameters}
+        return model, {names[parameter]: (lr, decay) for lr, decay, parameters in groups for parameter in parameters}
 
     _, plain = build({})
     assert {lr for lr, _ in plain.values()} == {1.0}
@@ -135,9 +135,9 @@ def test_frozen_weights_stay_and_a_stopped_run_ends_as_an_uninterrupted_one(
     reordered = "lr_scale={features.0.*:0,*:0.1}"  # with which nothing would be frozen
     for resume in (["resume=cut"], [*typed, "hydra.run.dir=cut", "resume=auto"]):
         assert "'*': 0.1} (it was {'*'" in refuse(*resume, reordered, "init=pretrained", "epochs=3", "max_minutes=null")
-    given = torch.load(tmp_path / "gone" / "checkpoints" / "best.pt", weights_only=True)["step"]["model"]
+    state = torch.load(tmp_path / "gone" / "checkpoints" / "best.pt", weights_only=True)["step"]["model"]
     for name, value in weights(tmp_path / "cut").items():
-        assert torch.equal(value, given[name]) == name.startswith("features.0.")
+        assert torch.equal(value, state[name]) == name.startswith("features.0.")
 
 
 def test_ranks_fine_tune_as_one_process_does(
@@ -146,8 +146,8 @@ def test_ranks_fine_tune_as_one_process_does(
     typed = [*quick, *FROZEN, "init=pretrained"]
     succeed(*typed, "hydra.run.dir=alone")
     ranks(2, *typed, "hydra.run.dir=together").succeeded()
-    alone, together = (learned(tmp_path / name) for name in ("alone", "together"))
-    assert [epoch["train_loss"] for epoch in together] == pytest.approx([one["train_loss"] for one in alone], rel=1e-4)
+    alone, together = ([epoch["train_loss"] for epoch in learned(tmp_path / name)] for name in ("alone", "together"))
+    assert together == pytest.approx(alone, rel=1e-4)
     first, others = weights(tmp_path / "alone"), weights(tmp_path / "together")
     assert all(torch.equal(first[name], others[name]) for name in first if name.startswith("features.0."))
 
@@ -175,9 +175,9 @@ def test_a_network_of_timm_starts_from_its_own_file_and_a_frozen_one_keeps_its_s
     MODELS.register("tuned")(Tuned)
     (tmp_path / "own" / "model").mkdir(parents=True)
     (tmp_path / "own" / "model" / "tuned.yaml").write_text("name: tuned\n")
-    given = timm.create_model("test_resnet", in_chans=1).state_dict()
-    given["bn1.running_mean"] += 1
-    save_file(given, tmp_path / "resnet.safetensors")
+    state = timm.create_model("test_resnet", in_chans=1).state_dict()
+    state["bn1.running_mean"] += 1
+    save_file(state, tmp_path / "resnet.safetensors")
     typed = [*quick, "--config-dir=own", "model=tuned", "init=resnet.safetensors"]
     assert "backbone.fc.bias ([1000] in init, missing in the model)" in refuse(*typed, "init_skip=[head.*]")
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
@@ -186,7 +186,7 @@ def test_a_network_of_timm_starts_from_its_own_file_and_a_frozen_one_keeps_its_s
         succeed(*named, f"lr_scale={{backbone.*:{factor}}}", f"hydra.run.dir={name}")
         after = weights(tmp_path / name)
         changed = {
-            key for key in after if not torch.equal(after[key], given.get(key.partition(".")[2], torch.empty(0)))
+            key for key in after if not torch.equal(after[key], state.get(key.partition(".")[2], torch.empty(0)))
         }
         assert {"head.weight", "head.bias"} <= changed
         assert (changed == {"head.weight", "head.bias"}) == (factor == 0)

@@ -58,7 +58,7 @@ def test_a_random_crop_that_resizes_nothing_is_a_plain_one() -> None:
     images = torch.randint(0, 256, (4, 3, 256, 256), dtype=torch.uint8)
     preprocess = Preprocess((images, torch.zeros(4, dtype=torch.int64)), plain)
     drawn = plain.draw(torch.arange(4), 256, 256)
-    cropped = [plain(images[row, None], [[one[row, None] for one in drawn[0]]])[0] for row in range(4)]
+    cropped = [plain(images[row, None], [[values[row, None] for values in drawn[0]]])[0] for row in range(4)]
     for image, crop, (top, left, bottom, right) in zip(images, cropped, torch.stack(drawn[0], 1).tolist(), strict=True):
         assert (bottom - top, right - left) == (224, 224)
         assert torch.equal(crop, image[:, top:bottom, left:right])
@@ -86,14 +86,14 @@ def test_a_model_of_the_crops_size_is_trained_and_used(
     evaluation = printed(evaluate_main, "--json", "--predictions", "--weights=last", "--split=validation")
     assert evaluation["accuracy"] == pytest.approx(result_of(tmp_path / "run")["epochs"][-1]["eval_acc"])
     files = [str(folder / row["image"]) for row in evaluation["predictions"]]
-    for row, found in zip(
+    for row, prediction in zip(
         evaluation["predictions"], printed(predict_main, "--json", "--weights=last", *files), strict=True
     ):
-        assert found["probability"] == pytest.approx(row["probability"], abs=1e-6)
+        assert prediction["probability"] == pytest.approx(row["probability"], abs=1e-6)
     if trainer:
         return
     assert call_here(export_main, "run", "--format=torch", "--output=model.pt2").returncode == 0
-    assert ", and takes the centre of each image" in (tmp_path / "model.pt2.md").read_text()
+    assert json.loads((tmp_path / "model.pt2.json").read_text())["images"]["shape"] == [None, 3, 20, 20]
     images = torch.randint(0, 256, (2, 3, 20, 20), dtype=torch.uint8)
     exported = FORMATS["torch"].load((tmp_path / "model.pt2").read_bytes())
     with torch.inference_mode():
@@ -111,7 +111,7 @@ def test_sizes_that_do_not_fit_are_refused_before_pictures_are_decoded(
     rigid = (CNNOptions, lambda options, shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(3 * 224**2, classes)))
     monkeypatch.setitem(MODELS._members, "cnn", rigid)
     message = "model=cnn: fails on images [3, 12, 12]: RuntimeError: mat1 and mat2 shapes cannot be multiplied"
-    assert message in refuse(*(one for one in smaller if not one.startswith("model")), "model=cnn")
+    assert message in refuse(*(override for override in smaller if not override.startswith("model")), "model=cnn")
     assert not (tmp_path / "root").exists()
 
 

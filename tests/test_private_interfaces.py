@@ -71,8 +71,8 @@ def names_defined(tree: ast.Module) -> Iterator[str]:
 def test_the_table_has_every_private_name_and_each_exists() -> None:
     trees = [ast.parse(file.read_text()) for file in FILES]
     read = {name for tree in trees for name in names_read(tree)}
-    found = read - {name for tree in trees for name in names_defined(tree)}
+    private = read - {name for tree in trees for name in names_defined(tree)}
     full = [f"{owner}.{name}" for owner, names in PRIVATE for name in names.split()]
-    assert found == {name if "._" in name.rpartition(".")[0] else name.rpartition(".")[2] for name in full}
+    assert private == {name if "._" in name.rpartition(".")[0] else name.rpartition(".")[2] for name in full}
     assert len(full) <= 12
     assert [name for name in full if pydoc.locate(name) is None] == []

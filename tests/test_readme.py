@@ -78,7 +78,7 @@ def small(arguments: list[str], folder: Path) -> list[str]:
 
 def is_slow(arguments: list[str]) -> bool:
     """Whether it is none of the README's short commands."""
-    return arguments not in commands("python train.py", README) or any(one in " ".join(arguments) for one in LONG)
+    return arguments not in commands("python train.py", README) or any(word in " ".join(arguments) for word in LONG)
 
 
 @pytest.mark.parametrize(

@@ -95,10 +95,10 @@ def allowed_names(wrong: str, allowed: Iterable[str]) -> str:
 
 
 def join_names(names: Iterable[str | Path]) -> str:
-    """The first ten of some names, or lines, that may come from a file."""
-    every = list(names)
-    rest = f", … ({len(every)} in all)" if len(every) > 10 else ""
-    return ", ".join(map(str, every[:10])) + rest
+    """Names or lines for a message: the first ten, and how many there are if there are more."""
+    texts = list(map(str, names))
+    rest = f", … ({len(texts)} in all)" if len(texts) > 10 else ""
+    return ", ".join(texts[:10]) + rest
 
 
 def printable(text: str) -> str:
@@ -129,7 +129,7 @@ def error_context(what: str) -> Iterator[None]:
 
 
 def describe_error(error: BaseException) -> str:
-    """An exception of other people's code: its type and the first line; the message alone of a `UserError`."""
+    """The type and the first line of an exception; for a `UserError`, its message alone."""
     if isinstance(error, UserError):
         return str(error)
     return f"{type(error).__name__}: {first_line(error)}".removesuffix(": ")
@@ -140,8 +140,8 @@ class Failure:
     """How an exception is reported.
 
     Args:
-        cause: what has failed, for those that treat it differently.
-        is_user_error: shown as its message alone; otherwise with a traceback, because the program is at fault.
+        cause: what has failed, where a caller distinguishes it.
+        is_user_error: the message is shown alone, without the traceback of an error of the program.
     """
 
     message: str
@@ -152,7 +152,7 @@ class Failure:
 
 
 def classify(error: BaseException) -> Failure:
-    """The first row of `FAILURES` that fits; an error that has none is one of the program."""
+    """How an error is reported: by the first row of `FAILURES` that fits, or else as an error of the program."""
     if isinstance(error, UserError):
         return Failure(str(error), error.exit_code)
     for kind, pattern, failure in FAILURES:

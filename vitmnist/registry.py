@@ -105,7 +105,7 @@ class Registry(Members["type[DataclassInstance]", Built]):
         """The builder of the member that `values["name"]` names, and its validated options.
 
         Args:
-            key: the key of `values` in the configuration; None: that of the group; empty: they are in none.
+            key: the key of `values` in the configuration, by default the group's; it is empty if they are in none.
 
         Raises:
             ConfigError: an unknown name, or options that do not fit it.

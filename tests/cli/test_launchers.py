@@ -70,8 +70,8 @@ def test_parallel_jobs_are_saved_and_resumed(number: int, jobs: list[str], tiny_
         code = process.wait(60)
         still_running = psutil.wait_procs(children, timeout=60)[1]
     finally:
-        for one in psutil.wait_procs([process, *children], timeout=0)[1]:
-            one.kill()
+        for process_left in psutil.wait_procs([process, *children], timeout=0)[1]:
+            process_left.kill()
     assert code == (-number if number == signal.SIGKILL else ExitCode.UNFINISHED), log.read_text()
     assert still_running == []
     for folder in folders:

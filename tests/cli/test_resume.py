@@ -60,9 +60,10 @@ def test_a_killed_run_ends_as_a_whole_one(name: str, kills: int, quick: list[str
         assert steps == every.get(tag.partition("/")[0], list(range(1, 7))), tag
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, *(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGHUP, signal.SIGUSR1))]
-)
+SLOW_SIGNALS = [pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGHUP, signal.SIGUSR1)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, *SLOW_SIGNALS])
 def test_a_signal_saves_and_the_run_goes_on_with_another_loader(
     quick: list[str], whole: Path, succeed: Printed, start: Start, tmp_path: Path, number: int
 ) -> None:

@@ -42,7 +42,8 @@ def test_a_search_ends_in_the_best_of_its_trials(succeed: Printed, quick: list[s
     printed = succeed("hparams_search=accuracy", *quick, "hydra.sweeper.n_trials=2")
     space = yaml.safe_load((REPOSITORY / "conf" / "hparams_search" / "accuracy.yaml").read_text())["hydra"]["sweeper"]
     results = [result_of(folder) for folder in jobs(tmp_path / "here")]
-    assert [(one["dataset"]["train_size"], one["dataset"]["validation_size"]) for one in results] == [(18, 5)] * 2
+    sizes = [(result["dataset"]["train_size"], result["dataset"]["validation_size"]) for result in results]
+    assert sizes == [(18, 5)] * 2
     best = best_of(tmp_path / "here")
     assert set(best["best_params"]) == set(space["params"])
     assert best["best_value"] == max(result["epochs"][-1]["eval_acc"] for result in results)

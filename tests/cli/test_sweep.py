@@ -40,7 +40,7 @@ def order(seed: int) -> list[tuple[int, int]]:
     sweeper = RoundsSweeper.__new__(RoundsSweeper)  # Hydra imports its base class again; `__init__` is the old one's
     sweeper.config, sweeper.batch_index = OmegaConf.create({"seed": seed}), 0
     sweeper.overrides = [[[f"repeat={repeat}", f"batch_size={size}"] for repeat in (1, 2) for size in (6, 11, 23)]]
-    return [tuple(int(one.partition("=")[2]) for one in job) for job in sweeper.get_job_batch()]
+    return [tuple(int(override.partition("=")[2]) for override in job) for job in sweeper.get_job_batch()]
 
 
 def test_a_sweep_with_a_failing_job_ends_in_a_complete_report_and_goes_on(
@@ -129,8 +129,8 @@ def test_repeats_run_in_rounds_of_an_order_drawn_by_seed(succeed: Printed, quick
     assert {row["runs"] for row in rows(tmp_path / "here")} == {"2"}
     drawn = [order(seed) for seed in range(10)]
     assert len({*map(tuple, drawn)}) > 5
-    for one in drawn:
-        assert [sorted(one[:3]), sorted(one[3:])] == [[(repeat, size) for size in (6, 11, 23)] for repeat in (1, 2)]
+    rounds = [[(repeat, size) for size in (6, 11, 23)] for repeat in (1, 2)]
+    assert all([sorted(jobs_of_sweep[:3]), sorted(jobs_of_sweep[3:])] == rounds for jobs_of_sweep in drawn)
 
 
 def test_an_experiment_is_a_sweep_and_its_jobs_go_on_alone(succeed: Printed, quick: list[str], tmp_path: Path) -> None:

@@ -48,9 +48,9 @@ def test_ranks_learn_what_one_process_learns(
     ranks(number, *typed, "hydra.run.dir=together").succeeded()
     alone, together = (result_of(tmp_path / name) for name in ("alone", "together"))
     assert losses(tmp_path / "together") == pytest.approx(losses(tmp_path / "alone"), rel=1e-4)
-    for one, other in zip(alone["epochs"], together["epochs"], strict=True):
-        assert (one["train_acc"], one["eval_acc"]) == (other["train_acc"], other["eval_acc"])
-        assert [step["step"] for step in one["steps"]] == [step["step"] for step in other["steps"]]
+    for epoch, epoch_together in zip(alone["epochs"], together["epochs"], strict=True):
+        assert (epoch["train_acc"], epoch["eval_acc"]) == (epoch_together["train_acc"], epoch_together["eval_acc"])
+        assert [step["step"] for step in epoch["steps"]] == [step["step"] for step in epoch_together["steps"]]
     assert together["distributed"]["ranks"] == number
     for name, value in weights(tmp_path / "alone").items():
         assert torch.allclose(weights(tmp_path / "together")[name], value, atol=1e-4), name
@@ -171,8 +171,8 @@ def test_a_restart_is_for_a_command_that_resumes(monkeypatch: pytest.MonkeyPatch
 def test_what_cannot_be_is_said_once(
     typed: list[str], each: dict[int, str], message: str, quick: list[str], ranks: StartRanks
 ) -> None:
-    options = [one for one in typed if one.startswith("-")]
-    started = ranks(2, *options, *quick, *(one for one in typed if one not in options), each=each)
+    options = [argument for argument in typed if argument.startswith("-")]
+    started = ranks(2, *options, *quick, *(argument for argument in typed if argument not in options), each=each)
     codes, outputs = started.ended()
     assert codes == [1, 1], outputs
     said = [line for output in outputs for line in output.splitlines() if line.startswith("error: ")]

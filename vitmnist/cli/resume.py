@@ -12,7 +12,6 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, ConfigTypeError
 
 from vitmnist.cli.arguments import is_of_hydra
 from vitmnist.cli.command import echo
@@ -28,7 +27,7 @@ from vitmnist.config.schema import (
     to_plain_dict,
 )
 from vitmnist.config.validation import escaped, validate
-from vitmnist.errors import ConfigError, UnknownKeyError
+from vitmnist.errors import ConfigError
 from vitmnist.runtime.files import UnreadableError, display_path, read_plain
 from vitmnist.runtime.run_folder import has_checkpoint
 from vitmnist.tracking.result import CONFIG, OVERRIDES, read_run
@@ -50,18 +49,17 @@ def recorded_config(folder: Path, typed: list[str]) -> Config:
             of Hydra and OmegaConf.
     """
     config = OmegaConf.create(escaped(_recorded_values(folder)))
-    OmegaConf.set_struct(config, True)
-    # A new pattern in `lr_scale` is not an unknown key; it is refused later, as a change.
-    OmegaConf.set_struct(config.lr_scale, False)
     searchpath = [*filter(is_of_hydra, typed)]
     overrides = OverridesParser.create().parse_overrides([text for text in typed if not is_of_hydra(text)])
     # Members of groups come first, then members within other members, then keys.
     for override in sorted(overrides, key=lambda item: (not is_group(item.key_or_group), item.package is not None)):
         _apply(config, override, searchpath)
+    # This refuses unknown keys, too.
     return validate(Config, config)
 
 
 def _apply(config: DictConfig, override: Override, searchpath: list[str]) -> None:
+    """Set a key, or replace the section of a group by another member."""
     key, value = override.key_or_group, override.value()
     if override.is_sweep_override():
         raise ConfigError(f"{override.input_line}: a list of values is a sweep, and resume= resumes one run")
@@ -69,18 +67,14 @@ def _apply(config: DictConfig, override: Override, searchpath: list[str]) -> Non
         raise ConfigError(
             f"{override.input_line}: cannot be typed with resume=; keys such as epochs=10 can, and data/loader=NAME"
         )
-    if is_group(key):
-        section = key.replace("/", ".")
-        key = override.package or section
-        if OmegaConf.select(config, f"{key}.name") == value:
-            return
-        value = OmegaConf.select(compose([*searchpath, f"{override.key_or_group}={value}"]), section)
-    try:
-        OmegaConf.update(config, key, value, merge=key != "lr_scale" and not is_group(override.key_or_group))
-    except (ConfigKeyError, ConfigAttributeError, ConfigTypeError) as error:
-        parent = OmegaConf.select(config, key.rpartition(".")[0]) if "." in key else config
-        siblings = [str(name) for name in parent] if isinstance(parent, DictConfig) else []
-        raise UnknownKeyError(key, siblings) from error
+    if not is_group(key):
+        OmegaConf.update(config, key, value, merge=key != "lr_scale")
+        return
+    section = key.replace("/", ".")
+    target = override.package or section
+    if OmegaConf.select(config, f"{target}.name") != value:
+        member = OmegaConf.select(compose([*searchpath, f"{key}={value}"]), section)
+        OmegaConf.update(config, target, member, merge=False)
 
 
 def _recorded_values(folder: Path) -> dict[str, object]:

@@ -27,8 +27,8 @@ from vitmnist.store.tree import Structure, flatten, unflatten
 class DecodedDataset(WrappedDataset):
     """The samples of another dataset, decoded once.
 
-    Attributes other than `original` and `sample_nbytes` are those of the original dataset, such as `classes`; setting
-    one sets it there, and the decoded samples do not have the change.
+    It has the attributes of the original dataset, such as `classes`, besides `original` and `sample_nbytes`. Setting
+    one sets it there, and does not change the decoded samples.
 
     Args:
         original: the dataset.
@@ -153,7 +153,7 @@ class BatchRows:
         """The tensors of a batch of `size` samples.
 
         Raises:
-            NoRowsError: the batch has something other than tensors whose first dimension is that of the samples.
+            NoRowsError: the batch has something other than tensors with a row for each sample.
         """
         leaves, structure = flatten(batch)
         if not leaves:
@@ -237,7 +237,7 @@ def keep_samples(
         probed: some decoded samples, by which the memory is estimated.
 
     Raises:
-        DataError: a sample cannot be read or kept; names it.
+        DataError: a sample cannot be read or kept; the message names it.
         DoesNotFitError: memory or disk is too small.
     """
     size = len(dataloader.dataset)  # type: ignore[arg-type]

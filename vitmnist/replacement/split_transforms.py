@@ -32,7 +32,7 @@ class TransformPlaceholder(NamedTuple):
 
     Args:
         call: number of the call of a transform within the sample.
-        result: position or name of the result among those of the call.
+        result: position or name of the result in the call.
     """
 
     call: int
@@ -43,7 +43,7 @@ class SplitTransforms:
     """Makes the samples of a dataset in two steps: `decode` applies deterministic transforms, `transform` the others.
 
     The transforms are the attributes `transform` and `transforms` of the dataset, or if it has none, of the datasets in
-    its attributes, such as those of a `Subset` or `ConcatDataset`. They are split at the first random one. A target's
+    its attributes, as in a `Subset` or `ConcatDataset`. They are split at the first random one. A target's
     transform belongs to the first step.
 
     Args:
@@ -200,7 +200,7 @@ def is_random(transform: Transform, inputs: Inputs) -> bool:
 
 
 def transform_parts(dataset: object) -> list[Transform]:
-    """All transforms of a dataset, those of a `Compose` one by one."""
+    """All transforms of a dataset; a `Compose` is taken apart."""
     return [part for owner, name in transform_attributes(dataset) for part in single_transforms(vars(owner)[name])]
 
 

@@ -32,10 +32,10 @@ from vitmnist.store.tree import map_tensors
 
 Shape = tuple[int, ...]
 AHEAD = 2  # So many batches are made while the script computes.
-TOLERANCE = 8  # A pixel may differ by so much of 255 from that of PIL images; resizing rounds by up to 5.
+TOLERANCE = 8  # Pixels may differ by so much of 255 from PIL's; resizing rounds by up to 5.
 V1, V2 = "torchvision.transforms.transforms", "torchvision.transforms.v2."
-# These random transforms draw the same numbers in v1 and v2; RandomCrop does not.
 FLIPS = ("RandomHorizontalFlip", "RandomVerticalFlip")
+# These random transforms draw the same numbers in v1 and v2; RandomCrop does not.
 LIKE_V2 = ("RandomResizedCrop", *FLIPS, "ColorJitter", "RandomErasing", "RandomRotation")
 RANDOM = ("RandomCrop", *LIKE_V2)
 # Of the deterministic transforms, some change the shape of a picture, and others keep it.
@@ -65,7 +65,7 @@ class Normalize:
 
 @dataclass(frozen=True)
 class AsV2:
-    """A transform of torchvision's v1 as that of v2, which is faster on bytes; reads its attributes in each call."""
+    """A transform of v1 by its twin of v2, faster on bytes. Each call reads its attributes, because they may change."""
 
     original: Any
 
@@ -155,9 +155,9 @@ def _check_close(actual: Any, expected: Any) -> None:
     scale = 255 if expected.is_floating_point() else 1
     differences = scale * (actual.double() - expected.double()).abs()
     if (differences > TOLERANCE).any():
+        largest = differences.max().item()
         raise DataError(
-            f"pixels differ by up to {differences.max().item():.3g} of 255 from those of PIL images, more than the "
-            f"{TOLERANCE} of rounding"
+            f"pixels differ by up to {largest:.3g} of 255 from PIL's, more than the {TOLERANCE} of rounding"
         )
 
 
@@ -192,7 +192,7 @@ def draw(transforms: Sequence[Transform], shape: Shape) -> tuple[list[Transform]
 def _draw(transform: Any, name: str, like: Tensor) -> list[Transform]:
     if hasattr(transform, "p") and torch.rand(1) >= transform.p:
         return []
-    if type(transform).__module__ == V1:  # A RandomCrop; that of v2 draws no number for a side that is not cropped.
+    if type(transform).__module__ == V1:  # Only RandomCrop: in v2 it draws no number for a side that is not cropped.
         box = transform.get_params(_padded(like, transform), transform.size)
         return [partial(_cropped, transform=transform, box=box)]
     params = transform.make_params([like])
@@ -270,7 +270,7 @@ class DrawnDataset(TransformedDataset):
                     for attribute, (image,) in calls
                 ]
                 samples.append((index, decoded, pictures))
-        # Memory is allocated in the consumer's thread, because glibc returns that of threads that end with an epoch.
+        # The consumer's thread allocates the batch: glibc gives up the memory of threads that end with an epoch.
         batches = [
             torch.empty((len(pictures), *pictures[0].shape), device="cpu")
             for pictures in zip(*(pictures for *_, pictures in samples), strict=True)

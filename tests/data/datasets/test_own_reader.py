@@ -77,7 +77,7 @@ def test_predict_and_the_card_read_files_as_the_dataset_does(
         refused = call_here(predict_main, "run", "large.npy")
     assert "large.npy: is read as (1, 9, 9), and the model takes (1, 14, 14)" in refused.stderr
     output_of(export_main, "run", "--format=torch", "--output=model.pt2")
-    assert "# your images, as the dataset scans reads them" in (tmp_path / "model.pt2.md").read_text()
+    assert json.loads((tmp_path / "model.pt2.json").read_text())["read_by"] == "the dataset scans"
     succeed("resume=run", "epochs=2")
     del DATASETS._registered["scans"]
     ended = call_here(predict_main, "run", *files)
