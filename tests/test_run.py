@@ -13,6 +13,7 @@ from tests.support.processes import run_python
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import Loader
 from vitmnist.models.cnn import CNN
+from vitmnist.trainer import Trainer
 from vitmnist.training.loop import train_epoch
 
 HOOKED = """
@@ -74,5 +75,7 @@ def test_the_first_two_sets_are_freed_before_that_of_the_test_split(
     assert set(alive) == {0}
 
 
-def test_the_training_loop_fits_on_a_screen() -> None:
+def test_the_training_loop_and_the_stages_before_it_fit_on_a_screen() -> None:
     assert len(inspect.getsource(train_epoch).splitlines()) <= 50
+    for stage in (Trainer.build_data, Trainer.build_step, Trainer.build_loaders, Trainer.distribute):
+        assert len(inspect.getsource(stage).splitlines()) <= 20, stage

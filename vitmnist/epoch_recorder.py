@@ -77,7 +77,8 @@ class EpochRecorder:
             DataError: a record or the checkpoint cannot be written; if it is a record, the checkpoint is saved first.
             RunInterrupted: the run was asked to stop, and is saved.
         """
-        result, save_s = self.result, train[SAVE_S.name] + evaluation[SAVE_S.name]
+        result = self.result
+        save_s = train[SAVE_S.name] + evaluation[SAVE_S.name]
         metrics = {
             **train,
             **evaluation,
@@ -105,7 +106,8 @@ class EpochRecorder:
         """Append to `epochs.csv`, and log the epoch; raises `OSError` if that fails."""
         if not self.world.is_main:
             return
-        epoch, interval = record["epoch"], self.config.log.images_every_epochs
+        epoch = record["epoch"]
+        interval = self.config.log.images_every_epochs
         self.result.append_epoch(self.checkpoints.folder)
         for logger in self.loggers:
             logger.add_epoch(record)

@@ -173,10 +173,12 @@ class Trainer:
             ConfigError: a key has changed that may not on resuming, or something is unknown or does not fit together.
             DataError: the checkpoint, the weights or the data cannot be read.
         """
-        config, world, weights = self.config, self.world, None
+        config, world = self.config, self.world
+        weights = None
         checkpoint = load_checkpoint(config, self.folder, world) if config.resume else None
         if checkpoint:
-            self.result.epochs, self.result.resumed = checkpoint.epochs, True
+            self.result.epochs = checkpoint.epochs
+            self.result.resumed = True
         elif config.init:
             weights = world.broadcast_object(partial(read_initial_weights, config.init))
         check_config(config, self.device)
@@ -272,8 +274,10 @@ class Trainer:
     def _record_setup(self, dataset: Dataset, step: TrainStep, loaders: Loaders) -> None:
         """Record dataset, loader choice, options of the step and environment."""
         result, world = self.result, self.world
-        result.loader, result.eval_split = {**loaders.train.settings}, dataset.eval_split
-        result.trainer, result.compile_s = asdict(step.config), step.compile_s or None
+        result.loader = dict(loaders.train.settings)
+        result.eval_split = dataset.eval_split
+        result.trainer = asdict(step.config)
+        result.compile_s = step.compile_s or None
         result.dataset = {
             "name": dataset.name,
             **{f"{name}_size": len(split) for name, split in dataset.splits.items()},

@@ -107,7 +107,9 @@ class EMA:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.model = copy.deepcopy(model).requires_grad_(False).eval()
-        self._source, self._decay, self._steps = model, decay, 0
+        self._source = model
+        self._decay = decay
+        self._steps = 0
         self._averages: list[Tensor] = list(self.model.parameters())
         self._weights: list[Tensor] = list(model.parameters())
 

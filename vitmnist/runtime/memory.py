@@ -108,9 +108,8 @@ def check_fits(
     Raises:
         DoesNotFitError: with both numbers, and the loaders that would work.
     """
-    free, total = free_memory(device), Memory(needs.host + needs.device)
-    if device.type == "cuda":
-        total = needs
+    free = free_memory(device)
+    total = needs if device.type == "cuda" else Memory(needs.host + needs.device)
     for location, need, model, available in (
         (f"on {device}", total.device, reserve.device, free.device),
         ("on the host", total.host, reserve.host, free.host),

@@ -295,7 +295,8 @@ class TrainStep:
 
     def distribute(self, world: World) -> None:
         """Let each step use the gradient of the global batch; each rank computes a part of it."""
-        self.forward, self._world_size = world.wrap_ddp(self.forward), world.size
+        self.forward = world.wrap_ddp(self.forward)
+        self._world_size = world.size
         if self.ema:  # DDP has copied the weights of rank 0 into the model, so the average starts from them.
             self.ema.model.load_state_dict(self.model.state_dict())
 
@@ -341,7 +342,8 @@ class ModelAndLoss(nn.Module):
         self._preprocess = preprocess.forward  # DDP would broadcast the constants of a submodule in each step.
         self._metrics = batch_metrics()  # Compiled code cannot look them up in the registry.
         self._device_type = preprocess.mean.device.type
-        self._uses_bf16, self._loss = precision == Precision.bf16, loss
+        self._uses_bf16 = precision == Precision.bf16
+        self._loss = loss
 
     def forward(self, inputs: dict[str, Tensor]) -> Sums:
         """The sums for `Batch.inputs()`."""
