@@ -28,7 +28,7 @@ from vitmnist.checkpoint.storage import WEIGHTS
 from vitmnist.cli.arguments import key_of
 from vitmnist.cli.command import command, echo
 from vitmnist.cli.resume import recorded_config
-from vitmnist.config.schema import Config
+from vitmnist.config.schema import Config, flatten
 from vitmnist.data.datasets.base import Dataset, Split, build_dataset, prepare
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.make_loader import make_loader
@@ -133,10 +133,10 @@ def _take_all(config: Config, typed: set[str]) -> None:
 
 
 def _warn_if_images_changed(folder: Path, dataset: Dataset) -> None:
-    recorded = (read_run(folder).result.dataset or {}).get("sha256", {})
+    recorded = flatten(read_run(folder).result.dataset or {})
     for name in dataset.splits:
         checksum = dataset.sha256[f"{name}_images"]
-        if recorded.get(f"{name}_images", checksum) != checksum:
+        if recorded.get(f"sha256.{name}_images", checksum) != checksum:
             print(f"warning: the images of the {name} split have changed since training", file=sys.stderr)
 
 
@@ -210,9 +210,9 @@ def main(options: Namespace) -> None:
     matrix = evaluation.predictions.confusion_matrix(len(split.classes))
     metrics = class_metrics(matrix, split.classes, evaluation.metrics)
     if options.json or options.predictions:
-        printed = {"weights": str(evaluation.weights), "split": evaluation.split_name, **metrics}
+        document = {"weights": str(evaluation.weights), "split": evaluation.split_name, **metrics}
         if options.predictions:
-            printed["predictions"] = evaluation.rows(range(len(split)))
-        print(json.dumps(printed))
+            document["predictions"] = evaluation.rows(range(len(split)))
+        print(json.dumps(document))
     else:
         echo("\n".join([str(evaluation.weights), f"{evaluation.split_name} split", _text(metrics)]))
