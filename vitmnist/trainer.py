@@ -325,4 +325,4 @@ class Trainer:
         }
         check_metrics(values, "test split")
         self.result.test = {"weights": weights, **values}
-        log_test(self.result.test)
+        log_test(self.result.test, self.monitor.best_epoch(self.result.epochs))

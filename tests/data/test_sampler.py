@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vitmnist.config.schema import Shuffle
 from vitmnist.data.sampler import EpochSampler
+from vitmnist.errors import ConfigError
 
 shapes = st.tuples(st.integers(0, 60), st.integers(1, 30))
 
@@ -120,3 +121,8 @@ def test_the_parts_of_all_ranks_make_up_the_global_batch(
     for number, batch in enumerate(index_batches(sampler, 1, start)):
         valid = [batches[number][: own.num_valid(start + number)] for own, batches in zip(samplers, parts, strict=True)]
         assert torch.equal(torch.cat(valid), batch)
+
+
+def test_a_text_does_not_stand_for_true() -> None:
+    with pytest.raises(ConfigError, match="drop_last=false: must be True or False"):
+        EpochSampler(10, 4, 0, drop_last="false")  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from tests.support.samples import Made
 from vitmnist import from_dataloader
+from vitmnist.diagnosis import candidates
 from vitmnist.diagnosis.candidates import ImitatedStep, best_change, decode_part, time_parts, try_loaders
 from vitmnist.diagnosis.observer import LoaderInfo, Loop, Pass
 from vitmnist.timing.table import Row, Spread, format_rows
@@ -139,3 +140,29 @@ def test_a_change_is_named_if_the_epochs_of_the_script_pay_for_it(
     """Of epochs that take a second now."""
     rows = [Row("as it is", epoch_s=Spread.of([1.0])), Row("x", None, Spread.of([epoch_s]), 0.0, set_up_s, 1, "x")]
     assert best_change([*rows, Row("failed", error="why", change="y")], epochs) == expected
+
+
+class Opened(Made):
+    def open(self) -> None:
+        """Opens a file in each worker, as torch's documentation shows."""
+
+
+def open_in_worker(worker: int) -> None:
+    torch.utils.data.get_worker_info().dataset.open()
+
+
+def test_a_part_of_a_dataset_has_its_attributes_in_workers_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates, "DECODE_S", 0.0)
+    loader = DataLoader(Opened(ones, 100), 4, num_workers=1, worker_init_fn=open_in_worker)
+    replaced, _ = decode_part(loader, "exact", 1.0)
+    assert (len(replaced.dataset), len(list(replaced))) == (32, 8)
+
+
+@pytest.mark.parametrize("options", [{"shuffle": True}, {"sampler": [*range(40)]}])
+def test_a_part_keeps_the_workers_that_the_whole_would_keep(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidates, "DECODE_S", 0.0)
+    loader = DataLoader(Transformed(slow, add_noise), 4, num_workers=2, **options)
+    whole, (part, _) = from_dataloader(loader), decode_part(loader, "exact", 1.0)
+    assert (part.num_workers, type(part)) == (whole.num_workers, type(whole))

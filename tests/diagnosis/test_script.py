@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -45,6 +46,23 @@ if __name__ == "__main__":
     assert "x y" in expected.stdout
     assert ended.stdout == expected.stdout
     assert (report["incomplete"], report["steps"]) == (Incomplete.ENDED_EARLY, 10)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_stop_does_not_end_a_process_that_the_script_has_forked(tmp_path: Path) -> None:
+    script = f"""
+import multiprocessing, pathlib
+{SLOW_DATA}
+def work():
+    train(DataLoader(Slow(), batch_size=2), epochs=3)
+    pathlib.Path("finished").touch()
+rank = multiprocessing.get_context("fork").Process(target=work)
+rank.start()
+rank.join()
+train(DataLoader(Slow(), batch_size=2), epochs=1000)
+"""
+    diagnose(tmp_path, script, "--warm-up=1", "--steps=3", "--stop", fresh=True)
+    assert (tmp_path / "finished").exists()
 
 
 def test_a_module_runs_as_by_python_m_and_stop_ends_it(tmp_path: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
 from pathlib import Path
 
 import pandas
 import pytest
 
-from vitmnist.runtime.files import UnreadableError, csv_text, read_plain
+from vitmnist.runtime.files import UnreadableError, csv_text, read_plain, write_atomic
 
 
 @pytest.mark.parametrize(
@@ -42,3 +43,18 @@ def test_texts_are_quoted_and_numbers_are_not() -> None:
         '"1","","",""',
     ]
     assert pandas.read_csv(io.StringIO(table))["part"].isna().tolist() == [False, True]
+
+
+def write_often(path: Path) -> None:
+    for count in range(200):
+        write_atomic(path, b"x" * (1000 + count))
+
+
+def test_two_processes_may_write_a_file(tmp_path: Path) -> None:
+    writers = [multiprocessing.get_context("spawn").Process(target=write_often, args=(tmp_path / "a",)) for _ in "12"]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]

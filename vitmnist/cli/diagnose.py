@@ -41,6 +41,10 @@ def _parse(parser: ArgumentParser) -> Namespace:
     options = parser.parse_args()
     if options.steps is None and options.stop:
         options.steps = 200
+    if options.steps is not None and options.steps < 1:
+        parser.error(f"--steps {options.steps}: must be at least 1")
+    if options.warm_up < 0:
+        parser.error(f"--warm-up {options.warm_up}: must be at least 0")
     if not (options.module or options.script):
         parser.error("which script? Type SCRIPT.py or -m package.module after the options")
     return options

@@ -24,9 +24,10 @@ def check_layout(shape: Sequence[int], channels: int | None = None) -> None:
     plausible = CHANNELS if channels is None else (channels,)
     fits = len(shape) == 4 and (shape[1] in plausible or (channels is None and shape[3] not in plausible))
     if not fits:
+        statistics = f", because mean and std are of {channels} channel(s)" if channels else ""
         raise DataError(
-            f"images: must be [B, {channels or 'C'}, H, W], found {list(shape)}; images.unsqueeze(1) adds the "
-            "channels, images.permute(0, 3, 1, 2) puts them first"
+            f"images: must be [B, {channels or 'C'}, H, W]{statistics}, found {list(shape)}; images.unsqueeze(1) adds "
+            "the channels, images.permute(0, 3, 1, 2) puts them first"
         )
 
 

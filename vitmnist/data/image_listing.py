@@ -198,9 +198,16 @@ def _list_classes(folder: Path, left_out: Counter[str]) -> Pictures:
 
 
 def _refuse_splits(folder: Path, inner: dict[str, set[str]]) -> None:
-    """Raise `DataError` if the names of some classes with folders in them are those of splits, such as `seg_test`."""
+    """Raise `DataError` if classes with folders in them look like splits.
+
+    They do if some have such a name, as `seg_test` has, or if all hold the same two or more folders.
+    """
     words_of = {name: re.findall("[a-z]+", name.lower()) for name, folders in inner.items() if folders}
-    if splits := [name for name, words in words_of.items() if not SPLIT_OF.keys().isdisjoint(words)]:
+    splits = [name for name, words in words_of.items() if not SPLIT_OF.keys().isdisjoint(words)]
+    first, *others = inner.values()
+    if not splits and len(first) > 1 and all(folders == first for folders in others):
+        splits = [*inner]
+    if splits:
         raise DataError(
             f"{folder}: folders of classes that look like splits: {join_names(splits)}, with the folders "
             f"{join_names(sorted(inner[splits[0]]))}; name splits train, val and test, with a folder for each class in "

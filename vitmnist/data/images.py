@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,6 +26,8 @@ from vitmnist.store.rows import is_large
 
 Pixels = NDArray[np.uint8]
 
+MAX_SIDE = 65_535
+"""The longest side of a picture, also after resizing, as of a JPEG file; to resize a longer one takes gigabytes."""
 _reading = threading.local()
 """Its attribute `path` is the file that the current thread reads."""
 
@@ -59,6 +62,8 @@ class ImageReader:
         """Raises `DataError` if the file cannot be read."""
         _reading.path = path
         try:
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise ValueError("not a regular file")  # opening a named pipe would wait for a writer
             content = np.fromfile(path, np.uint8)
             with Image.open(BytesIO(content.data)) as opened:
                 return to_pixels(opened, **vars(self), decode=partial(_decode, content))
@@ -196,7 +201,10 @@ def to_pixels(
 def stored_size(opened: Image.Image, size: tuple[int, int], resize: str) -> tuple[int, tuple[int, int]]:
     """The EXIF orientation of an image, and the size to which it is resized before it is turned upright."""
     orientation = opened.getexif().get(ExifTags.Base.Orientation, 1)
-    return orientation, fitted(opened.size, size[::-1] if orientation in (5, 6, 7, 8) else size, resize)
+    to_size = fitted(opened.size, size[::-1] if orientation in (5, 6, 7, 8) else size, resize)
+    if max(*opened.size, *to_size) > MAX_SIDE:
+        raise ValueError(f"{opened.width}×{opened.height} pixels: a side is, or would become, longer than {MAX_SIDE}")
+    return orientation, to_size
 
 
 def fitted(size: tuple[int, int], to: tuple[int, int], resize: str) -> tuple[int, int]:

@@ -53,6 +53,8 @@ class EpochSampler:
     def __post_init__(self) -> None:
         if self.shuffle not in ORDERS:
             raise ConfigError(f"shuffle={self.shuffle}: {allowed_names(str(self.shuffle), ORDERS)}")
+        if not isinstance(self.drop_last, bool):  # The text "false" would be true.
+            raise ConfigError(f"drop_last={self.drop_last}: must be True or False")
         for name, least in (("batch_size", 1), ("seed", 0)):
             object.__setattr__(self, name, whole_number(name, getattr(self, name), least))
         if self.ranks > self.batch_size:

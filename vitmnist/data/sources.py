@@ -185,10 +185,8 @@ class DatasetSource(SampleSource):
             ConfigError: a sample is random, and one version of it would be repeated; see `data.randomness` for what
                 cannot be seen.
         """
-        workers = reading_workers(self.dataset)
-        sample_nbytes = self.bytes_to_load(torch.device("cpu")) / len(self) if workers and len(self) else 0
         expected, count = None, 0
-        for chunk in read_once(self.dataset, self._read_fixed, sample_nbytes, workers):
+        for chunk in self._read_once(self._read_fixed):
             signature = [f"{part.dtype} {list(part.shape[1:])}" for part in chunk]
             expected = expected or signature
             if signature != expected:
@@ -199,8 +197,17 @@ class DatasetSource(SampleSource):
             yield chunk
 
     def channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        firsts = range(0, len(self), CHUNK)  # not by `chunks`, because random samples have statistics too
-        return channel_statistics(_pair(self.read(slice(first, first + CHUNK)), first)[0] for first in firsts)
+        # Not by `chunks`, because random samples have statistics too.
+        return channel_statistics(images for images, _ in self._read_once(self._read_any))
+
+    def _read_once(self, read: Callable[[range], tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+        workers = reading_workers(self.dataset)
+        sample_nbytes = self.bytes_to_load(torch.device("cpu")) / len(self) if workers and len(self) else 0
+        return read_once(self.dataset, read, sample_nbytes, workers)
+
+    def _read_any(self, indices: range) -> tuple[Tensor, Tensor]:
+        """Some samples collated, also random ones."""
+        return _pair(self.read(slice(indices.start, indices.stop)), indices.start)
 
     def _read_fixed(self, indices: range) -> tuple[Tensor, Tensor]:
         """Some samples collated; raises `ConfigError` if one of them is random."""

@@ -14,7 +14,7 @@ from math import ceil, inf
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Subset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
 
 from vitmnist.data.randomness import RandomState
 from vitmnist.diagnosis.observer import Loop
@@ -35,7 +35,18 @@ NEGLIGIBLE_CORES = 0.1  # A smaller part of a core gets no thread of its own
 GAIN = 0.2  # The share of the time that a change must save to be named
 LATE_S = 30.0  # Seconds without a batch after which workers count as failed
 
+PLAIN_SAMPLERS = (SequentialSampler, RandomSampler)
 Form = Literal["exact", "tensor"]
+
+
+class FirstSamples(Subset[object]):
+    """Some samples of a dataset, with its attributes: a `worker_init_fn` may use them, and `from_dataloader` looks at
+    them."""
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__") or name == "dataset":
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
 
 
 def add_alternatives(benchmark: Benchmark, loader: DataLoader[object], now: Candidate) -> dict[str, float]:
@@ -103,8 +114,11 @@ def decode_part(loader: DataLoader[object], form: Form, sample_s: float) -> tupl
     count = min(size, max(8 * batch_size, int(DECODE_S / max(sample_s, 1e-6))))
     part = loader
     if count < size:
-        samples = Subset(loader.dataset, range(count))
-        part = rebuilt(loader, dataset=samples, batch_size=batch_size, sampler=None, shuffle=True)
+        # With a sampler or a generator of the script's own, from_dataloader keeps the workers; so does this one.
+        is_plain = loader.batch_size and loader.generator is None and type(loader.sampler) in PLAIN_SAMPLERS
+        generator = None if is_plain else torch.Generator()
+        order = {"batch_size": batch_size, "sampler": None, "shuffle": True, "generator": generator}
+        part = rebuilt(loader, dataset=FirstSamples(loader.dataset, range(count)), **order)
     began = time.perf_counter()
     replaced = from_dataloader(part, "ram", transforms=form)
     set_up_s = (time.perf_counter() - began) * size / count

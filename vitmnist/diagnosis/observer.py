@@ -6,6 +6,7 @@ This module does not import torch: a script may set environment variables before
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 import sysconfig
 import weakref
@@ -14,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import wraps
+from itertools import takewhile
 from math import inf
 from pathlib import Path
 from statistics import median_low
@@ -45,13 +47,18 @@ class Unmeasured(str, Enum):
 
 @dataclass(frozen=True)
 class LoaderInfo:
-    """The settings of a loader, and the line of the script that iterates it; None is unknown."""
+    """The settings of a loader, and the line of the script that iterates it; None is unknown.
+
+    Args:
+        own_iteration: the class that iterates in its own way, such as Accelerate's `DataLoaderShard`; None: torch's.
+    """
 
     dataset: str
     samples: int | None
     batch_size: int | None
     num_workers: int
     where: str
+    own_iteration: str | None = None
 
     @classmethod
     def of(cls, loader: DataLoader[object]) -> LoaderInfo:
@@ -60,7 +67,10 @@ class LoaderInfo:
         with suppress(Exception):  # The script may never call `len()`; ignore errors.
             samples = len(loader.dataset)  # type: ignore[arg-type]
         batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
-        return cls(type(loader.dataset).__name__, samples, batch_size, loader.num_workers, _calling_line())
+        subclasses = takewhile(lambda kind: kind.__name__ != "DataLoader", type(loader).__mro__)
+        own_iteration = next((kind.__name__ for kind in subclasses if "__iter__" in vars(kind)), None)
+        dataset = type(loader.dataset).__name__
+        return cls(dataset, samples, batch_size, loader.num_workers, _calling_line(), own_iteration)
 
 
 def _calling_line() -> str:
@@ -173,6 +183,8 @@ class Observer:
         self.is_warm = not warm_up
         self._threads_inside: set[int] = set()  # Threads that are within a call of a loader
         self._observed: set[type] = set()
+        if hasattr(os, "register_at_fork"):  # Ranks and workers of the script must not be ended by its --stop.
+            os.register_at_fork(after_in_child=self.end)
         self._observe_torch("import", ())
         sys.addaudithook(self._observe_torch)  # An import event follows that of torch's module, which imports others.
 

@@ -217,7 +217,7 @@ def _overlapping(runs: Iterable[Run]) -> set[Path]:
     by_host: dict[str, list[Run]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: run.result.began_at):
         if host := (run.result.environment or {}).get("host"):
-            by_host[host].append(run)
+            by_host[str(host)].append(run)
     folders: set[Path] = set()
     for first, *others in by_host.values():
         last_to_end = first

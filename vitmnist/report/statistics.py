@@ -113,4 +113,4 @@ def format_spread(spread: Spread) -> str:
 
 def format_seconds(value: float) -> str:
     """Three significant digits, or whole seconds."""
-    return f"{value:.0f}" if value >= 100 else f"{value:#.3g}"
+    return f"{value:.0f}" if value >= 100 else f"{value:#.3g}".rstrip(".")

@@ -125,7 +125,9 @@ def best_quality(comparison: Comparison) -> str:
     gains = {name: {seed: metric.sign * value for seed, value in groups[name].items()} for name in groups}
     differences = Differences(gains)
     leads = [differences.get(label, other) for other in groups if other != label]
-    bounds = [lead.low for lead in leads if lead and lead.low is not None]
+    # A lead that is the same with every seed, as of a few images that change together, says nothing about noise.
+    varying = [lead for lead in leads if lead and (lead.low != lead.high or lead.mean == 0)]
+    bounds = [lead.low for lead in varying if lead.low is not None]
     if len(bounds) < len(leads):
         seeds = f"{len(values)} seeds" if len(values) > 1 else "One seed"
         return f"{best} {seeds} cannot tell whether that is more than noise; set seed=1,2,3 or more."

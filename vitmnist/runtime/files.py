@@ -39,7 +39,8 @@ def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> No
     Raises:
         OSError: with `path` as its filename, not the temporary file.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    # Two processes may write the same report.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with naming_file(path):
         try:
             with temporary.open("wb") as file:

@@ -64,9 +64,15 @@ def log_early_stop(result: Result, monitor: Monitor) -> None:
         log.info(message, best + 1, name, epochs[best][name], len(epochs) - 1 - best)
 
 
-def log_test(test: Mapping[str, Any]) -> None:
-    """Log the evaluation on the test split."""
-    log.info("test split  loss %.4f acc %.2f%%  (%s weights)", test["test_loss"], test["test_acc"], test["weights"])
+def log_test(test: Mapping[str, Any], best: int | None) -> None:
+    """Log the evaluation on the test split.
+
+    Args:
+        best: the best epoch, counted from 0.
+    """
+    is_best = test["weights"] == "best" and best is not None
+    weights = f"best weights, of epoch {best + 1}" if is_best else "final weights"
+    log.info("test split  loss %.4f acc %.2f%%  (%s)", test["test_loss"], test["test_acc"], weights)
 
 
 def log_verdict(result: Result) -> None:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from types import UnionType
-from typing import Any, cast, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -21,6 +21,7 @@ from vitmnist.config.schema import Config, flatten
 from vitmnist.errors import ConfigError, DataError, PeerError, classify
 from vitmnist.metrics.epoch_table import (
     DATA_WAIT_PCT,
+    EPOCH_S,
     EpochRecord,
     Metric,
     Monitor,
@@ -95,7 +96,7 @@ class Result:
             is_valid = isinstance(values, dict) and all(
                 _has_type(values.get(metric), float | None) for metric in (*epoch_metrics(), TEST_ACC)
             )
-            if not is_valid:
+            if not (is_valid and 0 < (values.get(EPOCH_S.name) or 1.0) < math.inf):
                 raise UnreadableError("an epoch or the test has a value that is not a number")
         return cls(**{item.name: content[item.name] for item in recorded})
 
@@ -311,6 +312,7 @@ SEARCH_RESULT = "optimization_results.yaml"
 
 def search_summary(folder: Path) -> str:
     """The sentence about the best trial in the folder of a search; empty if there is none."""
-    with suppress(FileNotFoundError):
-        return str(cast("dict[str, object]", read_plain(folder / SEARCH_RESULT))["summary"])
-    return ""
+    values: object = None
+    with suppress(FileNotFoundError, UnreadableError):
+        values = read_plain(folder / SEARCH_RESULT)
+    return str(values.get("summary") or "") if isinstance(values, dict) else ""  # Other sweepers write such a file too.

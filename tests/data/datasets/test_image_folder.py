@@ -22,9 +22,9 @@ from vitmnist.augment.preprocess import Compose, Preprocess
 from vitmnist.data.channel_statistics import channel_statistics
 from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.image_listing import find_images
-from vitmnist.data.images import to_tensor
+from vitmnist.data.images import ImageReader, Mode, to_tensor
 from vitmnist.data.sources import digest
-from vitmnist.errors import DataError
+from vitmnist.errors import ConfigError, DataError
 
 CLASSES = ("cat", "dog", "eel")
 
@@ -209,6 +209,8 @@ def test_pictures_of_32_bits_need_a_range_and_have_that_scale(folder: Path, dtyp
     write_deep(folder / "eel" / "damaged.tif", np.full((8, 8), np.nan), "float32")
     with pytest.raises(DataError, match=r"its 32-bit pixels are \d+ to \d+; .*needs data\.dataset\.range_32_bit=\["):
         load(folder, size=8)
+    with pytest.raises(ConfigError, match=r"data\.dataset\.range_32_bit=\[3\.0, 3\.0\]: black and white must differ"):
+        load(folder, skip_unreadable=True, range_32_bit=(3, 3))
     pets = load(folder, size=8, skip_unreadable=True, range_32_bit=(0, 500))
     for split in pets.splits.values():
         for row, name in enumerate(split.files.names):
@@ -358,3 +360,5 @@ def test_only_visible_regular_files_are_pictures_and_links_to_parents_are_left_o
     for warning in ("pictures: links to a parent folder are left out: all", "cat: links to a parent folder are left"):
         assert warning in caplog.text
     assert len(find_images([str(folder / "cat")])) == 10
+    with pytest.raises(DataError, match="cannot be read as a picture: not a regular file"):
+        ImageReader((8, 8), Mode.grey)(folder / "cat" / "pipe.png")

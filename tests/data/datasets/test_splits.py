@@ -90,6 +90,7 @@ def test_folders_may_lack_a_split(divided: Path, caplog: pytest.LogCaptureFixtur
     [
         ({"train": "training_set", "val": "seg_valid", "test": "test_set"}, "seg_valid, test_set, training_set"),
         ({"train": "../rest"}, "test, val"),
+        ({"train": "trn", "val": "vld", "test": "tst"}, "trn, tst, vld"),
         ({"train/cat": "cat", "train/dog": "dog", "train/eel": "eel", "val": "../rest"}, "test"),
     ],
 )
@@ -274,7 +275,7 @@ def test_epochs_are_evaluated_on_val_and_the_test_split_once(
     shutil.rmtree(divided / "val")
     shutil.rmtree(divided / "test")
     alone = [*data, "data.dataset.test_share=0", "epochs=1"]
-    assert "pictures: has neither validation nor test images; type data.holdout=0.1" in refuse(*alone)
+    assert "pictures: has neither validation nor test images; set data.holdout=0.1" in refuse(*alone)
     ended = train_here(*alone, "data.holdout=0.25", "hydra.run.dir=alone")
     assert ended.returncode == 0, ended.stderr
     assert (result_of(tmp_path / "alone")["eval_split"], result_of(tmp_path / "alone")["test"]) == ("validation", None)

@@ -91,6 +91,8 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     folder = home_expanded(options.path).absolute()
     if not folder.is_dir():
         raise ConfigError(f"data.dataset.path={options.path}: there is no such folder; it must hold a folder per class")
+    if options.range_32_bit and options.range_32_bit[0] == options.range_32_bit[1]:
+        raise ConfigError(f"data.dataset.range_32_bit={[*options.range_32_bit]}: black and white must differ")
     labels_file = home_expanded(options.labels) if options.labels else None
     classes, parts = find_samples(
         folder, labels_file, options.test_share, options.skip_unreadable, options.columns, options.suffix
