@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from inspect import signature
@@ -20,8 +20,6 @@ from unittest import SkipTest
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.utils.data import Dataset
 
 from vitmnist.data.randomness import GENERATORS, preserved_random_state, seed_generators
 from vitmnist.errors import DataError, UserError, first_line
@@ -59,7 +57,7 @@ class Audit(NamedTuple):
         return "\n".join(f"{status:<11}  {name}: {detail}" for name, status, detail in self.properties)
 
 
-class ProbeDataset(Dataset[tuple[int, Any]]):
+class ProbeDataset(torch.utils.data.Dataset[tuple[int, Any]]):
     """Sample i is i and float64 `[3]`: a number from each of the global generators, or i itself if it is not random."""
 
     def __init__(self, size: int, is_random: bool = True) -> None:
@@ -123,25 +121,20 @@ class _Subject:
     data: ProbeDataset
     settings: dict[str, int]
 
-    @contextmanager
-    def open(self, **changed: int) -> Iterator[Any]:
-        """A new loader, which is closed at the end."""
+    def open(self, **changed: int) -> AbstractContextManager[Any]:
+        """A new loader; if it can be closed, it is closed at the end of the `with` block."""
         seed_generators(0, 0, 0)  # A training script may do so too.
         loader = self.build(self.data, **{**self.settings, **changed})
-        try:
-            yield loader
-        finally:
-            getattr(loader, "close", lambda: None)()
+        return closing(loader) if hasattr(loader, "close") else nullcontext(loader)
 
     def read(self, **changed: int) -> list[list[ProbeBatch]]:
         """Epochs 0 and 1 of a new loader; raises `DataError` if one is empty or endless."""
-        epochs = []
+        size = self.data.size
         with self.open(**changed) as loader:
-            for epoch in range(2):
-                batches = [_copy(batch) for batch in islice(_start(loader, epoch), self.data.size + 1)]
-                if not 0 < (count := len(batches)) <= self.data.size:
-                    raise DataError(f"epoch {epoch} has {count or 'no'} batches of {self.data.size} samples, or more")
-                epochs.append(batches)
+            epochs = [[_copy(batch) for batch in islice(_start(loader, epoch), size + 1)] for epoch in (0, 1)]
+        for epoch, batches in enumerate(epochs):
+            if not 0 < len(batches) <= size:
+                raise DataError(f"epoch {epoch} has {len(batches) or 'no'} batches of {size} samples, or more")
         return epochs
 
     @cached_property
@@ -156,16 +149,15 @@ class _Subject:
     def check_indices(self) -> str:
         """An index may be missing only in a dropped last batch, whose samples differ if the order does."""
         orders = [_order(epoch) for epoch in self.epochs]
-        missing: list[list[int]] = []
+        missing = [sorted(set(range(self.data.size)) - set(order)) for order in orders]
         # Each worker may drop a last batch that is shorter than the others.
         batch_sizes = {len(batch.indices) for batch in self.epochs[0]}
         too_many = batch_sizes.pop() * self.settings.get("num_workers", 1) if len(batch_sizes) == 1 else 1
-        for epoch, order in enumerate(orders):
+        for epoch, (order, absent) in enumerate(zip(orders, missing, strict=True)):
             if repeated := [index for index, count in Counter(order).items() if count > 1]:
                 raise AssertionError(f"epoch {epoch}: index {repeated[0]} came twice; such indices: {len(repeated)}")
-            missing.append(sorted(set(range(self.data.size)) - set(order)))
-            if len(missing[-1]) >= too_many:
-                raise AssertionError(f"epoch {epoch}: {len(missing[-1])} indices never came, such as {missing[-1][0]}")
+            if len(absent) >= too_many:
+                raise AssertionError(f"epoch {epoch}: {len(absent)} indices never came, such as {absent[0]}")
         if missing[0] and missing[0] == missing[1] and orders[0] != orders[1]:
             raise AssertionError(f"index {missing[0][0]} never came in epochs 0 and 1, whose orders differ")
         return f"{self.data.size} samples, {len(self.epochs[0])} batches, {len(missing[0])} samples dropped"
@@ -227,7 +219,9 @@ def _start(loader: Iterable[object], epoch: int) -> Iterator[object]:
 
 def _copy(batch: object) -> ProbeBatch:
     """The indices and numbers of a batch in any form: a loader may reuse its memory."""
-    leaves = [np.array(leaf.cpu().numpy() if isinstance(leaf, Tensor) else leaf, ndmin=1) for leaf in flatten(batch)[0]]
+    leaves = [
+        np.array(leaf.cpu().numpy() if isinstance(leaf, torch.Tensor) else leaf, ndmin=1) for leaf in flatten(batch)[0]
+    ]
     if not leaves or not np.issubdtype(leaves[0].dtype, np.integer):
         raise DataError("the first value of a batch must be the indices of its samples; deliver samples as they are")
     return ProbeBatch(leaves[0], leaves[1] if len(leaves) > 1 else None)
