@@ -23,6 +23,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from vitmnist.cli.arguments import key_of
+from vitmnist.config.schema import value_text
 from vitmnist.errors import ConfigError, MissingExtraError
 from vitmnist.metrics.epoch_table import search_objective
 from vitmnist.runtime.files import write_atomic
@@ -124,15 +125,14 @@ class SearchSweeper(Sweeper):
         best: dict[str, object] = {"summary": f"No trial has a value of {metric.name}."}
         if any(trial.value is not None for trial in study.trials):
             trial = study.best_trial
-            values = (
-                f"{key}={f'{value:.4g}' if isinstance(value, float) else value}" for key, value in trial.params.items()
-            )
+            parameters = " ".join(f"{key}={value_text(value)}" for key, value in trial.params.items())
+            value = f"{trial.value:.6g} {metric.unit}".rstrip()
             best = {
                 "best_params": trial.params,
                 "best_value": trial.value,
                 "best_trial": trial.number,
-                "summary": f"Best of {len(study.trials)} trials by {metric.name}: "
-                f"{f'{trial.value:.6g} {metric.unit}'.rstrip()} in trial {trial.number}, with {' '.join(values)}.",
+                "summary": f"Best of {len(study.trials)} trials by {metric.name}: {value} in trial {trial.number}, "
+                f"with {parameters}.",
             }
         content = yaml.safe_dump(best, sort_keys=False).encode()
         write_atomic(Path(self.config.hydra.sweep.dir) / SEARCH_RESULT, content)

@@ -102,8 +102,8 @@ def join_names(names: Iterable[str | Path]) -> str:
 
 
 def printable(text: str) -> str:
-    """Escape what could command a terminal, such as ESC in a file name, but keep the ends of lines."""
-    return re.sub(r"[^\n]", lambda match: match[0] if match[0].isprintable() else ascii(match[0])[1:-1], text)
+    """Escape what could command a terminal, such as ESC in a file name, but keep tabs and the ends of lines."""
+    return re.sub(r"[^\n\t]", lambda match: match[0] if match[0].isprintable() else ascii(match[0])[1:-1], text)
 
 
 def first_line(error: BaseException) -> str:

@@ -48,6 +48,7 @@ def command(name: str, parse: Callable[[ArgumentParser], Namespace]) -> Callable
                 logging.lastResort.setFormatter(PrintableFormatter())
             try:
                 run(parse(parser))
+                # A closed pipe is an error here, not at the end of the interpreter. A closed stdout is None.
                 print(end="", flush=True)
             except (Exception, KeyboardInterrupt) as error:
                 end(error)

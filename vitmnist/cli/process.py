@@ -90,6 +90,7 @@ def exit_with_message(process: TrainingProcess) -> Iterator[None]:
     try:
         with handled_by(lambda *_: end_interrupted(process.hint()), signal.SIGINT), process.resources:
             yield
+        # A closed pipe is an error here, not at the end of the interpreter.
         print(end="", flush=True)
     except SystemExit:
         raise

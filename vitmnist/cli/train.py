@@ -164,8 +164,9 @@ def configure_run(process: TrainingProcess, composed: DictConfig, arguments: Arg
         composed.hydra.runtime.output_dir = str(folder.absolute())
     configure_log(composed.hydra.job_logging, composed.hydra.verbose)
     process.resources.enter_context(env_override(composed.hydra.job.env_set))
+    # What was typed now takes the place of the same keys of earlier starts.
     earlier = recorded_overrides(folder) if arguments.must_resume else []
-    overrides = [*without_keys(earlier, [*map(key_of, typed)]), *typed]
+    overrides = without_keys(earlier, {key_of(text) for text in typed}) + typed
     return ConfiguredRun(config, folder.absolute(), [text for text in overrides if not is_of_hydra(text)])
 
 
