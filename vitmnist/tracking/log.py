@@ -70,8 +70,9 @@ def log_test(test: Mapping[str, Any], best: int | None) -> None:
     Args:
         best: the best epoch, counted from 0.
     """
-    is_best = test["weights"] == "best" and best is not None
-    weights = f"best weights, of epoch {best + 1}" if is_best else "final weights"
+    weights = "final weights"
+    if test["weights"] == "best" and best is not None:
+        weights = f"best weights, of epoch {best + 1}"
     log.info("test split  loss %.4f acc %.2f%%  (%s)", test["test_loss"], test["test_acc"], weights)
 
 
