@@ -74,8 +74,11 @@ def test_statistics_are_the_same_from_a_split_a_pair_a_dataset_and_by_name(tiny:
     [
         (lambda images: images[:, 0], r"found \[23, 28, 28\]; images.unsqueeze\(1\) adds the channels"),
         (lambda images: images.permute(0, 2, 3, 1), r"found \[23, 28, 28, 1\]; .*images.permute\(0, 3, 1, 2\) puts"),
-        (lambda images: images.flatten(1), r"must be \[B, 1, H, W\], found \[23, 784\]"),
-        (lambda images: images.expand(-1, 3, -1, -1), r"must be \[B, 1, H, W\], found \[23, 3, 28, 28\]"),
+        (
+            lambda images: images.flatten(1),
+            r"must be \[B, 1, H, W\], because mean and std are of 1 channel\(s\), found \[23, 784\]",
+        ),
+        (lambda images: images.expand(-1, 3, -1, -1), r"of 1 channel\(s\), found \[23, 3, 28, 28\]"),
     ],
 )
 def test_images_that_the_statistics_cannot_be_right_for_are_refused(
