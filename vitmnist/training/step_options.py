@@ -19,9 +19,9 @@ COMPILE_FROM_IMAGES = {Precision.bf16: 400_000, Precision.fp32: 4_000_000}
 """Training images, over all epochs, from which compiling pays on two cores of a CPU. Without a cache it takes 40 s. It
 saves 0.1 ms an image in bf16 (batch 500: 147 ms a step without, 95 with), and 0.01 ms in float32 (115 and 111)."""
 CUDA_BF16_FROM_IMAGES = 4000
-"""Images of a batch from which bf16 pays on a GPU without a graph: an estimate between two measurements. The host must
-launch the casts of every weight in every step: on one H100 an epoch of 60,000 images took 1.94 s in float32 and 2.54 s
-in bf16 at batch 500 (compiled in 19 s: 2.12 s), and 0.325 s and 0.310 s at batch 5,000."""
+"""Images of a batch from which `auto` takes bf16 on a GPU without a graph; an estimate. The host must launch the casts
+of every weight in every step: on one H100 an epoch of 60,000 images took 2.83 s in float32 and 3.78 s in bf16 at batch
+500, and 0.347 s (0.321 to 0.404) and 0.373 s (0.319 to 0.420) at batch 5,000."""
 Choices = dict[str, tuple[Any, str]]
 """The value that replaces `auto`, and the reason, by the key in `trainer`."""
 
