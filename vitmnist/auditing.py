@@ -219,7 +219,9 @@ def _start(loader: Iterable[object], epoch: int) -> Iterator[object]:
 
 def _copy(batch: object) -> ProbeBatch:
     """The indices and numbers of a batch in any form: a loader may reuse its memory."""
-    leaves = [np.array(leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf, ndmin=1) for leaf in flatten(batch)[0]]
+    leaves = [
+        np.array(leaf.tolist() if isinstance(leaf, torch.Tensor) else leaf, ndmin=1) for leaf in flatten(batch)[0]
+    ]
     if not leaves or not np.issubdtype(leaves[0].dtype, np.integer):
         raise DataError("the first value of a batch must be the indices of its samples; deliver samples as they are")
     return ProbeBatch(leaves[0], leaves[1] if len(leaves) > 1 else None)
