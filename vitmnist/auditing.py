@@ -219,12 +219,10 @@ def _start(loader: Iterable[object], epoch: int) -> Iterator[object]:
 
 def _copy(batch: object) -> ProbeBatch:
     """The indices and numbers of a batch in any form: a loader may reuse its memory."""
-    leaves = [
-        np.array(leaf.tolist() if isinstance(leaf, torch.Tensor) else leaf, ndmin=1) for leaf in flatten(batch)[0]
-    ]
-    if not leaves or not np.issubdtype(leaves[0].dtype, np.integer):
+    parts = [np.array(part.tolist() if isinstance(part, torch.Tensor) else part, ndmin=1) for part in flatten(batch)[0]]
+    if not parts or not np.issubdtype(parts[0].dtype, np.integer):
         raise DataError("the first value of a batch must be the indices of its samples; deliver samples as they are")
-    return ProbeBatch(leaves[0], leaves[1] if len(leaves) > 1 else None)
+    return ProbeBatch(parts[0], parts[1] if len(parts) > 1 else None)
 
 
 def _compare(expected: list[ProbeBatch], actual: list[ProbeBatch], context: str, start: int = 0) -> None:
