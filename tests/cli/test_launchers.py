@@ -40,7 +40,7 @@ def test_two_jobs_at_once_end_in_one_report(launcher: str, module: str, tiny_roo
 @pytest.mark.slow  # each job imports torch
 def test_a_job_that_is_refused_in_a_process_of_its_own_fails_the_sweep(tiny_root: Path, tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-    typed = ["-m", "hydra/launcher=parallel", *overrides_for(tiny_root, "epochs=1,-1")]
+    typed = ["-m", "hydra/launcher=parallel", *overrides_for(tiny_root, "epochs=1,-1", "data/loader=disk")]
     ended = start_program(tmp_path, *typed, "hydra.sweep.dir=here", "hydra.sweep.subdir=${hydra.job.num}")
     assert ended.returncode == 1
     assert "error: 1 of 2 jobs failed: 1\n" in ended.stderr
