@@ -169,7 +169,7 @@ class HorizontalFlip(Operation):
         return (random_uniform(keys, 0) < self.options.p,)
 
     def forward(self, images: Tensor, is_flipped: Tensor) -> Tensor:
-        if images.dtype == torch.uint8:  # a large image on the CPU, and a number
+        if images.dtype == torch.uint8:  # This is one large image on the CPU, with a number.
             return images.flip(3) if is_flipped else images
         # With weights of 0 and 1, `lerp` is exact, and on a CPU twice as fast as `where` with a mask that is broadcast.
         return images.lerp(images.flip(3), is_flipped.float()[:, None, None, None])

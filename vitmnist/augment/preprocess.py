@@ -100,7 +100,8 @@ class Compose(nn.Module):
         for operation, numbers in zip(self.operations, drawn, strict=True):
             if images.dtype == torch.uint8 and not operation.takes_bytes:
                 images = images.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
-            images = operation.forward(images, *numbers)  # a call would look for hooks, for each large image
+            # `forward`, because a call would look for hooks for each large image.
+            images = operation.forward(images, *numbers)
         return images
 
     def split(self, drawn: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> list[list[Sequence[Any]]]:
@@ -147,12 +148,12 @@ class Preprocess(nn.Module):
 
     Args:
         data: what `make_loader` takes. A split has its channel statistics; for a pair of tensors or a map-style
-            dataset, they are computed from its uint8 images, each of which is read once.
+            dataset, they are computed from its uint8 images, which are read once.
         augment: applied before normalising if keys are given; one that mixes images is applied by `mix_batch`.
         classes: number of classes, for an augmentation that mixes images; known if `data` is a split.
         mean: instead of `data`, with `std`: per channel, of images scaled to 0…1; a number for one channel.
         std: likewise.
-        size: height and width of what the model sees; by default those of the augmented images of `data`.
+        size: height and width of what the model sees; by default the size of the augmented images of `data`.
 
     Raises:
         ConfigError: neither `data` nor `mean` and `std`, or both, or impossible values.
@@ -186,7 +187,7 @@ class Preprocess(nn.Module):
         # A tensor and not the number 255: CUDA divides by a scalar by multiplying with its rounded reciprocal.
         self.register_buffer("white", torch.tensor([255.0]))
         self.augment, self.size = augment, size
-        self._are_bytes = data is not None  # whose statistics are those of uint8 images
+        self._are_bytes = data is not None  # The statistics of `data` are of uint8 images.
         self.classes = len(data.classes) if isinstance(data, Split) else classes
 
     def forward(self, images: Tensor, keys: Tensor | None = None) -> Tensor:

@@ -185,7 +185,7 @@ def _stop_signal_of_launcher() -> StopSignal:
     # The processes of joblib outlive their parent.
     if parent := multiprocessing.parent_process():
         stop.follow(parent.pid)  # type: ignore[arg-type]
-        multiprocessing.set_start_method(None, force=True)  # joblib's own method cannot start workers of a loader
+        multiprocessing.set_start_method(None, force=True)  # Joblib's own method cannot start workers of a loader.
     return stop
 
 

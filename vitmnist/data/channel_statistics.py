@@ -42,7 +42,7 @@ def check_statistics(key: str, mean: Sequence[float], std: Sequence[float]) -> N
 
 
 def channel_sums(images: Tensor) -> NDArray[np.uint64]:
-    """Number of pixels, sum and sum of squares by channel, `[3, C]`; those of several batches may be added.
+    """Number of pixels, sum and sum of squares by channel, `[3, C]`; the sums of several batches may be added.
 
     Raises:
         DataError: the images are not uint8 `[N, C, H, W]`.

@@ -1,4 +1,4 @@
-"""Lists image files: of files, folders and patterns, and those of a dataset with their classes and splits."""
+"""Lists image files: in files, folders and patterns that a user names, and in a dataset, with classes and splits."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def list_images(folder: Path, left_out: Counter[str]) -> list[Path]:
             for name in visible_folders(Path(parent), folders)
             if os.path.realpath(os.path.join(parent, name)) not in seen
         ]
-        for path in (Path(parent, name) for name in names if not name.startswith(".")):  # as the `._NAME` of macOS
+        for path in (Path(parent, name) for name in names if not name.startswith(".")):  # macOS leaves files `._NAME`.
             if not path.name.lower().endswith(EXTENSIONS):
                 left_out[path.suffix.lower()] += 1
             elif os.path.isfile(path) or not os.path.exists(path):
@@ -179,12 +179,12 @@ def _list_classes(folder: Path, left_out: Counter[str]) -> Pictures:
     names = visible_folders(folder, [path.name for path in folder.iterdir() if path.is_dir()])
     if len(names) < 2:
         raise DataError(
-            f"{folder}: two or more folders of a class are expected, with pictures in {folder}/CLASS/, to evaluate a "
-            f"model those of its classes; found: {join_names(names) or 'none'}"
+            f"{folder}: two or more folders of a class are expected, with pictures in {folder}/CLASS/ (to evaluate a "
+            f"model, with the names of its classes); found: {join_names(names) or 'none'}"
         )
     paths = [path.relative_to(folder) for name in names for path in list_images(folder / name, left_out)]
-    classes: dict[str, str] = {}  # by the real path of each folder that holds pictures
-    inner: dict[str, set[str]] = {name: set() for name in names}  # folders with pictures in that of a class
+    classes: dict[str, str] = {}  # Class by the real path of each folder with pictures
+    inner: dict[str, set[str]] = {name: set() for name in names}  # Subfolders with pictures by class
     for parent in sorted({path.parent for path in paths}):
         inner[parent.parts[0]].update(parent.parts[1:2])
         name = classes.setdefault(os.path.realpath(folder / parent), parent.parts[0])
@@ -259,7 +259,7 @@ def read_labels(
     lines: dict[Path, int] = {}
     splits: dict[str, Pictures] = {split: [] for split in SPLITS}
     try:
-        with labels.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets begin UTF-8 with a mark
+        with labels.open(encoding="utf-8-sig", newline="") as file:  # Spreadsheets begin UTF-8 with a mark.
             rows = csv.DictReader(file)
             rows.fieldnames = [name.strip() for name in rows.fieldnames or []]
             _check_columns(labels, rows.fieldnames, columns)

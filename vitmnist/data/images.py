@@ -63,12 +63,12 @@ class ImageReader:
         _reading.path = path
         try:
             if not stat.S_ISREG(path.stat().st_mode):
-                raise ValueError("not a regular file")  # opening a named pipe would wait for a writer
+                raise ValueError("not a regular file")  # Opening a named pipe would wait for a writer.
             content = np.fromfile(path, np.uint8)
             with Image.open(BytesIO(content.data)) as opened:
                 return to_pixels(opened, **vars(self), decode=partial(_decode, content))
         except Exception as error:  # Pillow's decoders raise the errors of many libraries
-            reason = getattr(error, "strerror", None) or error  # of a missing file, without its number and name
+            reason = getattr(error, "strerror", None) or error  # The error of a missing file repeats its name.
             reason = "unknown format" if isinstance(error, UnidentifiedImageError) else reason
             raise DataError(f"{path}: cannot be read as a picture: {reason}") from error
         finally:
@@ -87,7 +87,7 @@ def file_warnings() -> Iterator[dict[Path, str]]:
             show(message, *parts, **options)
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("always", module="PIL", append=True)  # after filters of the user
+        warnings.filterwarnings("always", module="PIL", append=True)  # Filters of the user come first.
         show, warnings.showwarning = warnings.showwarning, collect
         yield collected
 
@@ -106,10 +106,10 @@ def _jpeg_decoder() -> Callable[[Pixels], Pixels] | None:
 
     It takes two thirds of Pillow's time, and does not hold Python's lock.
     """
-    written = BytesIO()  # builds of libjpeg differ in how they round, and enlarge the colours
+    written = BytesIO()  # Builds of libjpeg differ in how they round and enlarge colours.
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (21, 37, 3), np.uint8)).save(written, "JPEG")
     try:
-        from torchvision.io import decode_jpeg  # takes 1.4 s, or 0.1 s where there is an optimizer
+        from torchvision.io import decode_jpeg  # This takes 1.4 s, or 0.1 s where there is an optimizer.
 
         def decode(content: Pixels) -> Pixels:
             pixels: Tensor = decode_jpeg(torch.from_numpy(content), "RGB")
@@ -124,7 +124,7 @@ def _jpeg_decoder() -> Callable[[Pixels], Pixels] | None:
 
 def to_tensor(image: Image.Image | Pixels) -> Tensor:
     """The pixels `[C, H, W]` of an image or of an array `[H, W]` or `[H, W, C]`, a copy; uint8 for 8-bit modes."""
-    pixels = np.array(image)  # as torchvision's pil_to_tensor; importing that takes 1.4 s
+    pixels = np.array(image)  # Importing torchvision's pil_to_tensor takes 1.4 s.
     return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1)
 
 
@@ -172,7 +172,7 @@ def to_pixels(
         background = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(background, image.convert("RGBA"))
     target = "L" if mode == "grey" else "RGB"
-    if image.mode != target:  # a copy holds Python's lock, for which other threads wait
+    if image.mode != target:  # A copy holds Python's lock, and other threads wait for it.
         image = image.convert(target)
     # Half of 375 rows is 187.5, stored as 188. Resized from all 188, images of 500×375 differ from full
     # decoding by 1.2 at 64×64, instead of 0.3.
@@ -181,7 +181,7 @@ def to_pixels(
         pixels = pixels.reshape(*pixels.shape[:2], -1)
     else:
         pixels = decode(image)
-        orientation, to_size = stored_size(opened, size, resize)  # by now Pillow's TIFF reader has turned it upright
+        orientation, to_size = stored_size(opened, size, resize)  # Pillow's TIFF reader has now turned it upright.
         pixels = resized(pixels, to_size)
     if orientation in (5, 6, 7, 8):
         pixels = pixels.swapaxes(0, 1)

@@ -211,7 +211,7 @@ def _referents(value: object) -> Iterable[object]:
     if isinstance(value, FunctionType):
         try:
             variables = inspect.getclosurevars(value)
-        except ValueError:  # a variable of the enclosing function has no value yet
+        except ValueError:  # A variable of the enclosing function has no value yet.
             return ()
         return (*variables.nonlocals.values(), *variables.globals.values(), *(value.__defaults__ or ()))
     of_class = [pair for kind in type(value).__mro__ for pair in vars(kind).items()]

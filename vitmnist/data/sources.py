@@ -131,7 +131,7 @@ class TensorSet(SampleSource):
             return self
         contents = f"{self.images.dtype} {list(self.images.shape)} {digest(self.images)}"
         images, _ = store_rows(self.chunks, len(self), replace(location, fingerprint=contents))
-        return TensorSet(images, self.labels, is_mapped=True)  # sets of other labels share the file
+        return TensorSet(images, self.labels, is_mapped=True)  # Sets with other labels share the file.
 
     def per_sample_source(self) -> SampleSource:
         self.check_on_host()
@@ -152,7 +152,7 @@ class TensorSet(SampleSource):
 def digest(tensor: Tensor) -> str:
     """SHA-256 of a CPU tensor's elements."""
     checksum = hashlib.sha256()
-    for part in tensor.split(CHUNK):  # images may have their channels last in memory: not all are copied at once
+    for part in tensor.split(CHUNK):  # Images with channels last are copied part by part.
         checksum.update(part.contiguous().view(torch.uint8).numpy().data)
     return checksum.hexdigest()
 
@@ -165,7 +165,7 @@ class DatasetSource(SampleSource):
     """
 
     def __init__(self, dataset: MapStyleDataset, seed: int | None = 0) -> None:
-        self.dataset: Any = dataset  # torch has no type for datasets with a length
+        self.dataset: Any = dataset  # Torch has no type for datasets with a length.
         self.seed = seed
 
     def __len__(self) -> int:

@@ -55,7 +55,7 @@ class Diagnosis:
 
     @property
     def _best(self) -> Spread:
-        """The least time of a batch: that of the step alone, or that of an alternative which is faster still."""
+        """The least time of a batch: with the step alone, or with an alternative that is faster still."""
         times = [self.step_s, self.batch_s, *(row.batch_s for row in self.rows if row.batch_s)]
         median, low, high = (min(getattr(time, bound) for time in times) for bound in ("median", "low", "high"))
         return Spread(median, low, high, self.step_s.n)
@@ -70,7 +70,7 @@ class Diagnosis:
         if self.bottleneck is Bottleneck.TOO_FEW_STEPS:
             lines.append(f"{format_few_steps(self.steps)}; give larger batches= or seconds=")
         else:
-            # The bound is that of the ends of the ranges: noise lets a loader exceed the quotient of the medians.
+            # The bound is from the ends of the ranges: noise lets a loader exceed the quotient of the medians.
             most = self.batch_s.high / self._best.low
             waiting = f"waiting for data {self.waiting_pct.text('{:.0f}%'.format)}"
             lines.append(f"{self.bottleneck.value}: {waiting}; no loader can make the loop {most:.3g} times faster")

@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 
 LIBRARIES = (sysconfig.get_paths()["stdlib"], str(Path(__file__).parent.parent), "<frozen")
 """How the files of Python's library and of this package begin."""
-PACKAGES = {"site-packages", "dist-packages"}  # Folders with installed packages, also those of another environment
+PACKAGES = {"site-packages", "dist-packages"}  # Folders with installed packages, in any environment
 COLLECTING_S = 0.0002  # If the median step is shorter and the batches are kept, the loop works on them later.
 
 

@@ -104,8 +104,8 @@ def describe_script(observer: Observer, exit_code: int) -> Report:
             if report.waiting_s >= longest_s / 2 and (report.waiting_pct or 0.0) >= COMPUTE_BOUND_PCT:
                 report.rows, report.parts = try_loaders(loop)
                 report.change = best_change(report.rows, inf if observer.is_stopped else report.passes)
-                if report.change and (own := report.loader.own_iteration):
-                    report.change += f"  # of the plain DataLoader, before it becomes a {own}"
+                if report.change and (subclass := report.loader.own_iteration):
+                    report.change += f"  # of the plain DataLoader, before it becomes a {subclass}"
     passes = _merged_passes(loops, ended)
     # torchrun and other launchers set these variables.
     is_rank = "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"

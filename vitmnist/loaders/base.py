@@ -64,7 +64,7 @@ class Loader(ABC):
     def __init__(self, sampler: EpochSampler) -> None:
         self.sampler = sampler
         self._live: weakref.WeakSet[Any] = weakref.WeakSet()  # Generators and threads to be closed
-        self._lock = threading.Lock()  # prefetch starts epochs in threads
+        self._lock = threading.Lock()  # `prefetch` starts epochs in threads.
         # Also at interpreter exit, while threads and processes can still be stopped.
         weakref.finalize(self, _close_all, self._live, self._lock)
 
@@ -105,7 +105,7 @@ def _close_all(iterators: weakref.WeakSet[Any], lock: threading.Lock) -> None:
     with lock:
         live = list(iterators)
     for iterator in live:
-        with suppress(ValueError):  # it is running in another thread, which will close it
+        with suppress(ValueError):  # Another thread runs it, and will close it.
             iterator.close()
 
 

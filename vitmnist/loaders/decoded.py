@@ -41,7 +41,7 @@ def gather(tensors: tuple[Tensor, ...], sampler: EpochSampler, epoch: int, start
     """The batches of an epoch on the device of the tensors: views of contiguous rows, copies of others.
 
     `index_select` copies whole rows; `images[indices]` computes an address per element and takes several times as
-    long. For labels, which are small, the call costs more than the copy, so those of an epoch are gathered at once.
+    long. For labels, which are small, the call costs more than the copy, so they are gathered once for an epoch.
     """
     images, labels = tensors
     if sampler.shuffle == "sample" and labels.dim() == 1:
@@ -79,7 +79,7 @@ class PinnedBuffers:
             buffers, event = oldest
             event.synchronize()
         else:
-            with torch.inference_mode(False):  # the buffers are also filled outside of inference mode
+            with torch.inference_mode(False):  # The buffers are also filled outside of inference mode.
                 buffers = row_buffers(self._tensors, self._batch_size, self._backend.empty_pinned)
         # If this fails, the buffers are dropped: a copy out of them may be under way.
         images, labels = map(self._backend.to_device, gather_rows(self._tensors, indices, out=buffers))

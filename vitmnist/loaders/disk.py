@@ -160,7 +160,7 @@ class WorkerLoader(Loader):
 
     def close(self) -> None:
         super().close()
-        self._idle.clear()  # nothing else refers to these DataLoaders, so their workers end
+        self._idle.clear()  # Nothing else refers to these DataLoaders, so their workers end.
 
     def _build(self, workers: int) -> data.DataLoader[Any]:
         return data.DataLoader(
@@ -200,9 +200,9 @@ def _explained(error: Exception) -> Exception:
     """The error of a worker, or of its death, as a user should see it."""
     if isinstance(error, UserError):
         return error
-    if str(error).startswith("Caught "):  # so torch passes on an exception of the dataset
+    if str(error).startswith("Caught "):  # Torch passes on an exception of the dataset so.
         return error
-    if isinstance(error, (ConnectionError, EOFError)):  # the pipe from the worker broke
+    if isinstance(error, (ConnectionError, EOFError)):  # The pipe from the worker broke.
         return LoadingError(f"disk: a worker was killed or exited unexpectedly ({error!r}); {FEWER_WORKERS}")
     failure = classify(error)
     return LoadingError(failure.message) if failure.cause == "worker" else error
@@ -224,4 +224,4 @@ def _deaths_of_workers_unreported() -> Iterator[None]:
 def _leave_stopping_to_parent(worker: int) -> None:
     """Let a worker outlive Ctrl-C, which it gets too: the training process may need its batches for a last step."""
     ignore_stopping()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which torch ends a worker that hangs
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Torch ends a worker that hangs by this signal.

@@ -59,7 +59,7 @@ class PrefetchLoader(Loader):
             make, events, threads=1, ahead=self.options.queue_size + 1, context=self.stream
         )
         with self._lock:
-            self._live.add(made)  # closed with the loader, from any thread
+            self._live.add(made)  # It is closed with the loader, from any thread.
         with closing(made):
             for batch, event in made:
                 if batch is END:

@@ -283,7 +283,7 @@ def _with_tensors(exact: DataLoader[Any], split: SplitTransforms, probes: Sequen
     in_threads = rebuilt(exact, TensorDataLoader, dataset=drawn, collate_fn=CollateGathered(default_collate))
     try:
         _check_same_batches(in_workers, in_threads)
-    except DataError:  # torchvision draws in another way for what is no picture.
+    except DataError:  # torchvision draws in another way for other objects than pictures.
         return in_workers
     return in_threads
 

@@ -37,7 +37,7 @@ from vitmnist.runtime.memory import DoesNotFitError, mib
 log = logging.getLogger(__name__)
 
 DEFAULT_FOLDER = "~/.cache/vitmnist/vitmnist-cache"
-MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # in Python's mmap since 3.11
+MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python's mmap has it since 3.11.
 RECORD = "cache.json"  # Without it, the samples are decoded again.
 PART = 2**20  # Bytes of a file that are read at a time
 UNUSABLE = (OSError, ValueError, KeyError, TypeError)
@@ -82,7 +82,7 @@ def decode_once(
             return tuple(map(_map, files)), notes()
     key = hashlib.sha256(fingerprint.encode()).hexdigest()[:24]
     entry = folder / key
-    with suppress(*UNUSABLE):  # perhaps another process is replacing it: checked again under the lock
+    with suppress(*UNUSABLE):  # Another process may be replacing it: the lock tells.
         return _open(entry, names)
     with _locked(folder, key):
         try:
@@ -95,7 +95,7 @@ def decode_once(
         try:
             with ExitStack() as stack:
                 with _named_errors(folder):
-                    shutil.rmtree(unfinished, ignore_errors=True)  # left by a process that was killed
+                    shutil.rmtree(unfinished, ignore_errors=True)  # A process that was killed has left it.
                     unfinished.mkdir()
                     files = [stack.enter_context((unfinished / f"{name}.npy").open("w+b")) for name in names]
                 _write(folder, files, size, decode())
@@ -174,7 +174,7 @@ def _map(file: IO[bytes]) -> Tensor:
     np.lib.format.read_magic(file)
     shape, _, dtype = np.lib.format.read_array_header_1_0(file)
     # Writing into a view copies the page and never changes the file.
-    if sys.platform == "linux":  # which would refuse to map more than memory, if swap had to be reserved
+    if sys.platform == "linux":  # Linux would refuse to map more than memory with reserved swap.
         pages = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE | MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE)
     else:
         pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

@@ -44,7 +44,7 @@ def read_once(
         sample_nbytes: by which the size of a chunk is chosen.
         workers: processes that read; see `reading_workers`.
         context: the `multiprocessing_context` of a DataLoader.
-        worker_init_fn: that of a DataLoader. To it, the worker's dataset looks like `dataset`.
+        worker_init_fn: as for a DataLoader. To it, the worker's dataset looks like `dataset`.
 
     Raises:
         UserError: what `read` raised; its other errors are a `DataError` if a worker has read.
@@ -81,7 +81,7 @@ class WrappedDataset(Dataset[Any]):
     original: MapStyleDataset
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "original" not in self.__dict__:  # while it is copied or unpickled
+        if name.startswith("__") or "original" not in self.__dict__:  # This object is being copied or unpickled.
             raise AttributeError(name)
         return getattr(self.original, name)
 
@@ -99,19 +99,19 @@ class _Chunks(WrappedDataset, Generic[Chunk]):
         indices = range(len(self.original))[chunk * self.chunk_size : (chunk + 1) * self.chunk_size]
         try:
             return self.read(indices)
-        except UserError as error:  # torch would turn a worker's traceback into the message
+        except UserError as error:  # Torch would turn a worker's traceback into the message.
             return error
         except Exception as error:
             if get_worker_info() is None:
                 raise
-            return DataError(describe_error(error))  # torch would raise it without its type
+            return DataError(describe_error(error))  # Torch would raise it without its type.
 
 
 def reading_workers(dataset: MapStyleDataset, num_workers: int = 0) -> int:
     """As many workers as cores; none if the dataset may hold an open file, which forked processes cannot share.
 
     Args:
-        num_workers: that of the user's DataLoader, if there is one.
+        num_workers: the number in the user's DataLoader, if there is one.
     """
     while isinstance(dataset, Subset):
         dataset = dataset.dataset  # type: ignore[assignment]  # torch's class has no length

@@ -113,7 +113,7 @@ def samples_in_memory(chunks: Iterable[Samples], expected_nbytes: int) -> Sample
     for chunk in chunks:
         check_fits("ram", Memory(needed), torch.device("cpu"), others=("cache",))
         spans.append(chunk.spans + torch.tensor([len(blocks), 0, 0]))
-        # A copy, because that of a worker is in shared memory, which is scarce, with a file descriptor.
+        # A block from a worker is copied: it holds a file descriptor and shared memory, which is scarce.
         blocks.append(chunk.blocks[0].clone())
         needed = max(needed - blocks[-1].nbytes, blocks[-1].nbytes)
     return Samples(blocks, torch.cat(spans), None)
@@ -154,7 +154,7 @@ def pickle_sample(sample: object) -> list[Buffer]:
     pickler = _SamplePickler()
     try:
         pickler.dump(sample)
-    except Exception as error:  # any method of an object may fail
+    except Exception as error:  # Any method of an object may fail.
         name = getattr(pickler.last, "__qualname__", type(pickler.last).__qualname__)
         raise DataError(
             f"a sample has {name}, which cannot be pickled ({describe_error(error)}); define classes and functions at "
@@ -170,7 +170,7 @@ def unpickle_sample(content: memoryview, load_image: LoadImage, as_views: bool =
         load_image: makes the images of the sample, from views of `content`.
     """
     head, *buffers = _unpack(content)
-    remaining = iter(buffers)  # images and others, in the order in which the pickle refers to them
+    remaining = iter(buffers)  # The pickle refers to images and other buffers in this order.
     unpickler = _SampleUnpickler(io.BytesIO(head), buffers=remaining if as_views else map(bytearray, remaining))
     unpickler.load_image = lambda image: load_image(*image, next(remaining))
     return unpickler.load()
@@ -203,7 +203,7 @@ class _SamplePickler(pickle.Pickler):
         if type(value) is not Tensor or value.layout != torch.strided or value.device.type != "cpu":
             return NotImplemented
         if value.requires_grad or value.is_conj() or value.is_neg() or value.is_nested:
-            return NotImplemented  # torch pickles these itself
+            return NotImplemented  # Torch pickles these itself.
         tensor = _without_gaps(value)
         layout = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
         return _load_tensor, (tensor.untyped_storage(), tensor.dtype, *layout)
@@ -252,7 +252,7 @@ def encode_plain(sample: object, structure: Structure) -> list[Buffer]:
             descriptions.append({"mode": leaf.mode, "size": leaf.size})
         else:
             kind, tensor = _plain_kind(leaf)
-            order = stride_order(tensor)  # keeps the memory format, such as channels last
+            order = stride_order(tensor)  # The order keeps the memory format, such as channels last.
             stored = tensor.permute(order).contiguous()
             first = int(stored.storage_offset()) * stored.itemsize
             buffers.append(_bytes_of(stored.untyped_storage(), first, first + stored.nbytes))
@@ -278,7 +278,7 @@ def decode_plain(content: memoryview, structure: Structure, load_image: LoadImag
 
 def _plain_kind(leaf: object) -> tuple[str, Tensor]:
     """What a tensor or array is in a file, and its values; raises `DataError` for anything else."""
-    with suppress(TypeError, ValueError):  # an array that torch cannot hold, such as one of text
+    with suppress(TypeError, ValueError):  # Torch cannot hold an array of text, for example.
         if type(leaf) is np.ndarray or isinstance(leaf, np.number | np.bool_):
             return "array" if type(leaf) is np.ndarray else "number", torch.from_numpy(np.array(leaf))
     if isinstance(leaf, Tensor) and leaf.layout == torch.strided and not (leaf.is_nested or leaf.requires_grad):
@@ -295,7 +295,7 @@ def _load_array(content: Buffer, kind: str, dtype: str, shape: list[int], order:
     if kind in ("array", "number"):
         return tensor.numpy()[()] if kind == "number" else tensor.numpy()
     if kind in TV_TENSORS:
-        from torchvision import tv_tensors  # takes 2 s, so it is imported only for such samples
+        from torchvision import tv_tensors  # This takes 2 s, so it is imported for such samples only.
 
         return getattr(tv_tensors, kind)(tensor)
     return tensor

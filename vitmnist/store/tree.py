@@ -53,7 +53,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
         if isinstance(leaf, Tensor):
             return function(leaf)
         if isinstance(leaf, Mapping | list):
-            mapped: Any = copy(leaf)  # keeps its type, as torch's pin_memory does
+            mapped: Any = copy(leaf)  # A copy keeps the type, as torch's pin_memory does.
             for key, value in leaf.items() if isinstance(leaf, Mapping) else enumerate(leaf):
                 mapped[key] = map_tensors(function, value)
             return mapped
@@ -71,7 +71,7 @@ def copied(tree: Tree) -> Tree:
             return value if value.requires_grad else value.clone()
         try:
             return copy(value)
-        except Exception:  # any method of an object may fail
+        except Exception:  # Any method of an object may fail.
             return value
 
     copies: Tree = tree_map(copy_of, tree)
@@ -122,7 +122,8 @@ def _find_difference(actual: object, expected: object, compared: Compared) -> st
     if structure != other_structure:
         return "the structure"
     for path, value, other in zip(structure.paths(), values, others, strict=True):
-        are_pictures = isinstance(value, Image.Image) and isinstance(other, Image.Image)  # of any file format
+        # The file format does not count.
+        are_pictures = isinstance(value, Image.Image) and isinstance(other, Image.Image)
         if not (are_pictures or _name(type(value)) == _name(type(other))) or not _is_same(value, other, compared):
             return f"batch{path}"
     return None
@@ -139,17 +140,17 @@ def _is_same(actual: Any, expected: object, compared: Compared) -> bool:
         return True
     if isinstance(expected, np.ndarray | np.generic) and not expected.dtype.hasobject:
         return (actual.dtype, actual.shape, actual.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())
-    if isinstance(expected, Image.Image):  # without metadata, such as the resolution
+    if isinstance(expected, Image.Image):  # Metadata, such as the resolution, do not count.
         contents = [(image.mode, image.size, image.getpalette(), image.tobytes()) for image in (actual, expected)]
         return contents[0] == contents[1]
     if isinstance(expected, float):
         return struct.pack("d", actual) == struct.pack("d", expected)
     if isinstance(expected, int | str | bytes | set | frozenset):
         return bool(actual == expected)
-    if (pair := (id(actual), id(expected))) in compared:  # they refer to themselves
+    if (pair := (id(actual), id(expected))) in compared:  # The objects refer to themselves.
         return True
-    compared[pair] = actual, expected  # keeps them, so that no other object gets their number
-    if isinstance(expected, Tensor) and expected.is_nested:  # a jagged one gets another symbolic size in each call
+    compared[pair] = actual, expected  # The entry keeps both, so that no other object gets their number.
+    if isinstance(expected, Tensor) and expected.is_nested:  # A jagged tensor gets another symbolic size in each call.
         return not _find_difference(list(actual.unbind()), list(expected.unbind()), compared)
     if isinstance(expected, Tensor) and expected.layout == actual.layout == torch.strided:
         is_equal = _tensor_content(actual) == _tensor_content(expected)
@@ -183,6 +184,6 @@ def _parts(value: object) -> object:
     """What an object is made of, as for `pickle`; its name if it cannot be pickled, such as a function."""
     try:
         parts = value.__reduce_ex__(4)
-    except Exception:  # any method of an object may fail
+    except Exception:  # Any method of an object may fail.
         return getattr(value, "__qualname__", None)
     return [list(part) if isinstance(part, Iterator) else part for part in parts] if type(parts) is tuple else parts

@@ -68,7 +68,7 @@ class Candidate:
         device: its clock is used.
         step: trains on a batch; None to time loading alone.
         epoch: gives the batches of an epoch; by default `loader.epoch`, or the loader itself if it can be iterated.
-        length: batches in an epoch; None if unknown. By default that of the loader.
+        length: batches in an epoch; None if unknown. By default the length of the loader.
         set_up_s: seconds before the first epoch.
         change: the line that puts this candidate into a script.
         is_required: an error is raised, instead of being the reason why this candidate cannot be used.

@@ -201,7 +201,7 @@ class ImagesOnDisk(torch.utils.data.Dataset[tuple[Tensor, int]]):
     """Sample i of a split, read by itself from its file if it has one: a normalised tensor and its label."""
 
     def __init__(self, split: Split) -> None:
-        from torchvision import transforms  # takes 2 s, and only `disk` needs it
+        from torchvision import transforms  # This import takes 2 s, and only `disk` needs it.
 
         self.images = split.images.permute(0, 2, 3, 1).numpy() if split.files is None else split.files
         self.labels = split.labels.tolist()
@@ -289,7 +289,7 @@ def prepare(dataset: Dataset, data: DataConfig) -> Dataset:
 def hold_out_validation(dataset: Dataset, size: int | float, seed: int) -> Dataset:
     """Make some training images the validation split, and train on the others; both are copied into memory.
 
-    The channel statistics become those of the remaining training images.
+    The channel statistics are computed again, from the remaining training images.
 
     Args:
         size: a number of images; below 1, a share of each class.

@@ -51,7 +51,7 @@ SKIP = "repair or remove them, or type data.dataset.skip_unreadable=true to leav
 class ImageFolderOptions(SizeOptions):
     """See `conf/data/dataset/image_folder.yaml`."""
 
-    path: str = config_field(may_change=True)  # the checksums of images and labels tell whether they are the same
+    path: str = config_field(may_change=True)  # Checksums tell whether the images are the same.
     labels: str | None = config_field(None, may_change=True)
     columns: TableColumns = section(TableColumns, may_change=True)
     suffix: str = config_field("", may_change=True)
@@ -62,7 +62,8 @@ class ImageFolderOptions(SizeOptions):
     skip_unreadable: bool = False
     draft: bool = True
     max_16_bit: int = config_field(65_535, at_least=1, at_most=65_535)
-    range_32_bit: tuple[float, float] | None = config_field(None, at_least=-3.5e38, at_most=3.5e38)  # holds any float32
+    # The bounds hold any float32.
+    range_32_bit: tuple[float, float] | None = config_field(None, at_least=-3.5e38, at_most=3.5e38)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -104,7 +105,7 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
         (images, labels), notes = decode_once(
             root / CACHE, decoder.fingerprint(), len(decoder.samples), decoder.decode, decoder.notes
         )
-    if images.shape[1] != options.shape[0]:  # large ones are stored with channels last
+    if images.shape[1] != options.shape[0]:  # Large images are stored with channels last.
         images = images.permute(0, 3, 1, 2)
     unreadable = dict(notes["unreadable"])
     if unreadable and not options.skip_unreadable:
@@ -217,7 +218,7 @@ class FolderDecoder:
         self.folder, self.options, self.reader = folder, options, options.reader
         self.samples = [sample for part in parts for sample in part]
         self.names = [str(path.relative_to(folder)) for path, _ in self.samples]
-        self.starts = [0, *accumulate(map(len, parts))]  # and the end of the last
+        self.starts = [0, *accumulate(map(len, parts))]  # The last number is the end of the last part.
         self.warned: dict[Path, str] = {}
         self.unreadable: list[tuple[int, str]] = []
         self.copies: list[str] = []
@@ -261,7 +262,8 @@ class FolderDecoder:
                 yield rows_in_memory(chunk.images), chunk.labels
                 bar.update(len(span))
         if self.unreadable and not all(sums.any() for sums in self.sums):
-            raise _unreadable_error([message for _, message in self.unreadable], size, "none is left")  # keep nothing
+            # The cache keeps nothing.
+            raise _unreadable_error([message for _, message in self.unreadable], size, "none is left")
 
     def notes(self) -> dict[str, Any]:
         """Plain values to keep with the decoded pictures."""

@@ -22,7 +22,7 @@ from vitmnist.errors import DataError
 BUNDLED_MNIST = Path(__file__).parent.parent / "mnist"
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 Images = TypeVar("Images")
-UINT8 = 0x08  # the IDX code of the only element type in this family
+UINT8 = 0x08  # IDX code of unsigned bytes
 DIGITS = tuple("0123456789")
 GARMENTS = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
@@ -52,13 +52,13 @@ def _idx_dataset(name: str, source: str, classes: tuple[str, ...], sizes: SizeOp
     """The set of a torchvision class, downloaded only if no folder of torchvision's layouts has the four files."""
     raw = root / source / "raw"
     for folder in (raw, raw.parent, root / "raw", root):
-        packed = [folder / f"{file}.gz" for file in FILES]  # preferred, because it has a checksum
+        packed = [folder / f"{file}.gz" for file in FILES]  # These come first, because they have a checksum.
         files = [path if path.is_file() else path.with_suffix("") for path in packed]
         if all(path.is_file() for path in files):
             break
     else:
         files = [raw / f"{file}.gz" for file in FILES]
-        from torchvision import datasets  # takes 2 s
+        from torchvision import datasets  # This import takes 2 s.
 
         _download(getattr(datasets, source), root, [file.name for file in files], raw)
     return _read_idx_files(name, files, classes, sizes)
