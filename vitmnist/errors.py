@@ -164,9 +164,7 @@ def classify(error: BaseException) -> Failure:
 
 
 FEWER_WORKERS = "type fewer workers with data.loader.num_workers=N (0 needs none)"
-LESS_HOST_MEMORY = (
-    "try a smaller batch_size, a smaller model, or data/loader=cache or disk, which keep images in files"
-)
+LESS_HOST_MEMORY = "try a smaller batch_size, a smaller model, or data/loader=cache or disk, which keep images in files"
 LESS_GPU_MEMORY = "try a smaller batch_size, a smaller model, or data/loader=ram, which keeps the dataset off the GPU"
 FAILURES: tuple[tuple[type[BaseException], str, Failure], ...] = (
     (RunInterrupted, "", Failure("{error}", ExitCode.UNFINISHED, "interrupted")),
