@@ -45,7 +45,7 @@ class Loader(ABC):
     By `keeps` a subclass declares its memory, so that `data/loader=auto` tries it only where it fits.
     """
 
-    keeps: Storage = Storage.NOWHERE
+    keeps: Storage = Storage.NOT_KEPT
     """Where the loader keeps all samples. `auto` builds loaders that keep them in memory from what another one has
     decoded, and tries loaders that keep them in a file only if no memory can hold them."""
 
