@@ -24,7 +24,7 @@ class Storage(Enum):
     HOST = "ram"
     DEVICE = "gpu_slice"
     FILE = "cache"
-    NOWHERE = "disk"
+    NOT_KEPT = "disk"
     """Each sample is read from its source in every epoch."""
 
 
