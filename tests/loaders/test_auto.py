@@ -90,7 +90,7 @@ def test_the_fastest_is_chosen_and_the_table_says_why() -> None:
 @pytest.mark.usefixtures("own_loaders")
 @pytest.mark.parametrize(
     ("storage", "built_from"),
-    [(Storage.HOST, ["decoded"]), (Storage.DEVICE, ["decoded"]), (Storage.NOWHERE, ["as given"]), (Storage.FILE, [])],
+    [(Storage.HOST, ["decoded"]), (Storage.DEVICE, ["decoded"]), (Storage.NOT_KEPT, ["as given"]), (Storage.FILE, [])],
 )
 def test_what_a_loader_keeps_decides_what_auto_builds_it_from(
     storage: Storage, built_from: list[str], monkeypatch: pytest.MonkeyPatch

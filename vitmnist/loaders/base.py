@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource, TensorSet
-from vitmnist.registry import Registry
+from vitmnist.registry import OptionsClass, Registry
 from vitmnist.runtime.memory import Memory
 from vitmnist.store.rows import Storage
 
@@ -45,7 +45,7 @@ class Loader(ABC):
     By `keeps` a subclass declares its memory, so that `data/loader=auto` tries it only where it fits.
     """
 
-    keeps: Storage = Storage.NOWHERE
+    keeps: Storage = Storage.NOT_KEPT
     """Where the loader keeps all samples. `auto` builds loaders that keep them in memory from what another one has
     decoded, and tries loaders that keep them in a file only if no memory can hold them."""
 
@@ -109,7 +109,7 @@ def _close_all(iterators: weakref.WeakSet[Any], lock: threading.Lock) -> None:
             iterator.close()
 
 
-LOADERS: Registry[Loader] = Registry("data/loader", __package__)
+LOADERS: Registry[OptionsClass, Loader] = Registry("data/loader", __package__)
 register = LOADERS.register
 
 
