@@ -280,12 +280,12 @@ class Observer:
 
     def _loop_of(self, loader: DataLoader[object]) -> Loop:
         """The loop that a new pass over a loader belongs to."""
-        from vitmnist.replacement.from_dataloader import rebuilt  # Not at the top: it imports torch
+        from vitmnist.replacement.original import rebuild  # Not at the top: it imports torch
 
         info = LoaderInfo.of(loader)
         copy = None
         with suppress(Exception):  # A subclass may lack any attribute.
-            copy = rebuilt(loader)
+            copy = rebuild(loader)
         loop = next((loop for loop in self.loops if loop.includes(loader, info)), None)
         if loop is None:
             loop = Loop(info, copy)
