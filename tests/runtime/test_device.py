@@ -178,7 +178,7 @@ def test_indices_of_gathered_samples_come_from_pinned_memory(data: TensorSet, mo
     """A copy from pageable memory would make the host wait for all work that is queued."""
     device = FakeBackend(DEVICE)
     monkeypatch.setitem(device_module.BACKENDS, "cpu", lambda _: device)
-    kept = replace(BatchRows.of([data.images], 50), tensors=(device.to_device(data.images),))
+    kept = replace(BatchRows.from_batch([data.images], 50), tensors=(device.to_device(data.images),))
     seen: list[Tensor] = []
     batches = [[index, 49 - index] for index in range(10)]
     for indices in batches:
