@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 CACHE = "vitmnist-cache"
 """The folder below `data.root` for decoded pictures."""
-VERSION = 8
+VERSION = 9
 """Version of the decoded pixels and the notes about them; another one makes caches decode again."""
 CHUNK = 8
 """Pictures that a thread decodes at a time: few, so that all threads end together."""
