@@ -143,10 +143,7 @@ def find_samples(
 
 
 def _check_classes(source: Path, classes: list[str], splits: dict[str, Pictures], may_lack_classes: bool) -> None:
-    """Warn of classes whose names differ in case only; raise `DataError` if another split has other classes."""
-    spellings = Counter(map(str.casefold, classes))
-    if alike := [name for name in classes if spellings[name.casefold()] > 1]:
-        log.warning("%s: classes that differ only in upper and lower case are different: %s", source, join_names(alike))
+    """Raise `DataError` if another split has other classes than the training split."""
     for split, pictures in splits.items():
         in_split = {name for _, name in pictures}
         if unknown := sorted(in_split.difference(classes)):
@@ -193,7 +190,7 @@ def _list_classes(folder: Path, left_out: Counter[str]) -> Pictures:
     _refuse_splits(folder, inner)
     pictures = in_hash_order([(folder / path, nfc(path.parts[0])) for path in paths], folder)
     if empty := sorted({*map(nfc, names)} - {name for _, name in pictures}):
-        log.warning("%s; left out", no_pictures(folder, empty, len(names)))
+        log.warning("%s; left out", no_images(folder, empty, len(names)))
     return pictures
 
 
@@ -215,7 +212,7 @@ def _refuse_splits(folder: Path, inner: dict[str, set[str]]) -> None:
         )
 
 
-def no_pictures(source: Path, empty: Sequence[str], size: int) -> str:
+def no_images(source: Path, empty: Sequence[str], size: int) -> str:
     """The message for classes without pictures, of `size` classes."""
     return f"{source}: no picture in {len(empty)} of its {size} classes: {join_names(empty)}"
 

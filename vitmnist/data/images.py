@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import stat
-import threading
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache, partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,8 +25,6 @@ Pixels = NDArray[np.uint8]
 
 MAX_SIDE = 65_535
 """The longest side of an image in pixels, also after resizing. No JPEG is longer; resizing one would take gigabytes."""
-_current = threading.local()
-"""The attribute `path` is the file that the current thread reads."""
 
 
 class Mode(str, Enum):
@@ -73,7 +68,6 @@ class ImageReader:
 
     def __call__(self, path: Path) -> Pixels:
         """Read a file; raises `DataError` if it cannot be read."""
-        _current.path = path
         try:
             if not stat.S_ISREG(path.stat().st_mode):
                 raise ValueError("not a regular file")  # Opening a named pipe would wait for a writer.
@@ -84,8 +78,6 @@ class ImageReader:
             reason = getattr(error, "strerror", None) or error  # The error of a missing file repeats its name.
             reason = "unknown format" if isinstance(error, UnidentifiedImageError) else reason
             raise DataError(f"{path}: cannot be read as a picture: {reason}") from error
-        finally:
-            _current.path = None
 
     def convert(self, image: Image.Image, decode: Callable[[Image.Image], Pixels] = np.array) -> Pixels:
         """Convert an image that Pillow has opened, but not loaded.
@@ -155,23 +147,6 @@ class ImageReader:
         if self.resize == Resize.pad:
             return np.pad(pixels, ((-top, height - rows + top), (-left, width - columns + left), (0, 0)))
         return pixels
-
-
-@contextmanager
-def file_warnings() -> Iterator[dict[Path, str]]:
-    """Collect a warning of Pillow for each file that any thread reads, in place of printing it without the file."""
-    collected: dict[Path, str] = {}
-
-    def collect(message: Warning | str, *parts: Any, **options: Any) -> None:
-        if path := getattr(_current, "path", None):
-            collected[path] = str(message)
-        else:
-            show(message, *parts, **options)
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("always", module="PIL", append=True)  # Filters of the user come first.
-        show, warnings.showwarning = warnings.showwarning, collect
-        yield collected
 
 
 def _decode(content: Pixels, image: Image.Image) -> Pixels:
