@@ -17,7 +17,7 @@ from torchvision.transforms.functional import pil_to_tensor
 from tests.support.pictures import smooth
 from vitmnist.data import images
 from vitmnist.data.image_listing import EXTENSIONS
-from vitmnist.data.images import ImageReader, Mode, Pixels, Resize, fitted_size
+from vitmnist.data.images import ImageReader, Pixels, Resize, fitted_size
 from vitmnist.errors import DataError
 
 GREY = Image.new("RGB", (9, 9), (153, 153, 153))
@@ -251,9 +251,3 @@ def test_a_file_that_is_replaced_while_it_is_read_is_either_of_both(
     expected = read_picture(file, (16, 16), "rgb")
     monkeypatch.setattr(Image, "open", open_and_replace)
     assert read_picture(file, (16, 16), "rgb") == expected
-
-
-def test_a_picture_that_would_become_too_long_is_refused(tmp_path: Path) -> None:
-    Image.new("L", (3000, 1)).save(tmp_path / "line.png")
-    with pytest.raises(DataError, match="3000×1 pixels: a side is, or would become, longer than 65535"):
-        ImageReader((224, 224), Mode.grey, Resize.crop)(tmp_path / "line.png")

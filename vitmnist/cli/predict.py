@@ -63,7 +63,7 @@ def predict(
 
 def _parse(parser: ArgumentParser) -> Namespace:
     add_run(parser)
-    parser.add_argument("images", nargs="+", help="image files, folders of images, glob patterns")
+    parser.add_argument("images", nargs="+", help="image files, folders of images")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, … (auto)")
     parser.add_argument("--invert", action="store_true", help="exchange light and dark first")

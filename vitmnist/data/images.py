@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,9 +21,6 @@ from vitmnist.errors import DataError
 from vitmnist.store.rows import is_large
 
 Pixels = NDArray[np.uint8]
-
-MAX_SIDE = 65_535
-"""The longest side of an image in pixels, also after resizing. No JPEG is longer; resizing one would take gigabytes."""
 
 
 class Mode(str, Enum):
@@ -69,8 +65,6 @@ class ImageReader:
     def __call__(self, path: Path) -> Pixels:
         """Read a file; raises `DataError` if it cannot be read."""
         try:
-            if not stat.S_ISREG(path.stat().st_mode):
-                raise ValueError("not a regular file")  # Opening a named pipe would wait for a writer.
             content = np.fromfile(path, np.uint8)
             with Image.open(BytesIO(content.data)) as image:
                 return self.convert(image, decode=partial(_decode, content))
@@ -86,7 +80,7 @@ class ImageReader:
             decode: returns the pixels of an image at its full size, uint8 `[H, W]` or `[H, W, C]`, as `np.array` does.
 
         Raises:
-            ValueError: a side is longer than `MAX_SIDE`, or the pixels cannot be scaled to 8 bits.
+            ValueError: the pixels cannot be scaled to 8 bits.
         """
         orientation, size = self._stored_size(image)
         full_size = image.size
@@ -109,8 +103,6 @@ class ImageReader:
         """The EXIF orientation of an image, and the size to which it is resized before it is turned upright."""
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
         size = fitted_size(image.size, self.size[::-1] if orientation in (5, 6, 7, 8) else self.size, self.resize)
-        if max(*image.size, *size) > MAX_SIDE:
-            raise ValueError(f"{image.width}×{image.height} pixels: a side is, or would become, longer than {MAX_SIDE}")
         return orientation, size
 
     def _convert_mode(self, image: Image.Image) -> Image.Image:

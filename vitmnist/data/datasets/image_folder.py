@@ -21,8 +21,9 @@ from tqdm import tqdm
 from vitmnist.config.validation import config_field, section
 from vitmnist.data.channel_statistics import channel_statistics, channel_sums, mean_and_std
 from vitmnist.data.datasets.base import DATASETS, Dataset, ImageFiles, SizeOptions, Split
-from vitmnist.data.image_listing import LabelledFiles, TableColumns, find_samples, no_images
+from vitmnist.data.image_splits import LabelledFiles, label_splits, list_splits, no_images
 from vitmnist.data.images import ImageReader, Mode, Resize, empty_images
+from vitmnist.data.label_table import LabelTable, TableColumns
 from vitmnist.errors import ConfigError, DataError, join_names
 from vitmnist.runtime.cpu import available_cores, one_core_each
 from vitmnist.runtime.files import home_expanded
@@ -82,8 +83,8 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     images are added. Without another split, the first `test_share` of each class in this order are the test split.
 
     Raises:
-        ConfigError: `path` is no such folder, or a size is larger than its split.
-        DataError: classes without images, or unreadable images that are not to be skipped; names them.
+        ConfigError: there is no such folder, or a size is larger than its split.
+        DataError: a class has no images, or images are unreadable and not to be skipped.
         DoesNotFitError: the disk of `root` has too little room for the decoded images.
     """
     folder = home_expanded(options.path).absolute()
@@ -91,10 +92,12 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
         raise ConfigError(f"data.dataset.path={options.path}: there is no such folder; it must hold a folder per class")
     if options.range_32_bit and options.range_32_bit[0] == options.range_32_bit[1]:
         raise ConfigError(f"data.dataset.range_32_bit={[*options.range_32_bit]}: black and white must differ")
-    table = home_expanded(options.labels) if options.labels else None
-    classes, files = find_samples(
-        folder, table, options.test_share, options.skip_unreadable, options.columns, options.suffix
-    )
+    if options.labels:
+        source = home_expanded(options.labels)
+        classified = LabelTable(source, options.columns, options.suffix).read(folder, options.skip_unreadable)
+    else:
+        source, classified = folder, list_splits(folder)
+    classes, files = label_splits(source, classified, folder, options.test_share, options.skip_unreadable)
     # Sizes that are too large are refused before anything is decoded.
     options.spans(len(files["train"]), len(files.get("test", ())))
     decoder = FolderDecoder(folder, files, options)
@@ -119,7 +122,8 @@ def _make_splits(
     readable = [index for index in range(len(decoder.samples)) if index not in unreadable]
     starts = [sum(index < start for index in readable) for start in decoder.starts]
     rows = {name: slice(start, stop) for name, (start, stop) in zip(decoder.splits, pairwise(starts), strict=True)}
-    if empty := [name for label, name in enumerate(classes) if not (labels[rows["train"]] == label).any()]:
+    counts = labels[rows["train"]].bincount(minlength=len(classes)).tolist()
+    if empty := [name for name, count in zip(classes, counts, strict=True) if not count]:
         raise DataError(f"{no_images(folder, empty, len(classes))} that can be read for training; remove these classes")
     sizes = {name: span.stop - span.start for name, span in rows.items()}
     _log_sizes(folder, sizes, classes, options.mode)
