@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache, partial
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 
@@ -142,33 +142,16 @@ class ImageReader:
 
 
 def _decode(content: Pixels, image: Image.Image) -> Pixels:
-    """The pixels of a file with this content, which Pillow has opened as `image`."""
-    if image.format == "JPEG" and image.mode == "RGB" and (decode_jpeg := _jpeg_decoder()):
-        with suppress(RuntimeError):  # Pillow names the damage, or reads on with LOAD_TRUNCATED_IMAGES
-            return decode_jpeg(content)
-    return np.array(image)
+    """Decode the bytes of a file that Pillow has opened as `image`."""
+    if image.format == "JPEG" and image.mode == "RGB":
+        # torchvision takes two thirds of Pillow's time, and does not hold Python's lock. It may lack the decoder, and
+        # if it fails, Pillow names the damage, or reads on with LOAD_TRUNCATED_IMAGES.
+        with suppress(ImportError, RuntimeError):
+            from torchvision.io import decode_jpeg  # This takes 1.4 s, or 0.1 s where there is an optimizer.
 
-
-@cache
-def _jpeg_decoder() -> Callable[[Pixels], Pixels] | None:
-    """torchvision's decoder: bytes of a file to `[H, W, 3]`; None without it, or if its pixels are not Pillow's.
-
-    It takes two thirds of Pillow's time, and does not hold Python's lock.
-    """
-    written = BytesIO()  # Builds of libjpeg differ in how they round and enlarge colours.
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (21, 37, 3), np.uint8)).save(written, "JPEG")
-    try:
-        from torchvision.io import decode_jpeg  # This takes 1.4 s, or 0.1 s where there is an optimizer.
-
-        def decode(content: Pixels) -> Pixels:
             pixels: Tensor = decode_jpeg(torch.from_numpy(content), "RGB")
             return pixels.permute(1, 2, 0).numpy()
-
-        is_equal = np.array_equal(decode(np.frombuffer(written.getbuffer(), np.uint8)), np.array(Image.open(written)))
-    # torchvision 0.29 says that a later release lacks the function; RuntimeError: it was built without libjpeg.
-    except (ImportError, RuntimeError, DeprecationWarning):
-        return None
-    return decode if is_equal else None
+    return np.array(image)
 
 
 def to_tensor(image: Image.Image | Pixels) -> Tensor:
