@@ -20,7 +20,7 @@ from vitmnist.data.randomness import (
     read_probes,
     read_sample,
     read_samples,
-    refusing_random,
+    refuse_random_samples,
 )
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.store.read_once import MapStyleDataset, read_once, reading_workers
@@ -201,7 +201,7 @@ class DatasetSource(SampleSource):
         try:
             with preserved_random_state(self.dataset):
                 read_probes(read, indices[:1], self.dataset)
-                with refusing_random(read, indices, self.dataset):
+                with refuse_random_samples(read, indices, self.dataset):
                     return _pair(_collated([read(index) for index in indices], indices), indices.start)
         except RandomSampleError as error:
             raise ConfigError(

@@ -23,7 +23,7 @@ from torch.utils.data import (
 
 from vitmnist.data.randomness import (
     RandomSampleError,
-    call_watched,
+    detect_randomness,
     preserved_random_state,
     probe_indices,
     read_probes,
@@ -349,7 +349,9 @@ def _find_random(
     except RandomSampleError as error:
         return [], None, str(error)
     collate = partial(collated, dataloader.collate_fn, indices=probes)
-    batch, reason = call_watched(lambda: collate(copy_tree(samples[:batch_size])), (dataset, collate), again=True)
+    batch, reason = detect_randomness(
+        lambda: collate(copy_tree(samples[:batch_size])), (dataset, collate), always_repeat=True
+    )
     return samples, batch, reason and f"the collate function is random ({reason})"
 
 
