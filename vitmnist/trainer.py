@@ -102,8 +102,8 @@ class Trainer:
         self.monitor = Monitor(find_metric(config.monitor, "monitor"), config.patience)
         self.logger_options = parse_loggers(config.logger)
         self.device = choose_device(config.device, world)
-        if world.size > 1 and self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # Capturing a graph and pinning memory use the current device.
         # This comes before any work on the device: torch reads CUBLAS_WORKSPACE_CONFIG at the first matrix product.
         use_deterministic_kernels(config.trainer.deterministic, self.device)
         self.stack = ExitStack()

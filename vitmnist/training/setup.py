@@ -97,7 +97,8 @@ def _check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) ->
     try:
         with torch.no_grad():
             logits = model.eval()(images)  # In this mode no state changes, and no random number is drawn.
-    except Exception as error:  # The model's code may raise any type.
+    # Torch and libraries of models raise these for a size that does not fit. Any other type is a bug of the model.
+    except (RuntimeError, ValueError, AssertionError) as error:
         if classify(error).is_user_error:
             raise
         raise ConfigError(

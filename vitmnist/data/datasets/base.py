@@ -23,7 +23,7 @@ from vitmnist.data.channel_statistics import channel_statistics, configured_stat
 from vitmnist.data.images import ImageReader, Mode, Pixels
 from vitmnist.data.sources import DatasetSource, SampleSource, TensorSet, digest
 from vitmnist.errors import ConfigError, DataError, classify
-from vitmnist.registry import Registry
+from vitmnist.registry import OptionsClass, Registry
 from vitmnist.runtime.files import home_expanded
 from vitmnist.runtime.memory import Memory, check_fits
 
@@ -173,7 +173,7 @@ class Dataset:
 
 
 DEFAULT_ROOT = "~/.cache/vitmnist"
-DATASETS: Registry[Dataset] = Registry("data/dataset", __package__)
+DATASETS: Registry[OptionsClass, Dataset] = Registry("data/dataset", __package__)
 """Functions of (options, root) that return a `Dataset`.
 
 Options may have `shape`, `[C, H, W]` of the images; a model that does not fit is then refused before anything is read.
