@@ -116,12 +116,11 @@ def test_affine_images_are_those_of_torchvision(alone: str | None) -> None:
     bounds = {name: bound * (alone in (None, name)) for name, bound in bounds.items()}
     found = operation("affine", **bounds)(images(50), keys(50))
     names = ("degrees", "shear_degrees", "scale", "pixels", "pixels")
-    drawn = torch.stack(
-        [bounds[name] * random_uniform(keys(50), number, -1, 1).float() for number, name in enumerate(names)], dim=1
-    )
-    for name, part in zip(names, drawn.T, strict=True):
-        assert 0.9 * bounds[name] <= part.abs().max() <= bounds[name]
-    for image, (angle, shear, scale, down, right), ours in zip(images(50), drawn.tolist(), found, strict=True):
+    uniform = (random_uniform(keys(50), index, -1, 1).float() for index in range(5))
+    params = torch.stack([bounds[name] * values for name, values in zip(names, uniform, strict=True)], dim=1)
+    for name, values in zip(names, params.T, strict=True):
+        assert 0.9 * bounds[name] <= values.abs().max() <= bounds[name]
+    for image, (angle, shear, scale, down, right), ours in zip(images(50), params.tolist(), found, strict=True):
         theirs = TF.affine(image, angle, [right, down], 1 + scale, [shear, 0.0], TF.InterpolationMode.BILINEAR)
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
 
