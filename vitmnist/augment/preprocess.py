@@ -19,7 +19,7 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import TensorSet
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders.make_loader import Data, loadable
-from vitmnist.runtime.ordered_map import in_parts
+from vitmnist.runtime.ordered_map import map_slices
 from vitmnist.store.rows import is_large
 
 KEY = "data.augment.operations"
@@ -251,7 +251,7 @@ class Preprocess(nn.Module):
             image = augment.forward(images[row], params_by_image[row.start])
             torch.sub(self._unit_range(image, normalized[row]), self.mean, out=normalized[row]).div_(self.std)
 
-        in_parts(normalize_image, len(images), size=1)
+        map_slices(normalize_image, len(images), size=1)
         return normalized
 
     def _center_crop(self, images: Tensor) -> Tensor:
