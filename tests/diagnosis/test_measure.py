@@ -60,6 +60,22 @@ def no_step(batch: Any) -> None:
     """Trains on nothing."""
 
 
+class Counting(nn.Module):
+    """Keeps state in buffers that a `state_dict` lacks, and in one that is None before the first step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(1), persistent=False)
+        self.register_buffer("shape", torch.zeros(2), persistent=False)
+        self.register_buffer("mean", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps += 1
+        self.shape = torch.ones(3)
+        self.mean = x.detach().mean()
+        return x
+
+
 def brief(loader: Any, step: Callable[..., object] = no_step, **options: Any) -> Any:
     return diagnose(loader, step, **{"batches": 5, "seconds": ENOUGH_S, **options})
 
@@ -91,7 +107,8 @@ def test_the_step_is_measured_alone_and_few_steps_have_no_verdict() -> None:
 
 
 def test_model_optimizer_and_random_generators_are_restored(capsys: pytest.CaptureFixture[str]) -> None:
-    model = nn.Sequential(nn.Linear(3, 2), nn.Dropout())
+    model = nn.Sequential(nn.Linear(3, 2), nn.Dropout(), Counting())
+    steps = model[2].steps
     optimizer = torch.optim.Adam(model.parameters())
     generator = torch.Generator().manual_seed(3)
 
@@ -104,14 +121,17 @@ def test_model_optimizer_and_random_generators_are_restored(capsys: pytest.Captu
         drawn = [np.random.get_state()[1].tolist(), random.getstate()]
         generators = [torch.get_rng_state(), generator.get_state(), *drawn]
         weights = [value.clone() for value in model.state_dict().values()]
-        return [*generators, *weights, optimizer.state_dict()["state"], [one.grad for one in model.parameters()]]
+        buffers = [model[2].steps.clone(), model[2].shape, model[2].mean]
+        gradients = [parameter.grad for parameter in model.parameters()]
+        return [*generators, *weights, *buffers, optimizer.state_dict()["state"], gradients]
 
     model[1].eval()  # the dropout alone, as one freezes a layer
     before = state()
     brief(DataLoader(samples(), 4, shuffle=True, generator=generator), step, model=model, optimizer=optimizer)
     for was, now in zip(before, state(), strict=True):
         assert torch.equal(was, now) if isinstance(was, Tensor) else was == now
-    assert [one.training for one in model] == [True, False]
+    assert [module.training for module in model] == [True, False, True]
+    assert model[2].steps is steps
     note = "give model= and optimizer= to have what it changed restored"
     assert note not in capsys.readouterr().out
     brief([(torch.ones(4, 3), torch.ones(4))] * 20, step, model=model)
