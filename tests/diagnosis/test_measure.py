@@ -8,13 +8,14 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, IterableDataset, Sampler
 from tqdm import tqdm
 
 from tests.support.samples import Made
@@ -216,6 +217,20 @@ def test_a_sampler_without_a_length_is_measured_without_the_time_of_an_epoch(opt
     found = brief(DataLoader(samples(SLOW_S), **options))
     assert {row.epoch_s for row in found.rows} == {None}
     assert "the length of an epoch is not known" in str(found)
+
+
+class Stream(IterableDataset[int]):
+    """Its first sample takes longer than the others."""
+
+    def __iter__(self) -> Iterator[int]:
+        time.sleep(0.5)
+        yield from count()
+
+
+def test_where_the_length_of_an_epoch_is_unknown_waiting_is_that_between_steps() -> None:
+    (row, *_) = brief(DataLoader(Stream()), lambda batch: time.sleep(0.02)).rows
+    assert row.epoch_s is None
+    assert row.waiting_pct < 50
 
 
 def test_a_loop_keeps_its_persistent_workers() -> None:
