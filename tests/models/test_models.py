@@ -6,11 +6,12 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from tests.conftest import Printed
+from tests.conftest import Printed, Train
 from vitmnist.errors import ConfigError
 from vitmnist.models import MODELS
+from vitmnist.models.cnn import CNNOptions
 from vitmnist.models.vit import ViT, ViTOptions
 
 VIT = {"name": "vit", "patch_size": 7, "dim": 64, "depth": 6, "heads": 8, "head_dim": 8, "mlp_dim": 128}
@@ -101,3 +102,35 @@ def test_a_model_has_an_output_for_each_class(
     monkeypatch.setitem(MODELS._registered, "cnn", wrong)
     printed = refuse(*quick, "model=cnn")
     assert f"model=cnn: it returned [2, {outputs}] for 2 images of 10 classes; it must return logits [2, 10]" in printed
+
+
+class BrokenInit(nn.Module):
+    """A model whose constructor has a bug."""
+
+    def __init__(self, options: CNNOptions, shape: tuple[int, int, int], classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(math.prod(shape), classes) + options.depth  # The options have no `depth`.
+
+
+class BrokenForward(BrokenInit):
+    """A model whose forward pass has a bug."""
+
+    def __init__(self, options: CNNOptions, shape: tuple[int, int, int], classes: int) -> None:
+        nn.Module.__init__(self)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.depth(images)  # The model has no `depth`.
+
+
+@pytest.mark.parametrize("model", [BrokenInit, BrokenForward])
+@pytest.mark.parametrize("sweep", [(), ("-m", "seed=1")], ids=["run", "sweep"])
+def test_a_bug_of_a_model_is_shown_with_its_traceback(
+    model: type[nn.Module], sweep: tuple[str, ...], quick: list[str], train_here: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MODELS._registered, "cnn", (CNNOptions, model))
+    ended = train_here(*sweep, *quick)
+    printed = ended.stdout + ended.stderr
+    assert ended.returncode == 1
+    assert "Traceback" in printed
+    assert "AttributeError: " in printed
+    assert "test_models.py" in printed

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+import torch
 
 from vitmnist.optim.schedules import build_schedule
 
@@ -22,6 +23,7 @@ def test_one_cycle_rises_to_the_learning_rate_and_falls() -> None:
     assert max(lrs) == lrs[300] == pytest.approx(0.5)
     assert lrs[:301] == sorted(lrs[:301])
     assert lrs[300:] == sorted(lrs[300:], reverse=True)
+    assert build_schedule(ONE_CYCLE, 1, 1000)(1000) == pytest.approx(0.0001)
     assert lrs[-1] == pytest.approx(0.5 * 0.0001, rel=0.1)
 
 
@@ -32,7 +34,7 @@ def test_one_cycle_stays_in_range_in_a_short_run(steps: int, warmup: float) -> N
 
 
 @pytest.mark.parametrize("warmup_epochs", [0, 0.25, 1, 3])
-def test_cosine_warms_up_for_some_epochs_and_falls_to_its_final_factor(warmup_epochs: float) -> None:
+def test_cosine_warms_up_for_some_epochs_and_anneals_as_that_of_torch(warmup_epochs: float) -> None:
     options = {"name": "cosine", "warmup_epochs": warmup_epochs, "final_factor": 0.1}
     factor, peak = build_schedule(options, 4, 100), round(100 * warmup_epochs)
     factors = [factor(step) for step in range(400)]
@@ -40,5 +42,9 @@ def test_cosine_warms_up_for_some_epochs_and_falls_to_its_final_factor(warmup_ep
     assert rises == pytest.approx([1 / (peak + 1)] * peak)
     assert max(factors) == factors[peak] == 1
     assert factors[peak:] == sorted(factors[peak:], reverse=True)
-    assert factors[(peak + 400) // 2] == pytest.approx(0.55, abs=0.01)
-    assert factors[-1] == pytest.approx(0.1, abs=1e-3)
+    optimizer = torch.optim.SGD([torch.zeros(1)], 1.0)
+    reference = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 400 - peak, eta_min=0.1)
+    for step in range(peak, 401):
+        assert factor(step) == pytest.approx(reference.get_last_lr()[0])
+        optimizer.step()
+        reference.step()

@@ -75,4 +75,10 @@ def test_a_value_that_no_record_may_have_ends_the_run(value: float) -> None:
 def test_a_metric_does_not_take_the_name_of_another(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METRICS._registered, name, (BatchMetric("%", tag="other"), max))
     with pytest.raises(ValueError, match=f"two metrics are called eval_{name}, train_{name}; choose another name"):
-        epoch_metrics.__wrapped__()
+        epoch_metrics()
+
+
+def test_a_metric_registered_after_the_table_was_used_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "eval_late" not in epoch_metrics()
+    monkeypatch.setitem(METRICS._registered, "late", (BatchMetric("%", tag="late"), max))
+    assert {"train_late", "eval_late"} <= epoch_metrics().keys()

@@ -24,6 +24,8 @@ from vitmnist.training.loop import EpochProgress
 from vitmnist.training.step import Batch, TrainStep
 from vitmnist.training.step_options import StepConfig
 
+pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="a build of torch for CPUs cannot simulate a GPU")
+
 CHANNELS = (0.5, 0.5, 0.5)
 CUDA = torch.device("cuda", 0)
 

@@ -6,7 +6,7 @@ to its code. This module does not import torch, so `--help` answers at once.
 The metadata of a field describe its key, or all keys of its section:
 
 at_least, above, at_most, below   the bounds of a number, or of each number in a list, tuple or dict
-has_auto     the key may also be `auto`, which is the only text that it may be
+allows_auto  the key may also be `auto`, which is the only text that it may be
 registry     a config group, whose members are registered at `module:NAME`; its key `name` chooses one
 affects      result (the default), timing, or nothing; the report compares runs by what affects either
 may_change   whether a resumed run may have another value; by default only what does not affect the result may
@@ -66,12 +66,12 @@ class Precision(str, Enum):
 class TrainerConfig:
     """`trainer`: how a step is computed. Apart from `clip_norm`, changes the result by rounding only."""
 
-    micro_batch: int | str | None = config_field(at_least=1, has_auto=True, affects="timing")
-    compile: bool | str = config_field(has_auto=True, affects="timing")
+    micro_batch: int | str | None = config_field(at_least=1, allows_auto=True, affects="timing")
+    compile: bool | str = config_field(allows_auto=True, affects="timing")
     precision: Precision = config_field(affects="timing")
-    fused: bool | str = config_field(has_auto=True, affects="timing")
-    graph: bool | str = config_field(has_auto=True, affects="timing")
-    deterministic: bool | str = config_field(has_auto=True, affects="timing")
+    fused: bool | str = config_field(allows_auto=True, affects="timing")
+    graph: bool | str = config_field(allows_auto=True, affects="timing")
+    deterministic: bool | str = config_field(allows_auto=True, affects="timing")
     clip_norm: float | None = config_field(above=0)
     name: str = config_field(affects="timing")
 

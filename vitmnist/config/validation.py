@@ -96,7 +96,7 @@ def refused_value(error: errors.OmegaConfBaseException, key: str = "") -> str:
 
 def _allowed_types(item: Field[Any]) -> str:
     """The types of a field as a user writes them, such as `int | auto | null`."""
-    return str(item.type).replace("None", "null").replace("str", AUTO if "has_auto" in item.metadata else "str")
+    return str(item.type).replace("None", "null").replace("str", AUTO if "allows_auto" in item.metadata else "str")
 
 
 def _check_values(options: DataclassInstance, key: str) -> None:
@@ -105,7 +105,7 @@ def _check_values(options: DataclassInstance, key: str) -> None:
         full = join(key, item.name)
         if is_dataclass(value) and not isinstance(value, type):
             _check_values(value, full)
-        elif "has_auto" in item.metadata and isinstance(value, str):
+        elif "allows_auto" in item.metadata and isinstance(value, str):
             if value != AUTO:
                 raise ConfigError(f"{full}={value}: must be {_allowed_types(item)}")
         elif isinstance(value, list | tuple) and BOUNDS.keys() & item.metadata.keys():

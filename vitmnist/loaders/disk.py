@@ -49,8 +49,8 @@ BatchKey = tuple[int, NDArray[np.int64]]
 class DiskOptions:
     """See `conf/data/loader/disk.yaml`."""
 
-    threads: int | str = config_field(AUTO, at_least=1, has_auto=True)
-    num_workers: int | str = config_field(AUTO, at_least=0, has_auto=True)
+    threads: int | str = config_field(AUTO, at_least=1, allows_auto=True)
+    num_workers: int | str = config_field(AUTO, at_least=0, allows_auto=True)
     prefetch_factor: int = config_field(2, at_least=1)
     timeout_s: float | None = config_field(None, above=0, at_most=1e6)
 

@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from statistics import median
 from typing import Any, Literal
 
@@ -70,11 +69,10 @@ HOST_PEAK_MIB = Metric("host_peak_mib", "MiB", "memory/host_mib", "host, MiB", d
 GPU_PEAK_MIB = Metric("gpu_peak_mib", "MiB", "memory/gpu_mib", "GPU, MiB", digits=0, over_epochs="max")
 
 
-@cache
 def epoch_metrics() -> dict[str, Metric]:
     """The metrics of an epoch, by name, in the order of the report's columns.
 
-    Not built when this module is imported: a package that registers a metric may import it.
+    The table is built in each call, because a metric may be registered at any time.
 
     Raises:
         ValueError: two have the same name.
@@ -92,7 +90,7 @@ def epoch_metrics() -> dict[str, Metric]:
 
 def _registered(split: str, name: str, **changes: Any) -> Metric:
     """The row of a registered metric for a split."""
-    description = METRICS.description_of(name)
+    description = METRICS.options_of(name)
     fields = vars(description) | {"tag": f"{split}/{description.tag}"} | changes
     return Metric(metric_name(split, name), over_epochs="last", **fields)
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from vitmnist.config.validation import config_field
 from vitmnist.errors import ConfigError
-from vitmnist.registry import NoOptions, Registry
+from vitmnist.registry import NoOptions, OptionsClass, Registry
 
-SCHEDULES: Registry[float] = Registry("schedule", __package__)
+SCHEDULES: Registry[OptionsClass, float] = Registry("schedule", __package__)
 """Functions of (options, step, steps of the run, steps of an epoch): the factor of the learning rate in a step.
 
 Steps count from 0. A factor may not depend on those before, so that a resumed run may have another number of steps.
@@ -52,6 +52,9 @@ def constant(options: NoOptions, step: int, steps: int, steps_per_epoch: int) ->
 def cosine(options: CosineOptions, step: int, steps: int, steps_per_epoch: int) -> float:
     """Linear warm-up and cosine decay (Loshchilov, Hutter, arXiv:1608.03983; Goyal et al., arXiv:1706.02677).
 
+    As in torch's `CosineAnnealingLR` with `T_max` steps of decay, the curve would reach `final_factor` in the step
+    after the last one, so that no step has a learning rate of 0.
+
     Raises:
         ConfigError: no step is left for the decay.
     """
@@ -69,7 +72,8 @@ def cosine(options: CosineOptions, step: int, steps: int, steps_per_epoch: int) 
 def one_cycle(options: OneCycleOptions, step: int, steps: int, steps_per_epoch: int) -> float:
     """Cosine warm-up to the optimizer's learning rate and cosine decay (Smith, Topin, arXiv:1708.07120).
 
-    torch's `OneCycleLR` divides by zero where the warm-up is a single step.
+    The curve would reach `end_factor` in the step after the last one. torch's `OneCycleLR`, which reaches it in the
+    last step, divides by zero where the warm-up is a single step.
     """
     warmup = options.warmup * steps
     if step < warmup:
