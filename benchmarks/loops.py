@@ -20,7 +20,8 @@ from vitmnist.config.compose import compose
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.data.datasets.base import Split
-from vitmnist.loaders.auto import ResidentBatch
+from vitmnist.data.sampler import EpochSampler
+from vitmnist.loaders.base import Batches, Loader
 from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.timer import synchronize
@@ -50,6 +51,20 @@ def build_run(overrides: list[str], stack: ExitStack) -> tuple[RunData, TrainSte
     loaders = trainer.build_loaders(data, step)
     trainer.distribute(step)
     return data, step, loaders
+
+
+class ResidentBatch(Loader):
+    """Repeats one batch that is already on the device, for a model that never waits for data."""
+
+    def __init__(self, split: Split, sampler: EpochSampler, device: torch.device) -> None:
+        super().__init__(sampler)
+        images, labels = split.read(slice(0, min(sampler.batch_size, sampler.size)))
+        self.images, self.labels = images.to(device), labels.to(device)
+
+    def batches(self, epoch: int, start: int) -> Batches:
+        for batch in range(start, len(self)):
+            size = self.sampler.num_images(batch)
+            yield self.images[:size], self.labels[:size]
 
 
 def our_loop(overrides: list[str], stack: ExitStack, is_resident: bool = False) -> tuple[Epoch, str]:

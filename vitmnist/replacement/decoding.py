@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from vitmnist.data.randomness import refusing_random
+from vitmnist.data.randomness import refuse_random_samples
 from vitmnist.errors import DataError
 from vitmnist.replacement.original import NoRowsError, fetch_batch, fetch_sample
 from vitmnist.runtime.device import backend_of
@@ -143,7 +143,7 @@ def _read_rows(
     dataset: Any, collate: Callable[[list[Any]], object], example: BatchRows, indices: range
 ) -> tuple[Tensor, ...]:
     """The rows of some samples; raises `RandomSampleError` if one is random."""
-    with refusing_random(dataset.__getitem__, indices, dataset):
+    with refuse_random_samples(dataset.__getitem__, indices, dataset):
         rows = BatchRows.from_batch(fetch_batch(dataset, collate, indices), len(indices))
     example.check_same(rows)
     return rows.tensors
@@ -151,5 +151,5 @@ def _read_rows(
 
 def _read_samples(decode: Callable[[int], object], structure: Structure | None, indices: range) -> Samples:
     """Some samples as bytes; raises `RandomSampleError` if one is random."""
-    with refusing_random(decode, indices, decode):
+    with refuse_random_samples(decode, indices, decode):
         return encode_samples((fetch_sample(decode, index) for index in indices), structure)

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from vitmnist.data.randomness import (
     RandomSampleError,
-    call_watched,
+    detect_randomness,
     preserved_random_state,
     probe_indices,
     read_probes,
@@ -50,7 +50,7 @@ from vitmnist.runtime.memory import DoesNotFitError, keep_freed_memory
 from vitmnist.store.cache_file import DEFAULT_FOLDER
 from vitmnist.store.read_once import unchanged
 from vitmnist.store.rows import Location, Storage
-from vitmnist.store.tree import copied
+from vitmnist.store.tree import copy_tree
 
 LOADERS = ("auto", "ram", "cache", "gpu_slice")
 TRANSFORM_MODES = ("exact", "tensor")
@@ -210,7 +210,9 @@ def _probe(dataloader: DataLoader[Any], indices: Sequence[int]) -> Probe:
         return Probe(None, None, str(error))
     batch_size = min(dataloader.batch_size or COMPARED_SIZE, len(indices))
     collate = partial(collate_batch, dataloader.collate_fn, indices=indices)
-    batch, reason = call_watched(lambda: collate(copied(samples[:batch_size])), (dataset, collate), again=True)
+    batch, reason = detect_randomness(
+        lambda: collate(copy_tree(samples[:batch_size])), (dataset, collate), always_repeat=True
+    )
     if reason:
         return Probe(samples, None, f"the collate function is random ({reason})")
     try:
