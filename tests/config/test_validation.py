@@ -15,7 +15,6 @@ from omegaconf import OmegaConf
 
 from tests.conftest import REPOSITORY
 from vitmnist.augment.base import OPERATIONS
-from vitmnist.cli.messages import familiar_keys
 from vitmnist.config.compose import compose, run_label
 from vitmnist.config.schema import Config, flatten, registries, to_plain_dict
 from vitmnist.config.validation import validate
@@ -121,15 +120,6 @@ def test_every_experiment_takes_every_model(experiment: str, model: str) -> None
 )
 def test_folders_are_named_after_what_was_typed(overrides: list[str], label: str) -> None:
     assert run_label(overrides) == label
-
-
-def test_advice_about_unknown_keys_names_keys_that_exist() -> None:
-    members = ["data/dataset=image_folder", "data/loader=disk", "data.dataset.path=x"]
-    keys = flatten(OmegaConf.to_container(compose(members)))
-    names = {name for advice in familiar_keys().values() for name in re.findall(r"(?<![\w-])([\w./]+)=", advice)}
-    assert len(names) > 20
-    for name in names - {"HYDRA_FULL_ERROR", "hydra.run.dir"}:
-        assert name in keys or (CONF / name).is_dir(), name
 
 
 def test_the_text_of_a_record_is_not_resolved(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from vitmnist.cli.arguments import is_of_hydra
+from vitmnist.cli.arguments import is_hydra_override
 from vitmnist.cli.command import echo
 from vitmnist.config import is_group
 from vitmnist.config.compose import compose
@@ -36,29 +36,29 @@ from vitmnist.tracking.result import CONFIG, OVERRIDES, read_run
 GLOBAL_GROUPS = ("experiment", "hparams_search")
 
 
-def recorded_config(folder: Path, typed: list[str]) -> Config:
+def recorded_config(folder: Path, overrides: list[str]) -> Config:
     """The configuration of a run's last start, changed by overrides.
 
     An override of a group replaces that section, unless it names the member that is recorded.
 
     Args:
-        typed: overrides as for `train.py`; `hydra` overrides only serve to find the members of groups.
+        overrides: as for `train.py`; `hydra` overrides only serve to find the members of groups.
 
     Raises:
         ConfigError: the folder holds no run, its record is damaged, or an override cannot be used; also the exceptions
             of Hydra and OmegaConf.
     """
     config = OmegaConf.create(escaped(_recorded_values(folder)))
-    searchpath = [*filter(is_of_hydra, typed)]
-    overrides = OverridesParser.create().parse_overrides([text for text in typed if not is_of_hydra(text)])
+    hydra_overrides = [*filter(is_hydra_override, overrides)]
+    changes = OverridesParser.create().parse_overrides([text for text in overrides if not is_hydra_override(text)])
     # Members of groups come first, then members within other members, then keys.
-    for override in sorted(overrides, key=lambda item: (not is_group(item.key_or_group), item.package is not None)):
-        _apply(config, override, searchpath)
+    for change in sorted(changes, key=lambda item: (not is_group(item.key_or_group), item.package is not None)):
+        _apply(config, change, hydra_overrides)
     # This refuses unknown keys, too.
     return validate(Config, config)
 
 
-def _apply(config: DictConfig, override: Override, searchpath: list[str]) -> None:
+def _apply(config: DictConfig, override: Override, hydra_overrides: list[str]) -> None:
     """Set a key, or replace the section of a group by another member."""
     key, value = override.key_or_group, override.value()
     if override.is_sweep_override():
@@ -73,7 +73,7 @@ def _apply(config: DictConfig, override: Override, searchpath: list[str]) -> Non
     section = key.replace("/", ".")
     target = override.package or section
     if OmegaConf.select(config, f"{target}.name") != value:
-        member = OmegaConf.select(compose([*searchpath, f"{key}={value}"]), section)
+        member = OmegaConf.select(compose([*hydra_overrides, f"{key}={value}"]), section)
         OmegaConf.update(config, target, member, merge=False)
 
 
