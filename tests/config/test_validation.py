@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from omegaconf import OmegaConf
 
 from tests.conftest import REPOSITORY
 from vitmnist.augment.base import OPERATIONS
 from vitmnist.config.compose import compose, run_label
-from vitmnist.config.schema import Config, flatten, registries, to_plain_dict
+from vitmnist.config.schema import Config, registries, to_plain_dict
 from vitmnist.config.validation import validate
 from vitmnist.data.datasets.base import DATASETS
 from vitmnist.errors import ConfigError

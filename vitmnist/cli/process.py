@@ -22,7 +22,7 @@ from vitmnist.errors import ConfigError, PeerError
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.run_folder import locked
 from vitmnist.runtime.signals import StopSignal, end_interrupted, handled_by, ignore_stopping
-from vitmnist.runtime.world import SINGLE_PROCESS, World, launched
+from vitmnist.runtime.world import SINGLE_PROCESS, World, is_distributed
 
 if TYPE_CHECKING:
     from vitmnist.trainer import Trainer
@@ -58,7 +58,7 @@ class TrainingProcess:
         # torchrun restarts with the same arguments.
         if restarts and "resume" not in map(key_of, self.argv):
             raise ConfigError(f"--max-restarts={restarts}: a restart would begin a new run; type {AUTO_FORM} as well")
-        if launched():
+        if is_distributed():
             # This imports torch.
             from vitmnist.runtime.torch_world import TorchWorld
 

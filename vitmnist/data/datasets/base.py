@@ -119,7 +119,7 @@ class Dataset:
         folds_of: the size of the hold-out, and the checksums before it was drawn, which all folds of a dataset share.
 
     Raises:
-        DataError: images of different shapes.
+        DataError: there are no training images, or images of different shapes.
     """
 
     name: str
@@ -131,6 +131,8 @@ class Dataset:
     folds_of: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
+        if not len(self.train):
+            raise DataError(f"{self.name}: there are no training images")
         if len({tuple(split.images.shape[1:]) for split in self.splits.values()}) > 1:
             shapes = ", ".join(f"{name} images {list(split.images.shape[1:])}" for name, split in self.splits.items())
             raise DataError(f"{self.name}: {shapes}; all must have the same shape")
