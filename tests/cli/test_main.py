@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import re
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,8 @@ from vitmnist.config import CONF
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.errors import ExitCode
+from vitmnist.models import MODELS
+from vitmnist.models.cnn import CNN
 from vitmnist.runtime.run_folder import locked
 from vitmnist.tracking.result import find_runs
 from vitmnist.training.setup import check_config
@@ -160,7 +164,8 @@ def test_a_mistake_gets_one_message_and_leaves_no_records(
 def test_a_completed_run_says_how_to_train_further(
     succeed: Printed, refuse: Printed, quick: list[str], tmp_path: Path
 ) -> None:
-    succeed(*quick, "hydra.run.dir=here")
+    printed = succeed(*quick, "hydra.run.dir=here", "logger=[{name: tensorboard}]")
+    assert "tensorboard --logdir here" in printed
     kept = {path: path.read_bytes() for path in (tmp_path / "here").rglob("*.*") if path.is_file()}
     del kept[tmp_path / "here" / "vitmnist.log"]
     for typed in (["resume=here"], ["resume=here", "logger=[]", "log.every_steps=3"]):  # the keys affect no result
@@ -173,6 +178,24 @@ def test_a_completed_run_says_how_to_train_further(
     assert {path: path.read_bytes() for path in kept} == kept
     succeed("resume=here", "epochs=3")
     assert [epoch["epoch"] for epoch in result_of(tmp_path / "here")["epochs"]] == [0, 1, 2]
+
+
+@dataclass
+class WrongOptions:
+    """Options of a user's model, whose code has a bug."""
+
+    def __post_init__(self) -> None:
+        {}["width"]
+
+
+def test_a_bug_in_a_member_keeps_its_traceback_before_training_begins(
+    runs: Path, train_here: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(runs / "cut", tmp_path / "cut")
+    monkeypatch.setitem(MODELS._registered, "cnn", (WrongOptions, CNN))
+    ended = train_here("resume=cut")
+    assert ended.returncode == ExitCode.FAILED
+    assert re.search(r"Traceback [\s\S]* in __post_init__[\s\S]*KeyError: 'width'", ended.stderr)
 
 
 def test_the_traceback_is_there_for_who_asks_with_the_same_exit_code(

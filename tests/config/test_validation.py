@@ -15,8 +15,8 @@ import yaml
 from tests.conftest import REPOSITORY
 from vitmnist.augment.base import OPERATIONS
 from vitmnist.config.compose import compose, run_label
-from vitmnist.config.schema import Config, registries, to_plain_dict
-from vitmnist.config.validation import validate
+from vitmnist.config.schema import Config, LogConfig, complete_record, registries, to_plain_dict
+from vitmnist.config.validation import config_field, section, validate
 from vitmnist.data.datasets.base import DATASETS
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import LOADERS
@@ -127,6 +127,39 @@ def test_the_text_of_a_record_is_not_resolved(monkeypatch: pytest.MonkeyPatch) -
         recorded = to_plain_dict(validate(Config, compose([]))) | {"init": text, "init_skip": [text]}
         config = validate(Config, recorded)
         assert (config.init, config.init_skip) == (text, [text])
+
+
+@dataclass
+class LongerLogConfig(LogConfig):
+    every_minutes: int = 7
+
+
+@dataclass
+class LongerConfig(Config):
+    log: LongerLogConfig = section(LongerLogConfig)
+    threshold: float = config_field(0.5)
+    names: list[str] = config_field()
+
+
+def test_a_record_without_a_key_gets_its_default_or_is_refused_by_name() -> None:
+    """As one that was written before the key was added."""
+    recorded = to_plain_dict(validate(Config, compose([]))) | {"names": ["a"]}
+    config = validate(LongerConfig, complete_record(recorded, LongerConfig))
+    assert (config.threshold, config.log.every_minutes) == (0.5, 7)
+    del recorded["names"]
+    with pytest.raises(ConfigError, match=r"^names is missing"):
+        validate(LongerConfig, complete_record(recorded, LongerConfig))
+
+
+@dataclass
+class Steps:
+    factors: list[float] = config_field(at_least=0)
+
+
+def test_only_a_range_is_an_ascending_pair() -> None:
+    assert validate(Steps, {"factors": [3, 1, 2]}).factors == [3, 1, 2]
+    with pytest.raises(ConfigError, match=r"^loss.factors=-1.0: must be at least 0"):
+        validate(Steps, {"factors": [1, -1]}, "loss")
 
 
 @dataclass

@@ -108,8 +108,8 @@ def _check_values(options: DataclassInstance, key: str) -> None:
         elif "allows_auto" in item.metadata and isinstance(value, str):
             if value != AUTO:
                 raise ConfigError(f"{full}={value}: must be {_allowed_types(item)}")
-        elif isinstance(value, list | tuple) and BOUNDS.keys() & item.metadata.keys():
-            if len(value) != 2 or value[0] > value[1]:
+        elif isinstance(value, list | tuple):
+            if "is_range" in item.metadata and (len(value) != 2 or value[0] > value[1]):
                 raise ConfigError(f"{full}={list(value)}: must be two numbers, the lower one first")
             for number in value:
                 _check_number(full, number, item.metadata)
