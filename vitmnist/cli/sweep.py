@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import logging
 import multiprocessing
+import os
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from vitmnist.cli.process import TrainingProcess, import_trainer
 from vitmnist.cli.resume import report_if_completed
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
-from vitmnist.errors import ConfigError, RunInterrupted, TimeLimitReached, TrainingError
+from vitmnist.errors import ConfigError, ExitCode, RunInterrupted, TimeLimitReached, TrainingError
 from vitmnist.metrics.epoch_table import search_objective
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.run_folder import InUseError, has_checkpoint, locked
@@ -113,6 +114,14 @@ class Job:
         # The folders of jobs that failed in this process; some of them leave no record.
         self.failed: set[str] = set()
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Called where a launcher's process unpickles the job."""
+        self.__dict__ |= state
+        if parent := multiprocessing.parent_process():
+            self.stop.follow(parent.pid)
+            # The start method of joblib's processes cannot start the workers of a loader.
+            multiprocessing.set_start_method(None, force=True)
+
     def __call__(self, composed: DictConfig) -> float | None:
         """Train, unless this was completed before.
 
@@ -128,9 +137,6 @@ class Job:
         trainer = import_trainer()
         # A compiled step of the job before is a reference cycle that holds memory.
         gc.collect()
-        if multiprocessing.parent_process():
-            # The start method of joblib's processes cannot start the workers of a loader.
-            multiprocessing.set_start_method(None, force=True)
         try:
             # The signal may have come too late to stop the job before.
             if self.stop.request:
@@ -144,7 +150,12 @@ class Job:
                     resume = str(folder) if has_checkpoint(folder) else None
                     trainer(replace(config, resume=resume), folder, overrides, self.stop).fit()
             return read_run(folder).quality(search_objective(config).name)
-        except TimeLimitReached as error:
+        except RunInterrupted as error:
+            if self.stop.is_orphan:
+                # An idle process of joblib would wait for further jobs for five minutes.
+                os._exit(ExitCode.UNFINISHED)
+            if not isinstance(error, TimeLimitReached):
+                raise
             log.info("job %s: %s", hydra.job.num, error)
         except Exception as error:
             self._record(error, composed, folder, overrides)

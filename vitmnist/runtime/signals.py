@@ -55,6 +55,7 @@ class StopSignal:
     def __init__(self) -> None:
         self._received = 0
         self._deadline = math.inf
+        self._parent: int | None = None
 
     @contextmanager
     def listening(self, deadline: float) -> Iterator[None]:
@@ -70,9 +71,20 @@ class StopSignal:
         finally:
             self._deadline = math.inf
 
+    def follow(self, parent: int | None) -> None:
+        """Record the end of the parent process as SIGHUP; the processes of joblib would outlive it."""
+        self._parent = parent
+
+    @property
+    def is_orphan(self) -> bool:
+        """Whether the parent process that this process follows has ended."""
+        return self._parent not in (None, os.getppid())
+
     @property
     def request(self) -> int:
         """0 to continue, 1 at the time limit, N + 1 after signal N: the maximum over all ranks stops the run."""
+        if self.is_orphan:
+            self._received = self._received or signal.SIGHUP
         return self._received + 1 if self._received else int(time.monotonic() >= self._deadline)
 
     def _record(self, signum: int, frame: FrameType | None) -> None:
