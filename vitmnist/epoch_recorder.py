@@ -12,7 +12,8 @@ from tqdm import tqdm
 from vitmnist.checkpoint.manager import CheckpointManager
 from vitmnist.errors import DataError, classify
 from vitmnist.loaders.base import Loader
-from vitmnist.metrics.epoch_table import EPOCH_S, EVAL_S, SAVE_S, TRAIN_S, EpochRecord, epoch_record
+from vitmnist.metrics.epoch_record import EpochRecord, epoch_record
+from vitmnist.metrics.epoch_table import EPOCH_S, EVAL_S, SAVE_S, TRAIN_S
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.tracking.environment import PeakMemory
 from vitmnist.tracking.images import epoch_images

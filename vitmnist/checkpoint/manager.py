@@ -17,7 +17,7 @@ from vitmnist.config.schema import Config, complete_record, flatten, is_under, k
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.randomness import RandomState
 from vitmnist.errors import ConfigError, DataError, TrainingError
-from vitmnist.metrics.epoch_table import Monitor
+from vitmnist.metrics.monitor import Monitor
 from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.signals import StopSignal, interruption
 from vitmnist.runtime.timer import EpochTimer

@@ -19,18 +19,9 @@ import yaml
 
 from vitmnist.config.schema import Config, flatten
 from vitmnist.errors import ConfigError, DataError, PeerError, classify
-from vitmnist.metrics.epoch_table import (
-    DATA_WAIT_PCT,
-    EPOCH_S,
-    EpochRecord,
-    Metric,
-    Monitor,
-    epoch_metrics,
-    epochs_of_last_start,
-    find_metric,
-    steady_epochs,
-    summarize,
-)
+from vitmnist.metrics.epoch_record import EpochRecord, epochs_of_last_start, steady_epochs, summarize
+from vitmnist.metrics.epoch_table import DATA_WAIT_PCT, EPOCH_S, Metric, epoch_metrics, find_metric
+from vitmnist.metrics.monitor import Monitor
 from vitmnist.runtime.files import UnreadableError, append, csv_text, read_plain, write_atomic
 from vitmnist.runtime.run_folder import is_in_use
 from vitmnist.runtime.signals import StopSignal, interruption
