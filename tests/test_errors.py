@@ -14,7 +14,8 @@ from vitmnist.errors import ConfigError, RunInterrupted, classify
 SHM = "--shm-size=2g"
 FILES = "ulimit -n 4096, or type fewer workers with data.loader.num_workers=N"
 BUS = "It is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit."
-OUT_OF_MEMORY = "try a smaller batch_size, a smaller model, or data/loader=ram"
+OUT_OF_HOST_MEMORY = "try a smaller batch_size, a smaller model, or data/loader=cache or disk"
+OUT_OF_GPU_MEMORY = "try a smaller batch_size, a smaller model, or data/loader=ram"
 GPU_FAILED = "the GPU failed: CUDA error: unspecified launch failure; start again"
 UNORDERED = "put_ does not have a deterministic implementation"
 USER_ERROR = (1, "failed", True)  # exit code, status, whether it is shown without a traceback
@@ -41,12 +42,12 @@ def raised_by(action: Callable[[], object]) -> Exception:
         (ConfigError("seed=-1: must be at least 0"), "seed=-1", USER_ERROR),
         (RunInterrupted("SIGTERM was received"), "SIGTERM was received", (75, "interrupted", True)),
         (KeyboardInterrupt(), "interrupted", (130, "interrupted", True)),
-        (torch.OutOfMemoryError("CUDA out of memory."), OUT_OF_MEMORY, USER_ERROR),
-        (MemoryError(), OUT_OF_MEMORY, USER_ERROR),
-        (RuntimeError("CUDA error: out of memory\nDetails."), OUT_OF_MEMORY, USER_ERROR),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), OUT_OF_MEMORY, USER_ERROR),
+        (torch.OutOfMemoryError("CUDA out of memory."), OUT_OF_GPU_MEMORY, USER_ERROR),
+        (MemoryError(), OUT_OF_HOST_MEMORY, USER_ERROR),
+        (RuntimeError("CUDA error: out of memory\nDetails."), OUT_OF_GPU_MEMORY, USER_ERROR),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), OUT_OF_GPU_MEMORY, USER_ERROR),
         (torch.AcceleratorError("CUDA error: unspecified launch failure\nDetails."), GPU_FAILED, USER_ERROR),
-        (raised_by(lambda: torch.empty(2**50)), OUT_OF_MEMORY, USER_ERROR),
+        (raised_by(lambda: torch.empty(2**50)), OUT_OF_HOST_MEMORY, USER_ERROR),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), "num_workers=N", USER_ERROR),
         (RuntimeError("DataLoader timed out after 5 seconds"), "data.loader.timeout_s", USER_ERROR),
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "x.pt"), "x.pt: No space left on device", USER_ERROR),

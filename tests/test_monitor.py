@@ -12,7 +12,7 @@ from tests.conftest import Printed, result_of
 from vitmnist.checkpoint import storage
 from vitmnist.metrics.epoch_table import find_metric
 from vitmnist.metrics.monitor import Monitor
-from vitmnist.runtime.world import SingleProcess
+from vitmnist.runtime.world import World
 
 HELD_OUT = ("data.holdout=5", "checkpoint.min_interval_s=0")
 
@@ -52,13 +52,13 @@ def test_rank_0_decides_by_its_own_times(
     quick: list[str], tmp_path: Path, succeed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here a rank whose epochs get shorter, while those of rank 0 get longer."""
-    broadcast, times = SingleProcess.broadcast_object, iter(range(1, 9))
+    broadcast, times = World.broadcast_object, iter(range(1, 9))
 
-    def of_rank_0(world: SingleProcess, make: Callable[[], object], source: int = 0) -> object:
+    def of_rank_0(world: World, make: Callable[[], object], source: int = 0) -> object:
         value = broadcast(world, make, source)
         return {**value, "epoch_s": next(times)} if isinstance(value, dict) and "epoch_s" in value else value
 
-    monkeypatch.setattr(SingleProcess, "broadcast_object", of_rank_0)
+    monkeypatch.setattr(World, "broadcast_object", of_rank_0)
     succeed(*quick, *HELD_OUT, "epochs=9", "monitor=epoch_s", "patience=2", "hydra.run.dir=run")
     assert [epoch["epoch_s"] for epoch in result_of(tmp_path / "run")["epochs"]] == [1, 2, 3]
     assert len(storage.read(tmp_path / "run" / "checkpoints" / "best.pt")["epochs"]) == 1

@@ -5,12 +5,15 @@ from __future__ import annotations
 import inspect
 import weakref
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+import torch
 
 from tests.conftest import REPOSITORY, Printed
 from tests.support.processes import run_python
 from vitmnist.data.sampler import EpochSampler
+from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import Loader
 from vitmnist.models.cnn import CNN
 from vitmnist.trainer import Trainer
@@ -52,6 +55,15 @@ def test_kernels_are_deterministic_before_a_model_runs(refuse: Printed, monkeypa
     monkeypatch.setattr("vitmnist.trainer.use_deterministic_kernels", lambda *args: calls.append("deterministic"))
     assert "cifar-10" in refuse("data/dataset=cifar10", "data.root=nowhere", "model=cnn")
     assert calls == ["deterministic", "forward"]  # The model is tried before data are read.
+
+
+def test_a_run_makes_its_gpu_the_current_one(refuse: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs are captured and memory is pinned on the current GPU."""
+    current = Mock(side_effect=ConfigError("stopped here"))
+    monkeypatch.setattr("vitmnist.trainer.choose_device", lambda *args: torch.device("cuda:1"))
+    monkeypatch.setattr(torch.cuda, "set_device", current)
+    assert "stopped here" in refuse("device=cuda:1")
+    current.assert_called_once_with(torch.device("cuda:1"))
 
 
 @pytest.mark.parametrize("name", ["ram", "gpu_slice", "cache", "prefetch"])

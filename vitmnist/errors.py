@@ -164,7 +164,8 @@ def classify(error: BaseException) -> Failure:
 
 
 FEWER_WORKERS = "type fewer workers with data.loader.num_workers=N (0 needs none)"
-LESS_MEMORY = "try a smaller batch_size, a smaller model, or data/loader=ram, which keeps the dataset off the GPU"
+LESS_HOST_MEMORY = "try a smaller batch_size, a smaller model, or data/loader=cache or disk, which keep images in files"
+LESS_GPU_MEMORY = "try a smaller batch_size, a smaller model, or data/loader=ram, which keeps the dataset off the GPU"
 FAILURES: tuple[tuple[type[BaseException], str, Failure], ...] = (
     (RunInterrupted, "", Failure("{error}", ExitCode.UNFINISHED, "interrupted")),
     (KeyboardInterrupt, "", Failure("interrupted", ExitCode.INTERRUPTED, "interrupted")),
@@ -181,11 +182,16 @@ FAILURES: tuple[tuple[type[BaseException], str, Failure], ...] = (
         r".*(Too many open files|received \d+ items of ancdata).*",
         Failure(f"too many open files: {{text}}; allow more with ulimit -n 4096, or {FEWER_WORKERS}"),
     ),
-    (MemoryError, "", Failure(f"out of memory; {LESS_MEMORY}", cause="memory")),
+    (MemoryError, "", Failure(f"out of host memory; {LESS_HOST_MEMORY}", cause="memory")),
     (
         RuntimeError,
-        ".*(out of memory|can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED).*",
-        Failure(f"out of memory: {{text}}; {LESS_MEMORY}", cause="memory"),
+        ".*can't allocate memory.*",
+        Failure(f"out of host memory: {{text}}; {LESS_HOST_MEMORY}", cause="memory"),
+    ),
+    (
+        RuntimeError,
+        ".*(out of memory|CUBLAS_STATUS_ALLOC_FAILED).*",
+        Failure(f"out of GPU memory: {{text}}; {LESS_GPU_MEMORY}", cause="memory"),
     ),
     (
         RuntimeError,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
 from vitmnist.errors import ConfigError, allowed_names, describe_error
 
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 # An installed package names the modules that register its members in this group of entry points.
-INSTALLED = "vitmnist.members"
+ENTRY_POINT_GROUP = "vitmnist.members"
 
 log = logging.getLogger(__name__)
 
+OptionsClass: TypeAlias = "type[DataclassInstance]"
+Options = TypeVar("Options")
 Built = TypeVar("Built")
-Description = TypeVar("Description")
 Builder = TypeVar("Builder", bound=Callable[..., object])
 
 
@@ -31,27 +32,39 @@ class NoOptions:
     """The options of a member that has none."""
 
 
-class Members(Generic[Description, Built]):
-    """Functions and classes by name, each with a description. They are found by being in a module of a package.
+class Registry(Generic[Options, Built]):
+    """Functions and classes by name, each with its options. Members register in the modules of one package.
 
-    Installed packages register more; they are imported when a name is unknown, or all names are asked for.
+    Installed packages may register more members; they are imported when a name is unknown, or all names are requested.
+    A configuration chooses by `name`, so it can build only what is registered: no value of it is ever imported.
 
     Args:
-        group: what they are members of, for messages.
-        package: the package whose modules register the members; they are imported when one is first asked for.
+        group: the config group of the members, such as `data/loader`.
+        package: the package whose modules register members; they are imported when one is first requested.
     """
 
     def __init__(self, group: str, package: str) -> None:
         self.group, self.package = group, package
-        self._registered: dict[str, tuple[Description, Callable[..., Built]]] = {}
+        self._registered: dict[str, tuple[Options, Callable[..., Built]]] = {}
 
-    def register(self, name: str, description: Description) -> Callable[[Builder], Builder]:
-        """Decorator that registers a class or function under `name`."""
+    def register(
+        self,
+        name: str,
+        options: Options = NoOptions,  # type: ignore[assignment]
+    ) -> Callable[[Builder], Builder]:
+        """Decorator that registers a class or function under `name`; `build` calls it with (options, *parts).
+
+        Args:
+            options: a dataclass whose fields are the keys of the member's YAML file, apart from `name`. Metrics have no
+                options; they pass a `BatchMetric` instance instead.
+        """
 
         def decorate(builder: Builder) -> Builder:
-            if name in self._registered:
+            registered = self._registered.get(name)
+            # A module that failed after it registered is imported again.
+            if registered and _definition(registered[1]) != _definition(builder):
                 raise ValueError(f"{self.group}: {name!r} is registered already; choose another name")
-            self._registered[name] = (description, builder)  # type: ignore[assignment]
+            self._registered[name] = (options, cast(Callable[..., Built], builder))
             return builder
 
         return decorate
@@ -61,54 +74,29 @@ class Members(Generic[Description, Built]):
         import_installed()
         return sorted(self._members)
 
-    def description_of(self, name: str) -> Description:
-        """What describes `name`: the dataclass of its options, or how a metric is shown."""
+    def options_of(self, name: str) -> Options:
+        """The options that `name` is registered with."""
         return self._members[name][0]
 
     def function_of(self, name: str) -> Callable[..., Built]:
-        """The class or function that was registered as `name`."""
+        """The class or function that is registered as `name`."""
         return self._members[name][1]
 
-    @property
-    def _members(self) -> dict[str, tuple[Description, Callable[..., Built]]]:
-        import_members(self.package)
-        return self._registered
-
-    def _find(self, name: object) -> tuple[Description, Callable[..., Built]] | None:
-        if name not in self._members:
-            import_installed()
-        return self._members.get(str(name))
-
-
-class Registry(Members["type[DataclassInstance]", Built]):
-    """The members of one config group, each a class or function with a dataclass of options.
-
-    A configuration chooses by `name`, so it can build only what was registered: no value of it is ever imported.
-    """
-
-    def register(self, name: str, options: type[DataclassInstance] = NoOptions) -> Callable[[Builder], Builder]:
-        """Decorator that registers a class or function under `name`; `build` calls it with (options, *parts).
-
-        Args:
-            options: a dataclass; its fields are the keys of the member's YAML file, apart from `name`.
-        """
-        if not is_dataclass(options):
-            raise TypeError(f"the options of {name!r} must be a dataclass, not {options!r}")
-        return super().register(name, options)
-
-    def complete(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """`values`, with the defaults of missing options; `build` refuses an unknown name."""
+    def complete(self: Registry[OptionsClass, Built], values: Mapping[str, Any]) -> dict[str, Any]:
+        """`values` with the defaults of missing options; values with an unknown name are returned as they are."""
         member = self._find(str(values.get("name")))
         return {**asdict(member[0]()), **values} if member else dict(values)
 
-    def resolve(self, values: object, key: str | None = None) -> tuple[Callable[..., Built], DataclassInstance]:
-        """The builder of the member that `values["name"]` names, and its validated options.
+    def resolve(
+        self: Registry[OptionsClass, Built], values: object, key: str | None = None
+    ) -> tuple[Callable[..., Built], DataclassInstance]:
+        """The class or function that `values["name"]` names, and its validated options.
 
         Args:
-            key: the key of `values` in the configuration, by default the group's; it is empty if they are in none.
+            key: the key of `values` in the configuration, by default that of the group; empty for a function argument.
 
         Raises:
-            ConfigError: an unknown name, or options that do not fit it.
+            ConfigError: the name is unknown, or the options do not fit it.
         """
         from vitmnist.config.validation import join, validate  # Not at the top: it imports OmegaConf.
 
@@ -117,16 +105,33 @@ class Registry(Members["type[DataclassInstance]", Built]):
             shown = "null" if values is None else str(values)
             raise ConfigError(f"{key}={shown}: must be {{name: NAME}}; {allowed_names(shown, self.names())}")
         options = dict(values)
-        name = options.pop("name", None)
-        if not (member := self._find(str(name))):
-            raise ConfigError(f"{join(key, 'name')}={name}: not known; {allowed_names(str(name), self.names())}")
+        name = str(options.pop("name", None))
+        member = self._find(name)
+        if not member:
+            reasons = [allowed_names(name, self.names()), *import_installed()]
+            raise ConfigError(f"{join(key, 'name')}={name}: not known; {'; '.join(reasons)}")
         schema, builder = member
         return builder, validate(schema, options, key)
 
-    def build(self, values: object, *parts: object, key: str | None = None) -> Built:
-        """Build the member that `values["name"]` names, from its options and the given parts; raises as `resolve`."""
+    def build(self: Registry[OptionsClass, Built], values: object, *parts: object, key: str | None = None) -> Built:
+        """Build the member that `values["name"]` names from its options and `parts`; raises as `resolve`."""
         builder, options = self.resolve(values, key)
         return builder(options, *parts)
+
+    @property
+    def _members(self) -> dict[str, tuple[Options, Callable[..., Built]]]:
+        import_members(self.package)
+        return self._registered
+
+    def _find(self, name: str) -> tuple[Options, Callable[..., Built]] | None:
+        if name not in self._members:
+            import_installed()
+        return self._members.get(name)
+
+
+def _definition(builder: Callable[..., object]) -> tuple[str, str]:
+    """Where a class or function is defined: its module and its qualified name."""
+    return builder.__module__, builder.__qualname__
 
 
 @cache
@@ -137,11 +142,18 @@ def import_members(package: str) -> None:
 
 
 @cache
-def import_installed() -> None:
-    """Import what installed packages declare; one that fails is named in a warning."""
-    for module in entry_points(group=INSTALLED):
+def import_installed() -> list[str]:
+    """Import the modules that installed packages declare.
+
+    Returns:
+        A message for each module that cannot be imported; it is logged as a warning too.
+    """
+    failures = []
+    for module in entry_points(group=ENTRY_POINT_GROUP):
         try:
             module.load()
         except Exception as error:
             package = module.dist.name if module.dist else module.name
-            log.warning("%s of the package %s cannot be imported: %s", module.value, package, describe_error(error))
+            failures.append(f"{module.value} of the package {package} cannot be imported: {describe_error(error)}")
+            log.warning(failures[-1])
+    return failures

@@ -23,7 +23,7 @@ from vitmnist.checkpoint.manager import Checkpoint, CheckpointManager, load_chec
 from vitmnist.checkpoint.storage import read_initial_weights
 from vitmnist.config.schema import Config, to_plain_dict
 from vitmnist.data.datasets.base import Dataset, Split
-from vitmnist.data.sampler import EpochSampler
+from vitmnist.data.sampler import EpochSampler, build_sampler
 from vitmnist.epoch_recorder import EpochRecorder
 from vitmnist.loaders.auto import AutoOptions, select_loader
 from vitmnist.loaders.base import LOADERS, Loader
@@ -44,7 +44,7 @@ from vitmnist.tracking.loggers import LOGGERS, Logger, parse_loggers
 from vitmnist.tracking.result import Result, recording_outcome
 from vitmnist.training.fine_tuning import scale_learning_rates
 from vitmnist.training.loop import EpochProgress, evaluate, train_epoch
-from vitmnist.training.setup import build_model, check_batch_norm, check_config, read_dataset, train_sampler
+from vitmnist.training.setup import build_model, check_batch_norm, check_config, read_dataset
 from vitmnist.training.step import TrainStep
 from vitmnist.training.step_options import StepConfig, resolve_step_config
 
@@ -104,8 +104,8 @@ class Trainer:
         self.monitor = Monitor(find_metric(config.monitor, "monitor"), config.patience)
         self.logger_options = parse_loggers(config.logger)
         self.device = choose_device(config.device, world)
-        if world.size > 1 and self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # Capturing a graph and pinning memory use the current device.
         # This comes before any work on the device: torch reads CUBLAS_WORKSPACE_CONFIG at the first matrix product.
         use_deterministic_kernels(config.trainer.deterministic, self.device)
         self.stack = ExitStack()
@@ -185,7 +185,7 @@ class Trainer:
             weights = world.broadcast_object(partial(read_initial_weights, config.init))
         check_config(config, self.device)
         dataset = read_dataset(config, world)
-        return RunData(dataset, train_sampler(config, dataset, world), checkpoint, weights)
+        return RunData(dataset, self._train_sampler(dataset.train), checkpoint, weights)
 
     def build_step(self, data: RunData) -> TrainStep:
         """Build model, optimizer, schedule and loss, and the step that uses them."""
@@ -241,12 +241,18 @@ class Trainer:
         step.prepare(train_loader)
         return Loaders(train_loader, eval_loader, loader_config)
 
+    def _train_sampler(self, split: Split) -> EpochSampler:
+        """The sampler of training: this rank's part of each batch."""
+        config, data, world = self.config, self.config.data, self.world
+        order = config.batch_size, config.seed, data.shuffle, data.drop_last
+        return build_sampler(len(split), *order, rank=world.rank, world_size=world.size)
+
     def _eval_sampler(self, split: Split, step: TrainStep) -> EpochSampler:
         """The sampler of an evaluation: this rank's part of all images, in their order."""
         # Evaluation keeps no activations, so a microbatch that fits in training fits here. All ranks take the size of
         # rank 0: their own may differ by one image.
         batch_size = self.world.broadcast_object(lambda: step.microbatch_size) * self.world.size
-        return EpochSampler(len(split), batch_size, 0, "none", rank=self.world.rank, ranks=self.world.size)
+        return build_sampler(len(split), batch_size, rank=self.world.rank, world_size=self.world.size)
 
     def _select_loader(self, options: AutoOptions, data: RunData, step: TrainStep) -> str:
         """The name of the fastest loader, timed with the training step of the run, whose state is then restored."""

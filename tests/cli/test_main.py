@@ -91,7 +91,7 @@ MISTAKES_OF_RUNS = {  # also in the command line, and found when a run is set up
     "~data.augment.operations.1 data/augment=cifar": "(HYDRA_FULL_ERROR=1 shows the traceback)",
     "epochs=1,2": "To sweep over it, add --multirun to your command line",
     "data/loader@data.loader.base=disk": "Could not override 'data/loader@data.loader.base'. Did you mean",
-    "batch_size=24 data.drop_last=true": "batch_size=24 exceeds the 23 training images",
+    "batch_size=24 data.drop_last=true": "batch_size=24 exceeds the 23 images",
     "schedule=cosine epochs=2 schedule.warmup_epochs=2": "schedule.warmup_epochs=2: must be below epochs=2",
     "optimizer=sgd optimizer.nesterov=true optimizer.momentum=0": "optimizer.nesterov=true needs optimizer.momentum",
     "data.root=/nowhere logger=[tensorboard,{name:wandb,team:us}]": "logger.1.team: there is no such key",  # at once

@@ -21,7 +21,7 @@ from vitmnist.cli.train import connect_ranks
 from vitmnist.errors import ConfigError, ExitCode
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.torch_world import TorchWorld
-from vitmnist.runtime.world import SingleProcess
+from vitmnist.runtime.world import World
 
 ENDS = ExitCode.UNFINISHED
 
@@ -199,7 +199,7 @@ def test_a_port_in_use_is_named(ranks: StartRanks) -> None:
 def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    world = SingleProcess()
+    world = World()
     world.size = 4
     for world.rank in range(4):
         world.local_rank = world.rank

@@ -23,7 +23,7 @@ from vitmnist.data.datasets.base import DATASETS
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import LOADERS
 from vitmnist.models import MODELS
-from vitmnist.registry import import_members
+from vitmnist.registry import OptionsClass, Registry, import_members
 
 CONF = REPOSITORY / "conf"
 REGISTRIES = tuple(registry for _, registry in registries())
@@ -39,7 +39,7 @@ def test_every_member_has_its_file_and_every_file_its_member(registry) -> None:
         assert values.pop("name") == file.stem
         subgroups = {key for default in values.pop("defaults", []) for key in default if default != "_self_"}
         keys = set(values) | {key.partition("@")[2].partition(".")[0] for key in subgroups if "@" in key}
-        options = registry.description_of(file.stem)
+        options = registry.options_of(file.stem)
         assert keys == {field.name for field in fields(options)}, file
         if registry in (DATASETS, LOADERS):
             defaults = asdict(options())  # what `make_loader` and `load_dataset` take where nothing is said
@@ -55,6 +55,26 @@ def test_a_module_is_found_by_being_in_its_package(tmp_path: Path, monkeypatch: 
         import_members.cache_clear()
         registry.names()
         assert sys.modules.pop(f"{registry.package}.added").__file__ == str(tmp_path / "added.py")
+
+
+BROKEN = """
+from tests.config.test_validation import REPEATED
+
+REPEATED.register("early")(print)
+raise RuntimeError("no such device")
+"""
+REPEATED: Registry[OptionsClass, None] = Registry("repeated", "repeated_members")
+
+
+def test_a_module_that_fails_gives_its_own_error_at_each_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "repeated_members").mkdir()
+    (tmp_path / "repeated_members" / "broken.py").write_text(BROKEN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="no such device"):
+            REPEATED.build({"name": "early"})
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(CONF)))

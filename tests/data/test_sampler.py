@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vitmnist.config.schema import Shuffle
-from vitmnist.data.sampler import EpochSampler
+from vitmnist.data.sampler import EpochSampler, build_sampler
 from vitmnist.errors import ConfigError
 
 shapes = st.tuples(st.integers(0, 60), st.integers(1, 30))
@@ -112,7 +113,7 @@ def test_the_parts_of_all_ranks_make_up_the_global_batch(
 ) -> None:
     sampler = EpochSampler(size, max(batch_size, ranks), 3, shuffle, drop_last)
     start = min(start, len(sampler))
-    samplers = [replace(sampler, rank=rank, ranks=ranks) for rank in range(ranks)]
+    samplers = [replace(sampler, rank=rank, world_size=ranks) for rank in range(ranks)]
     parts = [index_batches(own, 1, start) for own in samplers]
     for own, batches in zip(samplers, parts, strict=True):
         assert [len(batch) for batch in batches] == [max(own.num_valid(k), 1) for k in range(start, len(sampler))]
@@ -123,6 +124,13 @@ def test_the_parts_of_all_ranks_make_up_the_global_batch(
         assert torch.equal(torch.cat(valid), batch)
 
 
-def test_a_text_does_not_stand_for_true() -> None:
-    with pytest.raises(ConfigError, match="drop_last=false: must be True or False"):
-        EpochSampler(10, 4, 0, drop_last="false")  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"drop_last": "false"}, "drop_last=false: must be True or False"),
+        ({"batch_size": 11, "drop_last": True}, "batch_size=11 exceeds the 10 images, so drop_last=true leaves no bat"),
+    ],
+)
+def test_values_that_cannot_be_used_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_sampler(**{"size": 10, "batch_size": 4, **values})

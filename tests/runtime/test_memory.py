@@ -6,6 +6,7 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -48,7 +49,7 @@ def test_memory_on_a_gpu_is_counted_apart(monkeypatch: pytest.MonkeyPatch) -> No
     ):
         check_fits("gpu_slice", Memory(device=2**29 + 1), cuda, Memory(device=2**29), others)
     with pytest.raises(DoesNotFitError, match="; data/loader=cache or data/loader=disk would work"):
-        check_fits("gpu_slice", Memory(device=2**33), cuda, others=others)
+        check_fits("gpu_slice", Memory(device=2**33), cuda, alternatives=others)
 
 
 def test_a_sets_memory_is_judged_at_its_real_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +70,9 @@ def test_free_and_peak_memory_are_those_of_the_machine() -> None:
     assert 2**26 < host_peak() - before < 2**28  # 128 MiB
 
 
-def test_a_containers_limit_is_heeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_of_a_container_is_respected_and_divided_among_its_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(memory, "CGROUP", tmp_path)
     monkeypatch.setattr(memory, "PROCESS_GROUPS", tmp_path / "groups")
     assert free_memory(CPU).host > 2**20
@@ -79,8 +82,23 @@ def test_a_containers_limit_is_heeded(tmp_path: Path, monkeypatch: pytest.Monkey
         limit = psutil.Process().memory_info().rss + 2**20
         (folder / "memory.max").write_text(f"{limit}\n")
         assert free_memory(CPU).host <= 2**20
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # The other rank may not have allocated its half yet.
+        assert free_memory(CPU).host == 0
+        monkeypatch.delenv("LOCAL_WORLD_SIZE")
         (folder / "memory.max").write_text("max\n")
         assert free_memory(CPU).host > 2**20
+
+
+def test_the_memory_of_one_gpu_is_not_that_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = torch.device("cuda:0"), torch.device("cuda:1")
+    for name, sizes in {"memory_reserved": (50, 8), "memory_allocated": (30, 5)}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, sizes=sizes: sizes[device.index])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: ((100, 1000)[device.index], 2000))
+    assert [free_memory(device).device for device in (first, second)] == [120, 1003]
+    images = Mock(spec=torch.Tensor, device=first, nbytes=7, shape=(1,), __len__=lambda _: 1)
+    on_first = TensorSet(images, torch.zeros(1))
+    assert on_first.bytes_to_load(first) == 0
+    assert on_first.bytes_to_load(second) == on_first.bytes_to_load(CPU) == on_first.nbytes > 0
 
 
 PAGE_FAULTS = """

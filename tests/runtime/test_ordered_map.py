@@ -14,7 +14,7 @@ from itertools import count
 import pytest
 from threadpoolctl import threadpool_info
 
-from vitmnist.runtime.ordered_map import in_parts, ordered_map
+from vitmnist.runtime.ordered_map import map_slices, ordered_map
 
 IDLE = """
 import time
@@ -38,19 +38,22 @@ results.close()
 """
 
 
-def fails_at_2(item: int) -> int:
-    time.sleep(0.01 * (item % 2))
-    if item == 2:
-        raise SystemExit(item)
-    return -item
+@pytest.mark.parametrize(("error", "raised"), [(SystemExit, SystemExit), (StopIteration, RuntimeError)])
+def test_results_come_in_order_and_an_error_in_place_of_its_result(
+    error: type[BaseException], raised: type[BaseException]
+) -> None:
+    """`StopIteration` would end the consumer's loop early, and becomes a `RuntimeError`, as in a generator."""
 
+    def fail_at_2(item: int) -> int:
+        time.sleep(0.01 * (item % 2))
+        if item == 2:
+            raise error
+        return -item
 
-def test_results_come_in_order_and_an_error_in_place_of_its_result() -> None:
-    results = ordered_map(fails_at_2, range(6), threads=3, ahead=2)
+    results = ordered_map(fail_at_2, range(6), threads=3, ahead=2)
     assert [next(results), next(results)] == [0, -1]
-    with pytest.raises(SystemExit) as raised:
+    with pytest.raises(raised):
         next(results)
-    assert raised.value.code == 2
     assert list(results) == [-3, -4, -5]
 
 
@@ -102,8 +105,12 @@ def test_an_error_in_a_part_is_raised_when_no_thread_writes_to_the_batch_any_mor
         written.append(span.start)
 
     with pytest.raises(ValueError, match="the first part"):
-        in_parts(write, 3, size=1, threads=2)
+        map_slices(write, 3, size=1, threads=2)
     assert written == [1, 2]
+
+
+def test_a_batch_without_rows_has_no_slices() -> None:
+    map_slices(lambda span: pytest.fail(f"called with {span}"), rows=0)
 
 
 @pytest.mark.skipif(all(pool["prefix"] != "libgomp" for pool in threadpool_info()), reason="torch has no libgomp")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.registry import Registry
+from vitmnist.registry import OptionsClass, Registry
 
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 """The increment of splitmix64 as a signed int64."""
@@ -62,7 +62,7 @@ class Mixing(nn.Module):
     """
 
 
-OPERATIONS: Registry[Operation | Mixing] = Registry("data/augment.operations", __package__)
+OPERATIONS: Registry[OptionsClass, Operation | Mixing] = Registry("data/augment.operations", __package__)
 
 
 def augment_keys(sampler: EpochSampler, epoch: int, device: torch.device, start: int = 0) -> Tensor:

@@ -19,7 +19,7 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import TensorSet
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders.make_loader import Data, loadable
-from vitmnist.runtime.ordered_map import in_parts
+from vitmnist.runtime.ordered_map import map_slices
 from vitmnist.store.rows import is_large
 
 KEY = "data.augment.operations"
@@ -232,7 +232,7 @@ class Preprocess(nn.Module):
             image = self._augmented(images[row], numbers_of_image)
             torch.sub(self._unit_range(image, finished[row]), self.mean, out=finished[row]).div_(self.std)
 
-        in_parts(finish, len(images), size=1)
+        map_slices(finish, len(images), size=1)
         return finished
 
     def _centre(self, images: Tensor) -> Tensor:

@@ -69,7 +69,7 @@ class InferenceModel:
 def model_info(config: Config, train: Split) -> dict[str, Any]:
     """The metadata that a user of the weights needs, as JSON values: the model, and how files become its images."""
     values = config.data.dataset
-    changing = {item.name for item in fields(DATASETS.description_of(values["name"])) if may_change(item.metadata)}
+    changing = {item.name for item in fields(DATASETS.options_of(values["name"])) if may_change(item.metadata)}
     info = {
         "model": config.model,
         "shape": train.images.shape[1:],

@@ -162,7 +162,7 @@ class CheckpointManager:
         best = is_best_epoch and self.dataset.validation is not None
         interval = self.config.checkpoint.min_interval_s
         is_due = interval is not None and time.monotonic() - self._saved_at >= interval
-        stopping, saving = self.world.all_reduce_max([self.stop.request, is_due or must_save], at_once=True)
+        stopping, saving = self.world.all_reduce_max([self.stop.request, is_due or must_save], wait=True)
         if is_last or best or stopping or saving:
             self.save(None, best)
         if stopping and not is_last:

@@ -169,7 +169,7 @@ def _text(metrics: dict[str, Any]) -> str:
     for name in METRICS.names():
         if name == "acc":
             continue
-        metric, value = METRICS.description_of(name), metrics[name]
+        metric, value = METRICS.options_of(name), metrics[name]
         lines.append(f"{name} –" if value is None else f"{name} {value:.{metric.digits or 2}f}{metric.unit}")
     classes = metrics["classes"]
     counts = [[row["class"], *images] for row, images in zip(classes, metrics["confusion_matrix"], strict=True)]

@@ -30,7 +30,7 @@ from vitmnist.metrics.epoch_table import search_objective
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.run_folder import InUseError, has_checkpoint, locked
 from vitmnist.runtime.signals import StopSignal, interruption
-from vitmnist.runtime.world import launched
+from vitmnist.runtime.world import is_distributed
 from vitmnist.tracking.result import Result, read_run
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ def run_sweep(process: TrainingProcess, composed: DictConfig, typed: list[str]) 
 
 def _prepare_sweep(process: TrainingProcess, composed: DictConfig, typed: list[str]) -> list[str]:
     """Check a sweep, lock its folder, and return the overrides for Hydra's sweeper; raises `ConfigError`."""
-    if launched():
+    if is_distributed():
         raise ConfigError(
             "-m: is for one process, which runs the jobs of a sweep one after another; each process of "
             "torchrun would run them all. Start the sweep with python, or each of its jobs with torchrun"

@@ -33,7 +33,7 @@ from vitmnist.config.schema import Config, to_plain_dict
 from vitmnist.config.validation import validate
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.files import display_path
-from vitmnist.runtime.world import SINGLE_PROCESS, World, launched
+from vitmnist.runtime.world import SINGLE_PROCESS, World, is_distributed
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def connect_ranks(typed: list[str]) -> World:
     # torchrun restarts with the same arguments.
     if restarts and "resume" not in map(key_of, typed):
         raise ConfigError(f"--max-restarts={restarts}: a restart would begin a new run; type {AUTO_FORM} as well")
-    if not launched():
+    if not is_distributed():
         return SINGLE_PROCESS
     # This imports torch.
     from vitmnist.runtime.torch_world import TorchWorld

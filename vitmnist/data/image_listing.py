@@ -77,14 +77,14 @@ def list_images(folder: Path, left_out: Counter[str]) -> list[Path]:
     Only regular files are pictures; a link to a missing one counts, and is named when it is read. Links to folders are
     followed, each folder once: links that form a loop would never end. Hidden ones are not.
     """
-    images, seen = [], set()
+    images: list[Path] = []
+    visited: set[str] = set()
     for parent, folders, names in os.walk(folder, followlinks=True):
-        seen.add(os.path.realpath(parent))
-        folders[:] = [
-            name
-            for name in visible_folders(Path(parent), folders)
-            if os.path.realpath(os.path.join(parent, name)) not in seen
-        ]
+        if (real_path := os.path.realpath(parent)) in visited:
+            folders.clear()
+            continue
+        visited.add(real_path)
+        folders[:] = visible_folders(Path(parent), folders)
         for path in (Path(parent, name) for name in names if not name.startswith(".")):  # macOS leaves files `._NAME`.
             if not path.name.lower().endswith(EXTENSIONS):
                 left_out[path.suffix.lower()] += 1

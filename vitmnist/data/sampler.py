@@ -1,4 +1,4 @@
-"""Which images make up batch k of epoch e: the only source of indices for every loader."""
+"""The order of the samples in an epoch: the only source of indices for every loader."""
 
 from __future__ import annotations
 
@@ -18,6 +18,41 @@ ORDERS = ("sample", "batch", "none")
 """The values of `shuffle`."""
 
 
+def build_sampler(
+    size: int,
+    batch_size: int,
+    seed: int = 0,
+    shuffle: str = "none",
+    drop_last: bool = False,
+    rank: int = 0,
+    world_size: int = 1,
+) -> EpochSampler:
+    """Build the sampler of training, of evaluation, or of `make_loader`; every loader takes its indices from one.
+
+    The arguments are the fields of `EpochSampler`.
+
+    Raises:
+        ConfigError: a value has the wrong type or is out of bounds, `batch_size` is below `world_size`, or `drop_last`
+            leaves no batch.
+    """
+    if shuffle not in ORDERS:
+        raise ConfigError(f"shuffle={shuffle}: {allowed_names(str(shuffle), ORDERS)}")
+    if not isinstance(drop_last, bool):  # The text "false" would be true.
+        raise ConfigError(f"drop_last={drop_last}: must be True or False")
+    batch_size, seed = _whole_number("batch_size", batch_size, 1), _whole_number("seed", seed, 0)
+    if world_size > batch_size:
+        raise ConfigError(
+            f"batch_size={batch_size}: {world_size} processes train together, and each must have an image of every "
+            f"batch; set batch_size={world_size} or more, or start fewer"
+        )
+    if drop_last and 0 < size < batch_size:
+        raise ConfigError(
+            f"batch_size={batch_size} exceeds the {size} images, so drop_last=true leaves no batch; set "
+            f"batch_size={size} or less, or drop_last=false"
+        )
+    return EpochSampler(size, batch_size, seed, shuffle, drop_last, rank, world_size)
+
+
 @dataclass(frozen=True)
 class EpochSampler:
     """The batches of an epoch as a pure function of (seed, epoch), drawn on the CPU for every device.
@@ -26,20 +61,15 @@ class EpochSampler:
     single process. A last batch may have fewer images than there are ranks. A rank without any gets one that does not
     count (`num_valid` is 0), so that all ranks take the same number of steps.
 
-    `shuffle`:
-        sample: a full permutation of the set.
-        batch: contiguous blocks in random order, as in the article; each is a view of the set. The blocks are the
-            same in every epoch, and a short block stays last.
-        none: the set in its own order, for evaluation.
-
     Args:
-        size: images in the set.
-        batch_size: images in a batch, of all ranks together.
+        size: number of images in the dataset.
+        batch_size: number of images in a batch, of all ranks together; at least `world_size`.
+        seed: determines the order of all epochs; at least 0.
+        shuffle: `sample` permutes all images. `batch` permutes contiguous blocks, as in the article; the blocks are the
+            same in every epoch, and a short block stays last. `none` keeps the order of the dataset.
         drop_last: leave out a last batch shorter than `batch_size`.
-
-    Raises:
-        ConfigError: `batch_size` is not a whole number from 1, or below the number of ranks; `seed` is not one from 0;
-            or another value is unknown.
+        rank: the rank of this process.
+        world_size: number of ranks.
     """
 
     size: int
@@ -48,20 +78,7 @@ class EpochSampler:
     shuffle: str = "sample"
     drop_last: bool = False
     rank: int = 0
-    ranks: int = 1
-
-    def __post_init__(self) -> None:
-        if self.shuffle not in ORDERS:
-            raise ConfigError(f"shuffle={self.shuffle}: {allowed_names(str(self.shuffle), ORDERS)}")
-        if not isinstance(self.drop_last, bool):  # The text "false" would be true.
-            raise ConfigError(f"drop_last={self.drop_last}: must be True or False")
-        for name, least in (("batch_size", 1), ("seed", 0)):
-            object.__setattr__(self, name, whole_number(name, getattr(self, name), least))
-        if self.ranks > self.batch_size:
-            raise ConfigError(
-                f"batch_size={self.batch_size}: {self.ranks} processes train together, and each must have an image of "
-                f"every batch; type batch_size={self.ranks} or more, or start fewer"
-            )
+    world_size: int = 1
 
     def __len__(self) -> int:
         """Batches in an epoch."""
@@ -103,7 +120,7 @@ class EpochSampler:
 
         Every batch but the last has `rank_batch_size` of them, since a short block stays last.
         """
-        if self.shuffle == "sample" and self.ranks == 1:
+        if self.shuffle == "sample" and self.world_size == 1:
             return self._permuted(epoch, start, device)
         batches = [as_tensor(slice(0, 0)), *map(as_tensor, self.batches(epoch, start))]
         return torch.cat(batches).to(device)
@@ -128,7 +145,7 @@ class EpochSampler:
 
     def _part(self, count: int) -> range:
         """The rows of a batch of `count` images that belong to this rank; the first ranks get one more."""
-        each, extra = divmod(count, self.ranks)
+        each, extra = divmod(count, self.world_size)
         start = self.rank * each + min(self.rank, extra)
         return range(start, start + each + (self.rank < extra))
 
@@ -142,13 +159,13 @@ def as_tensor(batch: slice | Tensor) -> Tensor:
     return torch.arange(batch.start, batch.stop, device="cpu") if isinstance(batch, slice) else batch
 
 
-def whole_number(name: str, value: SupportsIndex, least: int) -> int:
-    """`value` as an int, also one of NumPy; raises `ConfigError` if it is below `least`, or no whole number."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise ConfigError(f"{name}={value!r}: must be a whole number")
-    if (number := index(value)) < least:
-        raise ConfigError(f"{name}={value}: must be at least {least}")
-    return number
+def _whole_number(name: str, number: SupportsIndex, at_least: int) -> int:
+    """Convert to an int, also a number of NumPy; raise `ConfigError` if it is no whole number or below `at_least`."""
+    if isinstance(number, bool) or not hasattr(number, "__index__"):
+        raise ConfigError(f"{name}={number!r}: must be a whole number")
+    if index(number) < at_least:
+        raise ConfigError(f"{name}={number}: must be at least {at_least}")
+    return index(number)
 
 
 @lru_cache(maxsize=1)  # Loader and augmentation draw the same one, which takes 1.4 ms for 60,000 images.

@@ -121,7 +121,8 @@ class TensorSet(SampleSource):
         return zip(self.images.split(CHUNK), self.labels.split(CHUNK), strict=True)
 
     def bytes_to_load(self, device: torch.device) -> int:
-        return self.nbytes if self.is_mapped or self.images.device.type != device.type else 0
+        is_loaded = (self.images.device.type, self.images.device.index or 0) == (device.type, device.index or 0)
+        return 0 if is_loaded and not self.is_mapped else self.nbytes
 
     def decode_to(self, location: Location) -> TensorSet:
         if location.storage is Storage.HOST:

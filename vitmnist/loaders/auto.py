@@ -120,7 +120,7 @@ def select_loader(
 
 def _names_to_try(options: AutoOptions) -> list[str]:
     """The names of the loaders to try: those asked for, or all that are registered."""
-    names = [name for name in LOADERS.names() if LOADERS.description_of(name) is not AutoOptions]
+    names = [name for name in LOADERS.names() if LOADERS.options_of(name) is not AutoOptions]
     for name in options.candidates or ():
         if name not in names:
             raise ConfigError(f"data.loader.candidates={name}: not known; {allowed_names(name, names)}")

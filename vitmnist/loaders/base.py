@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource, TensorSet
-from vitmnist.registry import Registry
+from vitmnist.registry import OptionsClass, Registry
 from vitmnist.runtime.memory import Memory
 from vitmnist.store.rows import Storage
 
@@ -109,7 +109,7 @@ def _close_all(iterators: weakref.WeakSet[Any], lock: threading.Lock) -> None:
             iterator.close()
 
 
-LOADERS: Registry[Loader] = Registry("data/loader", __package__)
+LOADERS: Registry[OptionsClass, Loader] = Registry("data/loader", __package__)
 register = LOADERS.register
 
 

@@ -99,7 +99,7 @@ class RamLoader(HostLoader):
     keeps = Storage.HOST
 
     def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
-        check_fits("ram", needs_of("ram", data, device), device, others=("cache", "disk"))
+        check_fits("ram", needs_of("ram", data, device), device, alternatives=("cache", "disk"))
         self.decoded = data.decode_to(Location(Storage.HOST))
         super().__init__(self.decoded, sampler, device)
 
@@ -144,7 +144,7 @@ class GpuSliceLoader(Loader):
 
     def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
-        check_fits("gpu_slice", needs_of("gpu_slice", data, device), device, others=("ram", "cache", "disk"))
+        check_fits("gpu_slice", needs_of("gpu_slice", data, device), device, alternatives=("ram", "cache", "disk"))
         if not isinstance(data, TensorSet) or device.type == "cpu":  # Others are copied to the device as they are.
             data = data.decode_to(Location(Storage.HOST))
         self.tensors = tuple(map(backend_of(device).to_device, data.tensors))

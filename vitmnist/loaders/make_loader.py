@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from vitmnist.data.sampler import EpochSampler
+from vitmnist.data.sampler import build_sampler
 from vitmnist.data.sources import DatasetSource, SampleSource, TensorSet
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders.base import LOADERS, Loader
@@ -67,7 +67,7 @@ def make_loader(
         DataError: data that cannot be used: images and labels of different length, no map-style dataset, …
     """
     loaded = loadable(data, seed)
-    sampler = EpochSampler(len(loaded), batch_size, seed, shuffle, drop_last, *_ranks(rank, world_size))
+    sampler = build_sampler(len(loaded), batch_size, seed, shuffle, drop_last, *_ranks(rank, world_size))
     target = choose_device(str(device))
     if target.type == "cpu":
         keep_freed_memory()

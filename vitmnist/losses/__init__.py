@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from vitmnist.registry import Registry
+from vitmnist.registry import OptionsClass, Registry
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Computes the sum of the loss over the images, without dimensions, from logits, float32 `[B, classes]`, and targets.
@@ -14,5 +14,5 @@ row of zeros are padding, and have the loss 0. The step divides the sum by the s
 neither microbatches nor ranks change the gradient.
 """
 
-LOSSES: Registry[Loss] = Registry("loss", __package__)
+LOSSES: Registry[OptionsClass, Loss] = Registry("loss", __package__)
 """Built with (options, labels of the training split, names of the classes, device)."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from vitmnist.registry import Members
+from vitmnist.registry import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,18 +46,18 @@ class ConfusionMetric(BatchMetric):
     """
 
 
-METRICS: Members[BatchMetric, Tensor] = Members("metrics", __package__)
+METRICS: Registry[BatchMetric, Tensor] = Registry("metrics", __package__)
 
 
 def batch_metrics() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
     """The functions of a batch's logits and labels, by name."""
-    names = [name for name in METRICS.names() if not isinstance(METRICS.description_of(name), ConfusionMetric)]
+    names = [name for name in METRICS.names() if not isinstance(METRICS.options_of(name), ConfusionMetric)]
     return {name: METRICS.function_of(name) for name in names}
 
 
 def confusion_metrics(matrix: Tensor) -> dict[str, float]:
     """The value of each metric of a confusion matrix, int64 `[classes, classes]`, by name; in percent if so shown."""
-    shown = {name: METRICS.description_of(name) for name in METRICS.names()}
+    shown = {name: METRICS.options_of(name) for name in METRICS.names()}
     return {
         name: float(METRICS.function_of(name)(matrix.double())) * (100 if metric.unit == "%" else 1)
         for name, metric in shown.items()

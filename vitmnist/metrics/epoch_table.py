@@ -86,7 +86,7 @@ def epoch_metrics() -> dict[str, Metric]:
 
 def _registered(split: str, name: str, **changes: Any) -> Metric:
     """The row of a registered metric for a split."""
-    description = METRICS.description_of(name)
+    description = METRICS.options_of(name)
     fields = vars(description) | {"tag": f"{split}/{description.tag}"} | changes
     return Metric(metric_name(split, name), over_epochs="last", **fields)
 

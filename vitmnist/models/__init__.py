@@ -2,6 +2,6 @@
 
 from torch import nn
 
-from vitmnist.registry import Registry
+from vitmnist.registry import OptionsClass, Registry
 
-MODELS: Registry[nn.Module] = Registry("model", __package__)
+MODELS: Registry[OptionsClass, nn.Module] = Registry("model", __package__)

@@ -15,9 +15,9 @@ from torch.optim import Optimizer
 
 from vitmnist.config.validation import config_field
 from vitmnist.errors import ConfigError
-from vitmnist.registry import Registry
+from vitmnist.registry import OptionsClass, Registry
 
-OPTIMIZERS: Registry[Optimizer] = Registry("optimizer", __package__)
+OPTIMIZERS: Registry[OptionsClass, Optimizer] = Registry("optimizer", __package__)
 
 
 @dataclass

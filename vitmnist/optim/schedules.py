@@ -9,9 +9,9 @@ from typing import Any
 
 from vitmnist.config.validation import config_field
 from vitmnist.errors import ConfigError
-from vitmnist.registry import NoOptions, Registry
+from vitmnist.registry import NoOptions, OptionsClass, Registry
 
-SCHEDULES: Registry[float] = Registry("schedule", __package__)
+SCHEDULES: Registry[OptionsClass, float] = Registry("schedule", __package__)
 """Functions of (options, step, steps of the run, steps of an epoch): the factor of the learning rate in a step.
 
 Steps count from 0. A factor may not depend on those before, so that a resumed run may have another number of steps.

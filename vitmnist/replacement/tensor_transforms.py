@@ -26,7 +26,7 @@ from vitmnist.errors import DataError, error_context
 from vitmnist.replacement.decoded_dataset import DecodedDataLoader, FetchedBatch, TransformedDataset
 from vitmnist.replacement.split_transforms import Transform, apply, with_results
 from vitmnist.runtime.cpu import available_cores
-from vitmnist.runtime.ordered_map import in_parts, ordered_map
+from vitmnist.runtime.ordered_map import map_slices, ordered_map
 from vitmnist.store.samples import Samples
 from vitmnist.store.tree import map_tensors
 
@@ -309,7 +309,7 @@ class DrawnBatch(FetchedBatch):
                     return batch
             return torch.stack(tensors)
 
-        in_parts(make, len(samples), 1, self.threads)
+        map_slices(make, len(samples), 1, self.threads)
         return collate_with({Tensor: stack}, samples)
 
 

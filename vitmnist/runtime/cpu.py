@@ -21,13 +21,18 @@ NOTICEABLE = 0.05
 
 
 def available_cores() -> int:
-    """How many cores this process may use; all cores of the machine, where the system does not say."""
+    """The number of cores that this process may use; all cores of the machine, where the system does not say."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def local_world_size() -> int:
+    """The number of ranks that torchrun has started on this machine; 1 without torchrun."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 def cores_per_rank() -> int:
-    """The cores of this process, shared with the ranks that torchrun has started on this machine."""
-    return max(1, available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    """The number of cores that each rank on this machine may use, at least 1."""
+    return max(1, available_cores() // local_world_size())
 
 
 def cpuinfo(*keys: str) -> str | None:

@@ -13,9 +13,12 @@ import psutil
 import torch
 
 from vitmnist.errors import ConfigError
+from vitmnist.runtime.cpu import local_world_size
 
 CGROUP = Path("/sys/fs/cgroup")
+"""The folder of the control groups, version 2."""
 PROCESS_GROUPS = Path("/proc/self/cgroup")
+"""The file that names the control group of this process."""
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """The numbers of two parameters of `mallopt`, from glibc's malloc.h."""
 
@@ -33,9 +36,14 @@ class Memory:
 
 
 def free_memory(device: torch.device) -> Memory:
-    """Free host memory, within the limits of the container, and free device memory, including torch's cache."""
-    used = psutil.Process().memory_info().rss
-    host = min([psutil.virtual_memory().available, *(max(limit - used, 0) for limit in _container_limits())])
+    """The memory that this process may still allocate on the host and on a device, including torch's cache.
+
+    The memory of the machine, and of the container if it has a limit, is divided evenly among the ranks that torchrun
+    has started here: at the time of the call, some of them may not have allocated theirs.
+    """
+    used, machine = psutil.Process().memory_info().rss, psutil.virtual_memory()
+    limits = [machine.total, *_container_limits()]
+    host = min([machine.available, *(max(limit // local_world_size() - used, 0) for limit in limits)])
     if device.type != "cuda":
         return Memory(host)
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -43,7 +51,7 @@ def free_memory(device: torch.device) -> Memory:
 
 
 def _container_limits() -> Iterator[int]:
-    """The limits of the control groups (version 2) of this process, from its own up to the root's."""
+    """The limits of the control groups (version 2) that contain this process, in bytes, from the innermost one up."""
     path = PROCESS_GROUPS.read_text().partition("0::/")[2].partition("\n")[0] if PROCESS_GROUPS.exists() else ""
     # In a container the path is often the path on the host, and the files are at the root.
     for folder in (CGROUP / path, *(CGROUP / path).parents):
@@ -96,32 +104,39 @@ def peak_memory(work: Callable[[], object], device: torch.device) -> Memory:
 
 
 def check_fits(
-    loader: str, needs: Memory, device: torch.device, reserve: Memory = Memory(), others: tuple[str, ...] = ()
+    loader: str,
+    needs: Memory,
+    device: torch.device,
+    reserve: Memory = Memory(),
+    alternatives: tuple[str, ...] = (),
 ) -> None:
     """Refuse a set that does not fit.
 
     Args:
-        needs: what the loader is about to allocate.
-        reserve: what must be left free for the model.
-        others: loaders that need less, for the message; `ram` is named only if it fits.
+        needs: the memory that the loader is about to allocate.
+        reserve: the memory that must be left free for the model.
+        alternatives: loaders that need less, for the message; `ram` is named only if it fits.
 
     Raises:
-        DoesNotFitError: with both numbers, and the loaders that would work.
+        DoesNotFitError: names both sizes, and the loaders that would work.
     """
     free = free_memory(device)
-    total = needs if device.type == "cuda" else Memory(needs.host + needs.device)
-    for location, need, model, available in (
-        (f"on {device}", total.device, reserve.device, free.device),
-        ("on the host", total.host, reserve.host, free.host),
-    ):
-        if need and need + model > available:
-            model_text = f", and the model needs {mib(model)} too" if model else ""
-            fitting = [name for name in others if name != "ram" or needs.host + needs.device <= free.host]
-            advice = f"; data/loader={' or data/loader='.join(fitting)} would work" if fitting else ""
-            raise DoesNotFitError(
-                f"{loader}: the set takes {mib(need)} of memory {location}, where {mib(available)} are free"
-                f"{model_text}{advice}"
-            )
+    host_size = needs.host if device.type == "cuda" else needs.host + needs.device
+    shortage = _shortage(f"on {device}", needs.device, reserve.device, free.device) if device.type == "cuda" else ""
+    shortage = shortage or _shortage("on the host", host_size, reserve.host, free.host)
+    if shortage:
+        fitting = [name for name in alternatives if name != "ram" or needs.host + needs.device <= free.host]
+        advice = f"; data/loader={' or data/loader='.join(fitting)} would work" if fitting else ""
+        raise DoesNotFitError(f"{loader}: {shortage}{advice}")
+
+
+def _shortage(location: str, size: int, model_size: int, available: int) -> str:
+    """The message that a set does not fit next to the model; empty if it fits."""
+    if not size or size + model_size <= available:
+        return ""
+    model = f", and the model needs {mib(model_size)} too" if model_size else ""
+    ranks = f" for each of {local_world_size()} processes" if local_world_size() > 1 else ""
+    return f"the set takes {mib(size)} of memory {location}, where {mib(available)} are free{ranks}{model}"
 
 
 def mib(size: int) -> str:

@@ -1,4 +1,4 @@
-"""Work in background threads: an ordered `map` with a bound on what is ahead, and the parts of a batch."""
+"""Work in background threads: an ordered `map` with a bound on what is ahead, and slices of a batch."""
 
 from __future__ import annotations
 
@@ -94,10 +94,17 @@ def _work(
         while (job := jobs.get()) and not is_stopped.is_set():
             item, outcome = job
             try:
-                outcome.put((fn(item), None))
+                outcome.put((_call(fn, item), None))
             except BaseException as error:  # Without a result, the consumer would wait for ever.
                 outcome.put((None, error))
             del job, item  # A thread that waits must not keep a batch.
+
+
+def _call(fn: Callable[[Item], Result], item: Item) -> Result:
+    try:
+        return fn(item)
+    except StopIteration as error:  # Raised by `__next__`, it would silently end the consumer's loop (PEP 479).
+        raise RuntimeError("a function in a background thread raised StopIteration") from error
 
 
 def _stop(
@@ -117,34 +124,34 @@ def _stop(
             worker.join(max(0.0, deadline - time.monotonic()))
 
 
-def in_parts(
+def map_slices(
     function: Callable[[slice], object], rows: int, size: int | None = None, threads: int | None = None
 ) -> None:
-    """Call a function with spans of the rows of a batch, in threads that use a core each.
+    """Call a function with slices of `range(rows)` that cover it, in threads that use a core each.
 
     Unlike torch's own threads they do not wait for each other after every operation, which on busy cores takes longer
     than the operation.
 
     Args:
-        size: rows of a span; a thread takes the next one when it is free. By default each thread has one span.
+        size: rows of a slice; a thread takes the next slice when it is free. By default each thread has one slice.
         threads: by default as many as torch uses.
     """
     threads, is_inference = threads or torch.get_num_threads(), torch.is_inference_mode_enabled()
-    size = size or math.ceil(rows / threads)
-    spans = iter([slice(first, first + size) for first in range(0, rows, size)])
+    size = size or max(1, math.ceil(rows / threads))
+    slices = iter([slice(start, start + size) for start in range(0, rows, size)])
 
     def work() -> None:
         with torch.inference_mode(is_inference):  # Each thread has its own mode.
-            for span in spans:
-                function(span)
+            for part in slices:
+                function(part)
 
-    parts = [_part_threads(os.getpid()).submit(work) for _ in range(threads)]
-    wait(parts)  # No part may still write to the batch when another one raises.
-    for part in parts:
-        part.result()
+    futures = [_slice_threads(os.getpid()).submit(work) for _ in range(threads)]
+    wait(futures)  # No thread may still write to the batch when another one raises.
+    for future in futures:
+        future.result()
 
 
 @cache
-def _part_threads(process: int) -> ThreadPoolExecutor:
-    """The threads of a process that work on parts; they stay, because limiting one to a core takes a millisecond."""
-    return ThreadPoolExecutor(os.cpu_count(), "vitmnist-parts", limit_to_one_core)
+def _slice_threads(process: int) -> ThreadPoolExecutor:
+    """The threads of `map_slices` in a process; they stay, because limiting one to a core takes a millisecond."""
+    return ThreadPoolExecutor(os.cpu_count(), "vitmnist-slices", limit_to_one_core)

@@ -20,19 +20,22 @@ from vitmnist.errors import ConfigError, PeerError, TrainingError, classify, fir
 from vitmnist.runtime.world import Value, World
 
 POLL_S = 0.002
-"""A waiting rank handles signals this often, in seconds."""
+"""The interval at which a waiting rank handles signals, in seconds."""
 ANSWER_S = 1.0
-"""Rank 0 waits for the other ranks to read which rank failed first, at most this long, in seconds."""
+"""The longest time that rank 0 waits for the other ranks to read which rank failed first, in seconds."""
 RENDEZVOUS_TIMEOUT = timedelta(minutes=5)
-"""All ranks must be started within this time."""
+"""The time within which all ranks must be started."""
 SETUP_TIMEOUT = timedelta(hours=6)
-"""The other ranks of a machine wait this long for the rank that decodes the dataset."""
+"""The longest time that the ranks of a machine wait for the rank that decodes the dataset."""
 NCCL_EXTRA_TIMEOUT = timedelta(minutes=2)
-"""NCCL waits this much longer than gloo (see `connect`)."""
+"""The time that NCCL waits longer than gloo; see `connect`."""
 
 
 class TorchWorld(World):
-    """One of several ranks, connected by gloo for set-up; for training by a group of its own, on GPUs another by NCCL.
+    """One of several ranks.
+
+    The default process group, which uses gloo, serves the set-up. Training has a second group that uses gloo, and on
+    GPUs a third one that uses NCCL.
 
     Raises:
         ConfigError: the other ranks cannot be reached.
@@ -40,8 +43,8 @@ class TorchWorld(World):
 
     def __init__(self) -> None:
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        # `connect` makes the groups of training: one for CPU tensors, one for tensors on the run's device. Until then
-        # None stands for the default group, which uses gloo.
+        # The groups of training, for CPU tensors and for tensors on the run's device. Until `connect` creates them,
+        # None stands for the default group.
         self._group: Any = None
         self._device_group: Any = None
         self._pending: tuple[Tensor, Work] | None = None
@@ -52,7 +55,7 @@ class TorchWorld(World):
             distributed.init_process_group(
                 "gloo", store=self._store, rank=self.rank, world_size=self.size, timeout=SETUP_TIMEOUT
             )
-            self.barrier()  # From here on, any rank may fail, also the one that hosts the store.
+            self.barrier()  # All ranks are connected now, so any rank may fail, even the one that hosts the store.
         except (RuntimeError, ValueError, KeyError) as error:
             address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             raise ConfigError(
@@ -84,16 +87,17 @@ class TorchWorld(World):
         distributed.all_reduce(tensor, group=self._device_group)
         return tensor
 
-    def all_reduce_max(self, values: Sequence[int], at_once: bool = False) -> list[int]:
-        maxima, pending = [0] * len(values), self._pending
-        if pending:
-            pending[1].wait()
-            maxima = pending[0].tolist()
-        tensor = torch.tensor(values)
-        # It is asynchronous, so that it overlaps with the computation of the next step.
-        work = distributed.all_reduce(tensor, distributed.ReduceOp.MAX, self._group, async_op=not at_once)
-        self._pending = (tensor, work) if work else None
-        return [max(pair) for pair in zip(maxima, tensor.tolist(), strict=True)] if at_once else maxima
+    def all_reduce_max(self, values: Sequence[int], wait: bool = False) -> list[int]:
+        previous = [0] * len(values)
+        if self._pending:
+            pending_maxima, pending_work = self._pending
+            pending_work.wait()
+            previous = pending_maxima.tolist()
+        maxima = torch.tensor(values)
+        # Without `wait`, the reduction overlaps with the computation of the next step.
+        work = distributed.all_reduce(maxima, distributed.ReduceOp.MAX, self._group, async_op=not wait)
+        self._pending = (maxima, work) if work else None
+        return [max(pair) for pair in zip(previous, maxima.tolist(), strict=True)] if wait else previous
 
     def broadcast_buffers(self, module: nn.Module) -> None:
         for buffer in module.buffers():
@@ -106,7 +110,7 @@ class TorchWorld(World):
         failure = classify(error)
         if failure.status == "interrupted" or isinstance(error, PeerError) or not distributed.is_initialized():
             return error
-        # A rank that fails writes its message before its connections break, so the first message names the cause.
+        # A rank that fails stores its message before its connections break, so the first message names the cause.
         try:
             message = self._store.compare_set("failed", "", f"{self.rank} {failure.message}").decode()
             distributed.destroy_process_group()  # The other ranks may wait for this one, and fail now.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitmnist.errors import DataError
-from vitmnist.runtime.ordered_map import in_parts
+from vitmnist.runtime.ordered_map import map_slices
 from vitmnist.store.cache_file import Chunks, decode_once
 
 CPU = torch.device("cpu")
@@ -112,7 +112,7 @@ def _gather(tensor: Tensor, buffer: Tensor | None, indices: slice | Tensor) -> T
         gathered = stored.new_empty(len(indices), *stored.shape[1:])
         # Not in torch's threads, which would spin for 10 ms after it, on the cores that `Preprocess` uses next: for a
         # batch of 64 images of 3×224×224 to be cropped, it then takes 16 ms instead of 12.
-        in_parts(lambda span: torch.index_select(stored, 0, indices[span], out=gathered[span]), len(indices))
+        map_slices(lambda span: torch.index_select(stored, 0, indices[span], out=gathered[span]), len(indices))
     else:
         gathered = stored.index_select(0, indices)
     return gathered if stored is tensor else gathered.permute(0, 3, 1, 2)

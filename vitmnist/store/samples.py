@@ -111,7 +111,7 @@ def samples_in_memory(chunks: Iterable[Samples], expected_nbytes: int) -> Sample
     spans: list[Tensor] = []
     needed = expected_nbytes
     for chunk in chunks:
-        check_fits("ram", Memory(needed), torch.device("cpu"), others=("cache",))
+        check_fits("ram", Memory(needed), torch.device("cpu"), alternatives=("cache",))
         spans.append(chunk.spans + torch.tensor([len(blocks), 0, 0]))
         # A block from a worker is copied: it holds a file descriptor and shared memory, which is scarce.
         blocks.append(chunk.blocks[0].clone())

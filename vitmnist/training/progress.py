@@ -188,7 +188,7 @@ class MetricAccumulator:
         # Batches are weighted by their size, because the last one may be smaller.
         means = {"loss": math.fsum(map(mul, self.per_batch("loss"), sizes)) / sum(sizes)}
         for name in batch_metrics():
-            scale = 100 if METRICS.description_of(name).unit == "%" else 1
+            scale = 100 if METRICS.options_of(name).unit == "%" else 1
             means[name] = scale * math.fsum(self.per_batch(name)) / sum(sizes)
         return {metric_name(split, name): mean for name, mean in means.items()}
 

@@ -63,19 +63,6 @@ def read_dataset(config: Config, world: World) -> Dataset:
     return dataset
 
 
-def train_sampler(config: Config, dataset: Dataset, world: World) -> EpochSampler:
-    """The sampler of this rank's part of the training batches; raises `ConfigError` if there is no batch."""
-    data = config.data
-    options = config.batch_size, config.seed, data.shuffle, data.drop_last
-    sampler = EpochSampler(len(dataset.train), *options, world.rank, world.size)
-    if not len(sampler):
-        raise ConfigError(
-            f"batch_size={config.batch_size} exceeds the {sampler.size} training images, so data.drop_last=true leaves "
-            f"no batch; set batch_size={sampler.size} or less, or data.drop_last=false"
-        )
-    return sampler
-
-
 def build_model(config: Config, split: Split, device: torch.device, weights: Mapping[str, Tensor] | None) -> nn.Module:
     """Build the model on its device with the weights that `init` names, and try it on two images.
 

@@ -360,5 +360,9 @@ def test_only_visible_regular_files_are_pictures_and_links_to_parents_are_left_o
     for warning in ("pictures: links to a parent folder are left out: all", "cat: links to a parent folder are left"):
         assert warning in caplog.text
     assert len(find_images([str(folder / "cat")])) == 10
+    draw(folder.parent / "linked" / "10.png", 10)
+    for name in ("first", "second"):
+        (folder / "cat" / name).symlink_to("../../linked")
+    assert len(find_images([str(folder / "cat")])) == 11
     with pytest.raises(DataError, match="cannot be read as a picture: not a regular file"):
         ImageReader((8, 8), Mode.grey)(folder / "cat" / "pipe.png")

@@ -23,7 +23,7 @@ from vitmnist.data.channel_statistics import channel_statistics, configured_stat
 from vitmnist.data.images import ImageReader, Mode, Pixels
 from vitmnist.data.sources import DatasetSource, SampleSource, TensorSet, digest
 from vitmnist.errors import ConfigError, DataError, classify
-from vitmnist.registry import Registry
+from vitmnist.registry import OptionsClass, Registry
 from vitmnist.runtime.files import home_expanded
 from vitmnist.runtime.memory import Memory, check_fits
 
@@ -119,7 +119,7 @@ class Dataset:
         folds_of: the size of the hold-out, and the checksums before it was drawn, which all folds of a dataset share.
 
     Raises:
-        DataError: images of different shapes.
+        DataError: there are no training images, or images of different shapes.
     """
 
     name: str
@@ -131,6 +131,8 @@ class Dataset:
     folds_of: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
+        if not len(self.train):
+            raise DataError(f"{self.name}: there are no training images")
         if len({tuple(split.images.shape[1:]) for split in self.splits.values()}) > 1:
             shapes = ", ".join(f"{name} images {list(split.images.shape[1:])}" for name, split in self.splits.items())
             raise DataError(f"{self.name}: {shapes}; all must have the same shape")
@@ -173,7 +175,7 @@ class Dataset:
 
 
 DEFAULT_ROOT = "~/.cache/vitmnist"
-DATASETS: Registry[Dataset] = Registry("data/dataset", __package__)
+DATASETS: Registry[OptionsClass, Dataset] = Registry("data/dataset", __package__)
 """Functions of (options, root) that return a `Dataset`.
 
 Options may have `shape`, `[C, H, W]` of the images; a model that does not fit is then refused before anything is read.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.metrics.epoch_table import epoch_metrics
-from vitmnist.registry import Registry
+from vitmnist.registry import OptionsClass, Registry
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -51,7 +51,7 @@ def step_scalars(step: Mapping[str, float | None]) -> dict[str, float]:
     return {f"step/{name}": value for name in STEP_METRICS if (value := step.get(name)) is not None}
 
 
-LOGGERS: Registry[Logger] = Registry("logger", __package__)
+LOGGERS: Registry[OptionsClass, Logger] = Registry("logger", __package__)
 
 
 def parse_loggers(values: Sequence[Any]) -> list[Mapping[str, Any]]:
