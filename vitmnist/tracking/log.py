@@ -46,9 +46,9 @@ def log_setup(config: Config, result: Result, dataset: Dataset, step: TrainStep,
         step.device,
     )
     log.info("each epoch is evaluated on the %s", dataset.evaluated_on())
-    if step.compile_s:
-        action = "compilation" if step.config.compile else "capturing the graph"
-        log.info("%s took %.1f s, which no epoch includes", action, step.compile_s)
+    if compile_s := step.backend.compile_s:
+        action = "compilation" if step.backend.config.compile else "capturing the graph"
+        log.info("%s took %.1f s, which no epoch includes", action, compile_s)
 
 
 def log_epoch(record: EpochRecord, epochs: int) -> None:

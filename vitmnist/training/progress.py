@@ -44,7 +44,7 @@ class EpochProgress:
         log_every: int | None = None,
         world: World = SINGLE_PROCESS,
     ) -> None:
-        self.epoch = epoch
+        self.epoch, self.sampler = epoch, sampler
         self.timer = EpochTimer(device)
         self.metrics = MetricAccumulator(sampler, device, world)
         self._log_every = log_every
