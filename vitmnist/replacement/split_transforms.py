@@ -9,6 +9,7 @@ from copy import deepcopy
 from functools import partial
 from hashlib import blake2b
 from itertools import zip_longest
+from types import MethodType
 from typing import Any, NamedTuple
 
 from PIL import Image
@@ -213,31 +214,49 @@ class TransformGuard:
 
     def __init__(self, dataset: object, deterministic: Sequence[object]) -> None:
         self._dataset, self._parts = dataset, transform_parts(dataset)
-        self._digests = [(part, _digest(part)) for part in deterministic]
+        self._digests = [(part, _digests(part)) for part in deterministic]
+        self._ignored: set[tuple[int, str]] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         # The pickle of a tensor contains its address, which differs in a copy.
         return vars(self) | {"_digests": []}
 
     def ignore_changes(self) -> None:
-        """Leave out those that have changed by now, because they keep a counter, or a cache that is filled lazily."""
-        self._digests = [(part, digest) for part, digest in self._digests if digest == _digest(part)]
+        """Leave out the attributes that have changed by now, such as a counter or a cache that is filled lazily."""
+        self._ignored = set(self._changed_attributes())
 
     def check(self) -> None:
         """Raise `ConfigError` if a transform has changed."""
         pairs = zip_longest(transform_parts(self._dataset), self._parts)
         changed: list[object] = [before if now is None else now for now, before in pairs if now is not before]
-        changed += [part for part, digest in self._digests if digest != _digest(part)]
+        changed += [self._digests[index][0] for index, _ in self._changed_attributes()]
         if changed:
             raise ConfigError(
                 f"{getattr(changed[0], '__name__', type(changed[0]).__name__)} has changed since the samples were "
                 "decoded, which do not have the change; set it before from_dataloader, or use the DataLoader as it is"
             )
 
+    def _changed_attributes(self) -> Iterator[tuple[int, str]]:
+        """The number of each deterministic part that has changed, and the name of the attribute."""
+        for index, (part, before) in enumerate(self._digests):
+            now = _digests(part)
+            for name in before.keys() | now.keys():
+                if before.get(name) != now.get(name) and (index, name) not in self._ignored:
+                    yield index, name
 
-def _digest(part: object) -> bytes | None:
-    """A hash of an object's pickle; None if it cannot be pickled."""
+
+def _digests(part: object) -> dict[str, bytes | None]:
+    """A hash of the pickle of each attribute of an object, or of the object if it has none; None without a pickle.
+
+    For a bound method, such as a collate function of the dataset, these are the attributes of its object.
+    """
+    owner = part.__self__ if isinstance(part, MethodType) else part
+    attributes = getattr(owner, "__dict__", None) or {"": owner}
+    return {name: _digest(value) for name, value in attributes.items()}
+
+
+def _digest(value: object) -> bytes | None:
     try:
-        return blake2b(pickle.dumps(part)).digest()
+        return blake2b(pickle.dumps(value)).digest()
     except Exception:  # Any method of an object may fail.
         return None
