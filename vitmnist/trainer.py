@@ -45,7 +45,7 @@ from vitmnist.tracking.result import Result, recording_outcome
 from vitmnist.training.fine_tuning import scale_learning_rates
 from vitmnist.training.loop import evaluate, train_epoch
 from vitmnist.training.progress import EpochProgress
-from vitmnist.training.setup import build_model, check_config, read_dataset
+from vitmnist.training.setup import build_model, check_batch_norm, check_config, read_dataset
 from vitmnist.training.step import TrainStep
 from vitmnist.training.step_backend import StepBackend
 from vitmnist.training.step_options import StepConfig, resolve_step_config
@@ -183,7 +183,7 @@ class Trainer:
         schedule = build_schedule(config.schedule, config.epochs, len(sampler))
         ema = EMA(model, config.ema_decay) if config.ema_decay else None
         step = TrainStep(backend, optimizer, schedule, config.trainer.clip_norm, ema, frozen_norms)
-        backend.warn_of_batch_norm()
+        check_batch_norm(config.model["name"], backend, train, sampler)
         return step
 
     def _step_config(self, batch_size: int, images: int, checkpoint: Checkpoint | None) -> StepConfig:

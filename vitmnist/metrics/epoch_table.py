@@ -1,8 +1,8 @@
 """The table of the metrics of an epoch.
 
-A metric of logits and labels, or of the confusion matrix, is a module of its own in this folder. Any other is a
-constant here, a row of `epoch_metrics`, and a value in the dict of `EpochProgress.compute` or `evaluate` (both in
-`vitmnist/training/loop.py`), or of `EpochRecorder.finish_epoch`.
+A metric of logits and labels, or of the confusion matrix, is a module of its own in this folder. Any other metric is a
+constant here, a row of `epoch_metrics`, and an entry of the dict that `EpochProgress.compute` (training/progress.py),
+`evaluate` (training/loop.py) or `EpochRecorder` (epoch_recorder.py) returns.
 """
 
 from __future__ import annotations

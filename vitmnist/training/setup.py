@@ -13,10 +13,12 @@ from vitmnist.augment.preprocess import build_augment, input_size
 from vitmnist.config.schema import Config, registries
 from vitmnist.data.channel_statistics import configured_statistics
 from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset, prepare
-from vitmnist.errors import ConfigError, DataError, PeerError, classify, describe_error
+from vitmnist.data.sampler import EpochSampler
+from vitmnist.errors import ConfigError, DataError, PeerError, classify, describe_error, first_line
 from vitmnist.models import MODELS
 from vitmnist.runtime.world import World
 from vitmnist.training.fine_tuning import load_initial_weights
+from vitmnist.training.step_backend import StepBackend, preserved_buffers
 
 log = logging.getLogger(__name__)
 
@@ -97,3 +99,28 @@ def _check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) ->
             f"model={name}: it returned {shown} for {len(images)} images of {classes} classes; it must return logits "
             f"[{len(images)}, {classes}]"
         )
+
+
+def check_batch_norm(name: str, backend: StepBackend, train: Split, sampler: EpochSampler) -> None:
+    """Warn if batch normalisation sees microbatches; raise `ConfigError` if it would see one value per channel."""
+    if not backend.has_batch_norm:
+        return
+    if backend.microbatch_size < backend.batch_size:
+        log.warning(
+            "trainer.micro_batch=%d: the model has batch normalisation, which takes its statistics from a microbatch; "
+            "trainer.micro_batch=null takes them from the whole batch",
+            backend.config.micro_batch,
+        )
+    # The first and the last batch of an epoch may differ in size. A rank without images has one image of padding.
+    sizes = [max(sampler.num_valid(batch), 1) for batch in (0, len(sampler) - 1)]
+    if all((size - 1) % backend.microbatch_size for size in sizes):  # The last microbatch has several images.
+        return
+    image = backend.preprocess(train.images[:1].to(backend.preprocess.mean.device))
+    try:
+        with torch.no_grad(), preserved_buffers(backend.model):  # The generators are seeded later.
+            backend.model(image)
+    except ValueError as error:
+        raise ConfigError(
+            f"model={name}: a batch or microbatch has one image: {first_line(error)}; set data.drop_last=true if it is "
+            "the last one, else trainer.micro_batch=null or a larger batch_size"
+        ) from error

@@ -71,15 +71,6 @@ class StepBackend:
         """Whether the output for an image, and statistics of the model, depend on the batch."""
         return any(isinstance(module, BATCH_NORMS) and module.training for module in self.model.modules())
 
-    def warn_of_batch_norm(self) -> None:
-        """Log a warning if batch normalisation takes its statistics from microbatches."""
-        if self.has_batch_norm and self.microbatch_size < self.batch_size:
-            log.warning(
-                "trainer.micro_batch=%d: the model has batch normalisation, which takes its statistics from a "
-                "microbatch; trainer.micro_batch=null takes them from the whole batch",
-                self.config.micro_batch,
-            )
-
     def microbatches(self, batch: Batch) -> list[Batch]:
         """The microbatches of a batch; their images are mixed, and padded if `pad` is true."""
         count = math.ceil(len(batch) / self.microbatch_size)
