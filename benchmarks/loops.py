@@ -20,8 +20,8 @@ from vitmnist.config.compose import compose
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.data.datasets.base import Dataset, Split
-from vitmnist.loaders.auto import ResidentBatch
-from vitmnist.loaders.base import Loader
+from vitmnist.data.sampler import EpochSampler
+from vitmnist.loaders.base import Batches, Loader
 from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.timer import synchronize
@@ -53,6 +53,20 @@ def build_run(overrides: list[str], stack: ExitStack) -> tuple[Dataset, TrainSte
     train_loader, eval_loader, _ = trainer.build_loaders(dataset, sampler, step)
     trainer.distribute(step)
     return dataset, step, train_loader, eval_loader
+
+
+class ResidentBatch(Loader):
+    """Repeats one batch that is already on the device, for a model that never waits for data."""
+
+    def __init__(self, split: Split, sampler: EpochSampler, device: torch.device) -> None:
+        super().__init__(sampler)
+        images, labels = split.read(slice(0, min(sampler.batch_size, sampler.size)))
+        self.images, self.labels = images.to(device), labels.to(device)
+
+    def batches(self, epoch: int, start: int) -> Batches:
+        for batch in range(start, len(self)):
+            size = self.sampler.num_images(batch)
+            yield self.images[:size], self.labels[:size]
 
 
 def our_loop(overrides: list[str], stack: ExitStack, is_resident: bool = False) -> tuple[Epoch, str]:

@@ -6,7 +6,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -247,7 +247,11 @@ class Trainer:
 
         def as_candidate(loader: Loader) -> Candidate:
             step.prepare(loader)  # A loader that delivers floats needs another compilation.
-            return Candidate(loader, step.device, step, lambda epoch: step.batches(loader, epoch))
+            return Candidate(loader, step.device, step, partial(batches_of, loader))
+
+        def batches_of(loader: Loader, epoch: int) -> Iterable[object]:
+            step.restart_schedule()
+            return step.batches(loader, epoch)
 
         log.info("timing %s for a few batches each", ", ".join(options.candidates or ()) or "all loaders")
         with step.preserved_state():

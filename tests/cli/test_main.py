@@ -19,7 +19,7 @@ from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.errors import ExitCode
 from vitmnist.runtime.run_folder import locked
-from vitmnist.tracking.result import find_runs
+from vitmnist.tracking.runs import find_runs
 from vitmnist.training.setup import check_config
 
 

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -19,7 +19,7 @@ from vitmnist.data.randomness import preserved_random_state
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource
 from vitmnist.errors import ConfigError, allowed_names
-from vitmnist.loaders.base import LOADERS, Batches, LoadedBatch, Loader, needs_of, storage_of
+from vitmnist.loaders.base import LOADERS, Batches, Loader, needs_of, storage_of
 from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.memory import Memory, check_fits, peak_memory
 from vitmnist.store.rows import Storage
@@ -50,18 +50,18 @@ class LoaderSelection:
         return f"{format_rows(self.candidates)}\nchosen: {self.name}, {self.reason}"
 
 
-class ResidentBatch(Loader):
-    """Repeats one batch that is already on the device, for a model that never waits for data."""
+class UnbufferedLoader(Loader):
+    """Reads each batch when it is asked for, so that a step with it takes no more memory than it needs."""
 
     def __init__(self, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
-        super().__init__(sampler)
-        batch = data.read(slice(0, min(sampler.rank_batch_size, sampler.size)))
-        self._batch: LoadedBatch = map_tensors(backend_of(device).to_device, batch)
+        super().__init__(
+            replace(sampler, shuffle="none")
+        )  # Its batches are slices, which tensors on a device take too.
+        self.data, self.backend = data, backend_of(device)
 
     def batches(self, epoch: int, start: int) -> Batches:
-        for batch in range(start, len(self)):
-            rows = max(1, self.sampler.num_valid(batch))  # A rank without images in the last batch has a padding image.
-            yield self._batch[0][:rows], self._batch[1][:rows]
+        for indices in self.sampler.batches(epoch, start):
+            yield map_tensors(self.backend.to_device, self.data.read(indices, epoch))
 
 
 @LOADERS.register("auto", AutoOptions)
@@ -105,9 +105,9 @@ def select_loader(
     """
     with ExitStack() as stack:
         trials = LoaderTrials(stack, data, sampler, device, as_candidate)
-        for name in _names_to_try(options):
+        for name in _names_to_try(options, data):
             # A file would only hold what is in memory already.
-            if options.candidates or storage_of(name) is not Storage.FILE or trials.decoded is None:
+            if options.candidates or storage_of(name, data) is not Storage.FILE or trials.decoded is None:
                 trials.add(name, partial(trials.build, name))
         trials.run(options.batches, options.seconds * len(trials.candidates))
     rows = rows_of(trials.candidates, len(sampler), is_compared=False)
@@ -118,7 +118,7 @@ def select_loader(
     return LoaderSelection(name, _reason(name, epochs_s), rows), trials.data_for(name)
 
 
-def _names_to_try(options: AutoOptions) -> list[str]:
+def _names_to_try(options: AutoOptions, data: SampleSource) -> list[str]:
     """The names of the loaders to try: those asked for, or all that are registered."""
     names = [name for name in LOADERS.names() if LOADERS.options_of(name) is not AutoOptions]
     for name in options.candidates or ():
@@ -126,7 +126,7 @@ def _names_to_try(options: AutoOptions) -> list[str]:
             raise ConfigError(f"data.loader.candidates={name}: not known; {allowed_names(name, names)}")
     # Loaders that decode into memory come first, because others reuse what they have decoded. Files come last, because
     # they may not be needed then.
-    storages = {name: storage_of(name) for name in options.candidates or names}
+    storages = {name: storage_of(name, data) for name in options.candidates or names}
     return sorted(storages, key=lambda name: (storages[name] is Storage.FILE, storages[name] is not Storage.HOST))
 
 
@@ -144,13 +144,13 @@ class LoaderTrials(Benchmark):
         """The set in host memory, once a loader has decoded it."""
         self.model_memory = Memory()
         if self.as_candidate:
-            model = self.as_candidate(ResidentBatch(self.data, self.sampler, self.device))
+            model = self.as_candidate(UnbufferedLoader(self.data, self.sampler, self.device))
             model.is_required = True  # An error is one of the step.
             self.model_memory = peak_memory(model.time_block, self.device)
 
     def data_for(self, name: str) -> SampleSource:
         """The set for a loader of this name: the decoded one, if the loader keeps all samples in memory."""
-        is_kept = storage_of(name) in (Storage.HOST, Storage.DEVICE)
+        is_kept = storage_of(name, self.data) in (Storage.HOST, Storage.DEVICE)
         return self.decoded if self.decoded is not None and is_kept else self.data
 
     def build(self, name: str) -> Candidate:

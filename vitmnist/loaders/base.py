@@ -72,13 +72,23 @@ class Loader(ABC):
         """Batches in an epoch."""
         return len(self.sampler)
 
+    @classmethod
+    def storage_for(cls, data: SampleSource) -> Storage:
+        """Where the loader keeps the samples of a set with its default options; `keeps`, unless it wraps a loader."""
+        return cls.keeps
+
     def epoch(self, epoch: int, start: int = 0) -> Batches:
         """The batches of an epoch from batch `start` on: a pure function of the sampler's seed and the epoch.
 
         Live iterators are independent of each other. An abandoned one is closed when it is garbage-collected.
+
+        Raises:
+            TypeError: `batches` is not a generator function, so that two epochs might share an iterator.
         """
         iterator = self.batches(epoch, start)
         with self._lock:
+            if not isinstance(iterator, Generator) or iterator in self._live:
+                raise TypeError(f"{type(self).__name__}.batches must be a generator function")
             self._live.add(iterator)
         return iterator
 
@@ -113,14 +123,16 @@ LOADERS: Registry[OptionsClass, Loader] = Registry("data/loader", __package__)
 register = LOADERS.register
 
 
-def storage_of(name: str) -> Storage:
-    """Where a loader of this name keeps all samples."""
-    return getattr(LOADERS.resolve(LOADERS.complete({"name": name}))[0], "keeps", Loader.keeps)
+def storage_of(name: str, data: SampleSource) -> Storage:
+    """Where a loader of this name keeps all samples of a set, with its default options."""
+    builder, _ = LOADERS.resolve(LOADERS.complete({"name": name}))
+    storage: Storage = getattr(builder, "storage_for", Loader.storage_for)(data)
+    return storage
 
 
 def needs_of(name: str, data: SampleSource, device: torch.device) -> Memory:
     """The memory that a loader of this name would allocate for a set, in addition to a few batches."""
-    storage = storage_of(name)
+    storage = storage_of(name, data)
     if storage is Storage.HOST:
         return Memory(host=data.bytes_to_load(torch.device("cpu")))
     if storage is Storage.DEVICE:

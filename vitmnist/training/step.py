@@ -172,6 +172,10 @@ class TrainStep:
         if self.ema:
             self.ema.load_state_dict(state["ema"])
 
+    def restart_schedule(self) -> None:
+        """Count the steps from 0 again, so that steps that are only timed are never more than a run has."""
+        self.steps = 0
+
     @contextmanager
     def preserved_state(self) -> Iterator[None]:
         """Restore the state on exit, with buffers that `state_dict()` does not have, and drop the gradients."""
