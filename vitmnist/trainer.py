@@ -272,7 +272,7 @@ class Trainer:
     def _record_setup(self, dataset: Dataset, step: TrainStep, train_loader: Loader) -> None:
         """Record dataset, loader choice, options of the step and environment."""
         result, world = self.result, self.world
-        result.loader = dict(train_loader.settings)
+        result.loader = dict(train_loader.resolved_options)
         result.eval_split = dataset.eval_split
         result.trainer = asdict(step.backend.config)
         result.compile_s = step.backend.compile_s or None
