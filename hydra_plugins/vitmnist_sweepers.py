@@ -27,7 +27,7 @@ from vitmnist.config.schema import value_text
 from vitmnist.errors import ConfigError, MissingExtraError
 from vitmnist.metrics.epoch_table import search_objective
 from vitmnist.runtime.files import write_atomic
-from vitmnist.tracking.result import SEARCH_RESULT, read_run
+from vitmnist.tracking.runs import SEARCH_RESULT, read_run
 
 # Hydra imports this module at every start, but only a search needs Optuna.
 if TYPE_CHECKING:

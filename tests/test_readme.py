@@ -237,8 +237,10 @@ def test_the_documented_examples_pass_our_own_tests(tmp_path: Path) -> None:
     parts = ["config", "models", "optim", "loaders/test_base.py", "loaders/test_auto.py", "training/test_waits.py"]
     parts += ["training/test_loop.py", "cli/test_main.py", "test_api.py"]
     tests = [f"tests/{part}" for part in parts]
-    checked = run_python("-m", "pytest", "-q", *tests, folder=folder, timeout=800, PYTHONPATH=str(folder))
-    assert checked.returncode == 0, checked.stdout[-5000:]
+    layers = ("-c", "from importlinter.cli import lint_imports_command; lint_imports_command()")
+    for check in (layers, ("-m", "pytest", "-q", *tests)):
+        checked = run_python(*check, folder=folder, timeout=800, PYTHONPATH=str(folder))
+        assert checked.returncode == 0, checked.stdout[-5000:]
 
 
 @pytest.mark.slow

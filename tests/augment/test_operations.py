@@ -13,14 +13,13 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional as TF
 
 from vitmnist.augment.base import (
-    NUMBERS_OF_A_BOX,
+    NUMBERS_PER_BOX,
     OPERATIONS,
     Mixing,
     Operation,
     _mix64,
     augment_keys,
     random_boxes,
-    random_signed,
     random_uniform,
 )
 from vitmnist.data.sampler import EpochSampler
@@ -117,10 +116,11 @@ def test_affine_images_are_those_of_torchvision(alone: str | None) -> None:
     bounds = {name: bound * (alone in (None, name)) for name, bound in bounds.items()}
     found = operation("affine", **bounds)(images(50), keys(50))
     names = ("degrees", "shear_degrees", "scale", "pixels", "pixels")
-    drawn = torch.stack([bounds[name] * random_signed(keys(50), number) for number, name in enumerate(names)], dim=1)
-    for name, part in zip(names, drawn.T, strict=True):
-        assert 0.9 * bounds[name] <= part.abs().max() <= bounds[name]
-    for image, (angle, shear, scale, down, right), ours in zip(images(50), drawn.tolist(), found, strict=True):
+    uniform = (random_uniform(keys(50), index, -1, 1).float() for index in range(5))
+    params = torch.stack([bounds[name] * values for name, values in zip(names, uniform, strict=True)], dim=1)
+    for name, values in zip(names, params.T, strict=True):
+        assert 0.9 * bounds[name] <= values.abs().max() <= bounds[name]
+    for image, (angle, shear, scale, down, right), ours in zip(images(50), params.tolist(), found, strict=True):
         theirs = TF.affine(image, angle, [right, down], 1 + scale, [shear, 0.0], TF.InterpolationMode.BILINEAR)
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
 
@@ -138,7 +138,7 @@ def test_flips_are_those_of_torchvision_and_as_frequent_as_p() -> None:
 def test_erased_boxes_are_those_of_torchvision() -> None:
     found = operation("random_erasing", p=0.4)(images(), keys())
     boxes = random_boxes(keys(), (0.02, 0.33), (1 / 3.3, 1 / 0.3), 12, 17)
-    is_erased = random_uniform(keys(), NUMBERS_OF_A_BOX) < 0.4
+    is_erased = random_uniform(keys(), NUMBERS_PER_BOX) < 0.4
     assert 0.25 < is_erased.double().mean() < 0.55
     for image, erased, top, left, bottom, right, ours in zip(images(), is_erased, *boxes, found, strict=True):
         box = int(top), int(left), int(bottom - top), int(right - left)

@@ -23,7 +23,7 @@ from vitmnist.errors import ExitCode
 from vitmnist.models import MODELS
 from vitmnist.models.cnn import CNN
 from vitmnist.runtime.run_folder import locked
-from vitmnist.tracking.result import find_runs
+from vitmnist.tracking.runs import find_runs
 from vitmnist.training.setup import check_config
 
 

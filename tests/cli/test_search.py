@@ -15,7 +15,7 @@ from tests.cli.test_sweep import jobs
 from tests.conftest import REPOSITORY, Printed, Start, Train, assert_same_run, result_of
 from tests.support.processes import hide_optuna
 from vitmnist.errors import ExitCode
-from vitmnist.tracking.result import read_run
+from vitmnist.tracking.runs import read_run
 
 LR = "optimizer.lr=tag(log, interval(0.0001, 0.01))"
 TYPED = ["hydra/sweeper=optuna", "hydra.mode=MULTIRUN", "hydra.sweep.subdir=${hydra.job.num}"]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from tests.conftest import BRIEF, Train, assert_same_run, result_of
+from tests.conftest import BRIEF, Printed, Train, assert_same_run, result_of
 from tests.support.samples import Made
 from vitmnist import make_loader
 from vitmnist.data.sampler import EpochSampler
@@ -23,13 +23,14 @@ from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders import auto as auto_module
 from vitmnist.loaders.auto import AutoOptions, LoaderSelection, select_loader
 from vitmnist.loaders.base import LOADERS, Batches, Loader
-from vitmnist.loaders.make_loader import loadable
+from vitmnist.loaders.make_loader import as_source
 from vitmnist.models import MODELS
 from vitmnist.models.cnn import CNN, CNNOptions
+from vitmnist.optim.schedules import SCHEDULES
 from vitmnist.registry import NoOptions
 from vitmnist.runtime import memory
 from vitmnist.runtime.memory import Memory
-from vitmnist.store.rows import Storage
+from vitmnist.store.rows import Location, Storage
 from vitmnist.store.tree import find_difference
 from vitmnist.timing.benchmark import Block, Candidate
 
@@ -89,17 +90,17 @@ def test_the_fastest_is_chosen_and_the_table_says_why() -> None:
 
 @pytest.mark.usefixtures("own_loaders")
 @pytest.mark.parametrize(
-    ("storage", "built_from"),
+    ("kind", "built_from"),
     [(Storage.HOST, ["decoded"]), (Storage.DEVICE, ["decoded"]), (Storage.NOT_KEPT, ["as given"]), (Storage.FILE, [])],
 )
 def test_what_a_loader_keeps_decides_what_auto_builds_it_from(
-    storage: Storage, built_from: list[str], monkeypatch: pytest.MonkeyPatch
+    kind: Storage, built_from: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What `ram` has decoded, if it keeps that in memory; a file is not written of what memory holds."""
     found = []
 
     class Second(Loader):
-        keeps = storage
+        storage = kind
 
         def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
             super().__init__(sampler)
@@ -112,9 +113,27 @@ def test_what_a_loader_keeps_decides_what_auto_builds_it_from(
     LOADERS.register("second")(Second)
     monkeypatch.setattr(LOADERS, "names", lambda: ["ram", "second"])
     pairs = TensorDataset(TENSORS.images, TENSORS.labels)
-    selection, _ = select_loader(AutoOptions(batches=5), loadable(pairs), SAMPLER, CPU)
+    selection, _ = select_loader(AutoOptions(batches=5), as_source(pairs), SAMPLER, CPU)
     assert [row.name for row in selection.candidates] == ["ram", "second"][: 1 + len(built_from)]
     assert found[:1] == built_from
+
+
+def test_a_mapped_set_is_decoded_once_for_all_candidates_that_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`prefetch`, which wraps `ram`, needs no second copy next to the first one."""
+    copies = []
+    decode_to = TensorSet.decode_to
+
+    def counted(data: TensorSet, location: Location) -> TensorSet:
+        copies.extend([location] if data.is_mapped else [])
+        # As much memory as one copy takes; none is left after it.
+        monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=MAPPED.nbytes - 1))
+        return decode_to(data, location)
+
+    monkeypatch.setattr(TensorSet, "decode_to", counted)
+    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=MAPPED.nbytes))
+    selection = chosen("ram", "prefetch", "gpu_slice", data=MAPPED)
+    assert [row.error for row in selection.candidates] == [None] * 3
+    assert len(copies) == 1
 
 
 @pytest.mark.usefixtures("registered")
@@ -164,6 +183,18 @@ def test_a_run_with_auto_learns_what_any_run_learns(
     assert_same_run(tmp_path / "automatic", tmp_path / "by_hand")
 
 
+def test_the_timed_steps_of_all_candidates_stay_within_the_schedule_of_the_run(
+    succeed: Printed, quick: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A schedule may be a table with a factor for each step, which has none beyond the end of the run."""
+
+    def table(options: NoOptions, step: int, steps: int, steps_per_epoch: int) -> float:
+        return ([1.0] * steps)[step]
+
+    monkeypatch.setitem(SCHEDULES._members, "constant", (NoOptions, table))
+    succeed(*quick, "data/loader=auto", "epochs=1", *BRIEF)
+
+
 def pretend(monkeypatch: pytest.MonkeyPatch, pace: Callable[[Loader, int], float]) -> None:
     """Candidates take `pace(loader, block)` seconds a batch, half of them waiting."""
 
@@ -204,7 +235,8 @@ def test_any_loader_of_a_map_style_dataset_may_win_and_uses_what_was_decoded_for
 
 def test_a_step_of_the_user_is_timed_with_each_loader(capsys: pytest.CaptureFixture[str]) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Dropout())
-    calls = []
+    calls: list[int] = []
+    names: list[str] = []
 
     def step(images: Tensor, labels: Tensor) -> None:
         calls.append(len(labels))
@@ -217,6 +249,12 @@ def test_a_step_of_the_user_is_timed_with_each_loader(capsys: pytest.CaptureFixt
     assert set(calls) == {5, 3}
     assert torch.equal(before, torch.get_rng_state()), "how much a step draws depends on the time that it takes"
     assert re.search(r"^ram +\d+% +[\d.]+ s +[\d.e-]+ s$", capsys.readouterr().err, re.MULTILINE)
+
+    samples = Made(lambda index: {"image": torch.zeros(3), "name": str(index)}, 20)
+    with make_loader(
+        "auto", samples, batch_size=5, device="cpu", seed=0, step=lambda batch: names.extend(batch["name"])
+    ):
+        assert "19" in names
 
     def fails(images: Tensor, labels: Tensor) -> None:
         raise ZeroDivisionError("of the user")

@@ -19,8 +19,9 @@ from tests.support.processes import becomes_true
 from tests.support.samples import Made
 from vitmnist import make_loader
 from vitmnist.data.datasets.base import Dataset
+from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, DataError, LoadingError
-from vitmnist.loaders.base import LOADERS
+from vitmnist.loaders.base import LOADERS, Batches, Loader
 
 LOADER_OPTIONS = {
     "disk": {"name": "disk", "num_workers": 0},
@@ -84,6 +85,25 @@ def test_contiguous_batches_are_views(tiny: Dataset, name: str) -> None:
     inside = range(tiny.train.images.data_ptr(), tiny.train.images.data_ptr() + tiny.train.images.numel())
     with make_loader(name, tiny.train, batch_size=5, device="cpu", seed=1, shuffle="batch") as loader:
         assert all(images.data_ptr() in inside for images, _ in loader.epoch(0))
+
+
+class Rewound(Loader):
+    """Returns its only iterator in every epoch."""
+
+    def __init__(self) -> None:
+        super().__init__(EpochSampler(2, 1, 0))
+        self.only = ((torch.zeros(1), torch.zeros(1)) for _ in range(2))
+
+    def batches(self, epoch: int, start: int) -> Batches:
+        return self.only
+
+
+def test_an_iterator_that_two_epochs_share_is_an_error() -> None:
+    """The second epoch would have no batches, or the rest of the first one's."""
+    with Rewound() as loader:
+        assert len(list(loader.epoch(0))) == 2
+        with pytest.raises(TypeError, match=r"^Rewound\.batches must be a generator function$"):
+            loader.epoch(1)
 
 
 Workers = Callable[[], "set[multiprocessing.Process]"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import yaml
 from tests.conftest import REPOSITORY
 from tests.support.records import DATASET, compared, epoch, run, the_only
 from vitmnist.report.statistics import format_seconds
-from vitmnist.report.write import as_csv, as_markdown, as_text, summary, table
+from vitmnist.report.summary import summarize_comparison
+from vitmnist.report.write import as_csv, as_markdown, as_text, table
 
 
 def job(folder: Path, began: float, ended: float, host: str | None = "here", **result: Any) -> None:
@@ -33,6 +35,24 @@ def test_jobs_that_overlapped_on_one_machine_are_marked_and_not_ranked(tmp_path:
     here, there, unknown = compared(tmp_path)
     assert table(here)[0]["status"] == "1 completed, overlapping; 1 failed: reason; 1 completed"
     assert [len(row.rounds) for row in (*here.rows, *there.rows, *unknown.rows)] == [1, 1, 1]
+
+
+def test_a_killed_run_overlaps_with_the_runs_that_it_slowed_down(tmp_path: Path) -> None:
+    """It has left no record, so its files say when it was active, and the sweep on which machine."""
+    for number, began in enumerate((1000.0, 2000.0)):
+        job(tmp_path / str(number), began, began + 20)
+    killed = run(tmp_path / "2")
+    (killed / "result.json").unlink()
+    (killed / ".lock").touch()
+    os.utime(killed / ".hydra" / "config.yaml", (2010.0, 2010.0))
+    for path in (killed / ".lock", killed / ".hydra", killed):
+        os.utime(path, (2100.0, 2100.0))
+    (row,) = the_only(tmp_path).rows
+    assert [run.status_text for run in row.runs] == [
+        "completed",
+        "completed, overlapping",
+        "killed: it left no result.json",
+    ]
 
 
 def test_whatever_varies_is_a_column(tmp_path: Path) -> None:
@@ -150,8 +170,8 @@ def test_machines_and_datasets_are_not_compared_with_each_other(other: dict[str,
     run(tmp_path / "0", "ram", times=(9.0, 1.0))
     run(tmp_path / "1", "disk", times=(9.0, 5.0), **other)
     comparisons = compared(tmp_path)
-    headlines = [summary(comparison)[0] for comparison in comparisons]
-    assert headlines == ["1.00 s per epoch (single run).", "5.00 s per epoch (single run)."]
+    headlines = [summarize_comparison(comparison)[0] for comparison in comparisons]
+    assert headlines == ["Time: 1.00 s per epoch (single run).", "Time: 5.00 s per epoch (single run)."]
     for text in (as_markdown(comparisons), as_text(comparisons)):
         assert all(f"## {index}. Some CPU" in text for index in (1, 2))
     assert len({row["comparison"] for row in csv.DictReader(io.StringIO(as_csv(comparisons)))}) == 2
@@ -168,9 +188,9 @@ def test_hold_outs_drawn_from_one_dataset_are_folds_of_a_row(tmp_path: Path) -> 
         run(tmp_path / str(number), config=config, epochs=epochs, dataset=DATASET | checksums)
     folds, *others = compared(tmp_path)
     assert [len(comparison.rows) for comparison in others] == [1, 1]
-    assert summary(folds)[0] == (
-        "Best accuracy: model.depth=6, 88.50% (88.00% to 89.00% over 2 seeds). 2 seeds cannot tell whether that is "
-        "more than noise; set seed=1,2,3 or more."
+    assert summarize_comparison(folds)[0] == (
+        "Highest accuracy: model.depth=6, 88.50% (88.00% to 89.00% over 2 seeds). 2 seeds do not show the noise; set "
+        "seed=1,2,3 or more."
     )
     assert [row["over seeds"] for row in table(folds)] == ["88.00–89.00, n=2", "83.00–84.00, n=2"]
 
@@ -191,4 +211,4 @@ def test_a_report_begins_with_the_best_trial_of_a_search(tmp_path: Path) -> None
     assert as_text(compared(tmp_path)).startswith("Best of 3 trials by eval_acc\n")
     for other in ("name: nevergrad", "", "a: [b"):  # of another sweeper, or damaged
         result.write_text(other)
-        assert as_text(compared(tmp_path)).startswith("3.00 s per epoch")
+        assert as_text(compared(tmp_path)).startswith("Time: 3.00 s per epoch")

@@ -8,23 +8,24 @@ from typing import Any
 import pytest
 
 from tests.support.records import Records, epoch, rounds, the_only, three_rounds, timed_run, write
-from vitmnist.report import write as sentences
+from vitmnist.report.summary import NO_TIME, summarize_comparison, summarize_quality, summarize_times
 
-UNSURE = "Whether the loader matters takes 3 rounds to tell (repeats=3): ram has the lowest median"
-SINGLE = f"{UNSURE}, 2.00 s per epoch (single run). Relative to it: disk 4.00 (single round)."
+FEW_ROUNDS = "Fewer than 3 rounds do not show the noise; set repeats=3 or more."
 TWO_TO_ONE = (("disk", 2.0), ("ram", 1.0))
-THREE = "1.20 s per epoch (range 1.10–1.30, n=3). Relative to it:"
-FASTEST: dict[str, tuple[Records, list[str]]] = {
-    "one repeat": ([timed_run("disk", 8.0), timed_run("ram", 2.0)], [SINGLE]),
-    "first epochs only": (
-        [timed_run("disk"), timed_run("ram")],
-        ["No run is ranked: it takes a completed run, alone on the machine, with two epochs since its last start."],
+RANGE = "1.20 s per epoch (range 1.10–1.30, n=3)."
+SAME = "1.00 s per epoch (range 1.00–1.00, n=3)."
+TIMES: dict[str, tuple[Records, list[str]]] = {
+    "one repeat": (
+        [timed_run("disk", 8.0), timed_run("ram", 2.0)],
+        ["Lowest time: ram, 2.00 s per epoch (single run). Relative to it: disk 4.00 (single round). " + FEW_ROUNDS],
     ),
+    "one configuration": (rounds(3, ram=1.0), [f"Time: {RANGE}"]),
+    "first epochs only": ([timed_run("disk"), timed_run("ram")], [NO_TIME]),
     "equal": (
         rounds(3, disk=2.01, ram=2.0),
         [
-            "All loaders are within noise: ram has the lowest median, 2.40 s per epoch (range 2.20–2.60, n=3). "
-            "Relative to it: disk 1.00 (1.00–1.01, within noise)."
+            "Lowest time: ram, 2.40 s per epoch (range 2.20–2.60, n=3). Relative to it: disk 1.00 (1.00–1.01, within "
+            "noise)."
         ],
     ),
     "options of a loader": (
@@ -33,43 +34,54 @@ FASTEST: dict[str, tuple[Records, list[str]]] = {
             *(timed_run("disk", 4.0 - count, config={"data.loader.num_workers": count}) for count in (0, 1, 2)),
         ),
         [
-            "The loader matters: ram is the fastest, 1.00 s per epoch (range 1.00–1.00, n=3). Relative to it: "
-            "disk (num_workers=2) 2.00 (2.00–2.00), disk (num_workers=1) 3.00 (3.00–3.00), disk (num_workers=0) 4.00 "
-            "(4.00–4.00)."
+            f"Lowest time: ram, {SAME} Relative to it: disk (num_workers=2) 2.00 (2.00–2.00), disk (num_workers=1) "
+            "3.00 (3.00–3.00), disk (num_workers=0) 4.00 (4.00–4.00)."
         ],
     ),
     "three rounds of four": (
         rounds(3, disk=2.0, ram=1.0, cache=1.005, gpu_slice=1.2),
         [
-            f"The loader matters: ram has the lowest median, {THREE} cache 1.00 (1.00–1.01, within noise), "
-            "gpu_slice 1.20 (1.20–1.20), disk 2.00 (2.00–2.00)."
+            f"Lowest time: ram, {RANGE} Relative to it: cache 1.00 (1.00–1.01, within noise), gpu_slice 1.20 "
+            "(1.20–1.20), disk 2.00 (2.00–2.00)."
         ],
     ),
     "seeds of a round are one measurement": (
         [timed_run(loader, time + seed / 100, seed=seed) for seed in range(6) for loader, time in TWO_TO_ONE],
-        [f"{UNSURE}, 1.02 s per epoch (range 1.00–1.05, n=6). Relative to it: disk 1.98 (single round)."],
+        [
+            "Lowest time: ram, 1.02 s per epoch (range 1.00–1.05, n=6). Relative to it: disk 1.98 (single round). "
+            + FEW_ROUNDS
+        ],
     ),
     "configurations": (
         three_rounds(*(timed_run("ram", depth / 3, config={"model.depth": depth}) for depth in (3, 6))),
-        ["The configuration matters: model.depth=3 is the fastest, 1.00 s per epoch (range 1.00–1.00, n=3)."],
+        [f"Lowest time: model.depth=3, {SAME}"],
+    ),
+    "configurations within noise": (
+        three_rounds(
+            *(timed_run("ram", time, config={"model.depth": depth}) for depth, time in ((3, 1.0), (6, 1.001), (9, 2.0)))
+        ),
+        [f"Lowest time: model.depth=3, {SAME} Within noise of it: 1 of 2 others."],
+    ),
+    "configurations in one round": (
+        [timed_run("ram", 1.0, config={"model.depth": depth}) for depth in (3, 6)],
+        [f"Lowest time: model.depth=3, 1.00 s per epoch (single run). {FEW_ROUNDS}"],
     ),
     "by batch size": (
         three_rounds(
             *(timed_run(loader, time * size, batch_size=size) for size in (1, 2) for loader, time in TWO_TO_ONE)
         ),
         [
-            "The loader matters at batch_size=1: ram is the fastest, 1.00 s per epoch (range 1.00–1.00, n=3). Relative "
-            "to it: disk 2.00 (2.00–2.00).",
-            "The loader matters at batch_size=2: ram is the fastest, 2.00 s per epoch (range 2.00–2.00, n=3). Relative "
-            "to it: disk 2.00 (2.00–2.00).",
+            f"Lowest time at batch_size=1: ram, {SAME} Relative to it: disk 2.00 (2.00–2.00).",
+            "Lowest time at batch_size=2: ram, 2.00 s per epoch (range 2.00–2.00, n=3). Relative to it: disk 2.00 "
+            "(2.00–2.00).",
         ],
     ),
 }
 
 
-@pytest.mark.parametrize(("records", "expected"), FASTEST.values(), ids=FASTEST)
+@pytest.mark.parametrize(("records", "expected"), TIMES.values(), ids=TIMES)
 def test_the_answer_is_no_more_certain_than_the_data(records: Records, expected: list[str], tmp_path: Path) -> None:
-    assert sentences.fastest(the_only(write(tmp_path, records))) == expected
+    assert summarize_times(the_only(write(tmp_path, records))) == expected
 
 
 def accuracies(depth: int, *by_seed: float, **record: Any) -> Records:
@@ -79,7 +91,7 @@ def accuracies(depth: int, *by_seed: float, **record: Any) -> Records:
     ]
 
 
-ONE_SEED = "One seed cannot tell whether that is more than noise; set seed=1,2,3 or more."
+ONE_SEED = "One seed does not show the noise; set seed=1,2,3 or more."
 BY_LOADER = [
     {"loader": loader, "batch_size": size, "epochs": [epoch(2.0, eval_acc=accuracy)]}
     for size, accuracy in ((50, 97.1), (500, 96.0))
@@ -88,32 +100,31 @@ BY_LOADER = [
 QUALITY: dict[str, tuple[Records, str]] = {
     "one seed": (
         accuracies(3, 97.0) + accuracies(6, 97.1) + accuracies(9, 90.0),
-        f"Best accuracy: model.depth=6, 97.10%. {ONE_SEED}",
+        f"Highest accuracy: model.depth=6, 97.10%. {ONE_SEED}",
     ),
     "six seeds": (
         accuracies(3, 70.0, 70.5, 70.2, 70.1, 70.4, 70.3) + accuracies(6, *(90.25 + n / 8 for n in range(6))),
-        "Best accuracy: model.depth=6, 90.56% (90.25% to 90.88% over 6 seeds). That is more than noise: by at least "
+        "Highest accuracy: model.depth=6, 90.56% (90.25% to 90.88% over 6 seeds). It leads all others by at least "
         "20.05 percentage points (95% interval).",
     ),
     "noise": (
         accuracies(3, 97.0, 97.3, 97.1) + accuracies(6, 97.2, 97.0, 97.4) + accuracies(9, 90.0, 90.1, 89.9),
-        "Best accuracy: model.depth=6, 97.20% (97.00% to 97.40% over 3 seeds). That may be noise: 1 of 2 others "
-        "are within noise of it.",
+        "Highest accuracy: model.depth=6, 97.20% (97.00% to 97.40% over 3 seeds). Within noise of it: 1 of 2 others.",
     ),
     "each seed gains the same": (
         accuracies(3, 97.0, 97.5, 97.25) + accuracies(6, 96.0, 96.5, 96.25),
-        "Best accuracy: model.depth=3, 97.25% (97.00% to 97.50% over 3 seeds). 3 seeds cannot tell whether that is "
-        "more than noise; set seed=1,2,3 or more.",
+        "Highest accuracy: model.depth=3, 97.25% (97.00% to 97.50% over 3 seeds). 3 seeds do not show the noise; "
+        "set seed=1,2,3 or more.",
     ),
     "one configuration": (accuracies(3, 97.0, 98.0), ""),
     "all equal": ([timed_run(loader, 2.0, seed=seed) for loader in ("disk", "ram") for seed in (1, 2)], ""),
-    "equal with each loader": (BY_LOADER, f"Best accuracy: batch_size=50, 97.10%. {ONE_SEED}"),
+    "equal with each loader": (BY_LOADER, f"Highest accuracy: batch_size=50, 97.10%. {ONE_SEED}"),
     "the lowest loss is the best": (
         [
             {"epochs": [epoch(2.0, eval_loss=loss)], "config": {"monitor": "loss", "model.depth": depth}}
             for depth, loss in ((3, 0.25), (6, 0.5))
         ],
-        f"Best eval_loss: model.depth=3, 0.2500. {ONE_SEED}",
+        f"Lowest eval_loss: model.depth=3, 0.2500. {ONE_SEED}",
     ),
 }
 
@@ -121,5 +132,5 @@ QUALITY: dict[str, tuple[Records, str]] = {
 @pytest.mark.parametrize(("records", "expected"), QUALITY.values(), ids=QUALITY)
 def test_the_best_is_named_and_whether_that_is_more_than_noise(records: Records, expected: str, tmp_path: Path) -> None:
     comparison = the_only(write(tmp_path, records))
-    assert sentences.best_quality(comparison) == expected
-    assert (sentences.summary(comparison)[0] == expected) == bool(expected)
+    assert summarize_quality(comparison) == expected
+    assert (summarize_comparison(comparison)[0] == expected) == bool(expected)

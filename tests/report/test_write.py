@@ -8,6 +8,7 @@ from base64 import b64encode
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 from playwright.sync_api import expect
 
@@ -15,6 +16,7 @@ from docs.scripts.screenshots import CHROMIUM, chromium
 from tests.support.processes import run_python
 from tests.support.records import run, timed_run, write
 from vitmnist.metrics.epoch_table import epoch_metrics
+from vitmnist.report import plots
 from vitmnist.report.write import write_report
 
 
@@ -41,12 +43,26 @@ def test_all_files_agree(tmp_path: Path) -> None:
     assert b64encode(files["report.png"].read_bytes()).decode() in page[: page.index("<table>")]
 
 
+def test_a_function_that_is_decorated_with_plot_is_in_the_report_unless_it_has_nothing_to_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plots, "PLOTS", dict(plots.PLOTS))
+    plots.plot("losses.png", "Losses")(lambda comparisons: Figure())
+    plots.plot("nothing.png", "Nothing")(lambda comparisons: None)
+    run(tmp_path / "0", epochs=[])
+    write_report([tmp_path], tmp_path)
+    assert {file.name for file in tmp_path.glob("*.png")} == {"losses.png"}
+    encoded = b64encode((tmp_path / "losses.png").read_bytes()).decode()
+    assert f'<img alt="Losses" src="data:image/png;base64,{encoded}"' in (tmp_path / "report.html").read_text()
+    assert (tmp_path / "report.md").read_text().count("![") == 1
+
+
 def test_the_command_reports_across_sweeps_without_torch(tmp_path: Path) -> None:
     run(tmp_path / "one" / "0", "ram")
     run(tmp_path / "two" / "0", "disk")
     ended = run_python("-X", "importtime", "-m", "vitmnist", "report", "one", "two", folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
-    assert "ram has the lowest median, 3.00 s per epoch (single run)" in ended.stdout
+    assert "Lowest time: ram, 3.00 s per epoch (single run)" in ended.stdout
     (page,) = (tmp_path / "outputs" / "reports").rglob("report.html")
     assert ended.stdout.splitlines()[-1] == f"Report: {page.relative_to(tmp_path)}"
     assert not re.search(r"\| +torch$", ended.stderr, re.MULTILINE)

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from vitmnist.report.comparison import Comparison, compare
-from vitmnist.tracking.result import find_runs, read_run
+from vitmnist.tracking.runs import find_runs, read_run
 
 Records = list[dict[str, Any]]
 """The arguments of `run`, for each of several runs."""

@@ -14,7 +14,8 @@ from vitmnist.errors import DataError
 from vitmnist.metrics.epoch_table import epoch_metrics
 from vitmnist.report.write import table
 from vitmnist.tracking.log import log_verdict
-from vitmnist.tracking.result import Result, find_runs
+from vitmnist.tracking.result import Result
+from vitmnist.tracking.runs import find_runs
 
 
 @pytest.mark.parametrize(
@@ -23,11 +24,18 @@ from vitmnist.tracking.result import Result, find_runs
         (b"\0\0\0\0", "is not JSON: Expecting value"),
         (b"{}", "is not the result of a run"),
         (b'{"status": "done", "epochs": []}', "is not the result of a run"),
-        (b'{"status": "failed", "epochs": [], "began_at": "x"}', "began_at must be float, not 'x'"),
+        (b'{"status": "failed", "epochs": {}}', "epochs must be list[EpochRecord], not {}"),
+        (b'{"status": "failed", "epochs": [1]}', "epochs.0 must be dict, not 1"),
+        (b'{"status": "failed", "epochs": [], "began_at": true}', "began_at must be float, not True"),
+        (b'{"status": "failed", "epochs": [], "ended_at": 1e300}', "ended_at must be float | None, not 1e+300"),
+        (b'{"status": "failed", "epochs": [], "error": 1}', "error must be str | None, not 1"),
+        (b'{"status": "failed", "epochs": [], "dataset": []}', "dataset must be dict[str, Any] | None, not []"),
         (
             b'{"status": "failed", "epochs": [{"epoch_s": "x"}]}',
-            "an epoch or the test has a value that is not a number",
+            "epochs.0.epoch_s must be a number from 1e-09 to 1e+11",
         ),
+        (b'{"status": "failed", "epochs": [{"eval_acc": NaN}]}', "epochs.0.eval_acc must be a number from 0 to 1e+100"),
+        (b'{"status": "failed", "epochs": [], "test": {"test_acc": true}}', "test.test_acc must be a number"),
     ],
 )
 def test_what_cannot_be_read_is_a_row_with_the_reason(content: bytes, reason: str, tmp_path: Path) -> None:

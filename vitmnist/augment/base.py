@@ -1,6 +1,6 @@
-"""What an augmentation operation is written with: base classes, the registry, and random numbers.
+"""The base classes of augmentation operations, their registry, and their random numbers.
 
-The numbers are pure functions of (seed, epoch, index), the same on every device.
+The random numbers are pure functions of (seed, epoch, index), and the same on every device.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ from torch import Tensor, nn
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.registry import OptionsClass, Registry
 
-GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+SPLITMIX_INCREMENT = 0x9E3779B97F4A7C15 - 2**64
 """The increment of splitmix64 as a signed int64."""
-NUMBERS_OF_A_BOX = 4
-"""Random numbers that `random_boxes` draws for an image; its callers draw theirs by the indices from here on."""
-NUMBERS = 64
-"""Random numbers that an operation may draw for an image."""
+NUMBERS_PER_BOX = 4
+"""The number of random numbers that `random_boxes` draws for an image. Its callers use the indices from here on."""
+MAX_NUMBERS = 64
+"""The largest number of random numbers that an operation may draw for an image."""
 
 
 class Operation(nn.Module):
-    """Changes each image on its own; `forward(images, *drawn)`, with what `draw` returns.
+    """Changes each image on its own: `forward(images, *params)`, where `params` is the result of `draw`.
 
-    `images` are float32 `[B, C, H, W]` of 0…1, which it may write to; pixels without a source become 0. Large images on
-    the CPU come one by one, from several threads.
+    The images are float32 `[B, C, H, W]` in 0…1, and `forward` may write to them. Pixels without a source become 0.
+    Large images on the CPU are passed one by one, from several threads.
     """
 
-    takes_bytes = False
-    """Whether a large image on the CPU may also come as uint8, with numbers in place of the tensors of `draw`. The
-    operation does not write to such an image, and returns uint8."""
+    takes_uint8 = False
+    """Whether `forward` also takes a single large uint8 image on the CPU, with numbers as parameters. It must not write
+    to such an image, and returns uint8."""
 
     def __init__(self, options: Any = None) -> None:
         super().__init__()
         self.options = options
 
     def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor, ...]:
-        """Random parameters of images of this size, by their keys, int64 `[B]`; each `[B, …]`."""
+        """The random parameters for images of this size, `[B, …]` each, by the keys of the images, int64 `[B]`."""
         raise NotImplementedError
 
     def output_size(self, height: int, width: int, key: str = "") -> tuple[int, int]:
         """Height and width of the augmented images.
 
         Args:
-            key: where the options are in the configuration.
+            key: the key of the operation in the configuration, for messages.
 
         Raises:
             ConfigError: images of this size cannot be augmented.
@@ -66,25 +66,20 @@ OPERATIONS: Registry[OptionsClass, Operation | Mixing] = Registry("data/augment.
 
 
 def augment_keys(sampler: EpochSampler, epoch: int, device: torch.device, start: int = 0) -> Tensor:
-    """A random int64 for each image of an epoch from batch `start` on, in the order of its batches."""
-    # Another spawn key than the sampler's (epoch,), so that augmentation is independent of the order.
+    """A random int64 for each image of an epoch from batch `start` on, in the order of the batches."""
+    # The spawn key differs from the sampler's (epoch,), so that augmentation is independent of the order.
     (base,) = np.random.SeedSequence(sampler.seed, spawn_key=(epoch, 1)).generate_state(1, np.uint64)
-    return _mix64(sampler.indices(epoch, start, device) * GOLDEN + (int(base) - 2**63))
+    return _mix64(sampler.indices(epoch, start, device) * SPLITMIX_INCREMENT + (int(base) - 2**63))
 
 
 def operation_keys(keys: Tensor, index: int) -> Tensor:
     """Independent keys for the operation at an index of a list; index 0 gets `keys` unchanged."""
-    return keys + GOLDEN * NUMBERS * index % 2**63
+    return keys + SPLITMIX_INCREMENT * MAX_NUMBERS * index % 2**63
 
 
 def random_bits(keys: Tensor, index: int) -> Tensor:
     """31 random bits per key, as int64, independent for each `index`."""
-    return _shift_right(_mix64(keys + GOLDEN * (index + 1) % 2**63), 33)
-
-
-def random_signed(keys: Tensor, index: int) -> Tensor:
-    """Uniform in -1…1 per key, as float32, independent for each `index`."""
-    return random_bits(keys, index).double().mul_(2**-30).sub_(1).float()
+    return _shift_right(_mix64(keys + SPLITMIX_INCREMENT * (index + 1) % 2**63), 33)
 
 
 def random_uniform(keys: Tensor, index: int, low: float = 0.0, high: float = 1.0) -> Tensor:
@@ -92,20 +87,20 @@ def random_uniform(keys: Tensor, index: int, low: float = 0.0, high: float = 1.0
     return random_bits(keys, index).double().mul_((high - low) * 2**-31).add_(low)
 
 
-def _mix64(numbers: Tensor) -> Tensor:
+def _mix64(state: Tensor) -> Tensor:
     """The finaliser of splitmix64 (Steele, Lea, Flood, 2014, doi:10.1145/2660193.2660195), elementwise on int64."""
-    numbers = (numbers ^ _shift_right(numbers, 30)) * (0xBF58476D1CE4E5B9 - 2**64)
-    numbers = (numbers ^ _shift_right(numbers, 27)) * (0x94D049BB133111EB - 2**64)
-    return torch.bitwise_xor(numbers, _shift_right(numbers, 31))
+    state = (state ^ _shift_right(state, 30)) * (0xBF58476D1CE4E5B9 - 2**64)
+    state = (state ^ _shift_right(state, 27)) * (0x94D049BB133111EB - 2**64)
+    return torch.bitwise_xor(state, _shift_right(state, 31))
 
 
-def _shift_right(numbers: Tensor, bits: int) -> Tensor:
-    """Logical shift to the right; torch's `>>` is arithmetic for signed integers."""
-    return torch.bitwise_and(numbers >> bits, 2 ** (64 - bits) - 1)
+def _shift_right(values: Tensor, bits: int) -> Tensor:
+    """Shift to the right, filling with zeros; torch's `>>` repeats the sign bit."""
+    return torch.bitwise_and(values >> bits, 2 ** (64 - bits) - 1)
 
 
 class Boxes(NamedTuple):
-    """Boxes in pixels, int64 `[B]` each; `bottom` and `right` are excluded."""
+    """Boxes in pixels, int64 `[B]` each; the row `bottom` and the column `right` are outside of the box."""
 
     top: Tensor
     left: Tensor
@@ -113,7 +108,7 @@ class Boxes(NamedTuple):
     right: Tensor
 
     def mask(self, height: int, width: int) -> Tensor:
-        """1 for each pixel of an image of this size that is in its box, else 0: float32 `[B, 1, H, W]`, for `lerp`."""
+        """1.0 for each pixel that is in the box of its image, else 0.0: float32 `[B, 1, H, W]`, a weight for `lerp`."""
         rows, columns = (torch.arange(side, device=self.top.device) for side in (height, width))
         in_rows = (rows >= self.top[:, None]) & (rows < self.bottom[:, None])
         in_columns = (columns >= self.left[:, None]) & (columns < self.right[:, None])
@@ -121,15 +116,15 @@ class Boxes(NamedTuple):
 
 
 def random_boxes(keys: Tensor, scale: Sequence[float], ratio: Sequence[float], height: int, width: int) -> Boxes:
-    """Boxes anywhere in images of this size, of a random area and shape.
+    """Boxes of a random area and shape, anywhere in images of this size.
 
     A box that would be longer than a side of the image is shortened to it; torchvision draws again, up to ten times.
 
     Args:
-        scale: least and greatest share of the image's area, drawn uniformly.
-        ratio: least and greatest width over height, its logarithm drawn uniformly.
+        scale: the smallest and the largest share of the image's area, drawn uniformly.
+        ratio: the smallest and the largest ratio of width to height; its logarithm is drawn uniformly.
     """
-    # In float64, so that rounding to pixels is the same on every device.
+    # This is computed in float64, so that rounding to pixels is the same on every device.
     area = random_uniform(keys, 0, *scale) * (height * width)
     aspect = random_uniform(keys, 1, *map(math.log, ratio)).exp()
     box_height = (area / aspect).sqrt().round().clamp(1, height)
@@ -140,14 +135,14 @@ def random_boxes(keys: Tensor, scale: Sequence[float], ratio: Sequence[float], h
 
 
 def draw_partners(keys: Tensor, is_valid: Tensor) -> Tensor:
-    """The row of each image's partner: the next one, in the order of their random numbers, among the valid images.
+    """The row of each image's partner: the next valid image, in the order of their random numbers.
 
-    Each valid image is thus the partner of exactly one, and never of itself if there are two or more. Padding is its
-    own partner, so its content reaches no valid image.
+    Each valid image is thus the partner of exactly one image, and never of itself if there are two or more. Padding is
+    its own partner, so its content reaches no valid image.
     """
     order = random_bits(keys, 0).where(is_valid, 2**31).argsort(stable=True)
     positions = torch.arange(len(keys), device=keys.device)
     count = is_valid.sum()
     following = torch.where(positions + 1 == count, 0, positions + 1).where(positions < count, positions)
-    # Not scatter_, which torch replaces by a slower one where it must be deterministic.
+    # `scatter_` would be slower where torch must be deterministic.
     return order[following][order.argsort()]

@@ -11,14 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitmnist.augment.base import (
-    NUMBERS_OF_A_BOX,
+    NUMBERS_PER_BOX,
     OPERATIONS,
     Boxes,
     Mixing,
     Operation,
     random_bits,
     random_boxes,
-    random_signed,
     random_uniform,
 )
 from vitmnist.config.validation import config_field
@@ -54,14 +53,13 @@ class Shift(Moving):
     def forward(self, images: Tensor, down: Tensor, right: Tensor) -> Tensor:
         size, channels, height, width = images.shape
         margin = int(self.options.pixels)
-        framed = images.new_zeros(size, channels, height + 2 * margin, width + 2 * margin)
-        framed[:, :, margin : margin + height, margin : margin + width] = images
-        # A row of the result is `width` consecutive values of the framed images: a gather of whole rows, which is 2.5
-        # times as fast as one of elements.
-        first_rows = torch.arange(size * channels, device=images.device).view(size, channels, 1) * framed.shape[2]
+        padded = F.pad(images, [margin, margin, margin, margin])
+        # A row of the result is `width` consecutive values of the padded images. Gathering whole rows is 2.5 times as
+        # fast as gathering elements.
+        first_rows = torch.arange(size * channels, device=images.device).view(size, channels, 1) * padded.shape[2]
         rows = first_rows + (down[:, None] + torch.arange(height, device=images.device))[:, None, :]
-        starts = rows * framed.shape[3] + right[:, None, None]
-        return framed.flatten().unfold(0, width, 1).index_select(0, starts.flatten()).view(images.shape)
+        starts = rows * padded.shape[3] + right[:, None, None]
+        return padded.flatten().unfold(0, width, 1).index_select(0, starts.flatten()).view(images.shape)
 
 
 @dataclass
@@ -83,10 +81,12 @@ class Affine(Moving):
 
     def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor]:
         """The inverse transforms, as `affine_grid` takes them: float32 `[B, 2, 3]`."""
-        angle = math.radians(self.options.degrees) * random_signed(keys, 0)
-        shear = torch.tan(math.radians(self.options.shear_degrees) * random_signed(keys, 1))
-        scale = 1 + self.options.scale * random_signed(keys, 2)
-        down, right = (self.options.pixels * random_signed(keys, index) for index in (3, 4))
+        uniform = [random_uniform(keys, index, -1, 1).float() for index in range(5)]
+        angle = math.radians(self.options.degrees) * uniform[0]
+        shear = torch.tan(math.radians(self.options.shear_degrees) * uniform[1])
+        scale = 1 + self.options.scale * uniform[2]
+        down = self.options.pixels * uniform[3]
+        right = self.options.pixels * uniform[4]
         cos, sin = torch.cos(angle) / scale, torch.sin(angle) / scale
         # Each maps an output pixel to its source: dx = xx * (x - right) + xy * (y - down), …
         xx, xy, yx, yy = cos - sin * shear, sin + cos * shear, -sin, cos
@@ -120,7 +120,7 @@ class RandomResizedCrop(Operation):
     With `size: null` a crop is never reduced, so that antialiasing would change nothing.
     """
 
-    takes_bytes = True
+    takes_uint8 = True
 
     def output_size(self, height: int, width: int, key: str = "") -> tuple[int, int]:
         return (self.options.size, self.options.size) if self.options.size else (height, width)
@@ -128,10 +128,10 @@ class RandomResizedCrop(Operation):
     def draw(self, keys: Tensor, height: int, width: int) -> Boxes:
         return random_boxes(keys, self.options.scale, self.options.ratio, height, width)
 
-    def forward(self, images: Tensor, *drawn: Tensor) -> Tensor:
+    def forward(self, images: Tensor, *params: Tensor) -> Tensor:
         _, _, height, width = images.shape
         to_height, to_width = self.output_size(height, width)
-        boxes = Boxes(*drawn)
+        boxes = Boxes(*params)
         if images.dtype == torch.uint8:
             # A large image on the CPU, and numbers. For 224×224 pixels 0.05 ms on a core, and 0.22 ms as floats.
             crop = images[:, :, boxes.top : boxes.bottom, boxes.left : boxes.right]
@@ -163,7 +163,7 @@ class HorizontalFlipOptions:
 class HorizontalFlip(Operation):
     """Mirrors an image with probability `p`."""
 
-    takes_bytes = True
+    takes_uint8 = True
 
     def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor]:
         return (random_uniform(keys, 0) < self.options.p,)
@@ -191,10 +191,10 @@ class RandomErasing(Operation):
     def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor, ...]:
         lowest, highest = self.options.ratio
         boxes = random_boxes(keys, self.options.scale, (1 / highest, 1 / lowest), height, width)
-        return *boxes, random_uniform(keys, NUMBERS_OF_A_BOX) < self.options.p
+        return *boxes, random_uniform(keys, NUMBERS_PER_BOX) < self.options.p
 
-    def forward(self, images: Tensor, *drawn: Tensor) -> Tensor:
-        *box, is_erased = drawn
+    def forward(self, images: Tensor, *params: Tensor) -> Tensor:
+        *box, is_erased = params
         return images * (1 - Boxes(*box).mask(*images.shape[2:]) * is_erased[:, None, None, None])
 
 

@@ -18,11 +18,13 @@ from vitmnist.data.datasets.base import Split
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import TensorSet
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.loaders.make_loader import Data, loadable
+from vitmnist.loaders.make_loader import Data, as_source
 from vitmnist.runtime.ordered_map import map_slices
 from vitmnist.store.rows import is_large
 
 KEY = "data.augment.operations"
+Params = tuple[Tensor, ...]
+"""The random parameters of one operation for a batch, `[B, …]` each."""
 
 
 @dataclass
@@ -87,31 +89,39 @@ class Compose(nn.Module):
             else:
                 self.operations.append(operation)
 
-    def draw(self, keys: Tensor, height: int, width: int) -> list[tuple[Tensor, ...]]:
-        """What each operation draws for images of this size; `keys` are those of `augment_keys`."""
-        drawn = []
+    def draw(self, keys: Tensor, height: int, width: int) -> list[Params]:
+        """The random parameters of each operation for images of this size, by their keys, int64 `[B]`."""
+        params = []
         for index, operation in enumerate(self.operations):
-            drawn.append(operation.draw(operation_keys(keys, index), height, width))
+            params.append(operation.draw(operation_keys(keys, index), height, width))
             height, width = operation.output_size(height, width)
-        return drawn
+        return params
 
-    def forward(self, images: Tensor, drawn: Sequence[Sequence[Tensor]]) -> Tensor:
-        """The images after the operations; a large one on the CPU may be uint8 until an operation takes floats only."""
-        for operation, numbers in zip(self.operations, drawn, strict=True):
-            if images.dtype == torch.uint8 and not operation.takes_bytes:
+    def forward(self, images: Tensor, params: Sequence[Sequence[Any]]) -> Tensor:
+        """Apply the operations to float32 images of 0…1, or to a single large uint8 image on the CPU.
+
+        Args:
+            images: `[B, C, H, W]`. A uint8 image is converted before the first operation that takes floats only.
+            params: the result of `draw`; for a single image, an item of `split_params`.
+        """
+        for operation, values in zip(self.operations, params, strict=True):
+            if images.dtype == torch.uint8 and not operation.takes_uint8:
                 images = images.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
-            # `forward`, because a call would look for hooks for each large image.
-            images = operation.forward(images, *numbers)
+            # Calling the module itself would look for hooks for each large image.
+            images = operation.forward(images, *values)
         return images
 
-    def split(self, drawn: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> list[list[Sequence[Any]]]:
-        """What each operation gets for each image of this dtype: numbers with bytes, else tensors of one row."""
-        by_image: list[list[Sequence[Any]]] = []
-        are_bytes = dtype == torch.uint8
-        for operation, numbers in zip(self.operations, drawn, strict=True):
-            are_bytes = are_bytes and operation.takes_bytes
-            by_image.append([values.flatten().tolist() if are_bytes else values.split(1) for values in numbers])
-        return by_image
+    def split_params(self, params: Sequence[Params], dtype: torch.dtype, size: int) -> list[list[Sequence[Any]]]:
+        """The arguments of `forward` for each single image of a batch of `size` images of this dtype.
+
+        Operations on a uint8 image get their parameters as numbers, others as tensors of one row.
+        """
+        columns: list[list[Sequence[Any]]] = []
+        is_uint8 = dtype == torch.uint8
+        for operation, values in zip(self.operations, params, strict=True):
+            is_uint8 = is_uint8 and operation.takes_uint8
+            columns.append([value.flatten().tolist() if is_uint8 else value.split(1) for value in values])
+        return [[[value[row] for value in values] for values in columns] for row in range(size)]
 
     def mix(self, images: Tensor, labels: Tensor, keys: Tensor, classes: int) -> tuple[Tensor, Tensor]:
         """Mix each image with a partner from the batch; only if `mixes`.
@@ -162,7 +172,7 @@ class Preprocess(nn.Module):
 
     mean: Tensor
     std: Tensor
-    white: Tensor
+    max_value: Tensor
 
     def __init__(
         self,
@@ -177,7 +187,7 @@ class Preprocess(nn.Module):
         super().__init__()
         if (data is None) == (mean is None) or (mean is None) != (std is None):
             raise ConfigError("Preprocess takes data, as make_loader does, or both mean= and std=")
-        source = None if data is None else loadable(data)
+        source = None if data is None else as_source(data)
         channel_mean, channel_std = (mean, std) if source is None else source.channel_statistics()
         if augment is not None and isinstance(source, TensorSet):
             size = size or augment.output_size(*source.images.shape[-2:])
@@ -185,9 +195,10 @@ class Preprocess(nn.Module):
         self.register_buffer("std", torch.as_tensor(channel_std, dtype=torch.float32).view(-1, 1, 1))
         check_statistics("mean= and std=", self.mean.flatten().tolist(), self.std.flatten().tolist())
         # A tensor and not the number 255: CUDA divides by a scalar by multiplying with its rounded reciprocal.
-        self.register_buffer("white", torch.tensor([255.0]))
+        self.register_buffer("max_value", torch.tensor([255.0]))
         self.augment, self.size = augment, size
-        self._are_bytes = data is not None  # The statistics of `data` are of uint8 images.
+        self._no_augment = Compose([])
+        self._data_is_uint8 = data is not None  # `channel_statistics` refuses other images.
         self.classes = len(data.classes) if isinstance(data, Split) else classes
 
     def forward(self, images: Tensor, keys: Tensor | None = None) -> Tensor:
@@ -210,48 +221,60 @@ class Preprocess(nn.Module):
         if images.dtype != torch.uint8 and not images.is_floating_point():
             raise DataError(f"images: must be uint8, or floating point and normalised, found {images.dtype}")
         if self.augment is None or keys is None:
-            images = self._centre(images)
+            augment = self._no_augment
+            images = self._center_crop(images)
             if images.is_floating_point():
                 return images
-            drawn, size = [], tuple(images.shape[2:])
         else:
-            # Drawn for the whole batch: in threads, small operations would mostly wait for the interpreter's lock.
-            drawn, size = self.augment.draw(keys, *images.shape[2:]), self.augment.output_size(*images.shape[2:])
-        if images.is_floating_point():
-            images = images * self.std + self.mean
-            images = images.mul_(self.white).round_().to(torch.uint8) if self._are_bytes else images
-        if images.device.type != "cpu" or torch.compiler.is_compiling() or not is_large(size):
-            return self._augmented(self._unit_range(images), drawn).sub_(self.mean).div_(self.std)
-        finished = torch.empty((*images.shape[:2], *size), dtype=torch.float32, device=images.device)
+            augment = self.augment
+            images = self._denormalize(images)
+        height, width = images.shape[2:]
+        # Drawn for the whole batch: in threads, small operations would mostly wait for the interpreter's lock.
+        params = [] if keys is None else augment.draw(keys, height, width)
+        is_eager_on_cpu = images.device.type == "cpu" and not torch.compiler.is_compiling()
+        if is_eager_on_cpu and is_large(augment.output_size(height, width)):
+            return self._normalize_large_images(augment, images, params)
+        return self._normalize_batch(augment, images, params)
 
-        # Divided here as well: in threads, each slice would wait for the lock.
-        by_image = self.augment.split(drawn, images.dtype) if self.augment is not None and drawn else []
+    def _normalize_batch(self, augment: Compose, images: Tensor, params: list[Params]) -> Tensor:
+        """Augment and normalise the images together."""
+        return augment.forward(self._unit_range(images), params).sub_(self.mean).div_(self.std)
 
-        def finish(row: slice) -> None:
-            numbers_of_image = [[values[row.start] for values in numbers] for numbers in by_image]
-            image = self._augmented(images[row], numbers_of_image)
-            torch.sub(self._unit_range(image, finished[row]), self.mean, out=finished[row]).div_(self.std)
+    def _normalize_large_images(self, augment: Compose, images: Tensor, params: list[Params]) -> Tensor:
+        """Augment and normalise the images one by one, in threads, each into its row of a contiguous batch."""
+        height, width = augment.output_size(*images.shape[2:])
+        normalized = torch.empty(*images.shape[:2], height, width, dtype=torch.float32, device="cpu")
+        # Split here as well: in the threads, each slice would wait for the lock.
+        params_by_image = augment.split_params(params, images.dtype, len(images))
 
-        map_slices(finish, len(images), size=1)
-        return finished
+        def normalize_image(row: slice) -> None:
+            image = augment.forward(images[row], params_by_image[row.start])
+            torch.sub(self._unit_range(image, normalized[row]), self.mean, out=normalized[row]).div_(self.std)
 
-    def _centre(self, images: Tensor) -> Tensor:
-        """The centre of images that are larger than what the model sees, as torchvision's `CenterCrop`."""
+        map_slices(normalize_image, len(images), size=1)
+        return normalized
+
+    def _center_crop(self, images: Tensor) -> Tensor:
+        """The centre of images that are larger than the model's input, as torchvision's `CenterCrop` takes it."""
         if self.size is None or (images.shape[2] <= self.size[0] and images.shape[3] <= self.size[1]):
             return images
         starts = [max(0, round((side - to) / 2)) for side, to in zip(images.shape[2:], self.size, strict=True)]
         rows, columns = (slice(start, start + to) for start, to in zip(starts, self.size, strict=True))
         return images[:, :, rows, columns]
 
-    def _augmented(self, images: Tensor, drawn: Sequence[Sequence[Tensor]]) -> Tensor:
-        return self.augment.forward(images, drawn) if self.augment is not None and drawn else images
+    def _denormalize(self, images: Tensor) -> Tensor:
+        """Normalised float images as uint8, or in 0…1 if the data is unknown; uint8 images as they are."""
+        if images.dtype == torch.uint8:
+            return images
+        images = images * self.std + self.mean
+        return images.mul_(self.max_value).round_().to(torch.uint8) if self._data_is_uint8 else images
 
     def _unit_range(self, images: Tensor, out: Tensor | None = None) -> Tensor:
-        """uint8 images as contiguous floats of 0…1, new or in `out`; floats as they are."""
+        """uint8 images as contiguous float32 in 0…1, new or in `out`; float images as they are."""
         if images.dtype != torch.uint8:
             return images
         out = torch.empty(images.shape, dtype=torch.float32, device=images.device) if out is None else out
-        return out.copy_(images).div_(self.white)
+        return out.copy_(images).div_(self.max_value)
 
     def mix_batch(self, images: Tensor, labels: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Normalise and augment a whole batch with an augmentation that mixes images, such as mixup.

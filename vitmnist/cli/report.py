@@ -12,12 +12,11 @@ from tabulate import tabulate
 
 from vitmnist.cli.command import command, echo
 from vitmnist.runtime.files import display_path
-from vitmnist.tracking.result import Run, find_runs, read_run
+from vitmnist.tracking.runs import Run, find_runs, read_run
 
 
 def describe_progress(run: Run) -> dict[str, Any]:
     """How far a run has got; `written_at` is when it ended or last wrote a file, in seconds since 1970."""
-    last_write = max(path.stat().st_mtime for path in (run.folder, *run.folder.glob("*")) if path.exists())
     table = run.folder / "epochs.csv"
     epochs_done = len(run.result.epochs)
     if not epochs_done and table.is_file():
@@ -27,7 +26,7 @@ def describe_progress(run: Run) -> dict[str, Any]:
         "state": run.status,
         "epochs_done": epochs_done,
         "epochs": run.config.get("epochs"),
-        "written_at": run.result.ended_at or last_write,
+        "written_at": run.result.ended_at,
     }
 
 

@@ -30,7 +30,8 @@ from vitmnist.config.validation import escaped, validate
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.files import UnreadableError, display_path, read_plain
 from vitmnist.runtime.run_folder import has_checkpoint
-from vitmnist.tracking.result import CONFIG, OVERRIDES, read_run
+from vitmnist.tracking.result import CONFIG, OVERRIDES
+from vitmnist.tracking.runs import read_run
 
 # The files of these groups set keys of other groups (`@package _global_`).
 GLOBAL_GROUPS = ("experiment", "hparams_search")

@@ -30,7 +30,8 @@ from vitmnist.runtime.files import display_path
 from vitmnist.runtime.run_folder import InUseError, has_checkpoint, locked
 from vitmnist.runtime.signals import StopSignal, interrupted_by_signals, interruption
 from vitmnist.runtime.world import is_distributed
-from vitmnist.tracking.result import Result, read_run
+from vitmnist.tracking.result import Result
+from vitmnist.tracking.runs import read_run
 
 log = logging.getLogger(__name__)
 

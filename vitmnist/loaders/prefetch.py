@@ -13,9 +13,10 @@ from torch import Tensor
 from vitmnist.config.validation import config_field
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource
-from vitmnist.loaders.base import LOADERS, Batches, Loader
+from vitmnist.loaders.base import LOADERS, Batches, Loader, storage_of
 from vitmnist.runtime.device import Backend, Event, backend_of
 from vitmnist.runtime.ordered_map import ordered_map
+from vitmnist.store.rows import Storage
 from vitmnist.store.tree import map_tensors
 
 END = object()
@@ -41,14 +42,23 @@ class PrefetchLoader(Loader):
     def __init__(
         self, options: PrefetchOptions, data: SampleSource, sampler: EpochSampler, device: torch.device
     ) -> None:
-        values = options.base or LOADERS.complete({"name": "ram" if data.is_decoded else "disk"})
+        values = options.base or LOADERS.complete({"name": _default_base(data)})
         self.base = LOADERS.build(values, data, sampler, device, key="data.loader.base")
         # Created after `base`, so that at exit our thread stops before the loader that it runs.
         super().__init__(sampler)
-        self.options, self.num_workers, self.settings = options, self.base.num_workers, self.base.settings
-        self.buffered = options.queue_size + 1 + self.base.buffered  # The thread itself holds one more batch.
+        self.options, self.num_workers, self.resolved_options = (
+            options,
+            self.base.num_workers,
+            self.base.resolved_options,
+        )
+        self.decoded_set = self.base.decoded_set
+        self.batches_ahead = options.queue_size + 1 + self.base.batches_ahead  # The thread itself holds one more batch.
         self.backend = backend_of(device)
         self.stream = self.backend.new_stream()
+
+    @classmethod
+    def storage_for(cls, data: SampleSource) -> Storage:
+        return storage_of(_default_base(data), data)
 
     def batches(self, epoch: int, start: int) -> Batches:
         # The thread must not refer to this loader, which refers to it: in a reference cycle, an abandoned loader would
@@ -59,7 +69,7 @@ class PrefetchLoader(Loader):
             make, events, threads=1, ahead=self.options.queue_size + 1, context=self.stream
         )
         with self._lock:
-            self._live.add(made)  # It is closed with the loader, from any thread.
+            self._iterators.add(made)  # It is closed with the loader, from any thread.
         with closing(made):
             for batch, event in made:
                 if batch is END:
@@ -75,6 +85,11 @@ class PrefetchLoader(Loader):
     def _record_stream(self, tensor: Tensor) -> Tensor:
         self.backend.record_stream(tensor)
         return tensor
+
+
+def _default_base(data: SampleSource) -> str:
+    """The name of the loader that is wrapped if `base` names none."""
+    return "ram" if data.is_decoded else "disk"
 
 
 def _make_batch(backend: Backend, batches: Batches, event: Event) -> tuple[Any, Event]:

@@ -17,110 +17,121 @@ from statistics import median
 from typing import Any
 
 from vitmnist.config.schema import affects_nothing, is_under, keys_where
-from vitmnist.metrics.epoch_table import EPOCH_S, Metric, epoch_metrics, summarize
+from vitmnist.metrics.epoch_record import summarize
+from vitmnist.metrics.epoch_table import EPOCH_S, Metric, epoch_metrics
 from vitmnist.report.statistics import Difference, Differences
 from vitmnist.timing.table import Spread
-from vitmnist.tracking.result import TEST_ACC, Run, monitored
+from vitmnist.tracking.result import TEST_ACC
+from vitmnist.tracking.runs import Run, monitored_metric
 
 EMPTY_CELL = "–"
 """The text of a cell whose value was not measured, or does not apply."""
 LOADER = "data/loader"
-"""The column of the loader."""
+"""The title of the column that names the loader."""
 LOADER_OPTION = "data.loader."
-"""The columns of the loader's options begin so."""
+"""The prefix of the titles of columns with options of the loader."""
 CHECKSUMS = "SHA-256 of the data"
-"""The title of the checksums of a dataset. Hold-outs of one dataset have them in common."""
+"""The title of the checksums of a dataset. All hold-outs of one dataset have the same checksums."""
 IDENTITY = ("host", "cpu", "cpu count", CHECKSUMS)
-"""The facts that two runs which are compared have in common."""
-
-
-def _overrides(values: Mapping[str, object]) -> str:
-    """Keys and values as on the command line: `data/loader=ram batch_size=500`."""
-    return " ".join(f"{key}={value}" for key, value in values.items())
+"""The titles of the facts that must be equal for two runs to be compared."""
 
 
 @dataclass(frozen=True, eq=False)
 class Configuration:
-    """A row of the report: its values in the columns that vary, and its runs."""
+    """A row of the report.
+
+    Args:
+        values: the values of the configuration in the columns that vary.
+        runs: the runs with these values.
+    """
 
     values: dict[str, Any]
     runs: list[Run]
 
     @property
     def label(self) -> str:
-        """Its values as overrides."""
-        return _overrides(self.values)
+        """The values as overrides: `data/loader=ram batch_size=500`."""
+        return _as_overrides(self.values)
 
     @property
-    def without_loader(self) -> str:
-        """Its values as overrides, without the loader and its options."""
+    def label_without_loader(self) -> str:
+        """The values as overrides, without the loader and its options."""
         shared = [key for key in self.values if key != LOADER and not key.startswith(LOADER_OPTION)]
-        return _overrides({key: self.values[key] for key in shared})
+        return _as_overrides({key: self.values[key] for key in shared})
 
     @property
     def loader(self) -> str:
-        """Its loader, with the options that vary: `disk (num_workers=2)`."""
+        """The loader, with the options that vary: `disk (num_workers=2)`."""
         name = str(self.values.get(LOADER, ""))
         options = [f"{key}={value}" for key, value in self.values.items() if key.startswith(LOADER_OPTION)]
         text = ", ".join(option.removeprefix(LOADER_OPTION) for option in options)
         return f"{name} ({text})" if name and text else name or text
 
+    @property
+    def ranked_runs(self) -> list[Run]:
+        """The runs whose times are compared."""
+        return [run for run in self.runs if run.is_ranked]
+
     @cached_property
     def rounds(self) -> dict[str, list[Run]]:
-        """The ranked runs by round: folder of the sweep, and `repeat`. Empty if no time of this row is compared."""
-        rounds: dict[str, list[Run]] = {}
-        for run in self.runs:
-            if run.is_ranked:
-                rounds.setdefault(f"{run.folder.resolve().parent} {run.config.get('repeat')}", []).append(run)
-        return rounds
+        """The ranked runs by round, which a folder of a sweep and `repeat` identify."""
+        rounds: dict[str, list[Run]] = defaultdict(list)
+        for run in self.ranked_runs:
+            rounds[f"{run.folder.resolve().parent} {run.config.get('repeat')}"].append(run)
+        return dict(rounds)
 
     @cached_property
     def spreads(self) -> dict[str, Spread | None]:
-        """Each metric of an epoch and the test accuracy; None where it was not measured.
+        """The spread of each metric of an epoch and of the test accuracy; None where it was not measured.
 
-        Metrics of quality are over the seeds, others over the ranked runs, or over all runs if none is ranked.
+        Metrics of quality are spread over the seeds, the others over the ranked runs, or over all runs if none is
+        ranked.
         """
-        ranked = [run for runs in self.rounds.values() for run in runs]
         spreads: dict[str, Spread | None] = {}
         for name, metric in epoch_metrics().items():
             quality = self.quality(name) if metric.over_epochs == "last" else None
-            spreads[name] = quality or _spread(_values(ranked or self.runs, metric))
-        return spreads | {TEST_ACC: self.quality(TEST_ACC)}
+            spreads[name] = quality or _spread(_measured(self.ranked_runs or self.runs, metric))
+        spreads[TEST_ACC] = self.quality(TEST_ACC)
+        return spreads
 
     @property
     def epoch_s(self) -> Spread | None:
         """Seconds per epoch, evaluation included."""
         return self.spreads[EPOCH_S.name]
 
-    def by_seed(self, name: str) -> dict[str, float]:
-        """A metric of quality by seed. Runs with the same one are not independent: the first one counts."""
-        runs = [run for run in reversed(self.runs) if run.status == "completed"]
-        return {run.seeds: value for run in runs if (value := run.quality(name)) is not None}
+    def quality_by_seed(self, name: str) -> dict[str, float]:
+        """A metric of quality by seed. Runs with the same seed are not independent, so only the first one counts."""
+        completed = [run for run in reversed(self.runs) if run.status == "completed"]
+        return {run.seeds: value for run in completed if (value := run.quality(name)) is not None}
 
     def quality(self, name: str) -> Spread | None:
-        """A metric of quality over the seeds."""
-        return _spread(self.by_seed(name).values())
+        """The spread of a metric of quality over the seeds; None if no run has measured it."""
+        return _spread(self.quality_by_seed(name).values())
 
     @property
     def status(self) -> str:
-        """How its runs ended and why, and why their times are not compared, with numbers of runs if they differ."""
+        """How the runs ended, and why their times are not compared; with numbers of runs if they differ."""
         counts = Counter(run.status_text for run in self.runs)
         if len(counts) == 1:
             return next(iter(counts))
         return "; ".join(f"{count} {text}" for text, count in counts.items())
 
 
+def _as_overrides(values: Mapping[str, object]) -> str:
+    return " ".join(f"{key}={value}" for key, value in values.items())
+
+
 def loader_groups(rows: Iterable[Configuration]) -> dict[str, list[Configuration]]:
-    """Rows that differ only in the loader and its options, by what they share."""
-    groups: dict[str, list[Configuration]] = {}
+    """Group the rows that differ only in the loader and its options, by the label of the values that they share."""
+    groups: dict[str, list[Configuration]] = defaultdict(list)
     for row in rows:
-        groups.setdefault(row.without_loader, []).append(row)
-    return groups
+        groups[row.label_without_loader].append(row)
+    return dict(groups)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs of one machine and one dataset.
+    """The runs of one machine and one dataset.
 
     Args:
         columns: the configuration keys that vary, then the facts about the software that vary.
@@ -141,56 +152,59 @@ class Comparison:
     @cached_property
     def _ratios(self) -> Differences[Configuration]:
         """The ratios of the seconds per epoch, over the rounds."""
-        # Runs of several seeds in a round share the state of the machine: they count as one.
-        times = {row: {key: median(_values(runs, EPOCH_S)) for key, runs in row.rounds.items()} for row in self.ranked}
+        times: dict[Configuration, dict[str, float]] = {}
+        for row in self.ranked:
+            # Runs of several seeds in a round share the state of the machine: they count as one.
+            times[row] = {name: median(_measured(runs, EPOCH_S)) for name, runs in row.rounds.items()}
         return Differences(times, as_ratios=True)
 
     def ratio(self, row: Configuration, other: Configuration | None = None) -> Difference | None:
         """How many times as long an epoch of a row takes as an epoch of another row.
 
-        None if they are the same, if either is not ranked, and without a common round.
-
         Args:
             other: by default the row with the lowest median.
+
+        Returns:
+            The ratio; None if the rows are the same, if either is not ranked, or if they have no round in common.
         """
         return self._ratios.get(row, other or self.ranked[0]) if self.ranked else None
 
     @cached_property
     def metric(self) -> Metric:
         """The metric that the runs monitor."""
-        return monitored(run for row in self.rows for run in row.runs)
+        return monitored_metric(run for row in self.rows for run in row.runs)
 
     @cached_property
-    def by_quality(self) -> dict[str, dict[str, float]]:
-        """The values of the metric by seed for each `loader_groups`, the best median first.
+    def quality_by_seed(self) -> dict[str, dict[str, float]]:
+        """The monitored metric by seed for each of the `loader_groups`, the best median first.
 
-        Loaders deliver identical batches, and repeat no quality.
+        Loaders deliver identical batches, so another loader does not repeat a quality.
         """
         groups: dict[str, dict[str, float]] = {}
         for shared, rows in loader_groups(self.rows).items():
             values: dict[str, float] = {}
             for row in reversed(rows):
-                values |= row.by_seed(self.metric.name)
+                values |= row.quality_by_seed(self.metric.name)
             if values:
                 groups[shared] = values
         best_first = sorted(groups.items(), key=lambda group: -self.metric.sign * median(group[1].values()))
         return dict(best_first)
 
     @property
-    def differs(self) -> bool:
-        """Whether the metric differs between rows."""
-        return len({median(values.values()) for values in self.by_quality.values()}) > 1
+    def quality_differs(self) -> bool:
+        """Whether the monitored metric differs between rows."""
+        return len({median(values.values()) for values in self.quality_by_seed.values()}) > 1
 
     @cached_property
-    def ordered(self) -> list[Configuration]:
-        """The rows as table and chart show them: the best quality first, then the lowest time of those ranked."""
-        rank = {shared: index for index, shared in enumerate(self.by_quality)} if self.differs else {}
+    def sorted_rows(self) -> list[Configuration]:
+        """The rows in the order of table and chart: best quality first, ranked rows before others, then by time."""
+        rank = {shared: index for index, shared in enumerate(self.quality_by_seed)} if self.quality_differs else {}
 
-        def key(row: Configuration) -> tuple[float, ...]:
+        def sort_key(row: Configuration) -> tuple[float, ...]:
             time = row.epoch_s.median if row.epoch_s else math.inf
-            return rank.get(row.without_loader, len(rank)), not row.rounds, time
+            return rank.get(row.label_without_loader, len(rank)), not row.rounds, time
 
-        return sorted(self.rows, key=key)
+        return sorted(self.rows, key=sort_key)
 
     @property
     def machine_and_data(self) -> str:
@@ -201,23 +215,24 @@ class Comparison:
 
 def compare(runs: Sequence[Run]) -> list[Comparison]:
     """Divide runs by machine and dataset. The order of the runs is kept."""
-    overlapping = _overlapping(runs)
-    runs = [replace(run, overlapping=run.folder in overlapping) for run in runs]
-    of_sweep = {run.folder.parent: facts for run in reversed(runs) if (facts := _facts(run))}
+    # A run without a recorded environment was on the machine of the other runs of its sweep.
+    sweep_facts = {run.folder.parent: facts for run in reversed(runs) if (facts := _facts(run))}
+    machine_facts = {run.folder: _facts(run) or sweep_facts.get(run.folder.parent, {}) for run in runs}
+    overlapping = _overlapping(runs, {folder: facts.get("host") for folder, facts in machine_facts.items()})
     groups: dict[tuple[str | None, ...], list[Run]] = defaultdict(list)
     for run in runs:
-        # A run that never started is listed with the other runs of its sweep.
-        facts = _facts(run) or of_sweep.get(run.folder.parent, {})
-        groups[tuple(facts.get(title) for title in IDENTITY)].append(run)
+        identity = tuple(machine_facts[run.folder].get(title) for title in IDENTITY)
+        groups[identity].append(replace(run, overlapping=run.folder in overlapping))
     return [_comparison(group) for group in groups.values()]
 
 
-def _overlapping(runs: Iterable[Run]) -> set[Path]:
+def _overlapping(runs: Iterable[Run], hosts: Mapping[Path, str | None]) -> set[Path]:
     """The folders of the runs that were active at the same time as another run on their host."""
     by_host: dict[str, list[Run]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: run.result.began_at):
-        if host := (run.result.environment or {}).get("host"):
-            by_host[str(host)].append(run)
+        host = hosts[run.folder]
+        if host and run.status != "not started":
+            by_host[host].append(run)
     folders: set[Path] = set()
     for first, *others in by_host.values():
         last_to_end = first
@@ -229,23 +244,25 @@ def _overlapping(runs: Iterable[Run]) -> set[Path]:
 
 
 def _comparison(runs: Sequence[Run]) -> Comparison:
+    """Group the runs of one machine and dataset by the values that vary among them."""
     configs = [_displayed_config(run) for run in runs]
     facts_by_run = [_facts(run) for run in runs]
-    common = {title: text for facts in facts_by_run for title, text in facts.items()}
-    started = [facts for facts in facts_by_run if facts]
-    varied = [title for title in common if len({facts.get(title) for facts in started}) > 1]
-    columns = {key: _typed_key(key) for key in _varied_keys(configs)}
+    common_facts = {title: text for facts in facts_by_run for title, text in facts.items()}
+    recorded_facts = [facts for facts in facts_by_run if facts]
+    varied_facts = [title for title in common_facts if len({facts.get(title) for facts in recorded_facts}) > 1]
+    titles = {key: _override_key(key) for key in _varied_keys(configs)}
     rows: dict[str, Configuration] = {}
     for run, config, facts in zip(runs, configs, facts_by_run, strict=True):
-        values = {title: config[key] for key, title in columns.items() if key in config}
-        values |= {title: facts[title] for title in varied if title in facts}
+        values = {title: config[key] for key, title in titles.items() if key in config}
+        values |= {title: facts[title] for title in varied_facts if title in facts}
         rows.setdefault(repr(values), Configuration(values, [])).runs.append(run)
-    common = {title: text for title, text in common.items() if title not in varied}
-    return Comparison([*columns.values(), *varied], list(rows.values()), common)
+    for title in varied_facts:
+        del common_facts[title]
+    return Comparison([*titles.values(), *varied_facts], list(rows.values()), common_facts)
 
 
-def _typed_key(key: str) -> str:
-    """A key as it is typed: a config group with slashes, any other key with dots."""
+def _override_key(key: str) -> str:
+    """The key as in an override: a config group has slashes, any other key has dots."""
     return key.removesuffix(".name").replace(".", "/") if key.endswith(".name") else key
 
 
@@ -260,29 +277,31 @@ def _displayed_config(run: Run) -> dict[str, Any]:
     return config
 
 
-def _varied_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The keys whose values vary among configurations, apart from seeds and round.
+def _varied_keys(configs: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The keys whose values vary among configurations, apart from seeds and round."""
+    recorded = [config for config in configs if config]  # An unknown configuration distinguishes nothing.
+    ignored = [*keys_where(affects_nothing), "seed", "data.holdout_seed"]
+    keys = dict.fromkeys(key for config in recorded for key in config)
+    return [key for key in keys if not is_under(key, ignored) and _varies(key, recorded)]
 
-    An option of a group counts only if it varies among runs of the same member: `num_workers`, which only `disk` has,
+
+def _varies(key: str, configs: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether the values of a key differ between configurations.
+
+    An option of a group varies only if it does so among runs of the same member: `num_workers`, which only `disk` has,
     does not distinguish `disk` from `ram`.
     """
-    varied = []
-    skipped = [*keys_where(affects_nothing), "seed", "data.holdout_seed"]
-    for key in dict.fromkeys(key for config in configs for key in config):
-        parts = key.split(".")
-        groups = [".".join([*parts[:depth], "name"]) for depth in range(1, len(parts))]
-        values: dict[str, set[str]] = defaultdict(set)
-        # A run whose configuration is unknown distinguishes nothing.
-        for config in filter(None, configs):
-            members = [config.get(name) for name in groups if name != key]
-            values[repr(members)].add(repr(config.get(key)))
-        if any(len(different) > 1 for different in values.values()) and not is_under(key, skipped):
-            varied.append(key)
-    return varied
+    parts = key.split(".")
+    groups = [".".join([*parts[:depth], "name"]) for depth in range(1, len(parts))]
+    values: dict[str, set[str]] = defaultdict(set)
+    for config in configs:
+        members = [config.get(group) for group in groups if group != key]
+        values[repr(members)].add(repr(config.get(key)))
+    return any(len(different) > 1 for different in values.values())
 
 
 def _facts(run: Run) -> dict[str, str]:
-    """Machine, software and data of a run, by title, without what does not apply; empty if it never started."""
+    """Machine, software and data of a run by title, without those that do not apply; empty if they are unknown."""
     environment = run.result.environment
     if not environment:
         return {}
@@ -300,7 +319,7 @@ def _facts(run: Run) -> dict[str, str]:
 
 
 def fact_text(value: object) -> str:
-    """A value of `environment` or `dataset`; commits and checksums are cut to 12 digits."""
+    """Format a value of `environment` or `dataset`; commits and checksums are cut to 12 digits."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key}={fact_text(item)}" for key, item in sorted(value.items()))
     if isinstance(value, str) and len(value) in (40, 64) and value.isalnum():
@@ -310,8 +329,8 @@ def fact_text(value: object) -> str:
     return str(value)
 
 
-def _values(runs: Iterable[Run], metric: Metric) -> list[float]:
-    """A metric of each run that has measured it."""
+def _measured(runs: Iterable[Run], metric: Metric) -> list[float]:
+    """The values of a metric, one for each run that has measured it."""
     return [value for run in runs if (value := summarize(run.result.epochs, metric)) is not None]
 
 

@@ -1,10 +1,15 @@
-"""Draws the chart of a report: the times per epoch of each comparison."""
+"""Draws the plots of a report.
+
+To add one, write a function here that is decorated with `@plot`. It returns a figure, or None if it has nothing to
+show.
+"""
 
 from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from matplotlib import rc_context
@@ -18,86 +23,133 @@ from vitmnist.metrics.epoch_table import COMPUTE_S, DATA_WAIT_S
 from vitmnist.report.comparison import LOADER, Comparison, Configuration
 from vitmnist.report.statistics import format_seconds
 
-# Okabe and Ito, Color Universal Design, 2008: distinguishable with any colour vision. Loaders take them in turn.
+Plot = Callable[[Sequence[Comparison]], Figure | None]
+PLOTS: dict[str, tuple[str, Plot]] = {}
+"""The title and the function of each plot, by the name of its file."""
+
+
+def plot(file: str, title: str) -> Callable[[Plot], Plot]:
+    """Register a function that draws a plot.
+
+    Args:
+        file: the name of the PNG file in the folder of the report.
+        title: the text in place of the image, for readers who cannot see it.
+    """
+
+    def register(function: Plot) -> Plot:
+        PLOTS[file] = (title, function)
+        return function
+
+    return register
+
+
+@dataclass(frozen=True)
+class PlotImage:
+    """A plot as a PNG image."""
+
+    file: str
+    title: str
+    png: bytes
+
+
+@rc_context({"text.parse_math": False})
+def draw_plots(comparisons: Sequence[Comparison]) -> list[PlotImage]:
+    """Draw all plots that have something to show."""
+    images: list[PlotImage] = []
+    for file, (title, function) in PLOTS.items():
+        if figure := function(comparisons):
+            png = io.BytesIO()
+            figure.savefig(png, format="png", dpi=160, metadata={"Software": None})
+            images.append(PlotImage(file, title, png.getvalue()))
+    return images
+
+
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
+"""The colours of the loaders, in turn. They are distinguishable with any colour vision (Okabe and Ito, Color Universal
+Design, 2008)."""
+GREY = "#777777"
+"""The colour of the legend."""
 PHASES: dict[str, dict[str, Any]] = {
     "waiting for data": {"fill": False, "hatch": "/////"},
     "computing": {},
     "other (evaluation, saving)": {"alpha": 0.35},
 }
-"""Styles of the parts of an epoch, all in the colour of the loader."""
-WIDTH, ROW_HEIGHT, FONT = 5.0, 0.47, 10
-"""Sizes in inches, and of the font in points: on a phone, 360 pixels wide, text has 10 pixels."""
+"""The styles of the parts of an epoch, all in the colour of the loader."""
+WIDTH, ROW_HEIGHT = 5.0, 0.47
+"""The width of the figure and the height of a row, in inches."""
+FONT_SIZE = 10
+"""The size of all texts in points: about 10 pixels on a phone, whose screen is 360 pixels wide."""
 MAX_ROWS = 100
-"""A chart has the first rows of a table: a PNG has at most 2**16 pixels a side."""
-AXIS = "seconds per epoch, evaluation included (whiskers: range)\n×: times the lowest median; ≈: may be noise"
-NARROW: dict[str, Any] = {"handlelength": 1.4, "columnspacing": 1.2, "borderaxespad": 0.1}
+"""The largest number of rows in a chart, because a PNG has at most 2**16 pixels a side."""
+AXIS_LABEL = "seconds per epoch, evaluation included (whiskers: range)\n×: times the lowest median; ≈: may be noise"
+LEGEND_STYLE: dict[str, Any] = {"handlelength": 1.4, "columnspacing": 1.2, "borderaxespad": 0.1}
 """The style of a legend whose three entries fit in a line."""
-LABEL, LINE = 42, 62
-"""Characters that fit above a bar next to its time, and in the width of the chart."""
+LABEL_LENGTH = 42
+"""The number of characters that fit above a bar next to its time."""
+LINE_LENGTH = 62
+"""The number of characters that fit in the width of the figure."""
 
 
-@rc_context({"text.parse_math": False})
-def draw(comparisons: Sequence[Comparison]) -> bytes:
-    """The chart as PNG."""
-    png = io.BytesIO()
-    chart(comparisons).savefig(png, format="png", dpi=160, metadata={"Software": None})
-    return png.getvalue()
-
-
-def chart(comparisons: Sequence[Comparison]) -> Figure:
-    """The times of each comparison that has any, one below the other, with one legend."""
+@plot("report.png", "Seconds per epoch")
+def epoch_times(comparisons: Sequence[Comparison]) -> Figure | None:
+    """Draw the times of each comparison that has any, one below the other, with one legend."""
     shown: list[tuple[Comparison, list[Configuration]]] = []
     for comparison in comparisons:
-        rows = [row for row in comparison.ordered if row.epoch_s]
+        rows = [row for row in comparison.sorted_rows if row.epoch_s]
         if rows:
             shown.append((comparison, rows[:MAX_ROWS]))
-    heights = [1.4 + ROW_HEIGHT * len(rows) for _, rows in shown]
-    figure = Figure(figsize=(WIDTH, max(sum(heights) + 0.5, 2.0)), layout="constrained")
     if not shown:
-        figure.text(0.02, 0.5, "no epoch has been measured yet", va="center")
-        return figure
+        return None
+    heights = [1.4 + ROW_HEIGHT * len(rows) for _, rows in shown]
+    figure = Figure(figsize=(WIDTH, sum(heights) + 0.5), layout="constrained")
     loaders = dict.fromkeys(row.values.get(LOADER) for comparison, _ in shown for row in comparison.rows)
     colours = {name: COLOURS[position % len(COLOURS)] for position, name in enumerate(loaders)}
-    axes = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False).flat
-    for axis, (comparison, rows) in zip(axes, shown, strict=True):
-        _draw_times(axis, comparison, rows, colours)
-    grey = {"facecolor": "#777777", "edgecolor": "#777777"}
-    handles = [Patch(label=name, **{**grey, **style}) for name, style in PHASES.items()]
-    figure.legend(handles=handles, loc="outside upper left", ncols=3, frameon=False, **NARROW)
+    all_axes = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False).flat
+    for axes, (comparison, rows) in zip(all_axes, shown, strict=True):
+        _draw_times(axes, comparison, rows, colours)
+    handles = [Patch(label=name, facecolor=GREY, edgecolor=GREY, **style) for name, style in PHASES.items()]
+    figure.legend(handles=handles, loc="outside upper left", ncols=3, frameon=False, **LEGEND_STYLE)
     return figure
 
 
-def _draw_times(axis: Axes, comparison: Comparison, rows: Sequence[Configuration], colours: Mapping[Any, str]) -> None:
-    """A bar for each row: its time per epoch, divided into phases; above it its values, and how its time compares."""
-    position: dict[str, Any] = {"transform": axis.get_yaxis_transform(), "va": "bottom", "fontsize": FONT}
-    for y, row in enumerate(rows):
-        time, colour = row.epoch_s, colours[row.values.get(LOADER)]
-        assert time
-        start = 0.0
-        for style, width in zip(PHASES.values(), _phases(row), strict=True):
-            axis.barh(y, width, 0.42, left=start, facecolor=colour, edgecolor=colour, linewidth=0.6, **style)
-            start += width
-        if time.n > 1:
-            errors = [[time.median - time.low], [time.high - time.median]]
-            axis.errorbar(time.median, y, xerr=errors, color="black", linewidth=1, capsize=3)
+def _draw_times(axes: Axes, comparison: Comparison, rows: Sequence[Configuration], colours: Mapping[Any, str]) -> None:
+    """Draw a bar for each row, and above it the values of the row and its time."""
+    text_style: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "bottom", "fontsize": FONT_SIZE}
+    for position, row in enumerate(rows):
+        _draw_bar(axes, position, row, colours[row.values.get(LOADER)])
         # The title names the keys.
         values = [value_text(row.values[column]) for column in comparison.columns if column in row.values]
-        name = printable(", ".join(values)) or "all runs"
-        axis.text(0, y - 0.25, name if len(name) <= LABEL else f"{name[: LABEL - 1]}…", ha="left", **position)
-        axis.text(1, y - 0.25, _time_text(comparison, row), ha="right", **position)
-    axis.set(xlim=(0, 1.01 * max(row.epoch_s.high for row in rows if row.epoch_s)))
-    axis.set(yticks=[], ylim=(len(rows) - 0.6, -0.8))
-    axis.spines[["top", "right", "left"]].set_visible(False)
-    axis.tick_params(labelsize=FONT)
-    axis.set_xlabel(AXIS, fontsize=FONT, loc="left")
-    titles = [f"Time per epoch by {', '.join(comparison.columns)}".removesuffix(" by "), comparison.machine_and_data]
-    lines = [line for title in titles for line in textwrap.wrap(printable(title), LINE, max_lines=3, placeholder=" …")]
-    axis.set_title("\n".join(lines), fontsize=FONT, loc="left")
+        label = printable(", ".join(values)) or "all runs"
+        label = label if len(label) <= LABEL_LENGTH else f"{label[: LABEL_LENGTH - 1]}…"
+        axes.text(0, position - 0.25, label, ha="left", **text_style)
+        axes.text(1, position - 0.25, _time_text(comparison, row), ha="right", **text_style)
+    axes.set(xlim=(0, 1.01 * max(row.epoch_s.high for row in rows if row.epoch_s)))
+    axes.set(yticks=[], ylim=(len(rows) - 0.6, -0.8))
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(labelsize=FONT_SIZE)
+    axes.set_xlabel(AXIS_LABEL, fontsize=FONT_SIZE, loc="left")
+    title = f"Time per epoch by {', '.join(comparison.columns)}".removesuffix(" by ")
+    lines: list[str] = []
+    for text in (title, comparison.machine_and_data):
+        lines += textwrap.wrap(printable(text), LINE_LENGTH, max_lines=3, placeholder=" …")
+    axes.set_title("\n".join(lines), fontsize=FONT_SIZE, loc="left")
+
+
+def _draw_bar(axes: Axes, position: int, row: Configuration, colour: str) -> None:
+    """Draw the median time of an epoch, divided into phases, and the range of the times as whiskers."""
+    time = row.epoch_s
+    assert time
+    start = 0.0
+    for style, width in zip(PHASES.values(), _phases(row), strict=True):
+        axes.barh(position, width, 0.42, left=start, facecolor=colour, edgecolor=colour, linewidth=0.6, **style)
+        start += width
+    if time.n > 1:
+        whiskers = [[time.median - time.low], [time.high - time.median]]
+        axes.errorbar(time.median, position, xerr=whiskers, color="black", linewidth=1, capsize=3)
 
 
 def _time_text(comparison: Comparison, row: Configuration) -> str:
-    """Seconds per epoch, and their ratio to the lowest median."""
+    """Format the seconds per epoch, and their ratio to the lowest median."""
     assert row.epoch_s
     seconds = f"{format_seconds(row.epoch_s.median)} s"
     if not row.rounds:
@@ -109,11 +161,11 @@ def _time_text(comparison: Comparison, row: Configuration) -> str:
 
 
 def _phases(row: Configuration) -> tuple[float, float, float]:
-    """Seconds of an epoch spent waiting, computing and on the rest, which add up to its median time."""
+    """The seconds of an epoch spent waiting, computing and on the rest, which add up to its median time."""
     assert row.epoch_s
     epoch = row.epoch_s.median
     wait, compute = row.spreads[DATA_WAIT_S.name], row.spreads[COMPUTE_S.name]
     waiting = wait.median if wait else 0.0
-    # The medians may come from different runs, so the two could exceed the epoch.
+    # The medians may come from different runs, so their sum could exceed the epoch.
     computing = min(compute.median if compute else 0.0, epoch - waiting)
     return waiting, computing, epoch - waiting - computing

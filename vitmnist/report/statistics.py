@@ -1,4 +1,4 @@
-"""How much configurations differ, and how certain that is."""
+"""Estimates how much configurations differ, and how certain that is."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from vitmnist.timing.table import Spread
 
 T = TypeVar("T", bound=Hashable)
 
-NEGLIGIBLE = 1.01
-"""Factors closer to 1 than this are not called a difference."""
-ERROR = 0.05
+NEGLIGIBLE_RATIO = 1.01
+"""The largest ratio, or reciprocal of a ratio, that is not called a difference."""
+ERROR_RATE = 0.05
 """The probability that a table names a false difference, or that an interval misses the true value."""
 MIN_ROUNDS = 3
-"""Fewer rounds, or seeds, do not tell noise from a difference."""
+"""The smallest number of rounds, or seeds, that tells a difference from noise."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How much larger the value of one configuration is than another's, or as a ratio, how many times as large.
+    """The difference or the ratio of the values of two configurations.
 
     Args:
-        mean: over the blocks that both have; the geometric mean, for a ratio.
-        blocks: the number of blocks that both have.
-        low, high: simultaneous 95% interval; None with fewer than three blocks.
+        mean: the mean over the blocks that both configurations have; the geometric mean, for a ratio.
+        blocks: the number of these blocks.
+        low, high: the simultaneous 95% interval; None with fewer than three blocks.
     """
 
     mean: float
@@ -40,7 +40,7 @@ class Difference:
     @property
     def is_clear(self) -> bool:
         """Whether the interval of a ratio lies outside 0.99 to 1.01."""
-        return self.low is not None and self.high is not None and max(self.low, 1 / self.high) > NEGLIGIBLE
+        return self.low is not None and self.high is not None and max(self.low, 1 / self.high) > NEGLIGIBLE_RATIO
 
     def __str__(self) -> str:
         if self.low is None:
@@ -50,7 +50,7 @@ class Difference:
 
 
 class Differences(Generic[T]):
-    """The difference of two configurations over the blocks that both have: rounds, or seeds.
+    """The differences of all pairs of configurations, over the blocks that both have: rounds, or seeds.
 
     The intervals belong to a paired t-test for all pairs at once (Bonferroni). Three blocks estimate a variance badly,
     so it is pooled: a pair has the mean variance of all pairs with one of its two configurations, or of all pairs if
@@ -64,25 +64,23 @@ class Differences(Generic[T]):
     def __init__(self, values: Mapping[T, Mapping[str, float]], as_ratios: bool = False) -> None:
         transform: Callable[[float], float] = math.log if as_ratios else float
         self._inverse: Callable[[float], float] = math.exp if as_ratios else float
-        self._values = {
-            name: {block: transform(value) for block, value in by_block.items()} for name, by_block in values.items()
-        }
-        # Sum of squares and degrees of freedom of all pairs with a configuration, and of all pairs (None).
+        self._values: dict[T, dict[str, float]] = {}
+        for configuration, by_block in values.items():
+            self._values[configuration] = {block: transform(value) for block, value in by_block.items()}
+        # Sums of squares and degrees of freedom: of the pairs with each configuration, and of all pairs (None).
         self._squares: dict[T | None, float] = defaultdict(float)
         self._freedoms: dict[T | None, int] = defaultdict(int)
-        pairs = 0
-        for pair in combinations(values, 2):
+        pairs = [pair for pair in combinations(values, 2) if len(self._deltas(*pair)) >= MIN_ROUNDS]
+        for pair in pairs:
             deltas = self._deltas(*pair)
-            if len(deltas) >= MIN_ROUNDS:
-                pairs += 1
-                for name in (*pair, None):
-                    self._squares[name] += (len(deltas) - 1) * variance(deltas)
-                    self._freedoms[name] += len(deltas) - 1
-        self._level = 1 - ERROR / 2 / max(pairs, 1)
+            for name in (*pair, None):
+                self._squares[name] += (len(deltas) - 1) * variance(deltas)
+                self._freedoms[name] += len(deltas) - 1
+        self._level = 1 - ERROR_RATE / 2 / max(len(pairs), 1)
         # The residual degrees of freedom of a two-way layout: configurations by blocks.
-        compared = [name for name in values if name in self._freedoms]
-        blocks = [block for name in compared for block in values[name]]
-        self._freedom = len(blocks) - len(set(blocks)) - len(compared) + 1
+        compared = {configuration for pair in pairs for configuration in pair}
+        blocks = [block for configuration in compared for block in values[configuration]]
+        self._residual_freedom = len(blocks) - len(set(blocks)) - len(compared) + 1
 
     def get(self, first: T, second: T) -> Difference | None:
         """The difference of two configurations; None if they are the same, unknown, or have no common block."""
@@ -94,23 +92,24 @@ class Differences(Generic[T]):
             return Difference(self._inverse(mean), count)
         from scipy.special import stdtrit  # A report without three rounds does not wait for this import.
 
-        pooled = max(self._squares[name] / self._freedoms[name] for name in (first, second, None))
-        margin = stdtrit(max(self._freedom, count - 1), self._level) * math.sqrt(pooled / count)
+        pooled_variance = max(self._squares[name] / self._freedoms[name] for name in (first, second, None))
+        quantile = stdtrit(max(self._residual_freedom, count - 1), self._level)
+        margin = quantile * math.sqrt(pooled_variance / count)
         return Difference(self._inverse(mean), count, self._inverse(mean - margin), self._inverse(mean + margin))
 
     def _deltas(self, first: T, second: T) -> list[float]:
-        """The differences in the blocks that both configurations have."""
+        """The differences of two configurations in the blocks that both have."""
         minuends, subtrahends = self._values.get(first, {}), self._values.get(second, {})
         return [value - subtrahends[block] for block, value in minuends.items() if block in subtrahends]
 
 
 def format_spread(spread: Spread) -> str:
-    """The range of seconds over runs."""
+    """Format the range of seconds over runs."""
     if spread.n == 1:
         return "single run"
     return f"range {format_seconds(spread.low)}–{format_seconds(spread.high)}, n={spread.n}"
 
 
-def format_seconds(value: float) -> str:
-    """Three significant digits, or whole seconds."""
-    return f"{value:.0f}" if value >= 100 else f"{value:#.3g}".rstrip(".")
+def format_seconds(seconds: float) -> str:
+    """Format seconds with three significant digits; from 100 s on, as a whole number."""
+    return f"{seconds:.0f}" if seconds >= 100 else f"{seconds:#.3g}".rstrip(".")

@@ -1,38 +1,25 @@
-"""`result.json`: what a run did, its results, and how it ended; finds runs, and reads their records."""
+"""`result.json`: what a run did, its results, and how it ended."""
 
 from __future__ import annotations
 
 import json
 import logging
 import math
-import re
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
-from functools import cached_property
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 
-from vitmnist.config.schema import Config, flatten
+from vitmnist.config.schema import Config
 from vitmnist.errors import ConfigError, DataError, PeerError, classify
-from vitmnist.metrics.epoch_table import (
-    DATA_WAIT_PCT,
-    EPOCH_S,
-    EpochRecord,
-    Metric,
-    Monitor,
-    epoch_metrics,
-    epochs_of_last_start,
-    find_metric,
-    steady_epochs,
-    summarize,
-)
+from vitmnist.metrics.epoch_record import EpochRecord, epochs_of_last_start, summarize
+from vitmnist.metrics.epoch_table import DATA_WAIT_PCT, EPOCH_S, epoch_metrics
 from vitmnist.runtime.files import UnreadableError, append, csv_text, read_plain, write_atomic
-from vitmnist.runtime.run_folder import is_in_use
 from vitmnist.runtime.signals import StopSignal, interruption
 from vitmnist.runtime.world import World
 from vitmnist.timing.table import Bottleneck, format_bottleneck
@@ -40,11 +27,21 @@ from vitmnist.timing.table import Bottleneck, format_bottleneck
 log = logging.getLogger(__name__)
 
 ENDED = ("completed", "failed", "interrupted")
-"""The values that `status` has in `result.json`."""
+"""The values of `status` in `result.json`."""
 TEST_ACC = "test_acc"
 """The key of the accuracy in the section `test` of `result.json`."""
-CONFIG, OVERRIDES = Path(".hydra/config.yaml"), Path(".hydra/overrides.yaml")
-"""The records of the configuration and the command line in the folder of a run, under Hydra's names."""
+CONFIG = Path(".hydra/config.yaml")
+"""The configuration in the folder of a run, under Hydra's name."""
+OVERRIDES = Path(".hydra/overrides.yaml")
+"""The overrides in the folder of a run, under Hydra's name."""
+
+
+MAX_TIME = 1e11
+"""The largest number of seconds, or of seconds since 1970, in a record: a date that Python can represent."""
+MAX_METRIC = 1e100
+"""The largest metric in a record. The statistics of a report overflow beyond it."""
+MIN_EPOCH_S = 1e-9
+"""The smallest duration of an epoch in a record: reports divide by it."""
 
 
 @dataclass(kw_only=True)
@@ -78,7 +75,7 @@ class Result:
 
     @classmethod
     def from_json(cls, path: Path) -> Result:
-        """The record in a file. A key that it lacks has its default.
+        """Read the record in a file. A key that it lacks has its default.
 
         Raises:
             FileNotFoundError: there is no such file.
@@ -87,17 +84,14 @@ class Result:
         content = read_plain(path)
         if not isinstance(content, dict) or content.get("status") not in ENDED or "epochs" not in content:
             raise UnreadableError("is not the result of a run")
-        recorded = [item for item in fields(cls) if item.name in content]
         types = get_type_hints(cls)
+        recorded = [item for item in fields(cls) if item.name in content]
         for item in recorded:
             if not _has_type(content[item.name], types[item.name]):
                 raise UnreadableError(f"{item.name} must be {item.type}, not {content[item.name]!r:.40}")
-        for values in [*content["epochs"], content.get("test") or {}]:
-            is_valid = isinstance(values, dict) and all(
-                _has_type(values.get(metric), float | None) for metric in (*epoch_metrics(), TEST_ACC)
-            )
-            if not (is_valid and 0 < (values.get(EPOCH_S.name) or 1.0) < math.inf):
-                raise UnreadableError("an epoch or the test has a value that is not a number")
+        for index, epoch in enumerate(content["epochs"]):
+            _check_metrics(f"epochs.{index}", epoch)
+        _check_metrics("test", content.get("test") or {})
         return cls(**{item.name: content[item.name] for item in recorded})
 
     def bottleneck(self) -> Bottleneck | None:
@@ -145,10 +139,26 @@ class Result:
 
 
 def _has_type(value: object, annotation: Any) -> bool:
-    """Whether a value in JSON has a type such as `dict[str, Any] | None`. JSON writes whole floats as integers too."""
+    """Whether a value in JSON has a type such as `dict[str, Any] | None`. A float must be a time in seconds."""
     types = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-    classes = tuple(get_origin(item) or item for item in types)
-    return isinstance(value, (*classes, int) if float in classes else classes)
+    if float in types and value is not None:
+        return _is_number(value, 0, MAX_TIME)
+    return isinstance(value, tuple(get_origin(item) or item for item in types))
+
+
+def _check_metrics(name: str, values: object) -> None:
+    """Raise `UnreadableError` unless the metrics of an epoch, or of the test split, are numbers or None."""
+    if not isinstance(values, dict):
+        raise UnreadableError(f"{name} must be dict, not {values!r:.40}")
+    for metric in (*epoch_metrics(), TEST_ACC):
+        low, high = (MIN_EPOCH_S, MAX_TIME) if metric == EPOCH_S.name else (0, MAX_METRIC)
+        value = values.get(metric)
+        if value is not None and not _is_number(value, low, high):
+            raise UnreadableError(f"{name}.{metric} must be a number from {low:g} to {high:g}, not {value!r:.40}")
+
+
+def _is_number(value: object, low: float, high: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
 
 
 def epoch_columns() -> tuple[str, ...]:
@@ -192,127 +202,3 @@ def record_failure(error: BaseException, result: Result, config: Config, folder:
     except OSError as unwritten:
         # This must not hide the error that ended the run.
         log.warning("cannot write the records: %s", classify(unwritten).message)
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run and its record.
-
-    Args:
-        result: `result.json`. Without one that can be read, its status is running, killed, not started, or unreadable.
-        overlapping: another run was active on the same machine at the same time.
-    """
-
-    folder: Path
-    result: Result
-    overlapping: bool = False
-
-    @property
-    def status(self) -> str:
-        """How the run ended, or how far it has got."""
-        return self.result.status
-
-    @cached_property
-    def config(self) -> dict[str, Any]:
-        """The configuration by full keys such as `data.loader.name`; empty if unknown."""
-        return flatten(self.result.config or {})
-
-    @property
-    def seeds(self) -> str:
-        """The seed, and the seed of a hold-out, as overrides; runs with equal seeds have the same quality."""
-        keys = ["seed", "data.holdout_seed"] if self.config.get("data.holdout") else ["seed"]
-        return " ".join(f"{key}={self.config.get(key)}" for key in keys)
-
-    @property
-    def is_ranked(self) -> bool:
-        """Whether its times are compared: it completed, had the machine to itself, and has a steady epoch."""
-        return self.status == "completed" and not self.overlapping and bool(steady_epochs(self.result.epochs))
-
-    @property
-    def status_text(self) -> str:
-        """How the run ended and why, and why its times are not compared."""
-        if self.status != "completed":
-            return f"{self.status}: {self.result.error}" if self.result.error else self.status
-        parts = ["completed"]
-        if self.result.resumed:
-            parts.append("resumed")
-        if self.overlapping:
-            parts.append("overlapping")
-        if not steady_epochs(self.result.epochs):
-            parts.append("first epoch only")
-        return ", ".join(parts)
-
-    def quality(self, name: str) -> float | None:
-        """A metric after the best epoch if there was a validation split to choose it by, else after the last.
-
-        A name such as `test_acc` is of the test split, evaluated once at the end.
-        """
-        if name.startswith("test_"):
-            return (self.result.test or {}).get(name)
-        epochs = self.result.epochs
-        if self.result.eval_split == "validation":
-            best = Monitor(monitored([self])).best_epoch(epochs)
-            epochs = epochs if best is None else epochs[: best + 1]
-        return summarize(epochs, epoch_metrics()[name])
-
-
-def monitored(runs: Iterable[Run]) -> Metric:
-    """The metric that runs monitor; the accuracy if they monitor several, or one that is unknown here."""
-    names = {str(run.config.get("monitor", "eval_acc")) for run in runs if run.config}
-    if len(names) == 1:
-        with suppress(ConfigError):
-            return find_metric(names.pop(), "monitor")
-    return epoch_metrics()["eval_acc"]
-
-
-def find_runs(folders: Iterable[Path]) -> list[Path]:
-    """The folders of all runs in or below some folders, each once, in the order of their job numbers.
-
-    Raises:
-        DataError: a folder does not exist, or contains no runs.
-    """
-    by_path: dict[Path, Path] = {}
-    for folder in folders:
-        runs = {path.parent for name in ("result.json", ".hydra") for path in folder.rglob(name)}
-        if not runs:
-            problem = "contains no runs" if folder.is_dir() else "no such folder"
-            raise DataError(f"{folder}: {problem}; name a folder such as outputs/sweeps/DATE/TIME")
-        for run in sorted(runs, key=_natural_key):
-            by_path.setdefault(run.resolve(), run)
-    return list(by_path.values())
-
-
-def _natural_key(path: Path) -> list[int | str]:
-    """A sort key that puts job 10 after job 9."""
-    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", str(path))]
-
-
-def read_run(folder: Path) -> Run:
-    """The run of a folder; with the status `unreadable` and the reason if its `result.json` is damaged."""
-    try:
-        return Run(folder, Result.from_json(folder / "result.json"))
-    except UnreadableError as error:
-        result = Result(status="unreadable", error=f"{folder.name}/result.json: {error}")
-    except FileNotFoundError:
-        if is_in_use(folder):
-            result = Result(status="running")
-        elif (folder / ".lock").exists():
-            result = Result(status="killed", error="it left no result.json")
-        else:
-            result = Result(status="not started")
-    with suppress(FileNotFoundError, UnreadableError):
-        config = read_plain(folder / CONFIG)
-        result.config = config if isinstance(config, dict) else None
-    return Run(folder, result)
-
-
-SEARCH_RESULT = "optimization_results.yaml"
-"""The file that a search writes into the folder of its sweep."""
-
-
-def search_summary(folder: Path) -> str:
-    """The sentence about the best trial in the folder of a search; empty if there is none."""
-    values: object = None
-    with suppress(FileNotFoundError, UnreadableError):
-        values = read_plain(folder / SEARCH_RESULT)
-    return str(values.get("summary") or "") if isinstance(values, dict) else ""  # Other sweepers write such a file too.

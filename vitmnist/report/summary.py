@@ -1,0 +1,117 @@
+"""Summarises a comparison in a few sentences: the best quality, the lowest time, and how certain the differences are.
+
+A sentence spells out the overrides of one configuration at most; the table has the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from vitmnist.metrics.epoch_table import Metric
+from vitmnist.report.comparison import Comparison, Configuration, loader_groups
+from vitmnist.report.statistics import MIN_ROUNDS, Differences, format_seconds, format_spread
+from vitmnist.tracking.runs import search_summary
+
+NO_TIME = "No run is ranked: it takes a completed run, alone on the machine, with two epochs since its last start."
+
+
+def summarize_comparison(comparison: Comparison) -> list[str]:
+    """Return the sentences about a comparison, the most important one first."""
+    sweeps = dict.fromkeys(run.folder.parent for row in comparison.rows for run in row.runs)
+    searches = [sentence for folder in sweeps if (sentence := search_summary(folder))]
+    # A search does not repeat a trial with other seeds.
+    quality = searches or [summarize_quality(comparison)]
+    return [sentence for sentence in [*quality, *summarize_times(comparison)] if sentence]
+
+
+def format_quality(metric: Metric, value: float) -> str:
+    """Format the value of a metric: `97.10%` or `0.1234`."""
+    digits = 4 if metric.digits is None else metric.digits
+    return f"{value:.{digits}f}" + ("%" if metric.unit == "%" else "")
+
+
+def summarize_quality(comparison: Comparison) -> str:
+    """Name the configuration with the best value of the monitored metric; empty if the metric does not differ."""
+    if not comparison.quality_differs:
+        return ""
+    metric = comparison.metric
+    label, values = next(iter(comparison.quality_by_seed.items()))
+    seeds = ""
+    if len(values) > 1:
+        low, high = format_quality(metric, min(values.values())), format_quality(metric, max(values.values()))
+        seeds = f" ({low} to {high} over {len(values)} seeds)"
+    extreme = "Highest" if metric.direction == "max" else "Lowest"
+    title = (metric.column or metric.name).removesuffix(", %")
+    best = format_quality(metric, median(values.values()))
+    return f"{extreme} {title}: {label}, {best}{seeds}. {_quality_noise(comparison, label)}"
+
+
+def _quality_noise(comparison: Comparison, best: str) -> str:
+    """Say whether the best configuration leads the others by more than the noise over the seeds."""
+    metric, groups = comparison.metric, comparison.quality_by_seed
+    # All are to be maximised.
+    gains = {label: {seed: metric.sign * value for seed, value in groups[label].items()} for label in groups}
+    differences = Differences(gains)
+    leads = [differences.get(best, label) for label in groups if label != best]
+    # A lead that is the same with every seed, such as a few images that change together, does not show the noise.
+    varying = [lead for lead in leads if lead and (lead.low != lead.high or lead.mean == 0)]
+    lowest = [lead.low for lead in varying if lead.low is not None]
+    if len(lowest) < len(leads):
+        seeds = len(groups[best])
+        return f"{f'{seeds} seeds do' if seeds > 1 else 'One seed does'} not show the noise; set seed=1,2,3 or more."
+    if within_noise := sum(low <= 0 for low in lowest):
+        return f"Within noise of it: {within_noise} of {len(lowest)} others."
+    lead_text = format_quality(metric, min(lowest)).replace("%", " percentage points")
+    return f"It leads all others by at least {lead_text} (95% interval)."
+
+
+def summarize_times(comparison: Comparison) -> list[str]:
+    """Name the loader with the lowest time, for each combination of the other values that vary.
+
+    If no loaders are compared, name the configuration with the lowest time.
+    """
+    ranked = comparison.ranked
+    if not ranked:
+        return [NO_TIME]
+    if len(ranked) == 1:
+        return [f"Time: {_name_and_time(ranked[0].label, ranked[0])}"]
+    by_loader = {shared: rows for shared, rows in loader_groups(ranked).items() if len(rows) > 1}
+    if not by_loader:
+        return [f"Lowest time: {_name_and_time(ranked[0].label, ranked[0])} {_time_noise(comparison, ranked)}".rstrip()]
+    return [_compare_loaders(comparison, shared, rows) for shared, rows in by_loader.items()]
+
+
+def _compare_loaders(comparison: Comparison, shared: str, rows: Sequence[Configuration]) -> str:
+    """Name the loader with the lowest time, and how many times as long the others take.
+
+    Args:
+        shared: the values that the rows have in common.
+        rows: the rows, lowest time first.
+    """
+    best, *others = rows
+    ratios = {row.loader: comparison.ratio(row, best) for row in others}
+    relative = ", ".join(f"{loader} {ratio}" for loader, ratio in ratios.items() if ratio)
+    title = f"Lowest time at {shared}" if shared else "Lowest time"
+    sentences = [f"{title}: {_name_and_time(best.loader, best)}", relative and f"Relative to it: {relative}."]
+    if any(ratio is None or ratio.low is None for ratio in ratios.values()):
+        sentences.append(_MORE_ROUNDS)
+    return " ".join(filter(None, sentences))
+
+
+def _time_noise(comparison: Comparison, ranked: Sequence[Configuration]) -> str:
+    """Say how many configurations may be as fast as the first one; empty if none may be."""
+    ratios = [comparison.ratio(row, ranked[0]) for row in ranked[1:]]
+    if any(ratio is None or ratio.low is None for ratio in ratios):
+        return _MORE_ROUNDS
+    within_noise = sum(ratio is not None and not ratio.is_clear for ratio in ratios)
+    return f"Within noise of it: {within_noise} of {len(ratios)} others." if within_noise else ""
+
+
+_MORE_ROUNDS = f"Fewer than {MIN_ROUNDS} rounds do not show the noise; set repeats={MIN_ROUNDS} or more."
+
+
+def _name_and_time(name: str, row: Configuration) -> str:
+    assert row.epoch_s
+    time = f"{format_seconds(row.epoch_s.median)} s per epoch ({format_spread(row.epoch_s)})."
+    return f"{name}, {time}" if name else time

@@ -1,0 +1,152 @@
+"""Finds runs, and reads their records."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from vitmnist.config.schema import flatten
+from vitmnist.errors import ConfigError, DataError
+from vitmnist.metrics.epoch_record import steady_epochs, summarize
+from vitmnist.metrics.epoch_table import Metric, epoch_metrics, find_metric
+from vitmnist.metrics.monitor import Monitor
+from vitmnist.runtime.files import UnreadableError, read_plain
+from vitmnist.runtime.run_folder import is_in_use
+from vitmnist.tracking.result import CONFIG, Result
+
+SEARCH_RESULT = "optimization_results.yaml"
+"""The file that a search writes into the folder of its sweep."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run and its record.
+
+    Args:
+        result: the content of `result.json`. Without one that can be read, its `status` is running, killed, not started
+            or unreadable, and its times are those of the files in the folder.
+        overlapping: another run was active on the same machine at the same time.
+    """
+
+    folder: Path
+    result: Result
+    overlapping: bool = False
+
+    @property
+    def status(self) -> str:
+        """How the run ended, or how far it has got."""
+        return self.result.status
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The configuration by full keys such as `data.loader.name`; empty if unknown."""
+        return flatten(self.result.config or {})
+
+    @property
+    def seeds(self) -> str:
+        """The seed, and the seed of a hold-out, as overrides; runs with equal seeds have the same quality."""
+        keys = ["seed", "data.holdout_seed"] if self.config.get("data.holdout") else ["seed"]
+        return " ".join(f"{key}={self.config.get(key)}" for key in keys)
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether the times are compared: the run completed, had the machine to itself, and has a steady epoch."""
+        return self.status == "completed" and not self.overlapping and bool(steady_epochs(self.result.epochs))
+
+    @property
+    def status_text(self) -> str:
+        """How the run ended and why, and why its times are not compared."""
+        if self.status != "completed":
+            return f"{self.status}: {self.result.error}" if self.result.error else self.status
+        parts = ["completed"]
+        if self.result.resumed:
+            parts.append("resumed")
+        if self.overlapping:
+            parts.append("overlapping")
+        if not steady_epochs(self.result.epochs):
+            parts.append("first epoch only")
+        return ", ".join(parts)
+
+    def quality(self, name: str) -> float | None:
+        """A metric after the best epoch if there was a validation split to choose it by, else after the last.
+
+        A name such as `test_acc` refers to the test split, which is evaluated once at the end.
+        """
+        if name.startswith("test_"):
+            return (self.result.test or {}).get(name)
+        epochs = self.result.epochs
+        if self.result.eval_split == "validation":
+            best = Monitor(monitored_metric([self])).best_epoch(epochs)
+            epochs = epochs if best is None else epochs[: best + 1]
+        return summarize(epochs, epoch_metrics()[name])
+
+
+def monitored_metric(runs: Iterable[Run]) -> Metric:
+    """The metric that runs monitor; the accuracy if they monitor several, or one that is not registered."""
+    names = {str(run.config.get("monitor", "eval_acc")) for run in runs if run.config}
+    if len(names) == 1:
+        with suppress(ConfigError):
+            return find_metric(names.pop(), "monitor")
+    return epoch_metrics()["eval_acc"]
+
+
+def find_runs(folders: Iterable[Path]) -> list[Path]:
+    """Find the folders of all runs in or below some folders: each run once, in the order of the job numbers.
+
+    Raises:
+        DataError: a folder does not exist, or contains no runs.
+    """
+    by_path: dict[Path, Path] = {}
+    for folder in folders:
+        runs = {path.parent for name in ("result.json", ".hydra") for path in folder.rglob(name)}
+        if not runs:
+            problem = "contains no runs" if folder.is_dir() else "no such folder"
+            raise DataError(f"{folder}: {problem}; name a folder such as outputs/sweeps/DATE/TIME")
+        for run in sorted(runs, key=_natural_key):
+            by_path.setdefault(run.resolve(), run)
+    return list(by_path.values())
+
+
+def _natural_key(path: Path) -> list[int | str]:
+    """A sort key that puts job 10 after job 9."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", str(path))]
+
+
+def read_run(folder: Path) -> Run:
+    """Read the run of a folder; its status is `unreadable`, with the reason, if its `result.json` is damaged."""
+    try:
+        return Run(folder, Result.from_json(folder / "result.json"))
+    except UnreadableError as error:
+        result = Result(status="unreadable", error=f"{folder.name}/result.json: {error}")
+    except FileNotFoundError:
+        if is_in_use(folder):
+            result = Result(status="running")
+        elif (folder / ".lock").exists():
+            result = Result(status="killed", error="it left no result.json")
+        else:
+            result = Result(status="not started")
+    with suppress(FileNotFoundError, UnreadableError):
+        config = read_plain(folder / CONFIG)
+        result.config = config if isinstance(config, dict) else None
+    result.began_at, result.ended_at = _active_times(folder)
+    return Run(folder, result)
+
+
+def _active_times(folder: Path) -> tuple[float, float]:
+    """When a run began and last wrote a file, in seconds since 1970, by the times of its files."""
+    config = folder / CONFIG  # The last start has written it.
+    last_write = max(path.stat().st_mtime for path in (folder, *folder.glob("*")) if path.exists())
+    return config.stat().st_mtime if config.is_file() else last_write, last_write
+
+
+def search_summary(folder: Path) -> str:
+    """The sentence about the best trial in the folder of a search; empty if there is none."""
+    values: object = None
+    with suppress(FileNotFoundError, UnreadableError):
+        values = read_plain(folder / SEARCH_RESULT)
+    return str(values.get("summary") or "") if isinstance(values, dict) else ""  # Other sweepers write such a file too.
