@@ -14,7 +14,7 @@ from tests.cli.test_sweep import rows
 from tests.conftest import PLAIN, REPOSITORY, overrides_for, result_of, start_program
 from tests.support.processes import run_python
 from vitmnist.errors import ExitCode
-from vitmnist.tracking.result import read_run
+from vitmnist.tracking.runs import read_run
 
 
 @pytest.mark.slow
