@@ -15,7 +15,7 @@ from vitmnist.loaders.base import Loader
 from vitmnist.metrics.epoch_table import EPOCH_S, EVAL_S, SAVE_S, TRAIN_S, EpochRecord, epoch_record
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.tracking.environment import PeakMemory
-from vitmnist.tracking.images import epoch_images
+from vitmnist.tracking.images import draw_epoch_images
 from vitmnist.tracking.log import log_epoch
 from vitmnist.tracking.loggers import Logger
 from vitmnist.training.loop import AfterStep, EpochProgress, Predictions
@@ -113,6 +113,6 @@ class EpochRecorder:
             logger.add_epoch(record)
         if self.loggers and interval and (is_last or (epoch + 1) % interval == 0):
             preprocess = self.checkpoints.step.preprocess
-            images = epoch_images(self.dataset, self.train_loader, preprocess, predictions, epoch)
+            images = draw_epoch_images(self.dataset, self.train_loader, preprocess, predictions, epoch)
             for logger in self.loggers:
                 logger.add_images(images, epoch)

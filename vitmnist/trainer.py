@@ -39,7 +39,7 @@ from vitmnist.timing.benchmark import Candidate
 from vitmnist.tracking.environment import PeakMemory, describe_environment
 from vitmnist.tracking.log import log_early_stop, log_setup, log_test, log_verdict
 from vitmnist.tracking.loggers import LOGGERS, Logger, parse_loggers
-from vitmnist.tracking.result import Result, recording_outcome
+from vitmnist.tracking.result import Result, record_outcome
 from vitmnist.training.fine_tuning import scale_learning_rates
 from vitmnist.training.loop import EpochProgress, evaluate, train_epoch
 from vitmnist.training.setup import build_model, check_batch_norm, check_config, read_dataset
@@ -127,7 +127,7 @@ class Trainer:
         """
         config, result, world = self.config, self.result, self.world
         deadline = math.inf if config.max_minutes is None else time.monotonic() + 60 * config.max_minutes
-        with ExitStack() as until_recorded, recording_outcome(result, config, self.folder, self.stop, world):
+        with ExitStack() as until_recorded, record_outcome(result, config, self.folder, self.stop, world):
             with self.stack:
                 data = self.build_data()
                 step = self.build_step(data)

@@ -27,7 +27,7 @@ from vitmnist.data.sampler import EpochSampler, as_tensor
 from vitmnist.data.sources import SampleSource
 from vitmnist.errors import FEWER_WORKERS, ConfigError, LoadingError, UserError, classify
 from vitmnist.loaders.base import LOADERS, Batches, Loader
-from vitmnist.runtime.cpu import cores_per_rank, one_core_each
+from vitmnist.runtime.cpu import cores_per_rank, one_core_per_thread
 from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.runtime.signals import ignore_stopping
@@ -84,7 +84,7 @@ class FileLoader(Loader):
     def batches(self, epoch: int, start: int) -> Batches:
         groups = -(-min(self.sampler.rank_batch_size, self.sampler.size) // self.group_size)
         jobs, ahead = self._jobs(epoch, start), self.buffered * groups
-        with closing(ordered_map(self._read, jobs, self.threads, ahead, one_core_each())) as done:
+        with closing(ordered_map(self._read, jobs, self.threads, ahead, one_core_per_thread())) as done:
             for images, indices, rows in done:
                 if rows.stop == len(indices):  # The last job of a batch
                     yield map_tensors(self.backend.to_device, (images, self.split.labels[indices]))

@@ -24,8 +24,8 @@ from vitmnist.data.datasets.base import DATASETS, Dataset, ImageFiles, SizeOptio
 from vitmnist.data.image_listing import LabelledFiles, TableColumns, find_samples, no_pictures
 from vitmnist.data.images import ImageReader, Mode, Resize, empty_images, file_warnings
 from vitmnist.errors import ConfigError, DataError, join_names
-from vitmnist.runtime.cpu import available_cores, one_core_each
-from vitmnist.runtime.files import home_expanded
+from vitmnist.runtime.cpu import available_cores, one_core_per_thread
+from vitmnist.runtime.files import expand_home
 from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.store.cache_file import decode_once
 from vitmnist.store.rows import rows_in_memory
@@ -89,12 +89,12 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
         DataError: classes without images, or unreadable images that are not to be skipped; names them.
         DoesNotFitError: the disk of `root` has too little room for the decoded images.
     """
-    folder = home_expanded(options.path).absolute()
+    folder = expand_home(options.path).absolute()
     if not folder.is_dir():
         raise ConfigError(f"data.dataset.path={options.path}: there is no such folder; it must hold a folder per class")
     if options.range_32_bit and options.range_32_bit[0] == options.range_32_bit[1]:
         raise ConfigError(f"data.dataset.range_32_bit={[*options.range_32_bit]}: black and white must differ")
-    labels_file = home_expanded(options.labels) if options.labels else None
+    labels_file = expand_home(options.labels) if options.labels else None
     classes, parts = find_samples(
         folder, labels_file, options.test_share, options.skip_unreadable, options.columns, options.suffix
     )
@@ -249,7 +249,7 @@ class FolderDecoder:
         spans, split_of_digest = [span for _, span in chunks], dict[bytes, int]()
         # Threads, because Pillow releases Python's lock while it decodes and resizes.
         with (
-            closing(ordered_map(self._decode_chunk, spans, threads, 2 * threads, one_core_each())) as decoded,
+            closing(ordered_map(self._decode_chunk, spans, threads, 2 * threads, one_core_per_thread())) as decoded,
             tqdm(total=size, desc="decoding once", leave=False, disable=None) as bar,
         ):
             for (part, span), chunk in zip(chunks, decoded, strict=True):
