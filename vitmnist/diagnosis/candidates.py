@@ -205,9 +205,6 @@ def try_loaders(loop: Loop) -> tuple[list[Row], dict[str, float]]:
     loader = loop.copy
     if loader is None:
         return [Row(AS_IT_IS, error="this loader cannot be built again")], {}
-    length: float = loop.batches / len(loop.passes)
-    with suppress(TypeError):
-        length = len(loader)
     step = ImitatedStep(loop.step_s, loop.cores)
     with ExitStack() as stack:
         stack.enter_context(redirect_stdout(StringIO()))  # The samples may print.
@@ -218,14 +215,19 @@ def try_loaders(loop: Loop) -> tuple[list[Row], dict[str, float]]:
         now = benchmark.add(AS_IT_IS, lambda: Candidate(limit_waiting(rebuilt(loader)), step=step))
         parts = add_alternatives(benchmark, loader, now)
         benchmark.run(BATCHES, SECONDS)
-        return rows_of(benchmark.candidates, length), parts
+        return rows_of(benchmark.candidates, loop.epoch_length), parts
 
 
-def best_change(rows: Sequence[Row], epochs: float = inf) -> str | None:
-    """The change that saves most of the time of so many epochs, if it saves the share `GAIN` of it."""
+def best_change(rows: Sequence[Row], repeats: float = inf) -> str | None:
+    """The change that saves most of the time of a script, if it saves the share `GAIN` of it.
+
+    Args:
+        repeats: how many epochs the script makes, or how many batches if the length of an epoch is unknown.
+    """
 
     def seconds(row: Row) -> float:
-        return row.epoch_s.median + (row.set_up_s or 0.0) / epochs if row.epoch_s else inf
+        repeated_s = row.epoch_s or row.batch_s
+        return repeated_s.median + (row.set_up_s or 0.0) / repeats if repeated_s else inf
 
     best = min((row for row in rows if row.change), key=seconds, default=None)
     return best.change if best and seconds(best) <= (1 - GAIN) * seconds(rows[0]) < inf else None

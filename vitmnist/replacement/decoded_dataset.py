@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from vitmnist.data.randomness import refusing_random
+from vitmnist.data.randomness import refuse_random_samples
 from vitmnist.errors import ConfigError, DataError, error_context
 from vitmnist.replacement.split_transforms import TransformGuard, named_sample
 from vitmnist.runtime.device import backend_of
@@ -280,7 +280,7 @@ def _read_rows(
     dataset: Any, collate: Callable[[list[Any]], object], first: BatchRows, indices: range
 ) -> tuple[Tensor, ...]:
     """The rows of some samples; raises `RandomSampleError` if one is random."""
-    with refusing_random(dataset.__getitem__, indices, dataset):
+    with refuse_random_samples(dataset.__getitem__, indices, dataset):
         chunk = BatchRows.of(read_batch(dataset, collate, indices), len(indices))
     first.check_same(chunk)
     return chunk.tensors
@@ -288,5 +288,5 @@ def _read_rows(
 
 def _read_samples(decode: Callable[[int], object], structure: Structure | None, indices: range) -> Samples:
     """Some samples as bytes; raises `RandomSampleError` if one is random."""
-    with refusing_random(decode, indices, decode):
+    with refuse_random_samples(decode, indices, decode):
         return encode_samples((named_sample(decode, index) for index in indices), structure)

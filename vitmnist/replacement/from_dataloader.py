@@ -23,7 +23,7 @@ from torch.utils.data import (
 
 from vitmnist.data.randomness import (
     RandomSampleError,
-    call_watched,
+    detect_randomness,
     preserved_random_state,
     probe_indices,
     read_probes,
@@ -63,7 +63,7 @@ from vitmnist.runtime.memory import DoesNotFitError, keep_freed_memory
 from vitmnist.store.cache_file import DEFAULT_FOLDER
 from vitmnist.store.read_once import unchanged
 from vitmnist.store.rows import Location, Storage
-from vitmnist.store.tree import copied, find_difference
+from vitmnist.store.tree import copy_tree, find_difference
 
 COMPARED = 3  # So many batches are compared with the original before a replacement is returned.
 COMPARED_SIZE = 16  # Larger batches are compared in part, because each of their samples is decoded again.
@@ -349,7 +349,9 @@ def _find_random(
     except RandomSampleError as error:
         return [], None, str(error)
     collate = partial(collated, dataloader.collate_fn, indices=probes)
-    batch, reason = call_watched(lambda: collate(copied(samples[:batch_size])), (dataset, collate), again=True)
+    batch, reason = detect_randomness(
+        lambda: collate(copy_tree(samples[:batch_size])), (dataset, collate), always_repeat=True
+    )
     return samples, batch, reason and f"the collate function is random ({reason})"
 
 

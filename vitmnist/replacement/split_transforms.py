@@ -16,9 +16,9 @@ from PIL import Image
 from torch import nn
 from torch.utils.data import Dataset
 
-from vitmnist.data.randomness import call_watched, preserved_random_state, read_probes
+from vitmnist.data.randomness import detect_randomness, preserved_random_state, read_probes
 from vitmnist.errors import ConfigError, DataError, describe_error, error_context
-from vitmnist.store.tree import copied, tree_map
+from vitmnist.store.tree import copy_tree, tree_map
 
 Transform = Callable[..., Any]
 # The arguments of a transform, a tuple: an image, or for a joint transform an image and its target; or a dict by name.
@@ -197,7 +197,7 @@ def is_random(transform: Transform, inputs: Inputs) -> bool:
     """
     trial = deepcopy(transform)
     with preserved_random_state(trial):
-        return call_watched(lambda: apply([trial], copied(inputs)), trial, again=True)[1] is not None
+        return detect_randomness(lambda: apply([trial], copy_tree(inputs)), trial, always_repeat=True)[1] is not None
 
 
 def transform_parts(dataset: object) -> list[Transform]:

@@ -19,9 +19,9 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
+from vitmnist.data.collate import collate_with
 from vitmnist.data.images import to_tensor
 from vitmnist.data.randomness import preserved_random_state, seed_generators
-from vitmnist.data.sources import collate_with
 from vitmnist.errors import DataError, error_context
 from vitmnist.replacement.decoded_dataset import DecodedDataLoader, FetchedBatch, TransformedDataset
 from vitmnist.replacement.split_transforms import Transform, apply, with_results
