@@ -153,7 +153,8 @@ def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) 
                 if needed > (free := shutil.disk_usage(folder).free):
                     raise DoesNotFitError(
                         f"cache: the decoded set takes {format_mib(needed)} on the disk of {folder}, where "
-                        f"{format_mib(free)} are free; name a folder on another disk with {ADVICE}, or choose data/loader=disk"
+                        f"{format_mib(free)} are free; name a folder on another disk with {ADVICE}, or choose "
+                        "data/loader=disk"
                     )
                 _write_headers(files, arrays, counts)
             for file, array in zip(files, arrays, strict=True):

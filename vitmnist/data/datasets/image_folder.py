@@ -238,7 +238,7 @@ class FolderDecoder:
         split_of_digest: dict[bytes, int] = {}
         # Threads, because Pillow releases Python's lock while it decodes and resizes.
         with (
-            closing(ordered_map(self._decode_chunk, ranges, threads, 2 * threads, one_core_each())) as decoded,
+            closing(ordered_map(self._decode_chunk, ranges, threads, 2 * threads, one_core_per_thread())) as decoded,
             tqdm(total=len(self.samples), desc="decoding once", leave=False, disable=None) as bar,
         ):
             for (split, indices), chunk in zip(chunks, decoded, strict=True):
