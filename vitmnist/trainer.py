@@ -284,7 +284,7 @@ class Trainer:
     def _record_setup(self, dataset: Dataset, step: TrainStep, loaders: Loaders) -> None:
         """Record dataset, loader choice, options of the step and environment."""
         result, world = self.result, self.world
-        result.loader = dict(loaders.train.settings)
+        result.loader = dict(loaders.train.resolved_options)
         result.eval_split = dataset.eval_split
         result.trainer = asdict(step.config)
         result.compile_s = step.compile_s or None
