@@ -20,7 +20,7 @@ from vitmnist.cli.command import exit_with_error, launch_command
 from vitmnist.cli.messages import describe
 from vitmnist.errors import ConfigError, PeerError
 from vitmnist.runtime.files import display_path
-from vitmnist.runtime.run_folder import locked
+from vitmnist.runtime.run_folder import folder_lock
 from vitmnist.runtime.signals import StopSignal, end_interrupted, handled_by, ignore_stopping
 from vitmnist.runtime.world import SINGLE_PROCESS, World, is_distributed
 
@@ -77,7 +77,7 @@ class TrainingProcess:
         """
         shown = display_path(folder)
         try:
-            self.resources.enter_context(locked(folder))
+            self.resources.enter_context(folder_lock(folder))
         except OSError as error:
             raise ConfigError(f"{shown}: {error.strerror}; name another folder with {key}=FOLDER") from error
         # The jobs of a sweep are below its folder. Runs below the folder of another run do not conflict with it.
