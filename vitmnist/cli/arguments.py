@@ -12,32 +12,26 @@ from pathlib import Path
 
 from vitmnist.errors import ConfigError
 
-# The arguments that begin a run or resume it, so that the same command can be repeated.
+# The arguments that begin a run or sweep or resume it, so that the same command can be repeated.
 AUTO_FORM = "hydra.run.dir=FOLDER resume=auto"
-
+SWEEP_AUTO_FORM = "its own command with hydra.sweep.dir=FOLDER resume=auto"
 # Options of Hydra that would bypass the checks of the configuration, or load a pickle.
 UNSUPPORTED_OPTIONS = ("config-path", "config-name", "experimental-rerun")
 
 
 class Resume(Enum):
-    """What `resume=` requests."""
+    """Whether a run is resumed: if possible with `resume=auto`, always with `resume=FOLDER`."""
 
     NEVER = auto()
-    """`resume=` is absent: begin a run or sweep in a folder without records."""
     IF_POSSIBLE = auto()
-    """`resume=auto`: resume what the output folder holds, or begin there."""
     ALWAYS = auto()
-    """`resume=FOLDER`: resume the run in this folder."""
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of `train`.
+    """The arguments of `train`: Hydra's options, the overrides of keys and groups without `resume`, and `resume`.
 
-    Args:
-        options: the parsed options of Hydra's command line.
-        overrides: keys and groups without `resume`; `--config-dir` and the folder of `resume=FOLDER` are overrides of
-            `hydra.searchpath` and `hydra.run.dir`.
+    `--config-dir` and the folder of `resume=FOLDER` become overrides of `hydra.searchpath` and `hydra.run.dir`.
     """
 
     options: Namespace
@@ -55,7 +49,6 @@ def parse_arguments(argv: list[str]) -> Arguments:
     unsupported = [f"--{name}" for name in UNSUPPORTED_OPTIONS if getattr(options, name.replace("-", "_"))]
     if refused := unknown + unsupported:
         raise ConfigError(f"{refused[0]}: there is no such option; keys are typed without dashes, as in epochs=3")
-    # These become overrides, because the configuration is composed without Hydra's command line.
     if options.config_dir:
         config_dir = Path(options.config_dir).resolve()
         if not config_dir.is_dir():
@@ -69,14 +62,10 @@ def parse_arguments(argv: list[str]) -> Arguments:
         return Arguments(options, overrides, Resume.NEVER)
     if resume == "auto":
         if not any(value_of(key, overrides) for key in ("hydra.run.dir", "hydra.sweep.dir")):
-            sweep = "hydra.sweep.dir=FOLDER resume=auto"
-            raise ConfigError(f"resume=auto: in which folder? Type {AUTO_FORM}, or for a sweep {sweep}")
+            raise ConfigError(f"resume=auto: in which folder? Type {AUTO_FORM}, or for a sweep {SWEEP_AUTO_FORM}")
         return Arguments(options, overrides, Resume.IF_POSSIBLE)
     if options.multirun:
-        raise ConfigError(
-            f"-m: resume={resume} resumes one run; a sweep is resumed by its own command with hydra.sweep.dir=FOLDER "
-            "resume=auto"
-        )
+        raise ConfigError(f"-m: resume={resume} resumes one run; a sweep is resumed by {SWEEP_AUTO_FORM}")
     overrides.append(f"hydra.run.dir={quoted(os.path.expanduser(resume))}")
     return Arguments(options, overrides, Resume.ALWAYS)
 

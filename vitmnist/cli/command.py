@@ -15,14 +15,11 @@ from typing import NoReturn, TextIO
 from vitmnist.errors import ExitCode, printable
 from vitmnist.runtime.files import display_path
 
-Main = Callable[[], None]
-
 
 class PrintableFormatter(logging.Formatter):
     """The formatter of every log: escapes control characters, such as ESC in a file name."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The text of a record."""
         return printable(super().format(record))
 
 
@@ -31,18 +28,15 @@ def echo(text: str, file: TextIO | None = None) -> None:
     print(printable(text), file=file)
 
 
-def command(name: str, parse: Callable[[ArgumentParser], Namespace]) -> Callable[[Callable[[Namespace], None]], Main]:
-    """Turn a function into a command. Its help is the docstring of the function, or else of its module.
+def command(
+    name: str, parse: Callable[[ArgumentParser], Namespace]
+) -> Callable[[Callable[[Namespace], None]], Callable[[], None]]:
+    """Decorator that turns a function of parsed arguments into a command; its docstring or its module's is the help."""
 
-    Args:
-        parse: adds the arguments to the parser, then parses and checks the command line.
-    """
-
-    def decorate(run: Callable[[Namespace], None]) -> Main:
+    def decorate(run: Callable[[Namespace], None]) -> Callable[[], None]:
         def main() -> None:
-            description = cleandoc(run.__doc__ or sys.modules[run.__module__].__doc__ or "")
-            formatter = RawDescriptionHelpFormatter
-            parser = ArgumentParser(f"vitmnist {name}", description=description, formatter_class=formatter)
+            text = cleandoc(run.__doc__ or sys.modules[run.__module__].__doc__ or "")
+            parser = ArgumentParser(f"vitmnist {name}", description=text, formatter_class=RawDescriptionHelpFormatter)
             # This handler prints warnings while no log is configured.
             if logging.lastResort:
                 logging.lastResort.setFormatter(PrintableFormatter())
@@ -78,20 +72,14 @@ def exit_with_error(error: BaseException) -> NoReturn:
 
 
 def launch_command(ranks: int = 1) -> str:
-    """The command that started the program, without arguments: `vitmnist`, `python train.py`, `torchrun … train.py`.
-
-    Args:
-        ranks: the number of processes on all nodes.
-    """
+    """The command that starts this program in some processes, such as `vitmnist` or `torchrun … train.py`."""
     script = Path(sys.argv[0])
     is_script = script.suffix == ".py" and script.name != "__main__.py"
     if ranks == 1 and script.suffix != ".py":
         return script.name
-    launcher = _torchrun(ranks) if ranks > 1 else "python"
+    launcher = "python"
+    if ranks > 1:
+        ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+        nodes = f"--nnodes={ranks // ranks_per_node} " if ranks > ranks_per_node else ""
+        launcher = f"torchrun {nodes}--nproc-per-node={ranks_per_node}"
     return f"{launcher} {display_path(script) if is_script else '-m vitmnist'}"
-
-
-def _torchrun(ranks: int) -> str:
-    ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
-    nodes = f"--nnodes={ranks // ranks_per_node} " if ranks > ranks_per_node else ""
-    return f"torchrun {nodes}--nproc-per-node={ranks_per_node}"

@@ -14,7 +14,7 @@ import json
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,8 @@ from vitmnist.checkpoint.storage import WEIGHTS
 from vitmnist.cli.arguments import key_of
 from vitmnist.cli.command import command, echo
 from vitmnist.cli.resume import recorded_config
-from vitmnist.config.schema import Config, flatten, is_under, may_change
-from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset, prepare
+from vitmnist.config.schema import Config, is_under
+from vitmnist.data.datasets.base import Dataset, Split, build_dataset, prepare
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders.make_loader import make_loader
 from vitmnist.metrics import METRICS
@@ -39,7 +39,6 @@ from vitmnist.tracking.runs import read_run
 from vitmnist.training import loop
 from vitmnist.training.predictions import Predictions
 
-SPLITS = ("train", "validation", "test")
 # The options of `tabulate` for columns that are aligned on the right; only the first one, the class, is text.
 ALIGNED: Any = {"tablefmt": "plain", "disable_numparse": [0], "stralign": "right"}
 # The keys and sections that say which images are evaluated; the run says all else.
@@ -72,59 +71,39 @@ class Evaluation:
             for index in indices
         ]
 
-    def mistakes_csv(self) -> bytes:
-        """A row for each misclassified image, the most confident first, in split order among equals."""
-        columns = ("image", "true_class", "predicted_class", "probability")
-        return csv_text(columns, self.rows(self.predictions.mistakes())).encode(errors="surrogateescape")
-
 
 def evaluation_config(folder: Path, overrides: list[str], overridable: Sequence[str]) -> Config:
     """The recorded configuration of a run, changed by overrides.
 
     All images of another dataset are evaluated, unless keys that limit or divide it are among the overrides.
 
-    Args:
-        overridable: the keys and sections that may be overridden.
-
     Raises:
-        ConfigError: the folder or the overrides cannot be used.
+        ConfigError: a key is not overridable, or the folder or the overrides cannot be used.
     """
     keys = [key_of(override).replace("/", ".") for override in overrides]
     for override, key in zip(overrides, keys, strict=True):
         if not is_under(key, overridable):
             allowed = ", ".join(overridable)
             raise ConfigError(f"{override}: has no effect on a trained model; only {allowed} can be changed")
-    config = recorded_config(folder, overrides)
-    if _is_other_dataset(config, recorded_config(folder, [])):
+    config, recorded = recorded_config(folder, overrides), recorded_config(folder, [])
+    options = config.data.dataset
+    if any(options.get(name) != recorded.data.dataset.get(name) for name in ("name", "path", "labels")):
         if "data.holdout" not in keys:
             config.data.holdout = None
-        options = config.data.dataset
         for name, unlimited in {"test_share": 0.0, "train_size": None, "test_size": None}.items():
             if name in options and f"data.dataset.{name}" not in keys:
                 options[name] = unlimited
     return config
 
 
-def _is_other_dataset(config: Config, recorded: Config) -> bool:
-    """Whether the dataset has another name, or other values of the options that say where its files are."""
-    options, recorded_options = config.data.dataset, recorded.data.dataset
-    schema = DATASETS.resolve(options)[1]
-    location = [item.name for item in fields(schema) if may_change(item.metadata)]
-    return any(options.get(name) != recorded_options.get(name) for name in ("name", *location))
-
-
 def evaluation_dataset(folder: Path, config: Config) -> Dataset:
-    """The dataset of an evaluation; warns if images of the run have changed since training.
-
-    Raises:
-        UserError: the data cannot be used.
-    """
+    """The dataset of an evaluation; warns if images of the run have changed since training."""
     dataset = prepare(build_dataset(config.data.dataset, config.data.root), config.data)
     if replace(config.data, root="") == replace(recorded_config(folder, []).data, root=""):
-        recorded = flatten(read_run(folder).result.dataset or {})
+        recorded = (read_run(folder).result.dataset or {}).get("sha256", {})
         for name in dataset.splits:
             checksum = dataset.sha256[f"{name}_images"]
-            if recorded.get(f"sha256.{name}_images", checksum) != checksum:
+            if recorded.get(f"{name}_images", checksum) != checksum:
                 print(f"warning: the images of the {name} split have changed since training", file=sys.stderr)
     return dataset
 
@@ -178,15 +157,13 @@ def class_metrics(matrix: Tensor, classes: tuple[str, ...], metrics: Mapping[str
 
 
 def _finite(values: Tensor) -> list[float | None]:
-    """The values, with None for one that is not a number, such as the precision of a class without predictions."""
+    """The values; None where one is not a number, such as the precision of a class without predictions."""
     return [value if isfinite(value) else None for value in values.tolist()]
 
 
 def _text(metrics: dict[str, Any]) -> str:
     lines = [f"accuracy {metrics['accuracy']:.2f}% of {metrics['images']:,} images"]
-    for name in METRICS.names():
-        if name == "acc":
-            continue
+    for name in [name for name in METRICS.names() if name != "acc"]:
         metric, value = METRICS.options_of(name), metrics[name]
         lines.append(f"{name} –" if value is None else f"{name} {value:.{metric.digits or 2}f}{metric.unit}")
     classes = metrics["classes"]
@@ -206,7 +183,7 @@ def add_run(parser: ArgumentParser) -> None:
 def _parse(parser: ArgumentParser) -> Namespace:
     add_run(parser)
     parser.add_argument("overrides", nargs="*", help="changes to its configuration, such as data.dataset.path=other")
-    parser.add_argument("--split", choices=SPLITS, help="default: validation, or without one test, as in training")
+    parser.add_argument("--split", help="default: validation, or without one test, as in training")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--mistakes", type=Path, metavar="CSV", help="list every misclassified image in this file")
     parser.add_argument("--grid", type=Path, metavar="PNG", help="draw the mistakes with the highest confidence")
@@ -219,7 +196,10 @@ def main(options: Namespace) -> None:
     evaluation = evaluate(options.run, options.overrides, options.weights, options.split)
     split = evaluation.split
     if options.mistakes:
-        options.mistakes.write_bytes(evaluation.mistakes_csv())
+        # The most confident first, in split order among equals.
+        rows = evaluation.rows(evaluation.predictions.mistakes())
+        columns = ("image", "true_class", "predicted_class", "probability")
+        options.mistakes.write_bytes(csv_text(columns, rows).encode(errors="surrogateescape"))
     if options.grid:
         if picture := draw_worst_mistakes(split, evaluation.predictions):
             picture.save(options.grid, "PNG")

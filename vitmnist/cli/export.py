@@ -82,16 +82,11 @@ def describe_model(file: str, content: bytes, trained: InferenceModel, summary: 
     """What a program that uses the exported model needs to know, as JSON.
 
     Args:
-        file: the name of the exported file.
-        content: the bytes of that file.
+        content: the bytes of the exported file.
         summary: what `export_model` says about the accuracy and the logits.
         overrides: the command line of the training.
     """
-    try:
-        reader = trained.reader()
-    except ConfigError:
-        # The dataset of such images is not registered here.
-        reader = None
+    reader = trained.reader()
     description = {
         "file": file,
         "sha256": hashlib.sha256(content).hexdigest(),

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from vitmnist.cli.arguments import AUTO_FORM, key_of
 from vitmnist.cli.command import exit_with_error, launch_command
@@ -34,11 +34,7 @@ log = logging.getLogger(__name__)
 class TrainingProcess:
     """The state of this process while it starts and trains a run or sweep.
 
-    Args:
-        argv: the command line without the name of the program.
-        resources: released at exit, such as the lock of the folder.
-        folder: the output folder of the run or sweep, once it is locked.
-        resume_arguments: the arguments that resume the run or sweep.
+    `resources`, such as the lock of the output folder, are released at exit.
     """
 
     argv: list[str]
@@ -49,11 +45,7 @@ class TrainingProcess:
     resume_arguments: list[str] = field(default_factory=list)
 
     def connect_ranks(self) -> None:
-        """Connect this process to the other ranks, if there are any.
-
-        Raises:
-            ConfigError: they cannot be reached, or torchrun would restart a command that cannot resume.
-        """
+        """Connect to the other ranks, if any; raises `ConfigError` if torchrun would restart what cannot be resumed."""
         restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
         # torchrun restarts with the same arguments.
         if restarts and "resume" not in map(key_of, self.argv):
@@ -65,15 +57,10 @@ class TrainingProcess:
             self.world = TorchWorld()
 
     def lock_folder(self, folder: Path, key: str, resume_arguments: list[str], *, must_be_new: bool) -> None:
-        """Create the folder of a run or sweep, and lock it until the process exits.
-
-        Args:
-            key: the key that names the folder on the command line.
-            resume_arguments: the arguments that resume this run or sweep.
-            must_be_new: refuse a folder in which an earlier run or sweep has left records.
+        """Create the folder that `key` names, and lock it until the process exits.
 
         Raises:
-            ConfigError: the folder cannot be created, is in use, or holds records.
+            ConfigError: the folder cannot be created, is in use, or holds records although it must be new.
         """
         shown = display_path(folder)
         try:
@@ -119,7 +106,7 @@ def exit_with_message(process: TrainingProcess) -> Iterator[None]:
     process.world.disconnect()
 
 
-def _exit(process: TrainingProcess, error: BaseException) -> None:
+def _exit(process: TrainingProcess, error: BaseException) -> NoReturn:
     failure = describe(error)
     if failure.status == "interrupted":
         # Before Hydra has configured the log, Python prints a warning to stderr.

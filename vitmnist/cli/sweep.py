@@ -43,9 +43,8 @@ def run_sweep(process: TrainingProcess, composed: DictConfig, arguments: Argumen
     """Run the jobs of a sweep by Hydra's sweeper and launcher, and write a report, also when the sweep is stopped.
 
     Raises:
-        ConfigError: the command line or the folder cannot be used.
-        TrainingError: names the jobs that failed.
-        RunInterrupted: the sweep was asked to stop, or a job has reached its max_minutes, or is in use.
+        TrainingError: some jobs failed.
+        RunInterrupted: the sweep was asked to stop, or some jobs are unfinished.
     """
     overrides = _prepare_sweep(process, composed, arguments)
     folder = Path(composed.hydra.sweep.dir)
@@ -65,7 +64,7 @@ def run_sweep(process: TrainingProcess, composed: DictConfig, arguments: Argumen
 
 
 def _prepare_sweep(process: TrainingProcess, composed: DictConfig, arguments: Arguments) -> list[str]:
-    """Check a sweep, lock its folder, and return the overrides for Hydra's sweeper; raises `ConfigError`."""
+    """Check a sweep, lock its folder, and return the overrides for Hydra's sweeper."""
     if is_distributed():
         raise ConfigError(
             "-m: is for one process, which runs the jobs of a sweep one after another; each process of "
@@ -87,7 +86,6 @@ def _prepare_sweep(process: TrainingProcess, composed: DictConfig, arguments: Ar
 
 
 def _check_jobs(folder: Path, job: Job) -> None:
-    """Raise `TrainingError` if jobs of a sweep failed, and `RunInterrupted` if some are unfinished."""
     # A job that was refused has a record and no lock; one that was killed before its first record has a lock.
     files = [*folder.glob("*/**/.lock"), *folder.glob("*/**/result.json")]
     runs = [read_run(job_folder) for job_folder in sorted({file.parent for file in files})]
@@ -99,16 +97,12 @@ def _check_jobs(folder: Path, job: Job) -> None:
 
 
 def _is_search(hydra: Any) -> bool:
-    """Whether the sweeper proposes jobs from the results of others; `hydra` is its own configuration."""
+    """Whether the sweeper proposes jobs from the results of others."""
     return bool(hydra.runtime.choices["hydra/sweeper"] != "basic")
 
 
 class Job:
-    """Trains a job of a sweep. Hydra calls it for each, here or in a process of a launcher, which has a copy of it.
-
-    Args:
-        stop: the stop signal of the sweep.
-    """
+    """Trains a job of a sweep. Hydra calls it for each, here or in a process of a launcher, which has a copy of it."""
 
     def __init__(self, stop: StopSignal) -> None:
         self.stop = stop
@@ -116,7 +110,6 @@ class Job:
         self.failed: set[str] = set()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Called where a launcher's process unpickles the job."""
         self.__dict__ |= state
         if parent := multiprocessing.parent_process():
             self.stop.follow(parent.pid)
@@ -124,10 +117,7 @@ class Job:
             multiprocessing.set_start_method(None, force=True)
 
     def __call__(self, composed: DictConfig) -> float | None:
-        """Train, unless this was completed before.
-
-        Returns:
-            The metric that a search optimises; None if the job did not complete.
+        """Train, unless this was completed before; returns what a search optimises, None if the job did not complete.
 
         Raises:
             RunInterrupted: a signal has stopped the job, and with it the sweep.
@@ -179,7 +169,7 @@ class Job:
 
 def _write_report(folder: Path) -> None:
     """Write the report of a sweep, and log it as text; an error is logged too."""
-    # This imports matplotlib, which takes a second.
+    # Not at the top: it imports matplotlib, which takes a second.
     from vitmnist.report.write import as_text, write_report
 
     try:

@@ -22,15 +22,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, read_write
 
 import vitmnist
-from vitmnist.cli.arguments import (
-    Arguments,
-    Resume,
-    is_hydra_override,
-    key_of,
-    parse_arguments,
-    value_of,
-    without_keys,
-)
+from vitmnist.cli.arguments import Arguments, Resume, is_hydra_override, key_of, parse_arguments, value_of, without_keys
 from vitmnist.cli.command import PrintableFormatter, echo
 from vitmnist.cli.process import TrainingProcess, exit_with_message, import_trainer
 from vitmnist.cli.resume import GLOBAL_GROUPS, is_resumable, recorded_config, recorded_overrides, report_if_completed
@@ -49,13 +41,7 @@ PRINTING_OPTIONS = ("help", "hydra_help", "cfg", "info", "shell_completion")
 
 @dataclass(frozen=True)
 class ConfiguredRun:
-    """A run that is ready to train.
-
-    Args:
-        config: the checked configuration; its `resume` is the folder if the run is resumed.
-        folder: the locked output folder.
-        overrides: the overrides of all starts, which are only recorded.
-    """
+    """A run that is ready to train in its locked folder; the overrides of all its starts are only recorded."""
 
     config: Config
     folder: Path
@@ -99,10 +85,7 @@ def print_information(argv: list[str]) -> bool:
 
 
 def compose_with_hydra(process: TrainingProcess, arguments: Arguments) -> DictConfig:
-    """Compose the configuration, with the section `hydra`.
-
-    A run that is resumed has recorded values, so only the section `hydra` is composed for it.
-    """
+    """Compose the configuration; a run that is resumed has recorded values, so only its section `hydra` counts."""
     process.resources.enter_context(initialize_config_dir(str(CONF), job_name="train", version_base="1.3"))
     composer = GlobalHydra.instance().hydra
     assert composer
@@ -128,9 +111,6 @@ def configure_run(process: TrainingProcess, composed: DictConfig, arguments: Arg
 
     Returns:
         The run; None if it is completed.
-
-    Raises:
-        ConfigError: the configuration or the folder cannot be used; nothing was written.
     """
     folder = Path(composed.hydra.run.dir)
     shown = display_path(folder)

@@ -18,7 +18,6 @@ A key that is added later may have a default. Records without the key get it, so
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import Field, asdict, dataclass, fields, is_dataclass
@@ -171,11 +170,7 @@ def registries() -> Iterator[tuple[str, Any]]:
 
 
 def keys_where(holds: Callable[[Mapping[str, Any]], bool], values: Mapping[str, Any] | None = None) -> list[str]:
-    """The keys, and sections of keys, whose metadata satisfy a condition.
-
-    Args:
-        values: a configuration; the options of the members that it chooses are looked at too.
-    """
+    """The keys and sections whose metadata satisfy a condition; with `values`, also the options of chosen members."""
     keys = [*schema_fields()]
     for group, registry in registries() if values else ():
         member: Any = values
@@ -188,8 +183,8 @@ def keys_where(holds: Callable[[Mapping[str, Any]], bool], values: Mapping[str, 
 
 def to_plain_dict(config: DataclassInstance) -> dict[str, Any]:
     """A configuration dataclass as JSON values."""
-    as_json: dict[str, Any] = json.loads(json.dumps(asdict(config)))
-    return as_json
+    plain: dict[str, Any] = json.loads(json.dumps(asdict(config)))
+    return plain
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -206,12 +201,8 @@ def is_under(key: str, sections: Sequence[str]) -> bool:
 
 
 def complete_record(recorded: Mapping[str, Any], schema: type[DataclassInstance] = Config) -> dict[str, Any]:
-    """The nested values of a record, with the defaults of the keys and options that were added after it was written.
-
-    A record that lacks a key without a default is refused when it is validated.
-    """
-    values = _with_defaults(recorded, schema)
-    completed: dict[str, Any] = json.loads(json.dumps(values, default=str))
+    """The values of a record, with the defaults of the keys and options that were added after it was written."""
+    completed: dict[str, Any] = json.loads(json.dumps(_with_defaults(recorded, schema), default=str))
     return completed
 
 
@@ -230,7 +221,5 @@ def _with_defaults(recorded: Mapping[str, Any], schema: type[DataclassInstance])
 
 
 def value_text(value: object) -> str:
-    """A value of the configuration; a number of more than eight characters has three significant digits."""
-    text = str(value)
-    is_long = len(text) > 8 and re.fullmatch(r"-?\d*\.?\d+(e[+-]?\d+)?", text) and not text.lstrip("-").isdigit()
-    return f"{float(text):.3g}" if is_long else text
+    """A value of the configuration as it is shown; a long float has three significant digits."""
+    return f"{value:.3g}" if isinstance(value, float) and len(str(value)) > 8 else str(value)
