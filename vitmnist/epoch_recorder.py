@@ -11,16 +11,14 @@ from tqdm import tqdm
 
 from vitmnist.checkpoint.manager import CheckpointManager
 from vitmnist.errors import DataError, classify
-from vitmnist.metrics.epoch_record import EpochRecord, epoch_record
+from vitmnist.metrics.epoch_record import EpochRecord, Monitor, epoch_record
 from vitmnist.metrics.epoch_table import EPOCH_S, EVAL_S, SAVE_S, TRAIN_S
-from vitmnist.metrics.monitor import Monitor
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.tracking.environment import PeakMemory
 from vitmnist.tracking.images import draw_epoch_images
 from vitmnist.tracking.log import log_epoch
 from vitmnist.tracking.loggers import Logger
-from vitmnist.training.loop import AfterStep
-from vitmnist.training.predictions import Predictions
+from vitmnist.training.loop import AfterStep, Predictions
 from vitmnist.training.progress import EpochProgress
 
 

@@ -28,9 +28,8 @@ from vitmnist.epoch_recorder import EpochRecorder
 from vitmnist.loaders.auto import AutoOptions, select_loader
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.losses import LOSSES
-from vitmnist.metrics.epoch_record import check_metrics
+from vitmnist.metrics.epoch_record import Monitor, check_metrics
 from vitmnist.metrics.epoch_table import find_metric
-from vitmnist.metrics.monitor import Monitor
 from vitmnist.optim.optimizers import EMA, OPTIMIZERS
 from vitmnist.optim.schedules import build_schedule
 from vitmnist.runtime.device import choose_device, use_deterministic_kernels

@@ -97,7 +97,7 @@ class CheckpointManager:
         Raises:
             DataError: the dataset is another one, or the checkpoint is damaged.
         """
-        with storage.reporting_damage(self.folder / storage.FOLDER):
+        with storage.reporting_damage(self.folder / storage.FOLDER / storage.WEIGHTS["last"]):
             checksums = (self.result.dataset or {})["sha256"]
             differing = [name for name, value in checksums.items() if checkpoint.dataset_sha256.get(name) != value]
             if differing:
@@ -203,7 +203,7 @@ def load_checkpoint(config: Config, folder: Path, world: World) -> Checkpoint | 
     state = world.broadcast_object(lambda: storage.load(folder))
     if state is None:
         return None
-    with storage.reporting_damage(folder / storage.FOLDER):
+    with storage.reporting_damage(folder / storage.FOLDER / storage.WEIGHTS["last"]):
         fields = {name: value for name, value in state.items() if name != "format"}
         checkpoint = Checkpoint(**fields | {"config": complete_record(fields["config"])})
     check_resumable(checkpoint.config, to_plain_dict(config))

@@ -16,7 +16,7 @@ from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import printable
-from vitmnist.training.predictions import Predictions
+from vitmnist.training.loop import Predictions
 
 GRID_IMAGES = 64
 GRID_COLUMNS = 8
