@@ -27,7 +27,6 @@ class EpochRecorder:
     """Records, logs and saves the epochs of a run under way.
 
     Args:
-        checkpoints: the checkpoint manager of the run, with its configuration and result.
         loggers: the loggers of rank 0; empty on the other ranks.
         is_first_epoch: no epoch has ended since this process was started.
     """

@@ -21,14 +21,13 @@ from vitmnist.models import MODELS
 
 @dataclass(frozen=True)
 class InferenceModel:
-    """A model in evaluation mode on its device, with all that its use needs.
+    """A trained model in evaluation mode on its device, with everything needed to use it.
 
     Args:
         shape: `(C, H, W)` of the images.
-        mean: the mean of each channel, by which images are normalised.
-        std: the standard deviation of each channel, by which images are normalised.
+        mean: the mean of each channel, by which images are normalised; likewise `std`.
         size: height and width of the centre crop that the model sees.
-        dataset: the options of the dataset, apart from those that may change.
+        dataset: the options of the dataset, except those that may change on resuming.
     """
 
     model: nn.Module
@@ -87,8 +86,7 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
     """Load the model of a run.
 
     Args:
-        folder: the folder of the run.
-        weights: best, final or last; None takes the first that exists.
+        weights: best, final or last; None: the first of them that exists.
 
     Raises:
         ConfigError: the folder does not contain these weights, or their model cannot be built.

@@ -26,10 +26,7 @@ AfterStep = Callable[[EpochTimer], object]
 def train_epoch(
     step: TrainStep, loader: Loader, progress: EpochProgress, after_step: AfterStep = lambda timer: None
 ) -> dict[str, float]:
-    """Train on the remaining batches of an epoch, one step per batch.
-
-    Returns:
-        The epoch's metrics by their names in `vitmnist.metrics.epoch_table`.
+    """Train on the remaining batches of an epoch; returns its metrics by their names in `epoch_table`.
 
     Raises:
         DataError: the loader delivers too few batches.
@@ -58,10 +55,8 @@ def evaluate(
 ) -> tuple[dict[str, float], Predictions]:
     """Evaluate a model on the loader's epoch 0, in float32 and without augmentation.
 
-    With several ranks, each evaluates a part, and all return the metrics and predictions of every image.
-
-    Returns:
-        The metrics by their names in `vitmnist.metrics.epoch_table`, and the predictions.
+    Each rank evaluates its part; every rank returns the metrics (by their names in `epoch_table`) and predictions of
+    all images.
 
     Raises:
         DataError: the loader delivers too few batches.

@@ -212,13 +212,11 @@ class GraphedModule(nn.Module):
         return outputs
 
     def capture(self, inputs: dict[str, Tensor]) -> None:
-        """Capture forward and backward for inputs of these names, shapes and dtypes.
+        """Capture forward and backward for inputs of these names, shapes and dtypes, if this has not been done.
 
         No other thread may allocate memory on the GPU meanwhile. Changes the module's buffers, such as the statistics
-        of batch normalisation, and the state of the random generators.
-
-        Raises:
-            RuntimeError: the module waits for the GPU, or does something else that cannot be captured.
+        of batch normalisation, and the state of the random generators. Raises `RuntimeError` if the module waits for
+        the GPU, or does something else that cannot be captured.
         """
         if _signature(inputs) in self._graphs:
             return
