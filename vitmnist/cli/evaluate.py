@@ -37,7 +37,7 @@ from vitmnist.runtime.files import csv_text
 from vitmnist.tracking.images import draw_worst_mistakes
 from vitmnist.tracking.runs import read_run
 from vitmnist.training import loop
-from vitmnist.training.predictions import Predictions
+from vitmnist.training.loop import Predictions
 
 # The options of `tabulate` for columns that are aligned on the right; only the first one, the class, is text.
 ALIGNED: Any = {"tablefmt": "plain", "disable_numparse": [0], "stralign": "right"}
