@@ -14,8 +14,10 @@ from torch.utils.data import DataLoader, IterableDataset
 from tests.support.samples import Made
 from vitmnist import from_dataloader
 from vitmnist.diagnosis import candidates
-from vitmnist.diagnosis.candidates import ImitatedStep, best_change, decode_part, time_parts, try_loaders
-from vitmnist.diagnosis.observer import LoaderInfo, Loop, Pass
+from vitmnist.diagnosis.candidates import best_change, decode_first_samples, try_loaders
+from vitmnist.diagnosis.imitated_step import ImitatedStep
+from vitmnist.diagnosis.loop import LoaderInfo, Loop, Pass
+from vitmnist.diagnosis.sample_parts import time_parts
 from vitmnist.timing.table import Row, Spread, format_rows
 
 
@@ -63,9 +65,9 @@ def add_noise(sample: Tensor) -> Tensor:
 
 def loop_over(dataset: Any, **options: Any) -> Loop:
     """A loop of a script over 10 batches, with a step of 1 ms."""
-    loader = DataLoader(dataset, 4, **options)
-    passes = [Pass(0.0, 1.0, object, batches=10, is_exhausted=True)]
-    return Loop(LoaderInfo("Made", 40, 4, 0, "mine.py:1"), loader, passes=passes, batches=10, steps_s=[0.001])
+    loader, info = DataLoader(dataset, 4, **options), LoaderInfo("Made", 40, 4, 0, "mine.py:1")
+    passes = [Pass(0.0, 1.0, batches=10, is_exhausted=True)]
+    return Loop(info, plain_copy=loader, passes=passes, batches=10, steps_s=[0.001])
 
 
 @pytest.mark.parametrize(
@@ -122,19 +124,17 @@ def test_an_imitated_step_takes_the_time_and_the_cores_of_the_scripts(cores: flo
 
 def test_the_time_of_a_sample_is_divided_and_transforms_stay_as_they_are() -> None:
     dataset = Transformed(slow, add_noise)
-    parts, is_random = time_parts(DataLoader(torch.utils.data.Subset(dataset, range(8)), 4))
+    parts = time_parts(DataLoader(torch.utils.data.Subset(dataset, range(8)), 4))
     assert [*parts] == ["decoding and reading", "slow", "add_noise", "collating"]
     assert parts["slow"] == max(parts.values())
-    assert is_random
     assert dataset.transform.transforms == [slow, add_noise]
-    assert not time_parts(DataLoader(Transformed(slow)))[1]
 
 
 def test_set_up_is_that_of_from_dataloader_for_all_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of which only some are decoded; reading them is the largest part."""
-    monkeypatch.setattr("vitmnist.diagnosis.candidates.DECODE_S", 0.1)
+    monkeypatch.setattr("vitmnist.diagnosis.candidates.DECODING_S", 0.1)
     samples = Made(lambda index: slow(ones(index)), 800)
-    replaced, set_up_s = decode_part(DataLoader(samples, 4), "exact", 0.002)
+    replaced, set_up_s = decode_first_samples(DataLoader(samples, 4), "exact", 0.002)
     assert len(replaced.dataset) < 100  # type: ignore[arg-type]
     samples.reads = 0
     from_dataloader(DataLoader(samples, 4))
@@ -163,9 +163,9 @@ def open_in_worker(worker: int) -> None:
 
 
 def test_a_part_of_a_dataset_has_its_attributes_in_workers_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(candidates, "DECODE_S", 0.0)
+    monkeypatch.setattr(candidates, "DECODING_S", 0.0)
     loader = DataLoader(Opened(ones, 100), 4, num_workers=1, worker_init_fn=open_in_worker)
-    replaced, _ = decode_part(loader, "exact", 1.0)
+    replaced, _ = decode_first_samples(loader, "exact", 1.0)
     assert (len(replaced.dataset), len(list(replaced))) == (32, 8)
 
 
@@ -173,7 +173,7 @@ def test_a_part_of_a_dataset_has_its_attributes_in_workers_too(monkeypatch: pyte
 def test_a_part_keeps_the_workers_that_the_whole_would_keep(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(candidates, "DECODE_S", 0.0)
+    monkeypatch.setattr(candidates, "DECODING_S", 0.0)
     loader = DataLoader(Transformed(slow, add_noise), 4, num_workers=2, **options)
-    whole, (part, _) = from_dataloader(loader), decode_part(loader, "exact", 1.0)
+    whole, (part, _) = from_dataloader(loader), decode_first_samples(loader, "exact", 1.0)
     assert (part.num_workers, type(part)) == (whole.num_workers, type(whole))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.scripts import SLOW_DATA, diagnose
-from vitmnist.diagnosis.observer import LoaderInfo, Unmeasured
+from vitmnist.diagnosis.loop import LoaderInfo, Unmeasured
 from vitmnist.diagnosis.report import Incomplete
 
 

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from vitmnist.data.randomness import preserved_random_state
-from vitmnist.diagnosis.candidates import AS_IT_IS, add_alternatives
+from vitmnist.diagnosis.candidates import BASELINE, add_alternatives
 from vitmnist.errors import DataError
 from vitmnist.replacement.from_dataloader import rebuilt
 from vitmnist.runtime.device import backend_of
@@ -105,50 +105,63 @@ def diagnose(
     Raises:
         DataError: the loader has no batches, or is a generator, which cannot begin again.
     """
-    parameter = next(model.parameters(), None) if model is not None else None
-    in_use = torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
-    device = in_use if parameter is None else parameter.device
+    device = _device_of(model)
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         stack.enter_context(_restored(model, optimizer))
         stack.enter_context(preserved_random_state(loader, device=device))
         warnings.simplefilter("ignore")  # For example, torch warns of more workers than cores.
-        diagnosis = _measure(loader, step, batches, seconds, device, stack)
+        benchmark = Benchmark(stack)
+        loading, step_alone, together = _add_candidates(benchmark, loader, as_one_argument_step(step), device)
+        benchmark.run(batches, seconds)
+    diagnosis = Diagnosis(
+        loading_s=_batch_s(loading),
+        step_s=_batch_s(step_alone),
+        batch_s=_batch_s(together),
+        waiting_pct=Spread.of(block.waiting_pct(None) for block in together.blocks),
+        steps=together.delivered,
+        rows=rows_of([together, *benchmark.candidates[3:]], together.length),
+    )
     print(diagnosis)
     if model is None or optimizer is None:
         print("note: the step has trained: give model= and optimizer= to have what it changed restored")
     return diagnosis
 
 
-def _measure(
-    loader: Iterable[object] | Loader, step: Step, batches: int, seconds: float, device: torch.device, stack: ExitStack
-) -> Diagnosis:
-    plain = None
-    if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
-        loader = plain = rebuilt(loader)  # Persistent workers of the original belong to the loop.
-    step = as_one_argument_step(step)
-    loading = Candidate(loader, device, is_required=True)
-    both = Candidate(loader, device, step, is_required=True, name=AS_IT_IS)
+def _device_of(model: nn.Module | None) -> torch.device:
+    """The device of a model; without one, CUDA if it is in use, or else the CPU."""
+    parameter = next(model.parameters(), None) if model is not None else None
+    if parameter is not None:
+        return parameter.device
+    return torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
+
+
+def _add_candidates(
+    benchmark: Benchmark, loader: Iterable[object] | Loader, step: Step, device: torch.device
+) -> tuple[Candidate, Candidate, Candidate]:
+    """Add loading alone, the step alone, both together, and the alternatives; returns the first three."""
     if isinstance(loader, Iterator):
         raise DataError("the loader is an iterator, which cannot begin again; give a DataLoader or a list")
-    first = next(iter(loading.batches(0)), None)
-    if first is None:
+    plain = None
+    if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
+        loader = plain = rebuilt(loader)  # Persistent workers of the original belong to the training loop.
+    loading = Candidate(loader, device, is_required=True)
+    first_batch = next(iter(loading.batches(0)), None)
+    if first_batch is None:
         raise DataError("the loader has no batches")
-    resident = repeat(map_tensors(backend_of(device).to_device, first))
-    alone = Candidate(resident, device, step, is_required=True)
-    benchmark = Benchmark(stack)
-    benchmark.candidates += [loading, alone, both]
-    for candidate in benchmark.candidates:
+    resident_batch = map_tensors(backend_of(device).to_device, first_batch)
+    step_alone = Candidate(repeat(resident_batch), device, step, is_required=True)
+    together = Candidate(loader, device, step, is_required=True, name=BASELINE)
+    for candidate in (loading, step_alone, together):
+        benchmark.candidates.append(candidate)
         candidate.time_block()
     if plain is not None:
-        add_alternatives(benchmark, plain, both)
-    benchmark.run(batches, seconds)
-    loading_s, step_s, batch_s = (
-        Spread.of(block.batch_s for block in candidate.blocks) for candidate in (loading, alone, both)
-    )
-    waiting_pct = Spread.of(100 * block.waiting_s / block.batch_s for block in both.blocks)
-    rows = rows_of(benchmark.candidates[2:], both.length)
-    return Diagnosis(loading_s, step_s, batch_s, waiting_pct, both.delivered, rows)
+        add_alternatives(benchmark, plain, together)
+    return loading, step_alone, together
+
+
+def _batch_s(candidate: Candidate) -> Spread:
+    return Spread.of(block.batch_s for block in candidate.blocks)
 
 
 @contextmanager

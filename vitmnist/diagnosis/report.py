@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
 from math import inf
 
-from vitmnist.diagnosis.observer import LoaderInfo, Loop, Observer, Unmeasured
+from vitmnist.diagnosis.loop import LoaderInfo, Loop, Unmeasured, merged_passes
+from vitmnist.diagnosis.observer import Observer
 from vitmnist.runtime.cpu import NOTICEABLE
 from vitmnist.timing.table import (
     COMPUTE_BOUND_PCT,
@@ -87,34 +89,28 @@ class Report:
 
 def describe_script(observer: Observer, exit_code: int) -> Report:
     """Describe what was observed of a script, and try other loaders with an imitated step where it waits."""
-    ended = observer.ended or inf
+    end_time = observer.end_time or inf
     loops = [loop for loop in observer.loops if loop.batches and observer.is_warm]
+    measured = [loop for loop in loops if not loop.unmeasured]
     steps = max((loop.batches for loop in loops), default=0)
     incomplete = _why_incomplete(observer, loops, steps)
-    measured = [loop for loop in loops if not loop.unmeasured]
-    seconds = sum(end - begin for begin, end in _merged_passes(measured, ended))
+    seconds = _seconds(measured, end_time)
     waiting_s = sum(loop.waiting_s for loop in measured)
-    waiting_pct = 100 * waiting_s / seconds if seconds and incomplete is not Incomplete.OTHER_THREAD else None
-    bottleneck = None if waiting_pct is None else Bottleneck.of(waiting_pct, steps)
-    reports = [_describe_loop(loop, ended) for loop in loops]
+    waiting_pct, bottleneck = None, None
+    if seconds and incomplete is not Incomplete.OTHER_THREAD:
+        waiting_pct = 100 * waiting_s / seconds
+        bottleneck = Bottleneck.of(waiting_pct, steps)
+    reports = [_describe_loop(loop, end_time) for loop in loops]
     if bottleneck in (Bottleneck.INPUT, Bottleneck.BALANCED) and exit_code == 0:
-        from vitmnist.diagnosis.candidates import best_change, try_loaders  # Imports what the script may never need
-
         longest_s = max(loop.waiting_s for loop in measured)
         for loop, report in zip(loops, reports, strict=True):
             if report.waiting_s >= longest_s / 2 and (report.waiting_pct or 0.0) >= COMPUTE_BOUND_PCT:
-                report.rows, report.parts = try_loaders(loop)
-                repeats = report.batches if loop.epoch_length is None else report.passes
-                report.change = best_change(report.rows, inf if observer.is_stopped else repeats)
-                if report.change and (subclass := report.loader.own_iteration):
-                    report.change += f"  # of the plain DataLoader, before it becomes a {subclass}"
-    passes = _merged_passes(loops, ended)
-    # torchrun and other launchers set these variables.
-    is_rank = "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
+                _try_loaders(loop, report, observer.is_stopped)
+    passes = merged_passes(loops, end_time)
     return Report(
         exit_code=exit_code,
         stopped=observer.is_stopped,
-        rank=int(os.environ["RANK"]) if is_rank else None,
+        rank=_rank(),
         warm_up=observer.warm_up,
         steps=steps,
         incomplete=incomplete,
@@ -128,30 +124,38 @@ def describe_script(observer: Observer, exit_code: int) -> Report:
     )
 
 
-def _merged_passes(loops: list[Loop], ended: float) -> list[tuple[float, float]]:
-    """Begin and end of the passes in order, where overlapping ones are one."""
-    merged: list[tuple[float, float]] = []
-    for begin, end in sorted(interval for loop in loops for interval in loop.intervals(ended)):
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(merged[-1][1], end)
-        else:
-            merged.append((begin, end))
-    return merged
+def _seconds(loops: Iterable[Loop], end_time: float) -> float:
+    """The duration of all passes, where overlapping ones count once."""
+    return sum(stop - start for start, stop in merged_passes(loops, end_time))
 
 
-def _describe_loop(loop: Loop, ended: float) -> LoopReport:
-    seconds = sum(end - begin for begin, end in _merged_passes([loop], ended))
-    waiting_pct = None if loop.unmeasured else 100 * loop.waiting_s / seconds
+def _rank() -> int | None:
+    """The rank of this process, from the variables that launchers such as torchrun set; None if it is the only one."""
+    is_rank = "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
+    return int(os.environ["RANK"]) if is_rank else None
+
+
+def _describe_loop(loop: Loop, end_time: float) -> LoopReport:
+    seconds = _seconds([loop], end_time)
     return LoopReport(
         loader=loop.info,
         passes=sum(pass_.batches > 0 for pass_ in loop.passes),
         batches=loop.batches,
         seconds=seconds,
         waiting_s=loop.waiting_s,
-        waiting_pct=waiting_pct,
+        waiting_pct=None if loop.unmeasured else 100 * loop.waiting_s / seconds,
         step_s=loop.step_s,
         unmeasured=loop.unmeasured,
     )
+
+
+def _try_loaders(loop: Loop, report: LoopReport, is_stopped: bool) -> None:
+    """Add the table to the report on a loop, and the change that saves most of the script's time."""
+    from vitmnist.diagnosis.candidates import best_change, try_loaders  # Imports what the script may never need.
+
+    report.rows, report.parts = try_loaders(loop)
+    repeats = report.batches if loop.epoch_length is None else report.passes
+    report.change = best_change(report.rows, inf if is_stopped else repeats)
 
 
 def _why_incomplete(observer: Observer, loops: list[Loop], steps: int) -> Incomplete | None:
