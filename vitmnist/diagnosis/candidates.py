@@ -19,7 +19,8 @@ from vitmnist.diagnosis.loop import Loop
 from vitmnist.diagnosis.sample_parts import time_parts
 from vitmnist.errors import ConfigError
 from vitmnist.replacement.decoded_dataset import DecodedDataset, TransformedDataset
-from vitmnist.replacement.from_dataloader import check_replaceable, from_dataloader, rebuilt
+from vitmnist.replacement.from_dataloader import from_dataloader
+from vitmnist.replacement.original import check_replaceable, rebuild
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.timing.benchmark import Benchmark, Candidate, rows_of
@@ -84,7 +85,7 @@ def _with_workers(loader: DataLoader[object], baseline: Candidate, workers: int)
         raise ConfigError("not tried: each worker may deliver all samples of an IterableDataset")
     if workers and not loader.num_workers and context.get_start_method() != "fork":
         raise ConfigError("not tried: workers are not forked, and would import the script again")
-    changed = _with_timeout(rebuilt(loader, num_workers=workers))
+    changed = _with_timeout(rebuild(loader, num_workers=workers))
     return Candidate(changed, baseline.device, baseline.step, change=f"DataLoader(…, num_workers={workers})")
 
 
@@ -122,7 +123,7 @@ def decode_first_samples(
         has_own_order = loader.generator is not None or type(loader.sampler) not in (SequentialSampler, RandomSampler)
         generator = torch.Generator() if has_own_order or not loader.batch_size else None
         order = {"batch_size": batch_size, "sampler": None, "shuffle": True, "generator": generator}
-        loader = rebuilt(loader, dataset=FirstSamples(loader.dataset, count), **order)
+        loader = rebuild(loader, dataset=FirstSamples(loader.dataset, count), **order)
     start = time.perf_counter()
     replaced = from_dataloader(loader, "ram", transforms=transforms)
     set_up_s = (time.perf_counter() - start) * size / count
@@ -142,7 +143,7 @@ def try_loaders(loop: Loop) -> tuple[list[Row], dict[str, float]]:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # For example, torch warns of more workers than cores.
         benchmark = Benchmark(stack)
-        baseline = benchmark.add(BASELINE, lambda: Candidate(_with_timeout(rebuilt(loader)), step=step))
+        baseline = benchmark.add(BASELINE, lambda: Candidate(_with_timeout(rebuild(loader)), step=step))
         parts = add_alternatives(benchmark, loader, baseline)
         benchmark.run(TIMED_BATCHES, TIMED_S)
         return rows_of(benchmark.candidates, loop.epoch_length), parts

@@ -139,11 +139,11 @@ class Loop:
 
     def attach(self, loader: DataLoader[object]) -> None:
         """Make a loader the one that is iterated from now on."""
-        from vitmnist.replacement.from_dataloader import rebuilt  # Not at the top, because it imports torch.
+        from vitmnist.replacement.original import rebuild  # Not at the top, because it imports torch.
 
         self.loader_ref, self.plain_copy = weakref.ref(loader), None
         with suppress(Exception):  # A subclass may lack any attribute.
-            self.plain_copy = rebuilt(loader)
+            self.plain_copy = rebuild(loader)
 
     def mark_if_collecting(self, pass_: Pass) -> None:
         """Set `unmeasured` if the script keeps the batches of a pass, and hardly works between requests for them."""

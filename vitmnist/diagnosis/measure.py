@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from vitmnist.data.randomness import preserved_random_state
 from vitmnist.diagnosis.candidates import BASELINE, add_alternatives
 from vitmnist.errors import DataError
-from vitmnist.replacement.from_dataloader import rebuilt
+from vitmnist.replacement.original import rebuild
 from vitmnist.runtime.device import backend_of
 from vitmnist.store.tree import map_tensors
 from vitmnist.timing.benchmark import Benchmark, Candidate, Step, as_one_argument_step, rows_of
@@ -144,7 +144,7 @@ def _add_candidates(
         raise DataError("the loader is an iterator, which cannot begin again; give a DataLoader or a list")
     plain = None
     if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
-        loader = plain = rebuilt(loader)  # Persistent workers of the original belong to the training loop.
+        loader = plain = rebuild(loader)  # Persistent workers of the original belong to the training loop.
     loading = Candidate(loader, device, is_required=True)
     first_batch = next(iter(loading.batches(0)), None)
     if first_batch is None:

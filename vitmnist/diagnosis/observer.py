@@ -102,7 +102,7 @@ class Observer:
         @wraps(original_init)
         def observed_init(loader: DataLoader[object], *args: object, **kwargs: object) -> None:
             # This import is needed by the first pass, which would take longer with it.
-            import vitmnist.replacement.from_dataloader  # noqa: F401
+            import vitmnist.replacement.original  # noqa: F401
 
             original_init(loader, *args, **kwargs)
             for base in type(loader).__mro__:

@@ -21,10 +21,10 @@ from vitmnist.config.schema import DataConfig
 from vitmnist.config.validation import config_field
 from vitmnist.data.channel_statistics import channel_statistics, configured_statistics
 from vitmnist.data.images import ImageReader, Mode, Pixels
-from vitmnist.data.sources import DatasetSource, SampleSource, TensorSet, digest
+from vitmnist.data.sources import TensorSet, digest
 from vitmnist.errors import ConfigError, DataError, classify
 from vitmnist.registry import OptionsClass, Registry
-from vitmnist.runtime.files import home_expanded
+from vitmnist.runtime.files import expand_home
 from vitmnist.runtime.memory import Memory, check_fits
 
 FileReader = Callable[[Path], Pixels | Image.Image]
@@ -95,10 +95,6 @@ class Split(TensorSet):
             return self
         files = self.files and replace(self.files, names=[self.files.names[index] for index in indices])
         return replace(super().subset(rows), files=files, sha256=None)
-
-    def per_sample_source(self) -> SampleSource:
-        self.check_on_host()
-        return DatasetSource(ImagesOnDisk(self), seed=None)
 
     def channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         return self.mean, self.std
@@ -270,7 +266,7 @@ def build_dataset(values: Mapping[str, Any], root: str, key: str | None = None) 
     """
     builder, options = DATASETS.resolve(values, key)
     try:
-        return builder(options, home_expanded(root))
+        return builder(options, expand_home(root))
     except OSError as error:
         raise DataError(f"data/dataset={values['name']}: {classify(error).message}") from error
 
