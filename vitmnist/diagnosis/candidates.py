@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
-from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from functools import partial
-from io import StringIO
+from hashlib import sha256
 from math import ceil, inf
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
 
-from vitmnist.diagnosis.imitated_step import ImitatedStep
 from vitmnist.diagnosis.loop import Loop
-from vitmnist.diagnosis.sample_parts import time_parts
 from vitmnist.errors import ConfigError
 from vitmnist.replacement.decoded_dataset import DecodedDataset, TransformedDataset
 from vitmnist.replacement.from_dataloader import from_dataloader
 from vitmnist.replacement.original import check_replaceable, rebuild
+from vitmnist.replacement.split_transforms import single_transforms, transform_attributes
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.timing.benchmark import Benchmark, Candidate, rows_of
@@ -32,24 +32,16 @@ DECODING_S = 3.0
 """Decoding is timed on as many samples as one process reads in this time."""
 TIMED_BATCHES, TIMED_S = 50, 6.0
 """Batches of each candidate that are timed, and about how many seconds this takes for all of them."""
+PROFILED_SAMPLES, PROFILED_S = 16, 0.5
+"""Samples that are read to see where their time goes, and about how many seconds this may take."""
+NEGLIGIBLE_CORES = 0.1
+"""A smaller fraction of a core gets no thread of its own in an imitated step."""
 MIN_SAVING = 0.2
 """Share of the time of a script that a change must save to be named."""
 WORKER_TIMEOUT_S = 30.0
 """Seconds without a batch after which workers count as failed."""
 
 Transforms = Literal["exact", "tensor"]
-
-
-class FirstSamples(Subset[object]):
-    """The first samples of a dataset, with its attributes, which `from_dataloader` and a `worker_init_fn` read."""
-
-    def __init__(self, dataset: torch.utils.data.Dataset[object], count: int) -> None:
-        super().__init__(dataset, range(count))
-
-    def __getattr__(self, name: str) -> object:
-        if name.startswith("__") or name == "dataset":
-            raise AttributeError(name)
-        return getattr(self.dataset, name)
 
 
 def add_alternatives(benchmark: Benchmark, loader: DataLoader[object], baseline: Candidate) -> dict[str, float]:
@@ -71,10 +63,10 @@ def add_alternatives(benchmark: Benchmark, loader: DataLoader[object], baseline:
             benchmark.add(f"num_workers={workers}", partial(_with_workers, loader, baseline, workers))
     if not isinstance(loader.dataset, DecodedDataset):
         sample_s = sum(parts.values())
-        exact = benchmark.add("from_dataloader", partial(_decoded, loader, baseline, "exact", sample_s))
+        exact = benchmark.add("from_dataloader", partial(decode, loader, baseline, "exact", sample_s))
         if isinstance(getattr(exact.loader, "dataset", None), TransformedDataset):
             name = 'from_dataloader, transforms="tensor"'
-            benchmark.add(name, partial(_decoded, loader, baseline, "tensor", sample_s))
+            benchmark.add(name, partial(decode, loader, baseline, "tensor", sample_s))
     return parts
 
 
@@ -89,24 +81,8 @@ def _with_workers(loader: DataLoader[object], baseline: Candidate, workers: int)
     return Candidate(changed, baseline.device, baseline.step, change=f"DataLoader(…, num_workers={workers})")
 
 
-def _decoded(loader: DataLoader[object], baseline: Candidate, transforms: Transforms, sample_s: float) -> Candidate:
-    """The replacement that `from_dataloader` builds for a loader."""
-    replaced, set_up_s = decode_first_samples(loader, transforms, sample_s)
-    change = "loader = vitmnist.from_dataloader(loader)" if transforms == "exact" else None
-    return Candidate(_with_timeout(replaced), baseline.device, baseline.step, set_up_s=set_up_s, change=change)
-
-
-def _with_timeout(loader: DataLoader[object]) -> DataLoader[object]:
-    """Make workers that deliver no batch an error: those forked after a script lack the threads of its pools."""
-    if loader.num_workers:
-        loader.timeout = loader.timeout or WORKER_TIMEOUT_S
-    return loader
-
-
-def decode_first_samples(
-    loader: DataLoader[object], transforms: Transforms, sample_s: float
-) -> tuple[DataLoader[object], float]:
-    """The replacement of a loader for as many samples as there is time for, and its set-up time for all samples.
+def decode(loader: DataLoader[object], baseline: Candidate, transforms: Transforms, sample_s: float) -> Candidate:
+    """The replacement by `from_dataloader` of as many samples as there is time for, with the set-up time for all.
 
     Args:
         sample_s: how many seconds reading a sample takes.
@@ -123,12 +99,97 @@ def decode_first_samples(
         has_own_order = loader.generator is not None or type(loader.sampler) not in (SequentialSampler, RandomSampler)
         generator = torch.Generator() if has_own_order or not loader.batch_size else None
         order = {"batch_size": batch_size, "sampler": None, "shuffle": True, "generator": generator}
-        loader = rebuild(loader, dataset=FirstSamples(loader.dataset, count), **order)
+        loader = rebuild(loader, dataset=Subset(loader.dataset, range(count)), **order)
     start = time.perf_counter()
     replaced = from_dataloader(loader, "ram", transforms=transforms)
     set_up_s = (time.perf_counter() - start) * size / count
     check_fits("ram", Memory(getattr(replaced.dataset, "sample_nbytes", 0) * size), torch.device("cpu"))
-    return replaced, set_up_s
+    change = "loader = vitmnist.from_dataloader(loader)" if transforms == "exact" else None
+    return Candidate(_with_timeout(replaced), baseline.device, baseline.step, set_up_s=set_up_s, change=change)
+
+
+def _with_timeout(loader: DataLoader[object]) -> DataLoader[object]:
+    """Make workers that deliver no batch an error: those forked after a script lack the threads of its pools."""
+    if loader.num_workers:
+        loader.timeout = loader.timeout or WORKER_TIMEOUT_S
+    return loader
+
+
+def time_parts(loader: DataLoader[object]) -> dict[str, float]:
+    """Seconds per sample of each part, by name; empty if a sample cannot be read or collated."""
+    dataset: Any = loader.dataset
+    transforms = [(owner, name, vars(owner)[name]) for owner, name in transform_attributes(dataset)]
+    transforms_s: dict[str, float] = {}
+    with suppress(Exception):  # The rows of the table say why.
+        start = time.perf_counter()
+        dataset[0]
+        count = min(PROFILED_SAMPLES, len(dataset), max(2, int(PROFILED_S / (time.perf_counter() - start))))
+        try:
+            for owner, name, transform in transforms:
+                vars(owner)[name] = _timed(transform, transforms_s)
+            start = time.perf_counter()
+            samples = [dataset[index] for index in range(count)]
+            reading_s = time.perf_counter() - start - sum(transforms_s.values())
+        finally:
+            for owner, name, transform in transforms:
+                vars(owner)[name] = transform
+        start = time.perf_counter()
+        (loader.collate_fn or list)(samples)
+        collating_s = time.perf_counter() - start
+        reading = "decoding and reading" if transforms else "reading and transforms"
+        parts = {reading: reading_s, **transforms_s, "collating": collating_s}
+        return {name: seconds / count for name, seconds in parts.items()}
+    return {}
+
+
+def _timed(transform: Callable[..., object], transforms_s: dict[str, float]) -> Callable[..., object]:
+    """A transform that adds the seconds of each of its parts to `transforms_s`, by the name of the part."""
+
+    def apply(*args: object, **kwargs: object) -> object:
+        # A Compose of several arguments, or of keyword arguments, converts them for its parts.
+        is_divisible = len(args) == 1 and not kwargs
+        for part in single_transforms(transform) if is_divisible else [transform]:
+            start = time.perf_counter()
+            args = (part(*args, **kwargs),)
+            name = getattr(part, "__name__", type(part).__name__)
+            transforms_s[name] = transforms_s.get(name, 0.0) + time.perf_counter() - start
+        return args[0]
+
+    return apply
+
+
+class ImitatedStep:
+    """Takes as long as a step of a script, and as much processor time, on as many threads.
+
+    The work is a fixed number of hashes, calibrated while no workers run. So it takes longer where workers use the
+    cores, as the step of the script does. For the rest of the time it sleeps.
+
+    Args:
+        step_s: seconds of a step.
+        cores: how many cores a step uses, on average.
+    """
+
+    def __init__(self, step_s: float, cores: float) -> None:
+        self.threads = max(1, ceil(cores - NEGLIGIBLE_CORES))
+        busy_share = min(cores / self.threads, 1.0)
+        self._pool = ThreadPoolExecutor(self.threads)
+        self._block = bytes(2**15)
+        self._hashes = 1000
+        start = time.thread_time()
+        self._compute()
+        self._hashes = round(busy_share * step_s * self._hashes / (time.thread_time() - start))
+        self._sleep_s = (1 - busy_share) * step_s
+
+    def __call__(self, batch: object) -> None:
+        futures = [self._pool.submit(self._compute) for _ in range(self.threads - 1)]
+        self._compute()
+        for future in futures:
+            future.result()
+        time.sleep(self._sleep_s)
+
+    def _compute(self) -> None:
+        for _ in range(self._hashes):
+            sha256(self._block)  # Hashing releases the interpreter's lock.
 
 
 def try_loaders(loop: Loop) -> tuple[list[Row], dict[str, float]]:
@@ -138,8 +199,6 @@ def try_loaders(loop: Loop) -> tuple[list[Row], dict[str, float]]:
         return [Row(BASELINE, error="this loader cannot be built again")], {}
     step = ImitatedStep(loop.step_s, loop.cores)
     with ExitStack() as stack:
-        stack.enter_context(redirect_stdout(StringIO()))  # The samples may print.
-        stack.enter_context(redirect_stderr(StringIO()))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # For example, torch warns of more workers than cores.
         benchmark = Benchmark(stack)

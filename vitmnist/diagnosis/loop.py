@@ -66,10 +66,9 @@ def _line_of_script() -> str:
 
 @dataclass
 class Pass:
-    """The use of one iterator, from `iter()` on; times are readings of `time.perf_counter`.
+    """The use of one iterator, from `iter()` to `last_return`, the end of its last `next()`.
 
     Args:
-        last_return: when its last `next()` has returned.
         next_start: when another pass has begun after that; None if none has.
         iterator_ref: a weak reference to the iterator; `first_batch_ref` is one to its first batch.
     """
@@ -88,8 +87,7 @@ class Pass:
         return not self.is_exhausted and self.iterator_ref() is not None
 
     def end(self, step_s: float) -> float:
-        """When the pass has ended. After a `break`, the script works on the last batch for a step of `step_s` seconds,
-        or until another pass begins."""
+        """When it has ended; after a `break`, the script works on the last batch for a step, or until another pass."""
         return self.last_return if self.is_exhausted else min(self.last_return + step_s, self.next_start or inf)
 
 
@@ -99,10 +97,7 @@ class Loop:
 
     Args:
         loader_ref: a weak reference to the last loader.
-        plain_copy: a plain `DataLoader` with the settings of the last loader, which the script may have dropped; None
-            if it cannot be built.
-        batches: the number of batches in all passes.
-        waiting_s: seconds inside `iter()` and `next()`.
+        plain_copy: a plain `DataLoader` with the settings of the last loader; None if it cannot be built.
         steps_s: seconds between each `next()` and the one that follows it; `steps_cpu_s` is their processor time.
     """
 
@@ -134,20 +129,20 @@ class Loop:
         if self.plain_copy is not None:
             with suppress(Exception):  # The script may never call `len()`; ignore errors.
                 return len(self.plain_copy)
-        lengths = [pass_.batches for pass_ in self.passes if pass_.is_exhausted and pass_.batches]
-        return max(lengths, default=None)
+        return max((pass_.batches for pass_ in self.passes if pass_.is_exhausted and pass_.batches), default=None)
 
     def attach(self, loader: DataLoader[object]) -> None:
-        """Make a loader the one that is iterated from now on."""
+        """Make a loader the last one."""
         from vitmnist.replacement.original import rebuild  # Not at the top, because it imports torch.
 
         self.loader_ref, self.plain_copy = weakref.ref(loader), None
         with suppress(Exception):  # A subclass may lack any attribute.
             self.plain_copy = rebuild(loader)
 
-    def mark_if_collecting(self, pass_: Pass) -> None:
-        """Set `unmeasured` if the script keeps the batches of a pass, and hardly works between requests for them."""
-        if pass_.batches > 1 and self.step_s < COLLECTING_S and pass_.first_batch_ref() is not None:
+    def mark_if_collecting(self) -> None:
+        """Set `unmeasured` if the script keeps the batches, and hardly works between requests for them."""
+        is_kept = any(pass_.batches > 1 and pass_.first_batch_ref() is not None for pass_ in self.passes)
+        if is_kept and self.step_s < COLLECTING_S:
             self.unmeasured = self.unmeasured or Unmeasured.COLLECTS
 
     def reset(self, now: float) -> None:

@@ -11,7 +11,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
@@ -61,12 +61,11 @@ class Diagnosis:
         return Spread(median, low, high, self.step_s.n)
 
     def __str__(self) -> str:
-        times = {
-            "loading alone (T1)": self.loading_s,
-            "step alone (T2)": self.step_s,
-            "both together (T)": self.batch_s,
-        }
-        lines = [f"{name:<20}{spread.text(format_ms)} a batch" for name, spread in times.items()]
+        lines = [
+            f"loading alone (T1)  {self.loading_s.text(format_ms)} a batch",
+            f"step alone (T2)     {self.step_s.text(format_ms)} a batch",
+            f"both together (T)   {self.batch_s.text(format_ms)} a batch",
+        ]
         if self.bottleneck is Bottleneck.TOO_FEW_STEPS:
             lines.append(f"{format_few_steps(self.steps)}; give larger batches= or seconds=")
         else:
@@ -105,7 +104,9 @@ def diagnose(
     Raises:
         DataError: the loader has no batches, or is a generator, which cannot begin again.
     """
-    device = _device_of(model)
+    device = torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
+    for parameter in model.parameters() if model is not None else ():
+        device = parameter.device
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         stack.enter_context(_restored(model, optimizer))
@@ -115,9 +116,9 @@ def diagnose(
         loading, step_alone, together = _add_candidates(benchmark, loader, as_one_argument_step(step), device)
         benchmark.run(batches, seconds)
     diagnosis = Diagnosis(
-        loading_s=_batch_s(loading),
-        step_s=_batch_s(step_alone),
-        batch_s=_batch_s(together),
+        loading_s=Spread.of(block.batch_s for block in loading.blocks),
+        step_s=Spread.of(block.batch_s for block in step_alone.blocks),
+        batch_s=Spread.of(block.batch_s for block in together.blocks),
         waiting_pct=Spread.of(block.waiting_pct(None) for block in together.blocks),
         steps=together.delivered,
         rows=rows_of([together, *benchmark.candidates[3:]], together.length),
@@ -126,14 +127,6 @@ def diagnose(
     if model is None or optimizer is None:
         print("note: the step has trained: give model= and optimizer= to have what it changed restored")
     return diagnosis
-
-
-def _device_of(model: nn.Module | None) -> torch.device:
-    """The device of a model; without one, CUDA if it is in use, or else the CPU."""
-    parameter = next(model.parameters(), None) if model is not None else None
-    if parameter is not None:
-        return parameter.device
-    return torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
 
 
 def _add_candidates(
@@ -160,46 +153,23 @@ def _add_candidates(
     return loading, step_alone, together
 
 
-def _batch_s(candidate: Candidate) -> Spread:
-    return Spread.of(block.batch_s for block in candidate.blocks)
-
-
 @contextmanager
 def _restored(model: nn.Module | None, optimizer: Optimizer | None) -> Iterator[None]:
     """Restore the state of model and optimizer on exit, and zero the gradients."""
     owners = [owner for owner in (model, optimizer) if owner is not None]
     states = [deepcopy(owner.state_dict()) for owner in owners]
-    try:
-        with ExitStack() as stack:
-            for module in model.modules() if model is not None else ():
-                stack.enter_context(_restored_module(module))
-            yield
-    finally:
-        for owner, state in zip(owners, states, strict=True):
-            owner.load_state_dict(state)
-            owner.zero_grad()
-
-
-@contextmanager
-def _restored_module(module: nn.Module) -> Iterator[None]:
-    """Restore the training mode of a module and its own buffers on exit.
-
-    A `state_dict` lacks the buffers that are not persistent, and those that were None when it was taken.
-    """
-    is_training = module.training
-    buffers = _own_buffers(module)
-    values = {name: buffer.detach().clone() for name, buffer in buffers.items()}
+    modules = list(model.modules()) if model is not None else []
+    modes = [module.training for module in modules]
+    buffers = [dict(module.named_buffers(recurse=False, remove_duplicate=False)) for module in modules]
+    values = [{name: buffer.detach().clone() for name, buffer in named.items()} for named in buffers]
     try:
         yield
     finally:
-        module.training = is_training
-        for name in _own_buffers(module).keys() - buffers.keys():
-            setattr(module, name, None)
-        for name, buffer in buffers.items():
-            with torch.no_grad():
-                setattr(module, name, buffer.copy_(values[name]))
-
-
-def _own_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """The buffers of a module without those of its submodules."""
-    return dict(module.named_buffers(recurse=False, remove_duplicate=False))
+        for module, mode, named, saved in zip(modules, modes, buffers, values, strict=True):
+            module.training = mode
+            for name, buffer in named.items():  # A state_dict lacks the buffers that are not persistent.
+                with torch.no_grad():
+                    setattr(module, name, buffer.copy_(saved[name]))
+        for owner, state in zip(owners, states, strict=True):
+            owner.load_state_dict(state)
+            owner.zero_grad()

@@ -36,18 +36,17 @@ class Observer:
         self.end_time: float | None = None
         self.is_stopped = False
         self.is_warm = not warm_up
-        self._threads_inside: set[int] = set()
-        """Identifiers of the threads that are within a call of a loader."""
+        self.process_id = os.getpid()
+        self._threads_inside: set[int] = set()  # Threads that are within a call of a loader
         self._wrapped_classes: set[type] = set()
-        if hasattr(os, "register_at_fork"):  # Ranks and workers of the script must not be ended by its --stop.
-            os.register_at_fork(after_in_child=self.end)
         self._wrap_torch("import", ())
         sys.addaudithook(self._wrap_torch)
 
     @property
     def is_active(self) -> bool:
-        """Whether a call of a loader counts: not after the end, nor within a call of another loader."""
-        return self.end_time is None and get_ident() not in self._threads_inside
+        """Whether a call of a loader counts: not after the end, in a forked process, or within another such call."""
+        is_inside = get_ident() in self._threads_inside
+        return self.end_time is None and not is_inside and os.getpid() == self.process_id
 
     @contextmanager
     def waiting(self, loop: Loop, pass_: Pass) -> Iterator[None]:
@@ -80,17 +79,12 @@ class Observer:
 
     def end(self) -> None:
         """Observe no more."""
-        if self.end_time is None:
-            self.end_time = perf_counter()
-            for loop in self.loops:
-                if loop.passes:
-                    loop.mark_if_collecting(loop.passes[-1])
+        self.end_time = self.end_time or perf_counter()
+        for loop in self.loops:
+            loop.mark_if_collecting()
 
     def _wrap_torch(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Wrap the loaders of torch once they are defined.
-
-        This is an audit hook. It is called for every import, and torch imports further modules after its loaders.
-        """
+        """Wrap the loaders of torch; an audit hook, because torch imports further modules after it has defined them."""
         if event != "import" or self._wrapped_classes:
             return
         loader_class: Any = getattr(sys.modules.get("torch.utils.data.dataloader"), "DataLoader", None)
@@ -101,8 +95,7 @@ class Observer:
 
         @wraps(original_init)
         def observed_init(loader: DataLoader[object], *args: object, **kwargs: object) -> None:
-            # This import is needed by the first pass, which would take longer with it.
-            import vitmnist.replacement.original  # noqa: F401
+            import vitmnist.replacement.original  # noqa: F401  # The first pass would take longer with this import.
 
             original_init(loader, *args, **kwargs)
             for base in type(loader).__mro__:
@@ -120,25 +113,20 @@ class Observer:
 
         @wraps(original_iter)
         def observed_iter(loader: DataLoader[object]) -> object:
-            if self.is_active and not hasattr(loader, "is_internal"):
-                return self._start_pass(loader, original_iter)
-            return original_iter(loader)
+            if not self.is_active or hasattr(loader, "is_internal"):
+                return original_iter(loader)
+            self.check_limits()
+            loop = self._loop_of(loader)
+            now = perf_counter()
+            for earlier in (other.passes[-1] for other in self.loops if other.passes):
+                earlier.next_start = earlier.next_start or now
+            pass_ = Pass(now, now)
+            loop.passes.append(pass_)
+            with self.waiting(loop, pass_):
+                iterator = original_iter(loader)
+            return ObservedIterator(self, loop, pass_, iterator)
 
         loader_class.__iter__ = observed_iter
-
-    def _start_pass(
-        self, loader: DataLoader[object], original_iter: Callable[[DataLoader[object]], Iterator[object]]
-    ) -> Iterator[object]:
-        self.check_limits()
-        loop = self._loop_of(loader)
-        now = perf_counter()
-        for earlier in (other.passes[-1] for other in self.loops if other.passes):
-            earlier.next_start = earlier.next_start or now
-        pass_ = Pass(now, now)
-        loop.passes.append(pass_)
-        with self.waiting(loop, pass_):
-            iterator = original_iter(loader)
-        return ObservedIterator(self, loop, pass_, iterator)
 
     def _loop_of(self, loader: DataLoader[object]) -> Loop:
         """The loop of a loader; one that is built for each epoch continues the loop of the one before."""
@@ -188,7 +176,7 @@ class ObservedIterator:
                 batch = next(self._iterator)
         except StopIteration:
             pass_.is_exhausted = True
-            loop.mark_if_collecting(pass_)
+            loop.mark_if_collecting()
             raise
         loop.batches += 1
         pass_.batches += 1
