@@ -28,9 +28,8 @@ from vitmnist.epoch_recorder import EpochRecorder
 from vitmnist.loaders.auto import AutoOptions, select_loader
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.losses import LOSSES
-from vitmnist.metrics.epoch_record import check_metrics
+from vitmnist.metrics.epoch_record import Monitor, check_metrics
 from vitmnist.metrics.epoch_table import find_metric
-from vitmnist.metrics.monitor import Monitor
 from vitmnist.optim.optimizers import EMA, OPTIMIZERS
 from vitmnist.optim.schedules import build_schedule
 from vitmnist.runtime.device import choose_device, use_deterministic_kernels
@@ -109,7 +108,7 @@ class Trainer:
         ):
             checkpoint, weights = self.load_start()
             dataset, sampler = self.build_data()
-            step = self.build_step(dataset.train, sampler, checkpoint, weights)
+            step = self.build_step(dataset.train, sampler, weights)
             train_loader, eval_loader, loader_config = self.build_loaders(dataset, sampler, step)
             self.distribute(step)
             self._record_setup(dataset, step, train_loader)
@@ -140,7 +139,7 @@ class Trainer:
         return result
 
     def load_start(self) -> tuple[Checkpoint | None, Mapping[str, Tensor] | None]:
-        """Load the checkpoint to resume from, or else the initial weights that `init` names; None stands for neither.
+        """Load the checkpoint to resume from, or else the initial weights that `init` names.
 
         Raises:
             ConfigError: a key has changed that may not change on resuming, or there are no such weights.
@@ -167,13 +166,11 @@ class Trainer:
         order = config.batch_size, config.seed, data.shuffle, data.drop_last
         return dataset, build_sampler(len(dataset.train), *order, rank=world.rank, world_size=world.size)
 
-    def build_step(
-        self, train: Split, sampler: EpochSampler, checkpoint: Checkpoint | None, weights: Mapping[str, Tensor] | None
-    ) -> TrainStep:
+    def build_step(self, train: Split, sampler: EpochSampler, weights: Mapping[str, Tensor] | None) -> TrainStep:
         """Build model, loss, optimizer and schedule, and the step that uses them."""
         config, device = self.config, self.device
         batch_size = min(sampler.rank_batch_size, sampler.size)
-        step_config = self._step_config(batch_size, sampler.size, checkpoint)
+        step_config = self._step_config(batch_size, config.epochs * sampler.size)
         model = build_model(config, train, device, weights)
         preprocess = Preprocess(train, build_augment(config.data.augment)).to(device)
         loss = LOSSES.build(config.loss, train.labels, train.classes, device)
@@ -186,25 +183,12 @@ class Trainer:
         check_batch_norm(config.model["name"], backend, train, sampler)
         return step
 
-    def _step_config(self, batch_size: int, images: int, checkpoint: Checkpoint | None) -> StepConfig:
-        """The configuration of the step: the checkpoint's if it still applies, else what rank 0 resolves for all.
-
-        Args:
-            batch_size: images per batch of this rank.
-            images: training images.
-        """
-        config, device, ranks = self.config, self.device, self.world.size
-
-        def resolve() -> dict[str, Any]:
-            return asdict(resolve_step_config(config.trainer, device, batch_size, config.epochs * images, ranks))
-
-        setting = (to_plain_dict(config)["trainer"], device.type, ranks)
-        if checkpoint and (checkpoint.config["trainer"], checkpoint.device, len(checkpoint.rng)) == setting:
-            step_config = StepConfig(**checkpoint.step_config)
-        else:
-            step_config = StepConfig(**self.world.broadcast_object(resolve))
+    def _step_config(self, batch_size: int, images: int) -> StepConfig:
+        """The configuration of the step, which rank 0 resolves for all ranks; arguments as `resolve_step_config`."""
+        resolve = partial(resolve_step_config, self.config.trainer, self.device, batch_size, images, self.world.size)
+        step_config = StepConfig(**self.world.broadcast_object(lambda: asdict(resolve())))
         if step_config.reasons:
-            log.info("trainer options chosen for %s:\n%s", device, step_config.describe())
+            log.info("trainer options chosen for %s:\n%s", self.device, step_config.describe())
         return step_config
 
     def build_loaders(
@@ -212,8 +196,7 @@ class Trainer:
     ) -> tuple[Loader, Loader, Mapping[str, Any]]:
         """Build the loaders of training and evaluation, and compile or capture the step for what they deliver.
 
-        Returns:
-            Both loaders, and the values of `data.loader`; if that is `auto`, the values of the selected loader.
+        The third value is `data.loader`, in which the selected loader replaces `auto`.
         """
         if self.device.type == "cpu":
             keep_freed_memory()
@@ -307,11 +290,7 @@ class Trainer:
         return EpochRecorder(checkpoints, self.monitor, loggers, peak_memory)
 
     def _evaluate_on_test(self, loader_config: Mapping[str, Any], checkpoints: CheckpointManager) -> None:
-        """Evaluate the best weights on the test split, if epochs were evaluated on a validation split.
-
-        Raises:
-            TrainingError: a loss or metric is not finite.
-        """
+        """Evaluate the best weights on the test split, if epochs were evaluated on a validation split."""
         dataset, step = checkpoints.dataset, checkpoints.step
         if dataset.validation is None or dataset.test is None:
             return
