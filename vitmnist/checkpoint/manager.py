@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,13 +17,12 @@ from vitmnist.config.schema import Config, complete_record, flatten, is_under, k
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.randomness import RandomState
 from vitmnist.errors import ConfigError, DataError, TrainingError
-from vitmnist.metrics.epoch_table import Monitor
 from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.signals import StopSignal, interruption
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import World
 from vitmnist.tracking.result import Result
-from vitmnist.training.loop import EpochProgress
+from vitmnist.training.progress import EpochProgress
 from vitmnist.training.step import TrainStep
 
 log = logging.getLogger(__name__)
@@ -37,12 +36,7 @@ class Checkpoint:
     right, increase `storage.FORMAT`.
 
     Args:
-        config: the configuration, as plain values.
-        model_info: see `model_info`.
-        dataset_sha256: checksums of the dataset's tensors.
         step: `TrainStep.state_dict()`.
-        step_config: `StepConfig` as plain values.
-        device: "cpu" or "cuda".
         epochs: the records of the completed epochs.
         rng: `RandomState.to_dict()` of each rank.
         progress: `EpochProgress.state_dict()` of an epoch under way; None between two epochs.
@@ -52,8 +46,6 @@ class Checkpoint:
     model_info: dict[str, Any]
     dataset_sha256: dict[str, str]
     step: dict[str, Any]
-    step_config: dict[str, Any]
-    device: str
     epochs: list[dict[str, Any]]
     rng: list[dict[str, Any]]
     progress: dict[str, Any] | None = None
@@ -73,7 +65,6 @@ class CheckpointManager:
     result: Result
     stop: StopSignal
     world: World
-    monitor: Monitor
 
     def __post_init__(self) -> None:
         self._model_info = model_info(self.config, self.dataset.train)
@@ -89,8 +80,6 @@ class CheckpointManager:
             model_info=self._model_info,
             dataset_sha256=(self.result.dataset or {})["sha256"],
             step=step.state_dict(),
-            step_config=asdict(step.config),
-            device=step.device.type,
             epochs=self.result.epochs,
             rng=self.world.all_gather_object(RandomState(device=step.device).to_dict()),
             progress=progress.state_dict() if progress else None,
@@ -105,7 +94,7 @@ class CheckpointManager:
         Raises:
             DataError: the dataset is another one, or the checkpoint is damaged.
         """
-        with storage.reporting_damage(self.folder / storage.FOLDER):
+        with storage.reporting_damage(self.folder / storage.FOLDER / storage.WEIGHTS["last"]):
             checksums = (self.result.dataset or {})["sha256"]
             differing = [name for name, value in checksums.items() if checkpoint.dataset_sha256.get(name) != value]
             if differing:
@@ -119,22 +108,16 @@ class CheckpointManager:
         log.info("resumed after %d epochs and %d batches", len(checkpoint.epochs), progress.metrics.steps)
         before, schedule = int(checkpoint.config["epochs"]), self.config.schedule["name"]
         if before != self.config.epochs and schedule != "constant":
-            log.warning(
-                "epochs=%d (it was %d): schedule=%s continues at this step of the new curve, so the run differs from "
-                "one that began with as many epochs",
-                self.config.epochs,
-                before,
-                schedule,
+            message = (
+                "epochs=%d (it was %d): schedule=%s continues at this step of the curve for the new number of epochs"
             )
+            log.warning(message, self.config.epochs, before, schedule)
 
     def after_step(self, progress: EpochProgress, timer: EpochTimer) -> None:
-        """Save in the middle of an epoch if it is time to, or if the run is to stop.
+        """Save within an epoch if due; if the run is to stop, save and raise `RunInterrupted`.
 
         Args:
-            timer: the timer of the pass under way, training or evaluation.
-
-        Raises:
-            RunInterrupted: the run is to stop, and is saved.
+            timer: the timer of the current pass, training or evaluation.
         """
         minutes = self.config.checkpoint.every_minutes
         is_due = minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
@@ -151,20 +134,18 @@ class CheckpointManager:
         if stopping:
             self._interrupt(stopping)
 
-    def after_epoch(self, is_last: bool, must_save: bool = False) -> None:
-        """Save after an epoch (already in `result`) if due, or if any rank asks for it.
+    def after_epoch(self, is_last: bool, is_best: bool, must_save: bool = False) -> None:
+        """Save after an epoch (already in `result`) if due; if the run is to stop, save and raise `RunInterrupted`.
 
-        Raises:
-            RunInterrupted: the run is to stop, and is saved.
+        Args:
+            is_best: also write `best.pt`.
+            must_save: save even if it is not due.
         """
-        # Selecting by the test split would bias its accuracy.
-        is_best_epoch = self.monitor.best_epoch(self.result.epochs) == len(self.result.epochs) - 1
-        best = is_best_epoch and self.dataset.validation is not None
         interval = self.config.checkpoint.min_interval_s
         is_due = interval is not None and time.monotonic() - self._saved_at >= interval
         stopping, saving = self.world.all_reduce_max([self.stop.request, is_due or must_save], wait=True)
-        if is_last or best or stopping or saving:
-            self.save(None, best)
+        if is_last or is_best or stopping or saving:
+            self.save(None, is_best)
         if stopping and not is_last:
             self._interrupt(stopping)
 
@@ -175,13 +156,7 @@ class CheckpointManager:
         raise interruption(request)
 
     def load_best_weights(self) -> str:
-        """Load the weights of the best epoch, if there are any, into the model that is evaluated; returns their name.
-
-        Rank 0 reads them for all.
-
-        Raises:
-            DamagedError: they are damaged.
-        """
+        """Load the weights of the best epoch, if there are any, into the evaluated model; returns `best` or `final`."""
         best = self.folder / storage.FOLDER / storage.WEIGHTS["best"]
         weights = self.world.broadcast_object(lambda: storage.read_weights(best)[1] if best.is_file() else None)
         if weights is None:
@@ -200,9 +175,7 @@ class CheckpointManager:
 
 
 def load_checkpoint(config: Config, folder: Path, world: World) -> Checkpoint | None:
-    """The checkpoint from which a run is resumed; None if it was stopped before the first.
-
-    Rank 0 reads it for all.
+    """Load the checkpoint to resume from, which rank 0 reads for all ranks; None if there is none.
 
     Raises:
         ConfigError: the configuration differs in a key that may not change, or has fewer epochs than are done.
@@ -211,7 +184,7 @@ def load_checkpoint(config: Config, folder: Path, world: World) -> Checkpoint | 
     state = world.broadcast_object(lambda: storage.load(folder))
     if state is None:
         return None
-    with storage.reporting_damage(folder / storage.FOLDER):
+    with storage.reporting_damage(folder / storage.FOLDER / storage.WEIGHTS["last"]):
         fields = {name: value for name, value in state.items() if name != "format"}
         checkpoint = Checkpoint(**fields | {"config": complete_record(fields["config"])})
     check_resumable(checkpoint.config, to_plain_dict(config))

@@ -12,7 +12,8 @@ from typing import Any
 
 from vitmnist.config.schema import flatten
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.metrics.epoch_table import Metric, Monitor, epoch_metrics, find_metric, steady_epochs, summarize
+from vitmnist.metrics.epoch_record import Monitor, steady_epochs, summarize
+from vitmnist.metrics.epoch_table import Metric, epoch_metrics, find_metric
 from vitmnist.runtime.files import UnreadableError, read_plain
 from vitmnist.runtime.run_folder import is_in_use
 from vitmnist.tracking.result import CONFIG, Result
@@ -136,9 +137,10 @@ def read_run(folder: Path) -> Run:
 
 
 def _active_times(folder: Path) -> tuple[float, float]:
-    """When a run began and last wrote a file, in seconds since 1970, by the times of its files."""
+    """When a run began and last wrote a file, in seconds since 1970, by the times of its files; 0 without a folder."""
     config = folder / CONFIG  # The last start has written it.
-    last_write = max(path.stat().st_mtime for path in (folder, *folder.glob("*")) if path.exists())
+    files = (path for path in (folder, *folder.glob("*")) if path.exists())
+    last_write = max((path.stat().st_mtime for path in files), default=0.0)
     return config.stat().st_mtime if config.is_file() else last_write, last_write
 
 
