@@ -67,9 +67,7 @@ class TrainingProcess:
             self.resources.enter_context(folder_lock(folder))
         except OSError as error:
             raise ConfigError(f"{shown}: {error.strerror}; name another folder with {key}=FOLDER") from error
-        # The jobs of a sweep are below its folder. Runs below the folder of another run do not conflict with it.
-        below = "**/" if key == "hydra.sweep.dir" else ""
-        if must_be_new and any(any(folder.glob(below + name)) for name in ("result.json", "checkpoints/*.pt")):
+        if must_be_new and any(any(folder.rglob(name)) for name in ("result.json", "checkpoints/*.pt")):
             raise ConfigError(
                 f"{key}={shown}: holds records already, which would be overwritten; name another folder, or resume "
                 "with resume=auto"
