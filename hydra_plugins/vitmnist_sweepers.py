@@ -23,7 +23,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from vitmnist.cli.arguments import key_of
-from vitmnist.config.schema import value_text
+from vitmnist.config.schema import format_value
 from vitmnist.errors import ConfigError, MissingExtraError
 from vitmnist.metrics.epoch_table import search_objective
 from vitmnist.runtime.files import write_atomic
@@ -123,7 +123,7 @@ class SearchSweeper(Sweeper):
         best: dict[str, object] = {"summary": f"No trial has a value of {metric.name}."}
         if any(trial.value is not None for trial in study.trials):
             trial = study.best_trial
-            parameters = " ".join(f"{key}={value_text(value)}" for key, value in trial.params.items())
+            parameters = " ".join(f"{key}={format_value(value)}" for key, value in trial.params.items())
             value = f"{trial.value:.6g} {metric.unit}".rstrip()
             best = {
                 "best_params": trial.params,

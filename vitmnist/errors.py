@@ -45,7 +45,7 @@ class UnknownKeyError(ConfigError):
         super().__init__(key, siblings)  # An exception is pickled by these arguments.
 
     def __str__(self) -> str:
-        return f"{self.key}: there is no such key; {allowed_names(self.key.rpartition('.')[2], self.siblings)}"
+        return f"{self.key}: there is no such key; {suggest_names(self.key.rpartition('.')[2], self.siblings)}"
 
 
 class DataError(UserError):
@@ -80,7 +80,7 @@ class TimeLimitReached(RunInterrupted):
     """The run has reached its `max_minutes`; the other jobs of a sweep go ahead."""
 
 
-def allowed_names(wrong: str, allowed: Iterable[str]) -> str:
+def suggest_names(wrong: str, allowed: Iterable[str]) -> str:
     """The end of a message about an unknown name: the closest allowed name, ignoring case, then all of them."""
     names = {name.lower(): name for name in sorted(allowed)}
     closest = get_close_matches(wrong.lower(), names, n=1)
