@@ -202,8 +202,8 @@ def test_weights_are_chosen_by_name_and_verified(trained: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"name": "pretrained"}, "cannot be built: model.name=pretrained: not known; "),
-        ({"name": "cnn", "width": 0}, "cannot be built: model.width=0: must be at least 1; put back what"),
+        ({"name": "pretrained"}, "model.name=pretrained: not known; "),
+        ({"name": "cnn", "width": 0}, "model.width=0: must be at least 1"),
     ],
 )
 def test_a_model_that_lacks_what_it_was_trained_with_is_not_called_damaged(
@@ -214,7 +214,7 @@ def test_a_model_that_lacks_what_it_was_trained_with_is_not_called_damaged(
         info = json.loads(opened.metadata()["vitmnist"])
     save_file(load_file(file), file, {"vitmnist": json.dumps(info | {"model": options})})
     error = call_here(predict_main, "run", "nothing.png").stderr
-    assert error.startswith(f"error: run/checkpoints/final.safetensors: its model {reason}")
+    assert error.startswith(f"error: {reason}")
 
 
 def test_classes_are_matched_by_name_and_sizes_must_fit(succeed: Printed, tmp_path: Path) -> None:
