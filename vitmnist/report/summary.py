@@ -11,18 +11,13 @@ from statistics import median
 from vitmnist.metrics.epoch_table import Metric
 from vitmnist.report.comparison import Comparison, Configuration, loader_groups
 from vitmnist.report.statistics import MIN_ROUNDS, Difference, Differences, format_seconds, format_spread
-from vitmnist.tracking.runs import search_summary
 
 NO_TIME = "No run is ranked: it takes a completed run, alone on the machine, with two epochs since its last start."
 
 
 def summarize_comparison(comparison: Comparison) -> list[str]:
     """Return the sentences about a comparison, the most important one first."""
-    sweeps = dict.fromkeys(run.folder.parent for row in comparison.rows for run in row.runs)
-    searches = [sentence for folder in sweeps if (sentence := search_summary(folder))]
-    # A search does not repeat a trial with other seeds.
-    quality = searches or [summarize_quality(comparison)]
-    return [sentence for sentence in [*quality, *summarize_times(comparison)] if sentence]
+    return [sentence for sentence in [summarize_quality(comparison), *summarize_times(comparison)] if sentence]
 
 
 def format_quality(metric: Metric, value: float) -> str:
