@@ -13,21 +13,21 @@ from vitmnist.data.images import to_tensor
 
 
 def collate_samples(samples: Sequence[object]) -> object:
-    """A batch of samples as torch's `default_collate` makes it; PIL images become uint8 `[B, C, H, W]`, None stays.
+    """Collate samples as torch's `default_collate` does; PIL images become uint8 `[B, C, H, W]`, and None stays None.
 
-    Like torch, it turns nested tuples into lists; a sample that is a tuple itself makes a tuple.
+    As in torch, nested tuples become lists. Samples that are tuples themselves make a tuple.
 
     Raises:
-        TypeError: samples that torch cannot batch.
-        RuntimeError: tensors of different shapes.
+        TypeError: torch cannot collate an object of this type.
+        RuntimeError: tensors have different shapes.
     """
     batch = collate_with({Image.Image: _collate_images, type(None): _collate_none}, samples)
     return tuple(batch) if isinstance(batch, list) and isinstance(samples[0], tuple) else batch
 
 
 def collate_with(functions: dict[Any, Callable[..., object]], samples: Sequence[object]) -> object:
-    """A batch as torch's `default_collate` makes it, with other functions for the values of some types."""
-    # Private, and used by this function alone: how `default_collate` is extended, as its documentation shows.
+    """Collate samples as torch's `default_collate` does, with other functions for the objects of some types."""
+    # This import is private, but the documentation of `default_collate` extends it in this way.
     from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
     return collate(samples, collate_fn_map={**default_collate_fn_map, **functions})

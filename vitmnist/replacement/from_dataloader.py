@@ -61,7 +61,7 @@ from vitmnist.replacement.tensor_transforms import (
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.memory import DoesNotFitError, keep_freed_memory
 from vitmnist.store.cache_file import DEFAULT_FOLDER
-from vitmnist.store.read_once import unchanged
+from vitmnist.store.read_once import identity
 from vitmnist.store.rows import Location, Storage
 from vitmnist.store.tree import copy_tree, find_difference
 
@@ -191,7 +191,7 @@ def _build(dataloader: DataLoader[Any], store: Location, to_tensors: bool, probe
     if store.storage is Storage.DEVICE:
         raise ConfigError(f"gpu_slice: {reason}, so batches are made on the host; use ram")
     if not is_random:
-        return _build_transformed(dataloader, store, dataset.__getitem__, unchanged, samples, transform_parts(dataset))
+        return _build_transformed(dataloader, store, dataset.__getitem__, identity, samples, transform_parts(dataset))
     split = SplitTransforms(dataset, probes)
     once = [part for parts in split.deterministic for part in parts]
     exact = _build_transformed(dataloader, store, split.decode, split.transform, split.probed, once)

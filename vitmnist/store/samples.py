@@ -157,10 +157,9 @@ def pickle_sample(sample: object) -> list[Buffer]:
     try:
         pickler.dump(sample)
     except Exception as error:  # Any method of an object may fail.
-        name = getattr(pickler.last, "__qualname__", type(pickler.last).__qualname__)
         raise DataError(
-            f"a sample has {name}, which cannot be pickled ({describe_error(error)}); define classes and functions at "
-            "the top level of a module, and leave open files and locks out of samples"
+            f"a sample cannot be pickled ({describe_error(error)}); define classes and functions at the top level of a "
+            "module, and leave open files and locks out of samples"
         ) from error
     return _pack(pickler.head.getvalue(), pickler.buffers)
 
@@ -183,14 +182,12 @@ class _SamplePickler(pickle.Pickler):
 
     Attributes:
         buffers: the bytes of tensors, arrays and PIL images.
-        last: the object that was pickled last, which is named if it cannot be pickled.
     """
 
     def __init__(self) -> None:
         self.head = io.BytesIO()
         self.buffers: list[Buffer] = []
         super().__init__(self.head, protocol=5, buffer_callback=lambda buffer: self.buffers.append(buffer.raw()))
-        self.last: object = None
 
     def persistent_id(self, value: object) -> tuple[str, tuple[int, int]] | None:
         if not isinstance(value, Image.Image) or value.mode not in IMAGE_MODES:
@@ -199,7 +196,6 @@ class _SamplePickler(pickle.Pickler):
         return value.mode, value.size
 
     def reducer_override(self, value: object) -> Any:
-        self.last = value
         if type(value) is torch.UntypedStorage:
             return _from_buffer, (pickle.PickleBuffer(_bytes_of(value, 0, value.nbytes())),)
         if type(value) is not Tensor or value.layout != torch.strided or value.device.type != "cpu":
