@@ -23,7 +23,7 @@ from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders import auto as auto_module
 from vitmnist.loaders.auto import AutoOptions, LoaderSelection, select_loader
 from vitmnist.loaders.base import LOADERS, Batches, Loader
-from vitmnist.loaders.make_loader import loadable
+from vitmnist.loaders.make_loader import as_source
 from vitmnist.models import MODELS
 from vitmnist.models.cnn import CNN, CNNOptions
 from vitmnist.optim.schedules import SCHEDULES
@@ -90,17 +90,17 @@ def test_the_fastest_is_chosen_and_the_table_says_why() -> None:
 
 @pytest.mark.usefixtures("own_loaders")
 @pytest.mark.parametrize(
-    ("storage", "built_from"),
+    ("kind", "built_from"),
     [(Storage.HOST, ["decoded"]), (Storage.DEVICE, ["decoded"]), (Storage.NOT_KEPT, ["as given"]), (Storage.FILE, [])],
 )
 def test_what_a_loader_keeps_decides_what_auto_builds_it_from(
-    storage: Storage, built_from: list[str], monkeypatch: pytest.MonkeyPatch
+    kind: Storage, built_from: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What `ram` has decoded, if it keeps that in memory; a file is not written of what memory holds."""
     found = []
 
     class Second(Loader):
-        keeps = storage
+        storage = kind
 
         def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
             super().__init__(sampler)
@@ -113,7 +113,7 @@ def test_what_a_loader_keeps_decides_what_auto_builds_it_from(
     LOADERS.register("second")(Second)
     monkeypatch.setattr(LOADERS, "names", lambda: ["ram", "second"])
     pairs = TensorDataset(TENSORS.images, TENSORS.labels)
-    selection, _ = select_loader(AutoOptions(batches=5), loadable(pairs), SAMPLER, CPU)
+    selection, _ = select_loader(AutoOptions(batches=5), as_source(pairs), SAMPLER, CPU)
     assert [row.name for row in selection.candidates] == ["ram", "second"][: 1 + len(built_from)]
     assert found[:1] == built_from
 

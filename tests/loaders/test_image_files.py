@@ -108,8 +108,8 @@ def test_at_most_two_batches_are_read_ahead(folder: Path, size: int) -> None:
         next(batches)
         assert becomes_true(lambda: len(read) >= 3 * BATCH_SIZE)
         time.sleep(0.2)
-        assert len(read) == (1 + loader.buffered) * BATCH_SIZE
-        assert loader.buffered == 2
+        assert len(read) == (1 + loader.batches_ahead) * BATCH_SIZE
+        assert loader.batches_ahead == 2
 
 
 def test_its_threads_end_and_there_is_no_process(split: Split) -> None:
@@ -158,14 +158,14 @@ def test_ranks_and_a_fork_while_threads_read(split: Split) -> None:
 
 def test_the_number_of_threads(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "available_cores", lambda: 6)
-    assert disk(split, threads="auto").settings == {"threads": 6}
+    assert disk(split, threads="auto").resolved_options == {"threads": 6}
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert disk(split, threads="auto").settings == {"threads": 1}
-    assert disk(split, threads=5).settings == {"threads": 5}
+    assert disk(split, threads="auto").resolved_options == {"threads": 1}
+    assert disk(split, threads=5).resolved_options == {"threads": 5}
     typed = disk(split, threads="auto", num_workers=3)
-    assert (typed.settings, typed.num_workers) == ({"num_workers": 3}, 3)
+    assert (typed.resolved_options, typed.num_workers) == ({"num_workers": 3}, 3)
     tensors = make_loader("disk", (torch.zeros(9, 1), torch.zeros(9)), batch_size=2, device="cpu", seed=0)
-    assert (tensors.settings, tensors.num_workers) == ({"num_workers": 2}, 2)
+    assert (tensors.resolved_options, tensors.num_workers) == ({"num_workers": 2}, 2)
     for options in ({"num_workers": 0}, {"data": (torch.zeros(9, 1), torch.zeros(9))}):
         with pytest.raises(ConfigError, match=r"data\.loader\.threads=2: only sets of picture files are read in"):
             disk(options.pop("data", split), **options)

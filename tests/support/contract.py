@@ -17,7 +17,7 @@ from vitmnist.data.randomness import RandomState
 from vitmnist.data.sampler import ORDERS, EpochSampler
 from vitmnist.data.sources import SampleSource, TensorSet
 from vitmnist.loaders.base import Loader
-from vitmnist.loaders.make_loader import Data, loadable, make_loader
+from vitmnist.loaders.make_loader import Data, as_source, make_loader
 from vitmnist.store.tree import find_difference
 
 BATCH_SIZE, SIZE, SEED = 5, 23, 7
@@ -28,12 +28,12 @@ def part_of(data: SampleSource, size: int) -> SampleSource:
     """The first samples."""
     if isinstance(data, TensorSet):
         return data.subset(slice(size))
-    return loadable(Subset(data.dataset, range(size)), SEED)
+    return as_source(Subset(data.dataset, range(size)), SEED)
 
 
 def check_contract(name: str, data: Data, *, device: str = "cpu", **options: Any) -> None:
     """Check every promise of the contract for the loader `name` over the first samples of `data`."""
-    source = loadable(data, SEED)
+    source = as_source(data, SEED)
     normalized = Preprocess(source) if isinstance(source, Split) else torch.nn.Identity()
 
     def build(part: SampleSource, **order: Any) -> Loader:

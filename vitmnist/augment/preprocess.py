@@ -18,7 +18,7 @@ from vitmnist.data.datasets.base import Split
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import TensorSet
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.loaders.make_loader import Data, loadable
+from vitmnist.loaders.make_loader import Data, as_source
 from vitmnist.runtime.ordered_map import map_slices
 from vitmnist.store.rows import is_large
 
@@ -187,7 +187,7 @@ class Preprocess(nn.Module):
         super().__init__()
         if (data is None) == (mean is None) or (mean is None) != (std is None):
             raise ConfigError("Preprocess takes data, as make_loader does, or both mean= and std=")
-        source = None if data is None else loadable(data)
+        source = None if data is None else as_source(data)
         channel_mean, channel_std = (mean, std) if source is None else source.channel_statistics()
         if augment is not None and isinstance(source, TensorSet):
             size = size or augment.output_size(*source.images.shape[-2:])

@@ -29,7 +29,7 @@ from vitmnist.cli.arguments import key_of
 from vitmnist.cli.command import command, echo
 from vitmnist.cli.resume import recorded_config
 from vitmnist.config.schema import Config, flatten
-from vitmnist.data.datasets.base import Dataset, Split, build_dataset, prepare
+from vitmnist.data.datasets.base import Dataset, Split, apply_config, build_dataset
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.make_loader import make_loader
 from vitmnist.metrics import METRICS
@@ -38,7 +38,7 @@ from vitmnist.runtime.files import csv_text
 from vitmnist.tracking.images import worst_mistakes
 from vitmnist.tracking.runs import read_run
 from vitmnist.training import loop
-from vitmnist.training.loop import Predictions
+from vitmnist.training.predictions import Predictions
 
 SPLITS = ("train", "validation", "test")
 # The options of `tabulate` for columns that are aligned on the right; only the first one, the class, is text.
@@ -100,7 +100,7 @@ def load_run(
         _take_all(config, typed)
     device = choose_device(config.device)
     trained = load_inference_model(folder, device, weights)
-    dataset = prepare(build_dataset(config.data.dataset, config.data.root), config.data)
+    dataset = apply_config(build_dataset(config.data.dataset, config.data.root), config.data)
     if not any(key.startswith("data") and key != "data.root" for key in typed):
         _warn_if_images_changed(folder, dataset)
     return config, device, trained, dataset

@@ -20,7 +20,8 @@ from vitmnist.data.randomness import RandomState
 from vitmnist.diagnosis.observer import Loop
 from vitmnist.errors import ConfigError
 from vitmnist.replacement.decoded_dataset import DecodedDataset
-from vitmnist.replacement.from_dataloader import check_replaceable, from_dataloader, rebuilt
+from vitmnist.replacement.from_dataloader import from_dataloader
+from vitmnist.replacement.original import check_replaceable, rebuild
 from vitmnist.replacement.split_transforms import single_transforms, transform_attributes
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.memory import Memory, check_fits
@@ -81,7 +82,7 @@ def _with_workers(loader: DataLoader[object], now: Candidate, workers: int) -> C
         raise ConfigError("not tried: each worker may deliver all samples of an IterableDataset")
     if workers and not loader.num_workers and context.get_start_method() != "fork":
         raise ConfigError("not tried: workers are not forked, and would import the script again")
-    changed = limit_waiting(rebuilt(loader, num_workers=workers))
+    changed = limit_waiting(rebuild(loader, num_workers=workers))
     return Candidate(changed, now.device, now.step, change=f"DataLoader(…, num_workers={workers})")
 
 
@@ -118,7 +119,7 @@ def decode_part(loader: DataLoader[object], form: Form, sample_s: float) -> tupl
         is_plain = loader.batch_size and loader.generator is None and type(loader.sampler) in PLAIN_SAMPLERS
         generator = None if is_plain else torch.Generator()
         order = {"batch_size": batch_size, "sampler": None, "shuffle": True, "generator": generator}
-        part = rebuilt(loader, dataset=FirstSamples(loader.dataset, range(count)), **order)
+        part = rebuild(loader, dataset=FirstSamples(loader.dataset, range(count)), **order)
     began = time.perf_counter()
     replaced = from_dataloader(part, "ram", transforms=form)
     set_up_s = (time.perf_counter() - began) * size / count
@@ -212,7 +213,7 @@ def try_loaders(loop: Loop) -> tuple[list[Row], dict[str, float]]:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # For example, torch warns of more workers than cores.
         benchmark = Benchmark(stack)
-        now = benchmark.add(AS_IT_IS, lambda: Candidate(limit_waiting(rebuilt(loader)), step=step))
+        now = benchmark.add(AS_IT_IS, lambda: Candidate(limit_waiting(rebuild(loader)), step=step))
         parts = add_alternatives(benchmark, loader, now)
         benchmark.run(BATCHES, SECONDS)
         return rows_of(benchmark.candidates, loop.epoch_length), parts

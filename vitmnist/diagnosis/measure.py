@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from vitmnist.data.randomness import preserved_random_state
 from vitmnist.diagnosis.candidates import AS_IT_IS, add_alternatives
 from vitmnist.errors import DataError
-from vitmnist.replacement.from_dataloader import rebuilt
+from vitmnist.replacement.original import rebuild
 from vitmnist.runtime.device import backend_of
 from vitmnist.store.tree import map_tensors
 from vitmnist.timing.benchmark import Benchmark, Candidate, Step, as_one_argument_step, rows_of
@@ -125,7 +125,7 @@ def _measure(
 ) -> Diagnosis:
     plain = None
     if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
-        loader = plain = rebuilt(loader)  # Persistent workers of the original belong to the loop.
+        loader = plain = rebuild(loader)  # Persistent workers of the original belong to the loop.
     step = as_one_argument_step(step)
     loading = Candidate(loader, device, is_required=True)
     both = Candidate(loader, device, step, is_required=True, name=AS_IT_IS)

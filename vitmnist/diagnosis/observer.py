@@ -288,7 +288,7 @@ class Observer:
 
     def _loop_of(self, loader: DataLoader[object]) -> Loop:
         """The loop that a new pass over a loader belongs to."""
-        from vitmnist.replacement.from_dataloader import rebuilt  # Not at the top: it imports torch
+        from vitmnist.replacement.original import rebuild  # Not at the top: it imports torch
 
         for loop in self.loops:
             if loop.loader_ref() is loader:
@@ -296,7 +296,7 @@ class Observer:
         info = LoaderInfo.of(loader)
         copy = None
         with suppress(Exception):  # A subclass may lack any attribute.
-            copy = rebuilt(loader)
+            copy = rebuild(loader)
         alike = next((loop for loop in self.loops if loop.info == info and not loop.is_open), None)
         if alike is None:
             alike = Loop(info, copy)

@@ -1,6 +1,6 @@
-"""`auto` measures instead of guessing: it times each loader that fits for a few batches, and builds the fastest.
+"""`auto` times a few batches of each loader that fits, and builds the fastest.
 
-All loaders deliver the same batches, so the choice changes nothing but the time.
+All loaders deliver the same batches, so the choice affects nothing but the time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class AutoOptions:
 
 @dataclass(frozen=True)
 class LoaderSelection:
-    """The name of the selected loader, the reason, and the rows of the table."""
+    """The name of the selected loader, the reason for it, and the rows of the table."""
 
     name: str
     reason: str
@@ -98,78 +98,84 @@ def select_loader(
         as_candidate: makes a loader a candidate with a training step; without it, batches are dropped.
 
     Returns:
-        The selection, and the set to build the loader from, which a trial may have decoded.
+        The selection, and the set to build the loader from, which a candidate may have decoded.
 
     Raises:
         ConfigError: an unknown candidate, or none that can be used.
     """
+    builder = CandidateBuilder(data, sampler, device, as_candidate)
     with ExitStack() as stack:
-        trials = LoaderTrials(stack, data, sampler, device, as_candidate)
+        benchmark = Benchmark(stack)
         for name in _names_to_try(options, data):
             # A file would only hold what is in memory already.
-            if options.candidates or storage_of(name, data) is not Storage.FILE or trials.decoded is None:
-                trials.add(name, partial(trials.build, name))
-        trials.run(options.batches, options.seconds * len(trials.candidates))
-    rows = rows_of(trials.candidates, len(sampler), is_compared=False)
+            if options.candidates or storage_of(name, data) is not Storage.FILE or builder.decoded_set is None:
+                benchmark.add(name, partial(builder.build, name))
+        benchmark.run(options.batches, options.seconds * len(benchmark.candidates))
+    rows = rows_of(benchmark.candidates, len(sampler), is_compared=False)
     epochs_s = {row.name: row.epoch_s for row in rows if row.epoch_s}
     if not epochs_s:
         raise ConfigError("\n".join(["no candidate can be used:", *(f"{row.name}: {row.error}" for row in rows)]))
     name = min(epochs_s, key=lambda name: epochs_s[name].median)
-    return LoaderSelection(name, _reason(name, epochs_s), rows), trials.data_for(name)
+    return LoaderSelection(name, _reason(name, epochs_s), rows), builder.data_for(name)
 
 
 def _names_to_try(options: AutoOptions, data: SampleSource) -> list[str]:
-    """The names of the loaders to try: those asked for, or all that are registered."""
+    """The names of the loaders to try: `options.candidates`, or all registered ones."""
     names = [name for name in LOADERS.names() if LOADERS.options_of(name) is not AutoOptions]
     for name in options.candidates or ():
         if name not in names:
             raise ConfigError(f"data.loader.candidates={name}: not known; {allowed_names(name, names)}")
-    # Loaders that decode into memory come first, because others reuse what they have decoded. Files come last, because
-    # they may not be needed then.
-    storages = {name: storage_of(name, data) for name in options.candidates or names}
-    return sorted(storages, key=lambda name: (storages[name] is Storage.FILE, storages[name] is not Storage.HOST))
+    # Loaders that decode into memory come first, because others reuse the decoded set. Loaders that decode into a file
+    # come last, because they may not be needed then.
+    order = (Storage.HOST, Storage.DEVICE, Storage.NOT_KEPT, Storage.FILE)
+    return sorted(options.candidates or names, key=lambda name: order.index(storage_of(name, data)))
 
 
-@dataclass
-class LoaderTrials(Benchmark):
-    """Times the loaders that fit into memory next to the model; the arguments are those of `select_loader`."""
+class CandidateBuilder:
+    """Builds the loaders that fit into memory next to the model; the arguments are those of `select_loader`."""
 
-    data: SampleSource
-    sampler: EpochSampler
-    device: torch.device
-    as_candidate: Callable[[Loader], Candidate] | None
-
-    def __post_init__(self) -> None:
-        self.decoded: SampleSource | None = None
+    def __init__(
+        self,
+        data: SampleSource,
+        sampler: EpochSampler,
+        device: torch.device,
+        as_candidate: Callable[[Loader], Candidate] | None,
+    ) -> None:
+        self.data, self.sampler, self.device = data, sampler, device
+        self.as_candidate = as_candidate or partial(Candidate, device=device)
+        self.decoded_set: SampleSource | None = None
         """The set in host memory, once a loader has decoded it."""
         self.model_memory = Memory()
-        if self.as_candidate:
-            model = self.as_candidate(UnbufferedLoader(self.data, self.sampler, self.device))
-            model.is_required = True  # An error is one of the step.
-            self.model_memory = peak_memory(model.time_block, self.device)
+        if as_candidate:
+            candidate = as_candidate(UnbufferedLoader(data, sampler, device))
+            candidate.is_required = True  # The step cannot be timed with any loader if it fails here.
+            self.model_memory = peak_memory(candidate.time_block, device)
 
     def data_for(self, name: str) -> SampleSource:
-        """The set for a loader of this name: the decoded one, if the loader keeps all samples in memory."""
-        is_kept = storage_of(name, self.data) in (Storage.HOST, Storage.DEVICE)
-        return self.decoded if self.decoded is not None and is_kept else self.data
+        """The set for a loader of this name: the decoded set, if the loader keeps all samples in memory."""
+        is_in_memory = storage_of(name, self.data) in (Storage.HOST, Storage.DEVICE)
+        return self.decoded_set if self.decoded_set is not None and is_in_memory else self.data
 
     def build(self, name: str) -> Candidate:
-        """A loader, if there is memory for it next to the model and the loaders that were built before."""
-        values, data = LOADERS.complete({"name": name}), self.data_for(name)
+        """Build a loader; raises `DoesNotFitError` if it does not fit next to the model and the loaders before it."""
+        data = self.data_for(name)
         check_fits(name, needs_of(name, data, self.device), self.device, self.model_memory)
         started = time.perf_counter()
-        loader = LOADERS.build(values, data, self.sampler, self.device)
+        loader = LOADERS.build(LOADERS.complete({"name": name}), data, self.sampler, self.device)
         set_up_s = time.perf_counter() - started
-        self.decoded = self.decoded or loader.decoded
-        candidate = self.as_candidate(loader) if self.as_candidate else Candidate(loader, self.device)
+        self.decoded_set = self.decoded_set or loader.decoded_set
+        candidate = self.as_candidate(loader)
         candidate.set_up_s = set_up_s
         return candidate
 
 
-def _reason(chosen: str, epochs_s: Mapping[str, Spread]) -> str:
-    """Why a loader was chosen, and which others are within noise of it: their ranges overlap with its own."""
-    best = epochs_s[chosen]
+def _reason(name: str, epochs_s: Mapping[str, Spread]) -> str:
+    """Why a loader was selected, and which other loaders are within noise of it, because their ranges overlap."""
+    best = epochs_s[name]
     text = f"{best.median:.3g} s an epoch expected, the least"
-    others = {name: figure for name, figure in epochs_s.items() if name != chosen}
-    equal = [name for name, figure in others.items() if figure.low <= best.high and best.low <= figure.high]
-    return f"{text}; within noise of it: {', '.join(equal)}" if equal else text
+    others = [
+        other
+        for other, epoch_s in epochs_s.items()
+        if other != name and epoch_s.low <= best.high and best.low <= epoch_s.high
+    ]
+    return f"{text}; within noise of it: {', '.join(others)}" if others else text

@@ -24,7 +24,7 @@ from vitmnist.store.rows import Storage
 
 LoadedBatch = tuple[Tensor, Tensor]
 """Images `[B, C, H, W]` and labels int64 `[B]`, both on the run's device. Images are uint8 as stored, or normalised
-float32. A batch may be a view of the loader's set: read it, do not write to it. Large uint8 images of files have their
+float32. A batch may be a view of the loader's set, so do not write to it. Large uint8 images from files have their
 channels last in memory.
 
 Batches of other tensors or datasets keep their shapes and dtypes; `disk`, and `prefetch` of it, also deliver samples
@@ -32,41 +32,42 @@ that are not pairs (dict, list, tuple, None, str)."""
 
 Batches = Generator[LoadedBatch, None, None]
 
-INDEX_NBYTES = 8  # Bytes of an index (int64). A device that keeps the set also gets the order of an epoch.
+INDEX_NBYTES = 8
+"""The bytes of an index, int64. A device that keeps the set also keeps the permutation of an epoch."""
 
 
 class Loader(ABC):
     """Delivers the batches of a sampler on a device.
 
-    A subclass is built with (options, data, sampler, device) and implements `batches`. What an epoch needs belongs to
-    its generator, which releases it in a `finally`; what all epochs share belongs to the loader, which releases it in
-    `close`. An exception is raised unchanged, in place of the batch where it happened.
-
-    By `keeps` a subclass declares its memory, so that `data/loader=auto` tries it only where it fits.
+    A subclass is built from (options, data, sampler, device) and implements `batches`. The generator of an epoch
+    acquires what this epoch needs, and releases it in a `finally`; `close` releases what all epochs share. An exception
+    is raised unchanged, in place of the batch where it happened.
     """
 
-    keeps: Storage = Storage.NOT_KEPT
-    """Where the loader keeps all samples. `auto` builds loaders that keep them in memory from what another one has
-    decoded, and tries loaders that keep them in a file only if no memory can hold them."""
+    storage: Storage = Storage.NOT_KEPT
+    """Where the loader keeps all samples, from which `auto` estimates its memory. `auto` builds loaders that keep the
+    samples in memory from the `decoded_set` of another one, and tries loaders that keep them in a file only if they
+    do not fit in memory."""
 
-    decoded: TensorSet | None = None
+    decoded_set: TensorSet | None = None
     """All samples in host memory, if the loader has decoded them and others may use them."""
 
-    buffered: int = 0
-    """How many batches may be ready ahead of the consumer."""
+    batches_ahead: int = 0
+    """The largest number of batches that are ready ahead of the consumer."""
 
     num_workers: int = 0
-    """How many processes make batches, in turn."""
+    """The number of processes that make batches, in turn."""
 
-    settings: Mapping[str, Any] = {}
-    """What the options that were `auto` became; a run logs and records it."""
+    resolved_options: Mapping[str, Any] = {}
+    """The values of options that were `auto`; a run logs and records them."""
 
     def __init__(self, sampler: EpochSampler) -> None:
         self.sampler = sampler
-        self._live: weakref.WeakSet[Any] = weakref.WeakSet()  # Generators and threads to be closed
+        self._iterators: weakref.WeakSet[Any] = weakref.WeakSet()
+        """The live generators and threads, which `close` ends."""
         self._lock = threading.Lock()  # `prefetch` starts epochs in threads.
-        # Also at interpreter exit, while threads and processes can still be stopped.
-        weakref.finalize(self, _close_all, self._live, self._lock)
+        # This also runs at interpreter exit, while threads and processes can still be stopped.
+        weakref.finalize(self, _close_all, self._iterators, self._lock)
 
     def __len__(self) -> int:
         """Batches in an epoch."""
@@ -74,8 +75,8 @@ class Loader(ABC):
 
     @classmethod
     def storage_for(cls, data: SampleSource) -> Storage:
-        """Where the loader keeps the samples of a set with its default options; `keeps`, unless it wraps a loader."""
-        return cls.keeps
+        """Where the loader keeps the samples of a set with its default options; `storage`, unless it wraps a loader."""
+        return cls.storage
 
     def epoch(self, epoch: int, start: int = 0) -> Batches:
         """The batches of an epoch from batch `start` on: a pure function of the sampler's seed and the epoch.
@@ -87,22 +88,22 @@ class Loader(ABC):
         """
         iterator = self.batches(epoch, start)
         with self._lock:
-            if not isinstance(iterator, Generator) or iterator in self._live:
+            if not isinstance(iterator, Generator) or iterator in self._iterators:
                 raise TypeError(f"{type(self).__name__}.batches must be a generator function")
-            self._live.add(iterator)
+            self._iterators.add(iterator)
         return iterator
 
     @abstractmethod
     def batches(self, epoch: int, start: int) -> Batches:
         """The batches that `epoch` delivers.
 
-        This must be a generator function: while its generator lives, the reference to `self` in it keeps the loader
-        from being garbage-collected, and so from being closed.
+        This must be a generator function. Its live generators refer to `self`, which keeps the loader from being
+        garbage-collected, and thereby closed.
         """
 
     def close(self) -> None:
-        """End live iterators, and release what the loader owns."""
-        _close_all(self._live, self._lock)
+        """End live iterators, and release the resources of the loader."""
+        _close_all(self._iterators, self._lock)
 
     def __enter__(self) -> Loader:
         return self
@@ -113,9 +114,9 @@ class Loader(ABC):
 
 def _close_all(iterators: weakref.WeakSet[Any], lock: threading.Lock) -> None:
     with lock:
-        live = list(iterators)
-    for iterator in live:
-        with suppress(ValueError):  # Another thread runs it, and will close it.
+        live_iterators = list(iterators)
+    for iterator in live_iterators:
+        with suppress(ValueError):  # The generator is running in another thread, which will close it.
             iterator.close()
 
 

@@ -32,17 +32,16 @@ from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.runtime.signals import ignore_stopping
 from vitmnist.store.read_once import identity
-from vitmnist.store.rows import is_large
 from vitmnist.store.tree import map_tensors
 
 log = logging.getLogger(__name__)
 
-GROUP = 4  # Small pictures that a thread reads at a time: at 64×64 this is 5% faster than one by one.
-WORKERS = 2  # How many workers there are where `num_workers` is `auto`
-ReadJob = tuple[Tensor, Tensor, range]
-"""Images to be filled, uint8 `[B, C, H, W]`, their indices int64 `[B]`, and the rows that a thread fills."""
+DEFAULT_WORKERS = 2
+"""The number of workers if `num_workers` is `auto`."""
+ReadJob = tuple[Tensor, Tensor, int]
+"""The images of a batch, uint8 `[B, C, H, W]`, their indices, int64 `[B]`, and the row that a thread fills."""
 BatchKey = tuple[int, NDArray[np.int64]]
-"""Epoch and indices of a batch; the epoch, because persistent workers keep the dataset that they were started with."""
+"""The epoch and the indices of a batch. Persistent workers keep their dataset, so that it cannot have the epoch."""
 
 
 @dataclass
@@ -57,13 +56,13 @@ class DiskOptions:
 
 @LOADERS.register("disk", DiskOptions)
 def disk(options: DiskOptions, source: SampleSource, sampler: EpochSampler, device: torch.device) -> Loader:
-    """Read picture files in threads; other sets, and all where `num_workers` is typed, by a DataLoader of torch."""
+    """Read picture files in threads; read other sets, and all sets if `num_workers` is set, with torch's DataLoader."""
     if isinstance(source, Split) and source.files is not None and options.num_workers == AUTO:
         return FileLoader(options, source, source.files, sampler, device)
     if options.threads != AUTO:
         raise ConfigError(
             f"data.loader.threads={options.threads}: only sets of picture files are read in threads, while "
-            "num_workers is auto; type data.loader.threads=auto"
+            "num_workers is auto; set data.loader.threads=auto"
         )
     return WorkerLoader(options, source, sampler, device)
 
@@ -77,47 +76,45 @@ class FileLoader(Loader):
         super().__init__(sampler)
         self.split, self.files, self.backend = split, files, backend_of(device)
         self.threads = cores_per_rank() if options.threads == AUTO else int(options.threads)
-        self.settings, self.buffered = {"threads": self.threads}, options.prefetch_factor
-        self.group_size = 1 if is_large(split.images.shape) else GROUP
+        self.resolved_options, self.batches_ahead = {"threads": self.threads}, options.prefetch_factor
         self.pin_memory = device.type == "cuda"
 
     def batches(self, epoch: int, start: int) -> Batches:
-        groups = -(-min(self.sampler.rank_batch_size, self.sampler.size) // self.group_size)
-        jobs, ahead = self._jobs(epoch, start), self.buffered * groups
-        with closing(ordered_map(self._read, jobs, self.threads, ahead, one_core_each())) as done:
-            for images, indices, rows in done:
-                if rows.stop == len(indices):  # The last job of a batch
+        images_ahead = self.batches_ahead * min(self.sampler.rank_batch_size, self.sampler.size)
+        jobs = self._jobs(epoch, start)
+        with closing(ordered_map(self._read, jobs, self.threads, images_ahead, one_core_each())) as finished_jobs:
+            for images, indices, row in finished_jobs:
+                if row == len(indices) - 1:
                     yield map_tensors(self.backend.to_device, (images, self.split.labels[indices]))
 
     def _jobs(self, epoch: int, start: int) -> Iterator[ReadJob]:
         for batch_indices in self.sampler.batches(epoch, start):
             indices = as_tensor(batch_indices)
             images = empty_images(len(indices), *self.split.images.shape[1:], pin_memory=self.pin_memory)
-            for first in range(0, len(indices), self.group_size):
-                yield images, indices, range(first, min(first + self.group_size, len(indices)))
+            for row in range(len(indices)):
+                yield images, indices, row
 
     def _read(self, job: ReadJob) -> ReadJob:
-        images, indices, rows = job
+        images, indices, row = job
         # NumPy may write to a tensor that the consumer made in inference mode.
-        pixels = images.permute(0, 2, 3, 1).numpy()
-        for row in rows:
-            pixels[row] = np.asarray(self.files[int(indices[row])]).reshape(pixels.shape[1:])
+        pixels = images.permute(0, 2, 3, 1).numpy()[row]
+        pixels[:] = np.asarray(self.files[int(indices[row])]).reshape(pixels.shape)
         return job
 
 
 class WorkerLoader(Loader):
-    """A DataLoader of torch, which delivers normalised float32 for a split.
+    """Reads batches with the workers of a torch `DataLoader`; the images of a split arrive as normalised float32.
 
-    With persistent workers it has a single iterator, which a second pass would reset. So each live epoch has its own
-    DataLoader, and a finished one is kept, with its workers, for the next epoch.
+    A DataLoader with persistent workers has a single iterator, which a second pass would reset. So each live epoch has
+    a DataLoader of its own, and the DataLoader of a finished epoch is kept, with its workers, for the next one.
     """
 
     def __init__(self, options: DiskOptions, source: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
         self.options, self.backend, self.reader = options, backend_of(device), BatchReader(source)
-        self.num_workers = WORKERS if options.num_workers == AUTO else int(options.num_workers)
-        self.settings = {"num_workers": self.num_workers}
-        self.buffered = self.num_workers * options.prefetch_factor
+        self.num_workers = DEFAULT_WORKERS if options.num_workers == AUTO else int(options.num_workers)
+        self.resolved_options = {"num_workers": self.num_workers}
+        self.batches_ahead = self.num_workers * options.prefetch_factor
         self.pin_memory = device.type == "cuda"
         self._idle: list[data.DataLoader[Any]] = []
         # At interpreter exit multiprocessing would end idle workers by a signal, which torch reports as their failure.
@@ -132,7 +129,7 @@ class WorkerLoader(Loader):
                 "generators with the training loop"
             )
         with warnings.catch_warnings():
-            # torch warns of more workers than cores, but samples that wait for a disk gain from them.
+            # torch warns of more workers than cores, but samples that wait for a disk gain from more workers.
             warnings.filterwarnings("ignore", "This DataLoader will create")
             dataloader = self._idle.pop() if self._idle else self._build(workers)
             keys = cast(list[BatchKey], dataloader.sampler)
@@ -146,41 +143,41 @@ class WorkerLoader(Loader):
             if workers and not self._idle:
                 self._idle.append(dataloader)
         except Exception as error:
-            if not workers or (explained := _explained(error)) is error:
+            if not workers or (translated := _translate_worker_error(error)) is error:
                 raise
-            raise explained from error
+            raise translated from error
         finally:
-            # The workers end with the iterator, to which frames in the tracebacks of errors refer as well.
-            link = sys.exc_info()[1] if workers else None
-            while link:
-                traceback.clear_frames(link.__traceback__)
-                link = link.__context__
-            with _deaths_of_workers_unreported():
+            # The workers end with the iterator, to which the frames in the tracebacks of errors refer as well.
+            exception = sys.exc_info()[1] if workers else None
+            while exception:
+                traceback.clear_frames(exception.__traceback__)
+                exception = exception.__context__
+            with _suspended_sigchld_handler():
                 del dataloader, iterator
 
     def close(self) -> None:
         super().close()
-        self._idle.clear()  # Nothing else refers to these DataLoaders, so their workers end.
+        self._idle.clear()  # This drops the last reference to these DataLoaders, and thereby ends their workers.
 
     def _build(self, workers: int) -> data.DataLoader[Any]:
         return data.DataLoader(
             self.reader,
-            sampler=[],  # Filled before each pass, with a key for each batch of the epoch
-            batch_size=None,  # A key stands for a whole batch.
+            sampler=[],  # Before each pass, it is filled with a key for each batch of the epoch.
+            batch_size=None,  # The dataset returns whole batches.
             num_workers=workers,
             collate_fn=identity,
             pin_memory=self.pin_memory,
             prefetch_factor=self.options.prefetch_factor if workers else None,
             persistent_workers=workers > 0,
-            worker_init_fn=_leave_stopping_to_parent,
+            worker_init_fn=_ignore_stop_signals,
             timeout=(self.options.timeout_s or 0) if workers else 0,
-            # DataLoader draws a seed for its workers, from the global generator if it has none.
+            # Without a generator, DataLoader would draw the seed of its workers from the global one.
             generator=torch.Generator(),
         )
 
 
 class BatchReader(data.Dataset[Any]):
-    """Whole batches by the key (epoch, indices): from disk if a split has images there, else from memory.
+    """A dataset whose samples are whole batches, read by their key (epoch, indices).
 
     `is_seeded` is true for datasets from outside this project, whose samples may be random.
     """
@@ -196,14 +193,12 @@ class BatchReader(data.Dataset[Any]):
         try:
             return self.source.read(torch.from_numpy(indices), epoch)
         except UserError as error:
-            return error  # As a value, because torch passes on only the text of an exception
+            return error  # torch would pass on only the text of an exception that is raised.
 
 
-def _explained(error: Exception) -> Exception:
-    """The error of a worker, or of its death, as a user should see it."""
-    if isinstance(error, UserError):
-        return error
-    if str(error).startswith("Caught "):  # Torch passes on an exception of the dataset so.
+def _translate_worker_error(error: Exception) -> Exception:
+    """Turn the death of a worker into a `LoadingError`; return an exception of the dataset as it is."""
+    if isinstance(error, UserError) or str(error).startswith("Caught "):  # torch prefixes an exception of the dataset.
         return error
     if isinstance(error, (ConnectionError, EOFError)):  # The pipe from the worker broke.
         return LoadingError(f"disk: a worker was killed or exited unexpectedly ({error!r}); {FEWER_WORKERS}")
@@ -212,8 +207,8 @@ def _explained(error: Exception) -> Exception:
 
 
 @contextmanager
-def _deaths_of_workers_unreported() -> Iterator[None]:
-    """Suspend torch's handler of SIGCHLD: where a worker was killed, it would raise in the iterator's `__del__`."""
+def _suspended_sigchld_handler() -> Iterator[None]:
+    """Suspend torch's handler of SIGCHLD, which would raise in the iterator's `__del__` after a worker was killed."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGCHLD"):
         yield
         return
@@ -224,7 +219,7 @@ def _deaths_of_workers_unreported() -> Iterator[None]:
         signal.signal(signal.SIGCHLD, handler or signal.SIG_DFL)
 
 
-def _leave_stopping_to_parent(worker: int) -> None:
-    """Let a worker outlive Ctrl-C, which it gets too: the training process may need its batches for a last step."""
+def _ignore_stop_signals(worker: int) -> None:
+    """Keep a worker alive after Ctrl-C: the training process may need its batches for a last step."""
     ignore_stopping()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Torch ends a worker that hangs by this signal.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # torch terminates a worker that hangs with this signal.

@@ -66,7 +66,7 @@ def make_loader(
             not say which rank it is.
         DataError: data that cannot be used: images and labels of different length, no map-style dataset, …
     """
-    loaded = loadable(data, seed)
+    loaded = as_source(data, seed)
     sampler = build_sampler(len(loaded), batch_size, seed, shuffle, drop_last, *_ranks(rank, world_size))
     target = choose_device(str(device))
     if target.type == "cpu":
@@ -75,7 +75,7 @@ def make_loader(
     return LOADERS.build(_complete({"name": name, **options}), *parts, key="")
 
 
-def loadable(data: Data, seed: int = 0) -> SampleSource:
+def as_source(data: Data, seed: int = 0) -> SampleSource:
     """The samples that loaders are built from, random ones by this seed; raises as `make_loader`."""
     if isinstance(data, SampleSource):
         return data

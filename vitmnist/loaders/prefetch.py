@@ -46,9 +46,13 @@ class PrefetchLoader(Loader):
         self.base = LOADERS.build(values, data, sampler, device, key="data.loader.base")
         # Created after `base`, so that at exit our thread stops before the loader that it runs.
         super().__init__(sampler)
-        self.options, self.num_workers, self.settings = options, self.base.num_workers, self.base.settings
-        self.decoded = self.base.decoded
-        self.buffered = options.queue_size + 1 + self.base.buffered  # The thread itself holds one more batch.
+        self.options, self.num_workers, self.resolved_options = (
+            options,
+            self.base.num_workers,
+            self.base.resolved_options,
+        )
+        self.decoded_set = self.base.decoded_set
+        self.batches_ahead = options.queue_size + 1 + self.base.batches_ahead  # The thread itself holds one more batch.
         self.backend = backend_of(device)
         self.stream = self.backend.new_stream()
 
@@ -65,7 +69,7 @@ class PrefetchLoader(Loader):
             make, events, threads=1, ahead=self.options.queue_size + 1, context=self.stream
         )
         with self._lock:
-            self._live.add(made)  # It is closed with the loader, from any thread.
+            self._iterators.add(made)  # It is closed with the loader, from any thread.
         with closing(made):
             for batch, event in made:
                 if batch is END:

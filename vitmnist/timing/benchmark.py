@@ -126,7 +126,7 @@ class Candidate:
     def _time(self, size: int) -> Block | None:
         """Time a block; the batches that may be ready ahead at the start of an epoch are not part of `size`."""
         workers = getattr(self.loader, "num_workers", 0)
-        ahead = getattr(self.loader, "buffered", 0)
+        ahead = getattr(self.loader, "batches_ahead", 0)
         if isinstance(self.loader, DataLoader):
             ahead = workers * (self.loader.prefetch_factor or 0)
         if workers:  # Workers deliver in turn, so each must make as many batches as the others.

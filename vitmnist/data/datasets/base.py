@@ -146,7 +146,7 @@ class Dataset:
         return next(name for name in ("validation", "test", "train") if name in self.splits)
 
     @property
-    def evaluated(self) -> Split:
+    def evaluation(self) -> Split:
         """The split on which epochs are evaluated."""
         return self.splits[self.eval_split]
 
@@ -157,9 +157,9 @@ class Dataset:
         }
         return replace(self, **splits)
 
-    def evaluated_on(self) -> str:
+    def describe_evaluation(self) -> str:
         """A description of the split on which epochs are evaluated."""
-        return f"{self.eval_split} split, {len(self.evaluated):,} images"
+        return f"{self.eval_split} split, {len(self.evaluation):,} images"
 
     @cached_property
     def sha256(self) -> dict[str, str]:
@@ -272,7 +272,7 @@ def build_dataset(values: Mapping[str, Any], root: str, key: str | None = None) 
         raise DataError(f"data/dataset={values['name']}: {classify(error).message}") from error
 
 
-def prepare(dataset: Dataset, data: DataConfig) -> Dataset:
+def apply_config(dataset: Dataset, data: DataConfig) -> Dataset:
     """Apply the hold-out and the channel statistics of a configuration to a dataset.
 
     Raises:
