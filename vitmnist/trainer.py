@@ -41,7 +41,7 @@ from vitmnist.timing.benchmark import Candidate
 from vitmnist.tracking.environment import PeakMemory, describe_environment
 from vitmnist.tracking.log import log_early_stop, log_setup, log_test, log_verdict
 from vitmnist.tracking.loggers import LOGGERS, Logger, parse_loggers
-from vitmnist.tracking.result import Result, recording_outcome
+from vitmnist.tracking.result import Result, record_outcome
 from vitmnist.training.fine_tuning import scale_learning_rates
 from vitmnist.training.loop import evaluate, train_epoch
 from vitmnist.training.progress import EpochProgress
@@ -104,7 +104,7 @@ class Trainer:
         deadline = math.inf if config.max_minutes is None else time.monotonic() + 60 * config.max_minutes
         with (
             ExitStack() as signal_handling,
-            recording_outcome(result, config, self.folder, self.stop, world),
+            record_outcome(result, config, self.folder, self.stop, world),
             self.resources,
         ):
             checkpoint, weights = self.load_start()

@@ -28,7 +28,7 @@ from safetensors.torch import load_file
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from vitmnist.errors import ConfigError, DataError, classify, join_names
-from vitmnist.runtime.files import display_path, home_expanded, write_atomic
+from vitmnist.runtime.files import display_path, expand_home, write_atomic
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ def read_initial_weights(init: str) -> dict[str, torch.Tensor]:
         ConfigError: there are none.
         DataError: they are damaged.
     """
-    path = home_expanded(init)
+    path = expand_home(init)
     if is_run := path.is_dir():
         path = weights_file(path, ["best", "final"])
     elif not path.exists():

@@ -18,9 +18,8 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from vitmnist.errors import describe_error
-from vitmnist.runtime.cpu import NOTICEABLE
 from vitmnist.runtime.timer import EpochTimer
-from vitmnist.timing.table import Row, Spread
+from vitmnist.timing.table import NOTICEABLE_SHARE, Row, Spread
 
 BLOCKS = 5  # Timed blocks of each candidate; their range is the noise.
 WARM_UP = 2  # Batches of the first block, which is not counted: a step may compile, and memory is touched first.
@@ -48,7 +47,7 @@ class Block:
     @property
     def waits(self) -> bool:
         """Whether the step waits noticeably for data."""
-        return self.waiting_s > NOTICEABLE * self.batch_s
+        return self.waiting_s > NOTICEABLE_SHARE * self.batch_s
 
     def epoch_s(self, batches: float) -> float:
         """Seconds of an epoch of so many batches."""
