@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitmnist.data.image_splits import SPLIT_OF, SPLITS, ClassifiedFiles
+from vitmnist.data.image_listing import SPLIT_OF, SPLITS, ClassifiedFiles
 from vitmnist.errors import DataError, join_names
 
 log = logging.getLogger(__name__)

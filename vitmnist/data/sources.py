@@ -10,10 +10,11 @@ from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from vitmnist.data.channel_statistics import channel_statistics
-from vitmnist.data.collate import collate_samples
+from vitmnist.data.images import to_tensor
 from vitmnist.data.randomness import (
     RandomSampleError,
     preserved_random_state,
@@ -240,3 +241,33 @@ def _collated(samples: Sequence[object], rows: Sequence[int]) -> object:
             f"samples {', '.join(map(str, rows[:3]))}, … do not make a batch: {error}; give them the same shape in "
             "a transform of the dataset, or use a DataLoader with a collate_fn that pads them"
         ) from error
+
+
+def collate_samples(samples: Sequence[object]) -> object:
+    """Collate samples as torch's `default_collate` does; PIL images become uint8 `[B, C, H, W]`, and None stays None.
+
+    As in torch, nested tuples become lists. Samples that are tuples themselves make a tuple.
+
+    Raises:
+        TypeError: torch cannot collate an object of this type.
+        RuntimeError: tensors have different shapes.
+    """
+    batch = collate_with({Image.Image: _collate_images, type(None): _collate_none}, samples)
+    return tuple(batch) if isinstance(batch, list) and isinstance(samples[0], tuple) else batch
+
+
+def collate_with(functions: dict[Any, Callable[..., object]], samples: Sequence[object]) -> object:
+    """Collate samples as torch's `default_collate` does, with other functions for the objects of some types."""
+    # This import is private, but the documentation of `default_collate` extends it in this way.
+    from torch.utils.data._utils.collate import collate, default_collate_fn_map
+
+    return collate(samples, collate_fn_map={**default_collate_fn_map, **functions})
+
+
+def _collate_images(images: Sequence[Image.Image], *, collate_fn_map: object = None) -> Tensor:
+    return torch.stack([to_tensor(image) for image in images])
+
+
+def _collate_none(values: Sequence[Any], *, collate_fn_map: object = None) -> None:
+    if any(value is not None for value in values):
+        raise TypeError("some samples have None where others have a value; give them all one or none of them")

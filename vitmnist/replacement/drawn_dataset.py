@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from vitmnist.data.collate import collate_with
+from vitmnist.data.sources import collate_with
 from vitmnist.errors import error_context
 from vitmnist.replacement.decoded_dataset import FetchedBatch, TransformedDataset
 from vitmnist.replacement.split_transforms import Transform, TransformPlaceholder, apply_transforms
