@@ -80,11 +80,7 @@ def mean_and_std(sums: NDArray[np.uint64]) -> tuple[tuple[float, ...], tuple[flo
 
 
 def channel_statistics(images: Tensor | Iterable[Tensor]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel of uint8 images, a tensor or batches `[N, C, H, W]`.
-
-    Raises:
-        DataError: there are no images, or they are not uint8 `[N, C, H, W]`.
-    """
+    """Mean and standard deviation of each channel of images, a tensor or batches; raises as the two functions above."""
     batches = [images] if isinstance(images, Tensor) else images
     return mean_and_std(sum(map(channel_sums, batches), np.zeros((), np.uint64)))
 
@@ -104,12 +100,8 @@ IMAGENET = Statistics([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 def configured_statistics(normalize: object, channels: int | None = None) -> Statistics | None:
     """The statistics that `data.normalize` names; None stands for the statistics of the training images.
 
-    Args:
-        normalize: `dataset`, `imagenet`, or a mapping with the keys `mean` and `std`.
-        channels: the number of channels of the images, if it is known.
-
     Raises:
-        ConfigError: `normalize` has another value, or the statistics have another number of channels.
+        ConfigError: the value cannot be used, or the statistics have another number of channels than `channels`.
     """
     from vitmnist.config.validation import validate  # Not at the top: it imports OmegaConf.
 

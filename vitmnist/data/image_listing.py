@@ -108,10 +108,7 @@ def label_splits(
 
     Args:
         source: the folder or the table of labels, for messages.
-        splits: the images of each split, with a training split.
-        folder: contains all images.
         test_share: the fraction of each class that becomes the test split if there is only a training split; 0: none.
-        may_lack_classes: other splits may lack classes of the training split.
 
     Raises:
         DataError: the classes of the splits differ, or there are too few images for a test split.

@@ -26,9 +26,7 @@ def build_sampler(
     rank: int = 0,
     world_size: int = 1,
 ) -> EpochSampler:
-    """Build the sampler of training, of evaluation, or of `make_loader`; every loader takes its indices from one.
-
-    The arguments are the fields of `EpochSampler`.
+    """Build an `EpochSampler` for training, for evaluation, or for `make_loader`; the arguments are its fields.
 
     Raises:
         ConfigError: a value is out of bounds, `batch_size` is below `world_size`, or `drop_last` leaves no batch.

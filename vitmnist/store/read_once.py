@@ -44,11 +44,10 @@ def read_once(
     """Yield the results of `read` for consecutive ranges of indices that cover a dataset; shows a progress bar.
 
     Args:
-        read: called with a range of indices, in a worker if there are workers.
+        read: called in a worker if there are workers.
         sample_nbytes: the size of a sample, which limits the size of a chunk.
-        workers: number of processes that read; see `reading_workers`.
         context: the `multiprocessing_context` of a DataLoader.
-        worker_init_fn: that of a DataLoader. The worker's dataset has the attributes of `dataset`.
+        worker_init_fn: of a DataLoader; the worker's dataset has the attributes of `dataset`.
 
     Raises:
         UserError: `read` has raised it. Other errors in a worker become a `DataError`.
@@ -91,8 +90,6 @@ class WrappedDataset(Dataset[Any]):
 
 
 class _Chunks(WrappedDataset, Generic[Chunk]):
-    """The results of `read` for chunks of samples, by the index of the chunk."""
-
     def __init__(self, dataset: MapStyleDataset, read: Callable[[range], Chunk], chunk_size: int) -> None:
         self.original, self.read, self.chunk_size = dataset, read, chunk_size
 

@@ -48,13 +48,7 @@ class Location:
 def store_rows(
     chunks: Callable[[], Chunks], size: int, location: Location, names: Sequence[str] = ("images", "labels")
 ) -> tuple[Tensor, ...]:
-    """Store the tensors of all samples in a location; raises as `decode_once`.
-
-    Args:
-        chunks: returns the tensors of consecutive samples.
-        size: the number of samples.
-        names: the names of the files of the tensors.
-    """
+    """Store the tensors of all samples in a location; see `decode_once`."""
     if location.storage is Storage.FILE:
         mapped, _ = decode_once(location.folder, location.fingerprint, size, chunks, names=names)
         return mapped

@@ -44,9 +44,6 @@ class ImageFiles:
     names: Sequence[str]
     read: FileReader
 
-    def __len__(self) -> int:
-        return len(self.names)
-
     def __getitem__(self, index: int) -> Pixels | Image.Image:
         return self.read(self.folder / self.names[index])
 
@@ -260,11 +257,7 @@ def load_dataset(name: str, *, root: str = DEFAULT_ROOT, **options: object) -> D
 
 
 def build_dataset(values: Mapping[str, Any], root: str, key: str | None = None) -> Dataset:
-    """Build the dataset that a configuration chooses by `values["name"]`; raises as `load_dataset`.
-
-    Args:
-        key: the key of `values` in the configuration, if it is not `data.dataset`.
-    """
+    """Build the dataset `values["name"]`, which has the key `key` in the configuration; raises as `load_dataset`."""
     builder, options = DATASETS.resolve(values, key)
     try:
         return builder(options, expand_home(root))
