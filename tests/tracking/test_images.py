@@ -22,7 +22,7 @@ from vitmnist.tracking.images import (
     draw_worst_mistakes,
     format_caption,
 )
-from vitmnist.training.predictions import Predictions
+from vitmnist.training.loop import Predictions
 
 
 @pytest.mark.parametrize(

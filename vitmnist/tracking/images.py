@@ -15,7 +15,7 @@ from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import printable
-from vitmnist.training.predictions import Predictions
+from vitmnist.training.loop import Predictions
 
 BATCH_IMAGES = 64
 """The number of images of a training batch that are drawn."""

@@ -9,8 +9,7 @@ from typing import Any
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.loaders.base import Loader
-from vitmnist.metrics.epoch_record import EpochRecord
-from vitmnist.metrics.monitor import Monitor
+from vitmnist.metrics.epoch_record import EpochRecord, Monitor
 from vitmnist.runtime.world import World
 from vitmnist.timing.table import Bottleneck
 from vitmnist.tracking.result import Result
