@@ -32,8 +32,7 @@ class Operation(nn.Module):
     """
 
     takes_uint8 = False
-    """Whether `forward` also takes a single large uint8 image on the CPU, with numbers as parameters. It must not write
-    to such an image, and returns uint8."""
+    """Whether `forward` also takes one large uint8 image on the CPU, which it must not write to, and returns uint8."""
 
     def __init__(self, options: Any = None) -> None:
         super().__init__()

@@ -133,8 +133,9 @@ class RandomResizedCrop(Operation):
         to_height, to_width = self.output_size(height, width)
         boxes = Boxes(*params)
         if images.dtype == torch.uint8:
-            # A large image on the CPU, and numbers. For 224×224 pixels 0.05 ms on a core, and 0.22 ms as floats.
-            crop = images[:, :, boxes.top : boxes.bottom, boxes.left : boxes.right]
+            # For a single image of 224×224 pixels this takes 0.05 ms on a core, and with floats 0.22 ms.
+            top, left, bottom, right = map(int, boxes)
+            crop = images[:, :, top:bottom, left:right]
             return F.interpolate(crop, (to_height, to_width), mode="bilinear", align_corners=False)
         rows = _resampled(boxes.top, boxes.bottom, height, to_height)
         columns = _resampled(boxes.left, boxes.right, width, to_width)
@@ -169,7 +170,7 @@ class HorizontalFlip(Operation):
         return (random_uniform(keys, 0) < self.options.p,)
 
     def forward(self, images: Tensor, is_flipped: Tensor) -> Tensor:
-        if images.dtype == torch.uint8:  # This is one large image on the CPU, with a number.
+        if images.dtype == torch.uint8:  # A single large image on the CPU
             return images.flip(3) if is_flipped else images
         # With weights of 0 and 1, `lerp` is exact, and on a CPU twice as fast as `where` with a mask that is broadcast.
         return images.lerp(images.flip(3), is_flipped.float()[:, None, None, None])

@@ -97,7 +97,7 @@ class Compose(nn.Module):
             height, width = operation.output_size(height, width)
         return params
 
-    def forward(self, images: Tensor, params: Sequence[Sequence[Any]]) -> Tensor:
+    def forward(self, images: Tensor, params: Sequence[Sequence[Tensor]]) -> Tensor:
         """Apply the operations to float32 images of 0…1, or to a single large uint8 image on the CPU.
 
         Args:
@@ -111,17 +111,10 @@ class Compose(nn.Module):
             images = operation.forward(images, *values)
         return images
 
-    def split_params(self, params: Sequence[Params], dtype: torch.dtype, size: int) -> list[list[Sequence[Any]]]:
-        """The arguments of `forward` for each single image of a batch of `size` images of this dtype.
-
-        Operations on a uint8 image get their parameters as numbers, others as tensors of one row.
-        """
-        columns: list[list[Sequence[Any]]] = []
-        is_uint8 = dtype == torch.uint8
-        for operation, values in zip(self.operations, params, strict=True):
-            is_uint8 = is_uint8 and operation.takes_uint8
-            columns.append([value.flatten().tolist() if is_uint8 else value.split(1) for value in values])
-        return [[[value[row] for value in values] for values in columns] for row in range(size)]
+    def split_params(self, params: Sequence[Params], size: int) -> list[list[list[Tensor]]]:
+        """The arguments of `forward` for each single image of a batch of `size` images: tensors of one row."""
+        columns = [[values.split(1) for values in values_of_operation] for values_of_operation in params]
+        return [[[values[row] for values in column] for column in columns] for row in range(size)]
 
     def mix(self, images: Tensor, labels: Tensor, keys: Tensor, classes: int) -> tuple[Tensor, Tensor]:
         """Mix each image with a partner from the batch; only if `mixes`.
@@ -245,7 +238,7 @@ class Preprocess(nn.Module):
         height, width = augment.output_size(*images.shape[2:])
         normalized = torch.empty(*images.shape[:2], height, width, dtype=torch.float32, device="cpu")
         # Split here as well: in the threads, each slice would wait for the lock.
-        params_by_image = augment.split_params(params, images.dtype, len(images))
+        params_by_image = augment.split_params(params, len(images))
 
         def normalize_image(row: slice) -> None:
             image = augment.forward(images[row], params_by_image[row.start])

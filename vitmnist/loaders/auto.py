@@ -79,9 +79,9 @@ def auto(
     as_candidate = partial(Candidate, device=device, step=as_one_argument_step(step)) if step else None
     # The number of steps depends on the time they take, but what they draw must not change what follows.
     with preserved_random_state(device=device):
-        selection, data = select_loader(options, data, sampler, device, as_candidate=as_candidate)
+        selection, loader = select_loader(options, data, sampler, device, as_candidate=as_candidate)
     print(selection.table(), file=sys.stderr)
-    return LOADERS.build(LOADERS.complete({"name": selection.name}), data, sampler, device)
+    return loader
 
 
 def select_loader(
@@ -91,14 +91,14 @@ def select_loader(
     device: torch.device,
     *,
     as_candidate: Callable[[Loader], Candidate] | None = None,
-) -> tuple[LoaderSelection, SampleSource]:
+) -> tuple[LoaderSelection, Loader]:
     """Time the loaders that fit and select the fastest.
 
     Args:
         as_candidate: makes a loader a candidate with a training step; without it, batches are dropped.
 
     Returns:
-        The selection, and the set to build the loader from, which a candidate may have decoded.
+        The selection, and the selected loader, without live iterators.
 
     Raises:
         ConfigError: an unknown candidate, or none that can be used.
@@ -116,7 +116,7 @@ def select_loader(
     if not epochs_s:
         raise ConfigError("\n".join(["no candidate can be used:", *(f"{row.name}: {row.error}" for row in rows)]))
     name = min(epochs_s, key=lambda name: epochs_s[name].median)
-    return LoaderSelection(name, _reason(name, epochs_s), rows), builder.data_for(name)
+    return LoaderSelection(name, _reason(name, epochs_s), rows), builder.loaders[name]
 
 
 def _names_to_try(options: AutoOptions, data: SampleSource) -> list[str]:
@@ -143,26 +143,24 @@ class CandidateBuilder:
     ) -> None:
         self.data, self.sampler, self.device = data, sampler, device
         self.as_candidate = as_candidate or partial(Candidate, device=device)
+        self.loaders: dict[str, Loader] = {}
         self.decoded_set: SampleSource | None = None
         """The set in host memory, once a loader has decoded it."""
         self.model_memory = Memory()
         if as_candidate:
             candidate = as_candidate(UnbufferedLoader(data, sampler, device))
-            candidate.is_required = True  # The step cannot be timed with any loader if it fails here.
+            candidate.is_required = True  # A step that fails here cannot be timed with any loader.
             self.model_memory = peak_memory(candidate.time_block, device)
-
-    def data_for(self, name: str) -> SampleSource:
-        """The set for a loader of this name: the decoded set, if the loader keeps all samples in memory."""
-        is_in_memory = storage_of(name, self.data) in (Storage.HOST, Storage.DEVICE)
-        return self.decoded_set if self.decoded_set is not None and is_in_memory else self.data
 
     def build(self, name: str) -> Candidate:
         """Build a loader; raises `DoesNotFitError` if it does not fit next to the model and the loaders before it."""
-        data = self.data_for(name)
+        is_in_memory = storage_of(name, self.data) in (Storage.HOST, Storage.DEVICE)
+        data = self.decoded_set if self.decoded_set is not None and is_in_memory else self.data
         check_fits(name, needs_of(name, data, self.device), self.device, self.model_memory)
         started = time.perf_counter()
         loader = LOADERS.build(LOADERS.complete({"name": name}), data, self.sampler, self.device)
         set_up_s = time.perf_counter() - started
+        self.loaders[name] = loader
         self.decoded_set = self.decoded_set or loader.decoded_set
         candidate = self.as_candidate(loader)
         candidate.set_up_s = set_up_s
