@@ -19,14 +19,15 @@ from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config.compose import compose
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
-from vitmnist.data.datasets.base import Split
+from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import Batches, Loader
 from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.timer import synchronize
-from vitmnist.trainer import Loaders, RunData, Trainer
-from vitmnist.training.loop import EpochProgress, train_epoch
+from vitmnist.trainer import Trainer
+from vitmnist.training.loop import train_epoch
+from vitmnist.training.progress import EpochProgress
 from vitmnist.training.step import TrainStep
 
 LR = 0.003
@@ -42,15 +43,16 @@ def new_model(split: Split, device: torch.device, kind: type[ViT] = ViT) -> torc
     return kind(ViTOptions(), (channels, height, width), len(split.classes)).to(device)
 
 
-def build_run(overrides: list[str], stack: ExitStack) -> tuple[RunData, TrainStep, Loaders]:
-    """What `train.py` would train with these overrides, without records; `stack` closes the loaders."""
+def build_run(overrides: list[str], stack: ExitStack) -> tuple[Dataset, TrainStep, Loader, Loader]:
+    """The dataset, step and loaders of a run with these overrides, without records; `stack` closes the loaders."""
     trainer = Trainer(validate(Config, compose(overrides)), Path(), overrides, StopSignal())
-    stack.enter_context(trainer.stack)
-    data = trainer.build_data()
-    step = trainer.build_step(data)
-    loaders = trainer.build_loaders(data, step)
+    stack.enter_context(trainer.resources)
+    checkpoint, weights = trainer.load_start()
+    dataset, sampler = trainer.build_data()
+    step = trainer.build_step(dataset.train, sampler, checkpoint, weights)
+    train_loader, eval_loader, _ = trainer.build_loaders(dataset, sampler, step)
     trainer.distribute(step)
-    return data, step, loaders
+    return dataset, step, train_loader, eval_loader
 
 
 class ResidentBatch(Loader):
@@ -73,17 +75,17 @@ def our_loop(overrides: list[str], stack: ExitStack, is_resident: bool = False) 
     Args:
         is_resident: train on one batch that stays on the device, over and over.
     """
-    data, step, loaders = build_run(overrides, stack)
-    loader, device = loaders.train, step.device
+    dataset, step, loader, _ = build_run(overrides, stack)
+    device = step.device
     if is_resident:
-        loader = ResidentBatch(data.dataset.train, loader.sampler, device)
+        loader = ResidentBatch(dataset.train, loader.sampler, device)
 
     def epoch(number: int) -> tuple[float, float]:
         metrics = train_epoch(step, loader, EpochProgress(number, loader.sampler, device))
         return metrics["train_s"], metrics["data_wait_pct"]
 
-    remark = step.config.describe().replace("\n", "; ")
-    return epoch, remark + (f"; compilation took {step.compile_s:.1f} s" if step.compile_s else "")
+    remark = step.backend.config.describe().replace("\n", "; ")
+    return epoch, remark + (f"; compilation took {step.backend.compile_s:.1f} s" if step.backend.compile_s else "")
 
 
 def timed(train: Callable[[], object], device: torch.device) -> Epoch:

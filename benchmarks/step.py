@@ -53,8 +53,8 @@ def steps() -> dict[str, list[str]]:
 
 def one_step(overrides: list[str], stack: ExitStack) -> Work:
     """A call that takes one step, always on the same batch of indices or images."""
-    _, step, loaders = build_run(overrides, stack)
-    batch = next(step.batches(loaders.train, 0))
+    _, step, loader, _ = build_run(overrides, stack)
+    batch = next(step.batches(loader, 0))
     return lambda: step(batch)
 
 

@@ -35,7 +35,8 @@ from vitmnist.config.validation import validate
 from vitmnist.errors import UserError
 from vitmnist.runtime.timer import synchronize
 from vitmnist.tracking.environment import describe_environment
-from vitmnist.training.loop import EpochProgress, evaluate, train_epoch
+from vitmnist.training.loop import evaluate, train_epoch
+from vitmnist.training.progress import EpochProgress
 
 RECIPE = "experiment=speedrun"
 
@@ -44,20 +45,19 @@ def train_once(overrides: list[str]) -> dict[str, Any]:
     """Train and evaluate once; returns accuracy in percent, seconds of the warm clock, options and environment."""
     with ExitStack() as stack:
         epochs = validate(Config, compose([RECIPE, *overrides])).epochs
-        _, step, loaders = build_run([RECIPE, *overrides], stack)
-        loader = loaders.train
+        _, step, loader, eval_loader = build_run([RECIPE, *overrides], stack)
         synchronize(step.device)
         start = time.perf_counter()
         for epoch in range(epochs):
             train_epoch(step, loader, EpochProgress(epoch, loader.sampler, step.device))
-        metrics, _ = evaluate(step.eval_model, loaders.evaluation, step.preprocess)
+        metrics, _ = evaluate(step.eval_model, eval_loader, step.preprocess)
         seconds = time.perf_counter() - start
     return {
         "accuracy": metrics["eval_acc"],
         "warm_s": seconds,
         "epochs": epochs,
         "batch_size": loader.sampler.batch_size,
-        "trainer": asdict(step.config),
+        "trainer": asdict(step.backend.config),
         "environment": describe_environment(step.device),
     }
 

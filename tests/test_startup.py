@@ -24,6 +24,7 @@ assert not {"torch", "matplotlib", "tensorboard", "PIL"} & set(sys.modules)
 HEAVY = {"hydra", "omegaconf", "tensorboard", "matplotlib", "scipy", "einops", "vitmnist.config", "vitmnist.training"}
 SCRIPT = """
 import atexit, sys
+assert "torch" not in sys.modules  # Torch reads environment variables that the script may set before it imports torch.
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 

@@ -21,7 +21,7 @@ from unittest import SkipTest
 import numpy as np
 import torch
 
-from vitmnist.data.randomness import GENERATORS, preserved_random_state, seed_generators
+from vitmnist.data.randomness import GLOBAL_GENERATORS, preserved_random_state, seed_generators
 from vitmnist.errors import DataError, UserError, first_line
 from vitmnist.store.tree import flatten
 
@@ -69,7 +69,7 @@ class ProbeDataset(torch.utils.data.Dataset[tuple[int, Any]]):
     def __getitem__(self, index: SupportsIndex) -> tuple[int, Any]:
         sample = range(self.size)[index]  # An index out of range raises IndexError.
         if not self.is_random:
-            return sample, np.full(len(GENERATORS), float(sample))
+            return sample, np.full(len(GLOBAL_GENERATORS), float(sample))
         return sample, np.array([torch.rand((), dtype=torch.float64).item(), np.random.rand(), random.random()])
 
 
@@ -188,10 +188,10 @@ class _Subject:
         numbers = [batch.numbers for epoch in self.epochs for batch in epoch if batch.numbers is not None]
         if not numbers or not self.data.is_random:
             raise SkipTest("the loader does not take random samples, or leaves out their numbers")
-        for name, drawn in zip(GENERATORS, np.concatenate(numbers).T, strict=True):
+        for name, drawn in zip(GLOBAL_GENERATORS, np.concatenate(numbers).T, strict=True):
             if equal := len(drawn) - len(np.unique(drawn)):
                 raise AssertionError(f"{name}: {equal} of {len(drawn)} samples have the number of another one")
-        return f"{', '.join(GENERATORS)}; 2 epochs"
+        return f"{', '.join(GLOBAL_GENERATORS)}; 2 epochs"
 
     def check_leftovers(self) -> str:
         before = running()

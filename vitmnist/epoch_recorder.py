@@ -11,14 +11,17 @@ from tqdm import tqdm
 
 from vitmnist.checkpoint.manager import CheckpointManager
 from vitmnist.errors import DataError, classify
-from vitmnist.loaders.base import Loader
-from vitmnist.metrics.epoch_table import EPOCH_S, EVAL_S, SAVE_S, TRAIN_S, EpochRecord, epoch_record
+from vitmnist.metrics.epoch_record import EpochRecord, epoch_record
+from vitmnist.metrics.epoch_table import EPOCH_S, EVAL_S, SAVE_S, TRAIN_S
+from vitmnist.metrics.monitor import Monitor
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.tracking.environment import PeakMemory
 from vitmnist.tracking.images import epoch_images
 from vitmnist.tracking.log import log_epoch
 from vitmnist.tracking.loggers import Logger
-from vitmnist.training.loop import AfterStep, EpochProgress, Predictions
+from vitmnist.training.loop import AfterStep
+from vitmnist.training.predictions import Predictions
+from vitmnist.training.progress import EpochProgress
 
 
 @dataclass(eq=False)
@@ -26,20 +29,20 @@ class EpochRecorder:
     """Records, logs and saves the epochs of a run under way.
 
     Args:
-        loggers: the loggers of rank 0; the other ranks have none.
+        checkpoints: the checkpoint manager of the run, with its configuration and result.
+        loggers: the loggers of rank 0; empty on the other ranks.
         is_first_epoch: no epoch has ended since this process was started.
     """
 
     checkpoints: CheckpointManager
-    train_loader: Loader
+    monitor: Monitor
     loggers: list[Logger]
     peak_memory: PeakMemory
     is_first_epoch: bool = True
 
     def __post_init__(self) -> None:
-        run = self.checkpoints
-        self.config, self.dataset, self.result = run.config, run.dataset, run.result
-        self.monitor, self.world = run.monitor, run.world
+        checkpoints = self.checkpoints
+        self.config, self.result, self.world = checkpoints.config, checkpoints.result, checkpoints.world
 
     def is_done(self) -> bool:
         """Whether all epochs are done, or none has been better for as long as `patience` allows."""
@@ -47,13 +50,12 @@ class EpochRecorder:
         return len(epochs) >= self.config.epochs or self.monitor.is_exhausted(epochs)
 
     @contextmanager
-    def watching(self, progress: EpochProgress, split: str, loader: Loader) -> Iterator[AfterStep]:
-        """Show the progress of a pass; yields a callback that updates it after each step, and saves checkpoints."""
-        checkpoints = self.checkpoints  # A reference to `self` in the callback would keep the loaders alive.
+    def progress_bar(self, progress: EpochProgress, split: str, num_batches: int) -> Iterator[AfterStep]:
+        """Show a progress bar for a pass over a split; yields a callback that updates it and saves checkpoints."""
         bar = tqdm(
             desc=f"epoch {progress.epoch + 1} {split}",
-            total=len(loader),
-            initial=progress.metrics.steps if loader is self.train_loader else 0,
+            total=num_batches,
+            initial=progress.metrics.steps if split == "train" else 0,
             unit="batch",
             leave=False,
             mininterval=0.5,
@@ -62,7 +64,7 @@ class EpochRecorder:
 
         def after_step(timer: EpochTimer) -> None:
             bar.update()
-            checkpoints.after_step(progress, timer)
+            self.checkpoints.after_step(progress, timer)
 
         with bar:
             yield after_step
@@ -78,6 +80,27 @@ class EpochRecorder:
             RunInterrupted: the run was asked to stop, and is saved.
         """
         result = self.result
+        record = self._epoch_record(progress, train, evaluation)
+        result.epochs.append(record)
+        self.is_first_epoch = False
+        is_last = self.is_done()
+        # The best epoch is saved only with a validation split: choosing it by the test split would bias its accuracy.
+        is_best = self.monitor.best_epoch(result.epochs) == len(result.epochs) - 1 and result.eval_split == "validation"
+        try:  # The records come before the checkpoint, because resuming removes those that are newer than it.
+            self._write_records(record, progress, predictions, is_last)
+        except OSError as error:
+            self.checkpoints.after_epoch(is_last, is_best, must_save=True)
+            raise DataError(f"cannot write the records: {classify(error).message}") from error
+        log_epoch(record, self.config.epochs)
+        self.checkpoints.after_epoch(is_last, is_best)
+
+    def _epoch_record(
+        self, progress: EpochProgress, train: dict[str, float], evaluation: dict[str, float]
+    ) -> EpochRecord:
+        """The record of an epoch, which all ranks take from rank 0.
+
+        `monitor` may be a time, and the ranks must agree on the best and the last epoch.
+        """
         save_s = train[SAVE_S.name] + evaluation[SAVE_S.name]
         metrics = {
             **train,
@@ -87,32 +110,23 @@ class EpochRecorder:
             **self.peak_memory.metrics(),
         }
         record = epoch_record(progress.epoch, metrics, progress.logged_steps(), self.is_first_epoch)
-        if self.is_first_epoch and result.setup_s is not None:
-            result.setup_s += progress.timer.first_wait()
-        # All ranks take the record of rank 0: `monitor` may be a time, and they must agree on the best and last epoch.
-        record = self.world.broadcast_object(partial(dict, record))
-        result.epochs.append(record)
-        self.is_first_epoch = False
-        is_last = self.is_done()
-        try:  # The records come before the checkpoint, because resuming removes those that are newer than it.
-            self.write_records(record, predictions, is_last)
-        except OSError as error:
-            self.checkpoints.after_epoch(is_last, must_save=True)
-            raise DataError(f"cannot write the records: {classify(error).message}") from error
-        log_epoch(record, self.config.epochs)
-        self.checkpoints.after_epoch(is_last)
+        if self.is_first_epoch and self.result.setup_s is not None:
+            self.result.setup_s += progress.timer.first_wait()
+        return self.world.broadcast_object(partial(dict, record))
 
-    def write_records(self, record: EpochRecord, predictions: Predictions, is_last: bool) -> None:
+    def _write_records(
+        self, record: EpochRecord, progress: EpochProgress, predictions: Predictions, is_last: bool
+    ) -> None:
         """Append to `epochs.csv`, and log the epoch; raises `OSError` if that fails."""
         if not self.world.is_main:
             return
-        epoch = record["epoch"]
+        epoch = progress.epoch
         interval = self.config.log.images_every_epochs
         self.result.append_epoch(self.checkpoints.folder)
         for logger in self.loggers:
             logger.add_epoch(record)
         if self.loggers and interval and (is_last or (epoch + 1) % interval == 0):
-            preprocess = self.checkpoints.step.preprocess
-            images = epoch_images(self.dataset, self.train_loader, preprocess, predictions, epoch)
+            dataset, preprocess = self.checkpoints.dataset, self.checkpoints.step.preprocess
+            images = epoch_images(dataset, progress.sampler, preprocess, predictions, epoch)
             for logger in self.loggers:
                 logger.add_images(images, epoch)

@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,9 @@ from vitmnist.epoch_recorder import EpochRecorder
 from vitmnist.loaders.auto import AutoOptions, select_loader
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.losses import LOSSES
-from vitmnist.metrics.epoch_table import Monitor, check_metrics, find_metric
+from vitmnist.metrics.epoch_record import check_metrics
+from vitmnist.metrics.epoch_table import find_metric
+from vitmnist.metrics.monitor import Monitor
 from vitmnist.optim.optimizers import EMA, OPTIMIZERS
 from vitmnist.optim.schedules import build_schedule
 from vitmnist.runtime.device import choose_device, use_deterministic_kernels
@@ -41,41 +43,14 @@ from vitmnist.tracking.log import log_early_stop, log_setup, log_test, log_verdi
 from vitmnist.tracking.loggers import LOGGERS, Logger, parse_loggers
 from vitmnist.tracking.result import Result, recording_outcome
 from vitmnist.training.fine_tuning import scale_learning_rates
-from vitmnist.training.loop import EpochProgress, evaluate, train_epoch
+from vitmnist.training.loop import evaluate, train_epoch
+from vitmnist.training.progress import EpochProgress
 from vitmnist.training.setup import build_model, check_batch_norm, check_config, read_dataset
 from vitmnist.training.step import TrainStep
+from vitmnist.training.step_backend import StepBackend
 from vitmnist.training.step_options import StepConfig, resolve_step_config
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class RunData:
-    """The dataset of a run, and the state from which the run starts.
-
-    Args:
-        sampler: delivers the indices of this rank's part of each training batch.
-        checkpoint: the run is resumed from it.
-        weights: the initial weights that `init` names.
-    """
-
-    dataset: Dataset
-    sampler: EpochSampler
-    checkpoint: Checkpoint | None
-    weights: Mapping[str, Tensor] | None
-
-
-@dataclass(frozen=True)
-class Loaders:
-    """The loaders of training and evaluation.
-
-    Args:
-        loader_config: the values of `data.loader` for both; if that is `auto`, the values of the selected loader.
-    """
-
-    train: Loader
-    evaluation: Loader
-    loader_config: Mapping[str, Any]
 
 
 class Trainer:
@@ -106,9 +81,9 @@ class Trainer:
             torch.cuda.set_device(self.device)  # Capturing a graph and pinning memory use the current device.
         # This comes before any work on the device: torch reads CUBLAS_WORKSPACE_CONFIG at the first matrix product.
         use_deterministic_kernels(config.trainer.deterministic, self.device)
-        self.stack = ExitStack()
+        self.resources = ExitStack()
         """Closes loaders and loggers."""
-        self._loader_stack = self.stack.enter_context(ExitStack())
+        self._open_loaders = self.resources.enter_context(ExitStack())
         self.result = Result(
             overrides=overrides,
             config=to_plain_dict(config),
@@ -127,132 +102,147 @@ class Trainer:
         """
         config, result, world = self.config, self.result, self.world
         deadline = math.inf if config.max_minutes is None else time.monotonic() + 60 * config.max_minutes
-        with ExitStack() as until_recorded, recording_outcome(result, config, self.folder, self.stop, world):
-            with self.stack:
-                data = self.build_data()
-                step = self.build_step(data)
-                loaders = self.build_loaders(data, step)
-                self.distribute(step)
-                self._record_setup(data.dataset, step, loaders)
-                checkpoints = CheckpointManager(
-                    self.folder, config, data.dataset, step, result, self.stop, world, self.monitor
-                )
-                progress = self._new_progress(data.sampler)
-                if data.checkpoint:
-                    checkpoints.restore(data.checkpoint, progress)
-                recorder = self._open_records(loaders, checkpoints)
-                data = replace(data, checkpoint=None, weights=None)  # This frees the memory of both.
-                # `finish_epoch` adds the wait for the first batch.
-                result.setup_s = time.time() - result.began_at - (result.compile_s or 0.0)
-                # From here on a signal stops the run after a step, when it can be saved. Before, nothing can be lost.
-                until_recorded.enter_context(self.stop.listening(deadline))
-                while progress.metrics.steps or not recorder.is_done():  # An epoch under way is completed first.
-                    with recorder.watching(progress, "train", loaders.train) as after_step:
-                        train = train_epoch(step, loaders.train, progress, after_step)
-                    with recorder.watching(progress, data.dataset.eval_split, loaders.evaluation) as after_step:
-                        evaluation, predictions = evaluate(
-                            step.eval_model, loaders.evaluation, step.preprocess, after_step, world
-                        )
-                    recorder.finish_epoch(progress, train, evaluation, predictions)
-                    progress = self._new_progress(data.sampler)
-                result.stopped_early = len(result.epochs) < config.epochs
-                log_early_stop(result, self.monitor)
-                checkpoints.save_final_weights()
-                loader_config = loaders.loader_config
-                self._loader_stack.close()
-                # The sets of the loaders are freed, because there may be no memory for a third set.
-                del loaders, recorder
-                self._evaluate_on_test(loader_config, checkpoints)
-            log_verdict(result)
+        with (
+            ExitStack() as signal_handling,
+            recording_outcome(result, config, self.folder, self.stop, world),
+            self.resources,
+        ):
+            checkpoint, weights = self.load_start()
+            dataset, sampler = self.build_data()
+            step = self.build_step(dataset.train, sampler, checkpoint, weights)
+            train_loader, eval_loader, loader_config = self.build_loaders(dataset, sampler, step)
+            self.distribute(step)
+            self._record_setup(dataset, step, train_loader)
+            checkpoints = CheckpointManager(self.folder, config, dataset, step, result, self.stop, world)
+            progress = self._new_progress(sampler)
+            if checkpoint:
+                checkpoints.restore(checkpoint, progress)
+            recorder = self._open_records(dataset, train_loader, checkpoints)
+            del checkpoint, weights  # This frees the memory of both.
+            # From here on a signal stops the run after a step, when it can be saved. Before, nothing can be lost.
+            signal_handling.enter_context(self.stop.listening(deadline))
+
+            while progress.metrics.steps or not recorder.is_done():  # An epoch under way is completed first.
+                with recorder.progress_bar(progress, "train", len(train_loader)) as after_step:
+                    train = train_epoch(step, train_loader, progress, after_step)
+                with recorder.progress_bar(progress, dataset.eval_split, len(eval_loader)) as after_step:
+                    evaluation, predictions = evaluate(step.eval_model, eval_loader, step.preprocess, after_step, world)
+                recorder.finish_epoch(progress, train, evaluation, predictions)
+                progress = self._new_progress(sampler)
+
+            result.stopped_early = len(result.epochs) < config.epochs
+            log_early_stop(result, self.monitor)
+            checkpoints.save_final_weights()
+            self._open_loaders.close()
+            del train_loader, eval_loader  # This frees their sets, because there may be no memory for a third set.
+            self._evaluate_on_test(loader_config, checkpoints)
+        log_verdict(result)
         return result
 
-    def build_data(self) -> RunData:
-        """Read checkpoint or initial weights, and the dataset, and divide its batches among the ranks.
+    def load_start(self) -> tuple[Checkpoint | None, Mapping[str, Tensor] | None]:
+        """Load the checkpoint to resume from, or else the initial weights that `init` names; None stands for neither.
 
         Raises:
-            ConfigError: a key has changed that may not on resuming, or something is unknown or does not fit together.
-            DataError: the checkpoint, the weights or the data cannot be read.
+            ConfigError: a key has changed that may not change on resuming, or there are no such weights.
+            DataError: the checkpoint or the weights cannot be read.
         """
-        config, world = self.config, self.world
-        weights = None
-        checkpoint = load_checkpoint(config, self.folder, world) if config.resume else None
-        if checkpoint:
-            self.result.epochs = checkpoint.epochs
-            self.result.resumed = True
-        elif config.init:
-            weights = world.broadcast_object(partial(read_initial_weights, config.init))
+        config = self.config
+        if config.resume and (checkpoint := load_checkpoint(config, self.folder, self.world)):
+            self.result.epochs, self.result.resumed = checkpoint.epochs, True
+            return checkpoint, None
+        if config.init:
+            return None, self.world.broadcast_object(partial(read_initial_weights, config.init))
+        return None, None
+
+    def build_data(self) -> tuple[Dataset, EpochSampler]:
+        """Read the dataset, and divide the training batches among the ranks.
+
+        Raises:
+            ConfigError: the configuration has an unknown value, or values that do not fit together.
+            DataError: the data cannot be read.
+        """
+        config, data, world = self.config, self.config.data, self.world
         check_config(config, self.device)
         dataset = read_dataset(config, world)
-        return RunData(dataset, self._train_sampler(dataset.train), checkpoint, weights)
+        order = config.batch_size, config.seed, data.shuffle, data.drop_last
+        return dataset, build_sampler(len(dataset.train), *order, rank=world.rank, world_size=world.size)
 
-    def build_step(self, data: RunData) -> TrainStep:
-        """Build model, optimizer, schedule and loss, and the step that uses them."""
-        config, device, train, sampler = self.config, self.device, data.dataset.train, data.sampler
-        step_config = self._step_config(data)
-        model = build_model(config, train, device, data.weights)
+    def build_step(
+        self, train: Split, sampler: EpochSampler, checkpoint: Checkpoint | None, weights: Mapping[str, Tensor] | None
+    ) -> TrainStep:
+        """Build model, loss, optimizer and schedule, and the step that uses them."""
+        config, device = self.config, self.device
+        batch_size = min(sampler.rank_batch_size, sampler.size)
+        step_config = self._step_config(batch_size, sampler.size, checkpoint)
+        model = build_model(config, train, device, weights)
+        preprocess = Preprocess(train, build_augment(config.data.augment)).to(device)
+        loss = LOSSES.build(config.loss, train.labels, train.classes, device)
+        backend = StepBackend(model, preprocess, loss, batch_size, step_config)
         optimizer = OPTIMIZERS.build(config.optimizer, model, step_config.fused)
-        step = TrainStep(
-            model=model,
-            preprocess=Preprocess(train, build_augment(config.data.augment)).to(device),
-            optimizer=optimizer,
-            frozen_norms=scale_learning_rates(optimizer, model, config.lr_scale),
-            schedule=build_schedule(config.schedule, config.epochs, len(sampler)),
-            loss=LOSSES.build(config.loss, train.labels, train.classes, device),
-            batch_size=min(sampler.rank_batch_size, sampler.size),
-            config=step_config,
-            clip_norm=config.trainer.clip_norm,
-            ema=EMA(model, config.ema_decay) if config.ema_decay else None,
-        )
-        check_batch_norm(config.model["name"], step, train, sampler)
+        frozen_norms = scale_learning_rates(optimizer, model, config.lr_scale)
+        schedule = build_schedule(config.schedule, config.epochs, len(sampler))
+        ema = EMA(model, config.ema_decay) if config.ema_decay else None
+        step = TrainStep(backend, optimizer, schedule, config.trainer.clip_norm, ema, frozen_norms)
+        check_batch_norm(config.model["name"], backend, train, sampler)
         return step
 
-    def _step_config(self, data: RunData) -> StepConfig:
-        """The configuration of the step: the checkpoint's if it still applies, else what rank 0 resolves for all."""
-        config, world, sampler, checkpoint = self.config, self.world, data.sampler, data.checkpoint
+    def _step_config(self, batch_size: int, images: int, checkpoint: Checkpoint | None) -> StepConfig:
+        """The configuration of the step: the checkpoint's if it still applies, else what rank 0 resolves for all.
+
+        Args:
+            batch_size: images per batch of this rank.
+            images: training images.
+        """
+        config, device, ranks = self.config, self.device, self.world.size
 
         def resolve() -> dict[str, Any]:
-            batch_size, images = min(sampler.rank_batch_size, sampler.size), config.epochs * sampler.size
-            return asdict(resolve_step_config(config.trainer, self.device, batch_size, images, world.size))
+            return asdict(resolve_step_config(config.trainer, device, batch_size, config.epochs * images, ranks))
 
-        setting = (to_plain_dict(config)["trainer"], self.device.type, world.size)
+        setting = (to_plain_dict(config)["trainer"], device.type, ranks)
         if checkpoint and (checkpoint.config["trainer"], checkpoint.device, len(checkpoint.rng)) == setting:
             step_config = StepConfig(**checkpoint.step_config)
         else:
-            step_config = StepConfig(**world.broadcast_object(resolve))
+            step_config = StepConfig(**self.world.broadcast_object(resolve))
         if step_config.reasons:
-            log.info("trainer options chosen for %s:\n%s", self.device, step_config.describe())
+            log.info("trainer options chosen for %s:\n%s", device, step_config.describe())
         return step_config
 
-    def build_loaders(self, data: RunData, step: TrainStep) -> Loaders:
-        """Build the loaders of training and evaluation, and compile or capture the step for what they deliver."""
+    def build_loaders(
+        self, dataset: Dataset, sampler: EpochSampler, step: TrainStep
+    ) -> tuple[Loader, Loader, Mapping[str, Any]]:
+        """Build the loaders of training and evaluation, and compile or capture the step for what they deliver.
+
+        Returns:
+            Both loaders, and the values of `data.loader`; if that is `auto`, the values of the selected loader.
+        """
         if self.device.type == "cpu":
             keep_freed_memory()
-        evaluated, loader_config = data.dataset.evaluated, self.config.data.loader
-        options = LOADERS.resolve(loader_config)[1]
-        if isinstance(options, AutoOptions):
-            name = self.world.broadcast_object(partial(self._select_loader, options, data, step))
-            loader_config = LOADERS.complete({"name": name})
-        train_loader = LOADERS.build(loader_config, data.dataset.train, data.sampler, self.device)
-        self._loader_stack.enter_context(train_loader)
-        eval_loader = LOADERS.build(loader_config, evaluated, self._eval_sampler(evaluated, step), self.device)
-        self._loader_stack.enter_context(eval_loader)
+        loader_config = self._select_loader(dataset.train, sampler, step)
+        train_loader = LOADERS.build(loader_config, dataset.train, sampler, self.device)
+        self._open_loaders.enter_context(train_loader)
+        eval_sampler = self._eval_sampler(dataset.evaluated, step)
+        eval_loader = LOADERS.build(loader_config, dataset.evaluated, eval_sampler, self.device)
+        self._open_loaders.enter_context(eval_loader)
         step.prepare(train_loader)
-        return Loaders(train_loader, eval_loader, loader_config)
-
-    def _train_sampler(self, split: Split) -> EpochSampler:
-        """The sampler of training: this rank's part of each batch."""
-        config, data, world = self.config, self.config.data, self.world
-        order = config.batch_size, config.seed, data.shuffle, data.drop_last
-        return build_sampler(len(split), *order, rank=world.rank, world_size=world.size)
+        return train_loader, eval_loader, loader_config
 
     def _eval_sampler(self, split: Split, step: TrainStep) -> EpochSampler:
         """The sampler of an evaluation: this rank's part of all images, in their order."""
         # Evaluation keeps no activations, so a microbatch that fits in training fits here. All ranks take the size of
         # rank 0: their own may differ by one image.
-        batch_size = self.world.broadcast_object(lambda: step.microbatch_size) * self.world.size
+        batch_size = self.world.broadcast_object(lambda: step.backend.microbatch_size) * self.world.size
         return build_sampler(len(split), batch_size, rank=self.world.rank, world_size=self.world.size)
 
-    def _select_loader(self, options: AutoOptions, data: RunData, step: TrainStep) -> str:
+    def _select_loader(self, train: Split, sampler: EpochSampler, step: TrainStep) -> Mapping[str, Any]:
+        """The values of `data.loader`; if that is `auto`, the values of the loader that rank 0 found fastest."""
+        loader_config = self.config.data.loader
+        options = LOADERS.resolve(loader_config)[1]
+        if not isinstance(options, AutoOptions):
+            return loader_config
+        name = self.world.broadcast_object(partial(self._fastest_loader, options, train, sampler, step))
+        return LOADERS.complete({"name": name})
+
+    def _fastest_loader(self, options: AutoOptions, train: Split, sampler: EpochSampler, step: TrainStep) -> str:
         """The name of the fastest loader, timed with the training step of the run, whose state is then restored."""
 
         def as_candidate(loader: Loader) -> Candidate:
@@ -265,9 +255,7 @@ class Trainer:
 
         log.info("timing %s for a few batches each", ", ".join(options.candidates or ()) or "all loaders")
         with step.preserved_state():
-            selection, _ = select_loader(
-                options, data.dataset.train, data.sampler, step.device, as_candidate=as_candidate
-            )
+            selection, _ = select_loader(options, train, sampler, step.device, as_candidate=as_candidate)
         log.info("expected time per loader\n%s", selection.table())
         self.result.auto = asdict(selection)
         return selection.name
@@ -281,13 +269,13 @@ class Trainer:
         random.seed(seed)
         np.random.seed(seed % 2**32)
 
-    def _record_setup(self, dataset: Dataset, step: TrainStep, loaders: Loaders) -> None:
+    def _record_setup(self, dataset: Dataset, step: TrainStep, train_loader: Loader) -> None:
         """Record dataset, loader choice, options of the step and environment."""
         result, world = self.result, self.world
-        result.loader = dict(loaders.train.resolved_options)
+        result.loader = dict(train_loader.resolved_options)
         result.eval_split = dataset.eval_split
-        result.trainer = asdict(step.config)
-        result.compile_s = step.compile_s or None
+        result.trainer = asdict(step.backend.config)
+        result.compile_s = step.backend.compile_s or None
         result.dataset = {
             "name": dataset.name,
             **{f"{name}_size": len(split) for name, split in dataset.splits.items()},
@@ -301,21 +289,22 @@ class Trainer:
         """The progress of the next epoch, at its beginning."""
         return EpochProgress(len(self.result.epochs), sampler, self.device, self.config.log.every_steps, self.world)
 
-    def _open_records(self, loaders: Loaders, checkpoints: CheckpointManager) -> EpochRecorder:
+    def _open_records(self, dataset: Dataset, train_loader: Loader, checkpoints: CheckpointManager) -> EpochRecorder:
         """Log the run, open its loggers, and remove records that are newer than the checkpoint."""
         result, folder = self.result, self.folder
         peak_memory = PeakMemory(self.device)  # It starts here, so that it does not count the set-up.
-        log_setup(self.config, result, checkpoints.dataset, checkpoints.step, loaders.train, self.world)
+        log_setup(self.config, result, dataset, checkpoints.step, train_loader, self.world)
         loggers: list[Logger] = []
         if self.world.is_main:
-            loggers += [
-                self.stack.enter_context(LOGGERS.build(values, folder, result)) for values in self.logger_options
-            ]
+            for values in self.logger_options:
+                loggers.append(self.resources.enter_context(LOGGERS.build(values, folder, result)))
             result.write_config(folder)
             result.write_epochs(folder)  # This drops a torn row, and rows that are newer than the checkpoint.
             for name in ("result.json", f"{storage.FOLDER}/final.safetensors"):
                 (folder / name).unlink(missing_ok=True)
-        return EpochRecorder(checkpoints, loaders.train, loggers, peak_memory)
+        # `finish_epoch` adds the wait for the first batch.
+        result.setup_s = time.time() - result.began_at - (result.compile_s or 0.0)
+        return EpochRecorder(checkpoints, self.monitor, loggers, peak_memory)
 
     def _evaluate_on_test(self, loader_config: Mapping[str, Any], checkpoints: CheckpointManager) -> None:
         """Evaluate the best weights on the test split, if epochs were evaluated on a validation split.
@@ -330,9 +319,9 @@ class Trainer:
         sampler = self._eval_sampler(dataset.test, step)
         with LOADERS.build(loader_config, dataset.test, sampler, self.device) as loader:
             metrics, _ = evaluate(step.eval_model, loader, step.preprocess, world=self.world)
-        values = {
-            f"test_{key.removeprefix('eval_')}": value for key, value in metrics.items() if key.startswith("eval_")
+        test_metrics = {
+            f"test_{name.removeprefix('eval_')}": metric for name, metric in metrics.items() if name.startswith("eval_")
         }
-        check_metrics(values, "test split")
-        self.result.test = {"weights": weights, **values}
+        check_metrics(test_metrics, "test split")
+        self.result.test = {"weights": weights, **test_metrics}
         log_test(self.result.test, self.monitor.best_epoch(self.result.epochs))

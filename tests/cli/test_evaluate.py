@@ -122,9 +122,9 @@ def test_a_file_that_is_no_picture_does_not_stop_the_others(trained: Path, call_
     assert [sorted(row) for row in rows] == [["error", "file"], ["all", "class", "file", "probability"]]
 
 
-def test_predict_takes_folders_and_patterns(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predict_takes_files_and_folders(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("b/2.png", "b/1.png", "b/deep/3.PNG", "[odd].png"):
+    for name in ("b/2.png", "b/1.png", "b/deep/3.PNG"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("L", (9, 9)).save(name)
     Path("b/notes.txt").write_text("not an image")
@@ -132,16 +132,11 @@ def test_predict_takes_folders_and_patterns(trained: Path, tmp_path: Path, monke
     folder = ["b/1.png", "b/2.png", "b/deep/3.PNG"]
     for names, expected in (
         (["b"], folder),
-        (["b/[12].png"], folder[:2]),
-        (["**/*.png"], ["[odd].png", *folder[:2]]),
-        (["b/2.png", "b", "?"], [folder[1], folder[0], folder[2]]),
-        (["[odd].png", "absent.png"], ["[odd].png", "absent.png"]),
+        (["b/2.png", "b", "absent.png"], [folder[1], folder[0], folder[2], "absent.png"]),
     ):
         assert list(map(str, find_images(names))) == expected
     with pytest.raises(DataError, match=r"none: holds no picture \(\.jpg"):
         find_images(["b", "none"])
-    with pytest.raises(DataError, match=r"x\*: matches no file"):
-        find_images(["x*"])
     monkeypatch.setattr("vitmnist.cli.predict.BATCH_SIZE", 2)
     rows = predict(load_inference_model(trained / "run", CPU), find_images(["b"]), CPU)
     assert [row["file"] for row in rows] == folder

@@ -84,6 +84,17 @@ def test_a_row_that_cannot_be_timed_says_why(dataset: Any, reason: str) -> None:
     assert format_rows(rows).endswith(f"\nfrom_dataloader  {errors['from_dataloader']}")
 
 
+@pytest.mark.parametrize(("is_exhausted", "epoch_length"), [(True, 10), (False, None)])
+def test_an_epoch_without_a_length_is_as_long_as_a_pass_that_has_reached_its_end(
+    is_exhausted: bool, epoch_length: int | None
+) -> None:
+    loop = loop_over(Stream())
+    loop.passes[0].is_exhausted = is_exhausted
+    assert loop.epoch_length == epoch_length
+    (row, *_) = try_loaders(loop)[0]
+    assert (row.epoch_s is None) == (not is_exhausted)
+
+
 def test_samples_that_fail_after_the_script_and_print_leave_rows_that_say_so(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

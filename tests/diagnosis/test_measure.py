@@ -8,13 +8,14 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, IterableDataset, Sampler
 from tqdm import tqdm
 
 from tests.support.samples import Made
@@ -60,6 +61,22 @@ def no_step(batch: Any) -> None:
     """Trains on nothing."""
 
 
+class Counting(nn.Module):
+    """Keeps state in buffers that a `state_dict` lacks, and in one that is None before the first step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(1), persistent=False)
+        self.register_buffer("shape", torch.zeros(2), persistent=False)
+        self.register_buffer("mean", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps += 1
+        self.shape = torch.ones(3)
+        self.mean = x.detach().mean()
+        return x
+
+
 def brief(loader: Any, step: Callable[..., object] = no_step, **options: Any) -> Any:
     return diagnose(loader, step, **{"batches": 5, "seconds": ENOUGH_S, **options})
 
@@ -91,7 +108,8 @@ def test_the_step_is_measured_alone_and_few_steps_have_no_verdict() -> None:
 
 
 def test_model_optimizer_and_random_generators_are_restored(capsys: pytest.CaptureFixture[str]) -> None:
-    model = nn.Sequential(nn.Linear(3, 2), nn.Dropout())
+    model = nn.Sequential(nn.Linear(3, 2), nn.Dropout(), Counting())
+    steps = model[2].steps
     optimizer = torch.optim.Adam(model.parameters())
     generator = torch.Generator().manual_seed(3)
 
@@ -104,14 +122,17 @@ def test_model_optimizer_and_random_generators_are_restored(capsys: pytest.Captu
         drawn = [np.random.get_state()[1].tolist(), random.getstate()]
         generators = [torch.get_rng_state(), generator.get_state(), *drawn]
         weights = [value.clone() for value in model.state_dict().values()]
-        return [*generators, *weights, optimizer.state_dict()["state"], [one.grad for one in model.parameters()]]
+        buffers = [model[2].steps.clone(), model[2].shape, model[2].mean]
+        gradients = [parameter.grad for parameter in model.parameters()]
+        return [*generators, *weights, *buffers, optimizer.state_dict()["state"], gradients]
 
     model[1].eval()  # the dropout alone, as one freezes a layer
     before = state()
     brief(DataLoader(samples(), 4, shuffle=True, generator=generator), step, model=model, optimizer=optimizer)
     for was, now in zip(before, state(), strict=True):
         assert torch.equal(was, now) if isinstance(was, Tensor) else was == now
-    assert [one.training for one in model] == [True, False]
+    assert [module.training for module in model] == [True, False, True]
+    assert model[2].steps is steps
     note = "give model= and optimizer= to have what it changed restored"
     assert note not in capsys.readouterr().out
     brief([(torch.ones(4, 3), torch.ones(4))] * 20, step, model=model)
@@ -196,6 +217,20 @@ def test_a_sampler_without_a_length_is_measured_without_the_time_of_an_epoch(opt
     found = brief(DataLoader(samples(SLOW_S), **options))
     assert {row.epoch_s for row in found.rows} == {None}
     assert "the length of an epoch is not known" in str(found)
+
+
+class Stream(IterableDataset[int]):
+    """Its first sample takes longer than the others."""
+
+    def __iter__(self) -> Iterator[int]:
+        time.sleep(0.5)
+        yield from count()
+
+
+def test_where_the_length_of_an_epoch_is_unknown_waiting_is_that_between_steps() -> None:
+    (row, *_) = brief(DataLoader(Stream()), lambda batch: time.sleep(0.02)).rows
+    assert row.epoch_s is None
+    assert row.waiting_pct < 50
 
 
 def test_a_loop_keeps_its_persistent_workers() -> None:

@@ -19,7 +19,6 @@ def test_a_script_sees_its_own_arguments_and_main(tmp_path: Path, monkeypatch: p
     """Also its spawned workers, which import `__main__` again."""
     script = """
 import atexit, os, pickle, sys
-assert "torch" not in sys.modules  # which reads environment variables that the script may set
 
 class Numbers:
     def __len__(self):
@@ -63,6 +62,20 @@ train(DataLoader(Slow(), batch_size=2), epochs=1000)
 """
     diagnose(tmp_path, script, "--warm-up=1", "--steps=3", "--stop", fresh=True)
     assert (tmp_path / "finished").exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_child_that_runs_to_the_end_of_the_script_prints_no_report(tmp_path: Path) -> None:
+    script = f"""{SLOW_DATA}
+child = os.fork()
+train(DataLoader(Slow(samples=4)))
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+sys.exit(5)
+"""
+    ended, report = diagnose(tmp_path, script, "--warm-up=0")
+    assert ended.returncode == report["exit_code"] == 5
+    assert ended.stderr.count("vitmnist diagnose: ") == 1
 
 
 def test_a_module_runs_as_by_python_m_and_stop_ends_it(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from vitmnist.errors import ExitCode
 from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.runtime.torch_world import TorchWorld
 from vitmnist.runtime.world import World
-from vitmnist.training.loop import EpochProgress, train_epoch
+from vitmnist.training.loop import train_epoch
+from vitmnist.training.progress import EpochProgress
 
 pytestmark = NEEDS_CUDA
 
@@ -69,7 +70,7 @@ def test_an_epoch_waits_for_the_gpu_only_at_its_borders(
     with test_step.make_loader(tiny, name, device=cuda) as loader:
         world.connect(cuda, 60)
         step.prepare(loader)
-        assert step.config.graph == graph
+        assert step.backend.config.graph == graph
         if not graph:
             step.distribute(world)
         for epoch in range(2):
@@ -174,7 +175,7 @@ def test_a_graphed_step_on_the_gpu_is_the_eager_step_to_the_bit(
         step = test_step.make_step(tiny, "sgd", device=cuda, graph=graph, **parts)
         with test_step.make_loader(tiny, name, device=cuda) as loader:
             step.prepare(loader)
-            assert step.config.graph == graph
+            assert step.backend.config.graph == graph
             metrics.append((test_step.train(step, loader), step.model.state_dict()))
     (ours, our_weights), (theirs, their_weights) = metrics
     assert [epoch["train_loss"] for epoch in ours] == [epoch["train_loss"] for epoch in theirs]

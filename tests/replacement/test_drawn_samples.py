@@ -23,7 +23,7 @@ from tests.support.processes import becomes_true
 from vitmnist import from_dataloader
 from vitmnist.data.randomness import preserved_random_state, seed_generators
 from vitmnist.errors import DataError
-from vitmnist.replacement.tensor_transforms import DrawnDataset
+from vitmnist.replacement.drawn_dataset import DrawnDataset
 
 CLOSE = [v1.ToTensor(), v1.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))]
 CLOSE_V2 = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))]

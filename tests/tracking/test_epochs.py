@@ -12,7 +12,8 @@ import pytest
 from tests.conftest import Printed, Start, Train, result_of
 from vitmnist.errors import ExitCode, TrainingError
 from vitmnist.metrics import METRICS, BatchMetric
-from vitmnist.metrics.epoch_table import epoch_metrics, epoch_record
+from vitmnist.metrics.epoch_record import epoch_record
+from vitmnist.metrics.epoch_table import epoch_metrics
 from vitmnist.tracking.result import Result, epoch_columns
 
 

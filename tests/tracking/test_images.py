@@ -15,7 +15,7 @@ from vitmnist.data.datasets.base import Dataset, ImageFiles
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import LOADERS
 from vitmnist.tracking.images import CAPTION_HEIGHT, GAP, TILE_WIDTH, caption, training_batch, worst_mistakes
-from vitmnist.training.loop import Predictions
+from vitmnist.training.predictions import Predictions
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_the_training_batch_is_the_one_that_was_trained_on(tiny: Dataset, shuffl
     sampler, options = EpochSampler(23, 10, 3, shuffle), LOADERS.complete({"name": "ram"})
     preprocess = Preprocess(tiny.train, Compose(operations))
     with LOADERS.build(options, tiny.train, sampler, torch.device("cpu")) as loader:
-        grid = np.asarray(training_batch(tiny.train, loader, preprocess, 1))
+        grid = np.asarray(training_batch(tiny.train, loader.sampler, preprocess, 1))
         batch, keys = next(zip(loader.epoch(1), preprocess.keys(sampler, 1), strict=False))
     plain = Preprocess(tiny.train)(batch[0])
     seen = preprocess.mix_batch(*batch, keys)[0] if operations else plain

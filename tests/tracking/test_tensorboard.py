@@ -11,7 +11,8 @@ from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.conftest import PLAIN, Printed, result_of
-from vitmnist.metrics.epoch_table import EpochRecord, epoch_metrics
+from vitmnist.metrics.epoch_record import EpochRecord
+from vitmnist.metrics.epoch_table import epoch_metrics
 from vitmnist.registry import NoOptions
 from vitmnist.tracking.loggers.tensorboard import TensorBoard
 from vitmnist.tracking.result import Result

@@ -76,7 +76,7 @@ def test_a_graphed_step_is_the_eager_step(name: str, augment: Compose | None, ti
         loader = make_loader(tiny, name)
         torch.manual_seed(1)
         step.prepare(loader)
-        assert isinstance(step.forward, GraphedModule) == graph
+        assert isinstance(step.backend.module, GraphedModule) == graph
         metrics.append((train(step, loader), step.state_dict(), torch.get_rng_state()))
     (ours, our_state, our_rng), (theirs, their_state, their_rng) = metrics
     assert torch.equal(our_rng, their_rng)
@@ -94,7 +94,7 @@ def test_a_replay_takes_no_arguments_of_another_shape_or_dtype(tiny: Dataset) ->
     images, labels = tiny.train.images[:BATCH], tiny.train.labels[:BATCH]
     for changed in (images[:1], images.float() / 255):
         inputs = {"images": changed, "labels": labels[: len(changed)]}
-        assert torch.equal(step.forward(inputs)["loss"], step.eager(inputs)["loss"])
+        assert torch.equal(step.backend.module(inputs)["loss"], step.backend.eager(inputs)["loss"])
 
 
 def test_a_step_that_cannot_be_captured_stays_eager_or_is_refused(
@@ -106,9 +106,9 @@ def test_a_step_that_cannot_be_captured_stays_eager_or_is_refused(
     monkeypatch.setattr(torch.cuda, "make_graphed_callables", fail)
     step = make_step(tiny, micro_batch=None, graph=True, reasons={"graph": "the GPU does not wait for Python"})
     step.prepare(make_loader(tiny, "ram"))
-    assert step.forward is step.eager
-    assert not step.config.graph
-    assert step.config.reasons["graph"] == "failed: operation not permitted when stream is capturing"
+    assert step.backend.module is step.backend.eager
+    assert not step.backend.config.graph
+    assert step.backend.config.reasons["graph"] == "failed: operation not permitted when stream is capturing"
     with pytest.raises(ConfigError, match=r"^trainer.graph=true: failed: .*; set trainer.graph=false$"):
         make_step(tiny, micro_batch=None, graph=True).prepare(make_loader(tiny, "ram"))
 

@@ -19,8 +19,10 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import DataError
 from vitmnist.loaders.base import LOADERS, Batches, Loader
 from vitmnist.runtime.timer import EpochTimer
-from vitmnist.training.loop import EpochProgress, evaluate, train_epoch
+from vitmnist.training.loop import evaluate, train_epoch
+from vitmnist.training.progress import EpochProgress
 from vitmnist.training.step import TrainStep
+from vitmnist.training.step_backend import StepBackend
 
 CPU = torch.device("cpu")
 LOSS = partial(F.cross_entropy, reduction="sum")
@@ -38,7 +40,7 @@ def make_model() -> nn.Module:
 def make_step(model: nn.Module, tiny: Dataset, lr: float = 0.01) -> TrainStep:
     # The optimizer is not Adam, which on the CPU reads its step count, a tensor that never leaves the host.
     optimizer = torch.optim.SGD(model.parameters(), lr)
-    return TrainStep(model, Preprocess(tiny.train), optimizer, lambda step: 1.0, LOSS, batch_size=5)
+    return TrainStep(StepBackend(model, Preprocess(tiny.train), LOSS, batch_size=5), optimizer, lambda step: 1.0)
 
 
 def new_progress(loader: Loader, epoch: int = 0, log_every: int | None = None) -> EpochProgress:

@@ -23,8 +23,11 @@ from vitmnist.losses import LOSSES
 from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.optim.optimizers import EMA, OPTIMIZERS
 from vitmnist.optim.schedules import build_schedule
-from vitmnist.training.loop import EpochProgress, train_epoch
-from vitmnist.training.step import IGNORED, Batch, TrainStep
+from vitmnist.training.batch import IGNORED, Batch
+from vitmnist.training.loop import train_epoch
+from vitmnist.training.progress import EpochProgress
+from vitmnist.training.step import TrainStep
+from vitmnist.training.step_backend import StepBackend
 from vitmnist.training.step_options import StepConfig
 
 CPU = torch.device("cpu")
@@ -64,17 +67,9 @@ def make_step(
     one_cycle = {"name": "one_cycle", "warmup": 0.3, "start_factor": 0.04, "end_factor": 1e-4}
     values = LOSSES.complete({"name": "cross_entropy", "label_smoothing": smoothing})
     loss = LOSSES.build(values, data.train.labels, data.train.classes, device)
-    return TrainStep(
-        model,
-        Preprocess(data.train, augment).to(device),
-        built,
-        build_schedule(one_cycle, 1, steps),
-        loss,
-        BATCH,
-        config,
-        clip_norm,
-        EMA(model, decay) if decay else None,
-    )
+    backend = StepBackend(model, Preprocess(data.train, augment).to(device), loss, BATCH, config)
+    schedule = build_schedule(one_cycle, 1, steps)
+    return TrainStep(backend, built, schedule, clip_norm, EMA(model, decay) if decay else None)
 
 
 def make_loader(data: Dataset, name: str, device: torch.device = CPU) -> Loader:
@@ -145,8 +140,8 @@ def test_microbatches_give_the_same_gradient(
 ) -> None:
     """A full batch, a short batch and a single image; the whole batch decides which images are mixed."""
     step = make_step(tiny, augment=augment, micro_batch=micro_batch, smoothing=0.1)
-    step.pad = pad
-    assert step.microbatch_size <= (micro_batch or BATCH)
+    step.backend.pad = pad
+    assert step.backend.microbatch_size <= (micro_batch or BATCH)
     for size in (BATCH, 7, 1):
         check_gradient(step, tiny, size, 1e-5, smoothing=0.1)
 
@@ -162,8 +157,8 @@ def test_a_rank_without_a_valid_image_adds_nothing(tiny: Dataset, augment: Compo
 
 def test_microbatches_have_nearly_the_same_size(tiny: Dataset) -> None:
     step = make_step(tiny)
-    parts = (step.model, step.preprocess, step.optimizer, step.schedule, F.cross_entropy, 500)
-    sizes = {size: TrainStep(*parts, StepConfig(size)).microbatch_size for size in (500, 400, 250, 200, 130)}
+    parts = (step.model, step.preprocess, F.cross_entropy, 500)
+    sizes = {size: StepBackend(*parts, StepConfig(size)).microbatch_size for size in (500, 400, 250, 200, 130)}
     assert sizes == {500: 500, 400: 250, 250: 250, 200: 167, 130: 125}
 
 
@@ -193,7 +188,7 @@ def test_compiled_is_the_gradient_and_a_short_batch_compiles_nothing(
     before, random = copy.deepcopy(step.model.state_dict()), torch.get_rng_state()
     batches = make_loader(tiny, "ram")
     step.prepare(batches)
-    assert step.config.compile
+    assert step.backend.config.compile
     assert all(torch.equal(value, before[name]) for name, value in step.model.state_dict().items())
     assert all(parameter.grad is None for parameter in step.model.parameters())
     assert torch.equal(torch.get_rng_state(), random)
@@ -305,6 +300,6 @@ def test_a_restored_step_continues_to_the_bit_and_in_a_longer_run_at_its_rates(t
     longer.load_state_dict(copy.deepcopy(first.state_dict()) | {"ema": None})
     for step in (second, long, longer):
         train(step, batches, 1, first=1)
-    assert longer.lr == long.lr != second.lr
+    assert longer.max_lr == long.max_lr != second.max_lr
     check_same_weights(second.model, whole.model, tolerance=0)
     check_same_weights(second.eval_model, whole.eval_model, tolerance=0)

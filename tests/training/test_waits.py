@@ -20,8 +20,10 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.losses import LOSSES
 from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.optim.optimizers import EMA, OPTIMIZERS
-from vitmnist.training.loop import EpochProgress
-from vitmnist.training.step import Batch, TrainStep
+from vitmnist.training.batch import Batch
+from vitmnist.training.progress import EpochProgress
+from vitmnist.training.step import TrainStep
+from vitmnist.training.step_backend import StepBackend
 from vitmnist.training.step_options import StepConfig
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="a build of torch for CPUs cannot simulate a GPU")
@@ -77,8 +79,8 @@ def test_no_step_waits_for_the_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -
             optimizer = OPTIMIZERS.build({"name": "adamw", **OPTIMIZERS_UNDER_TEST["adamw"]}, model, True)
             values = LOSSES.complete({"name": "cross_entropy", "label_smoothing": 0.1, "class_weights": [1] * 10})
             loss = LOSSES.build(values, torch.zeros(1, dtype=torch.int64), tuple("abcdefghij"), CUDA)
-            parts = (model, preprocess.to(CUDA), optimizer, lambda step: 1.0, loss, 8, config)
-            step = TrainStep(*parts, clip_norm=1.0, ema=EMA(model, 0.9))
+            backend = StepBackend(model, preprocess.to(CUDA), loss, 8, config)
+            step = TrainStep(backend, optimizer, lambda step: 1.0, clip_norm=1.0, ema=EMA(model, 0.9))
             progress = EpochProgress(0, sampler, CUDA, log_every=1)
             numbers = torch.zeros(8, dtype=torch.int64)
             images = torch.zeros(8, 3, 28, 28, dtype=torch.uint8)

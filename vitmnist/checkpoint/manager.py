@@ -17,13 +17,12 @@ from vitmnist.config.schema import Config, complete_record, flatten, is_under, k
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.randomness import RandomState
 from vitmnist.errors import ConfigError, DataError, TrainingError
-from vitmnist.metrics.epoch_table import Monitor
 from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.signals import StopSignal, interruption
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import World
 from vitmnist.tracking.result import Result
-from vitmnist.training.loop import EpochProgress
+from vitmnist.training.progress import EpochProgress
 from vitmnist.training.step import TrainStep
 
 log = logging.getLogger(__name__)
@@ -73,7 +72,6 @@ class CheckpointManager:
     result: Result
     stop: StopSignal
     world: World
-    monitor: Monitor
 
     def __post_init__(self) -> None:
         self._model_info = model_info(self.config, self.dataset.train)
@@ -89,7 +87,7 @@ class CheckpointManager:
             model_info=self._model_info,
             dataset_sha256=(self.result.dataset or {})["sha256"],
             step=step.state_dict(),
-            step_config=asdict(step.config),
+            step_config=asdict(step.backend.config),
             device=step.device.type,
             epochs=self.result.epochs,
             rng=self.world.all_gather_object(RandomState(device=step.device).to_dict()),
@@ -151,20 +149,20 @@ class CheckpointManager:
         if stopping:
             self._interrupt(stopping)
 
-    def after_epoch(self, is_last: bool, must_save: bool = False) -> None:
+    def after_epoch(self, is_last: bool, is_best: bool, must_save: bool = False) -> None:
         """Save after an epoch (already in `result`) if due, or if any rank asks for it.
+
+        Args:
+            is_best: the epoch is the best one so far on a validation split; `best.pt` is then saved too.
 
         Raises:
             RunInterrupted: the run is to stop, and is saved.
         """
-        # Selecting by the test split would bias its accuracy.
-        is_best_epoch = self.monitor.best_epoch(self.result.epochs) == len(self.result.epochs) - 1
-        best = is_best_epoch and self.dataset.validation is not None
         interval = self.config.checkpoint.min_interval_s
         is_due = interval is not None and time.monotonic() - self._saved_at >= interval
         stopping, saving = self.world.all_reduce_max([self.stop.request, is_due or must_save], wait=True)
-        if is_last or best or stopping or saving:
-            self.save(None, best)
+        if is_last or is_best or stopping or saving:
+            self.save(None, is_best)
         if stopping and not is_last:
             self._interrupt(stopping)
 

@@ -57,7 +57,10 @@ def main(options: Namespace) -> None:
         options.json.parent.stat()  # Raises if there is none, before the script runs.
     sys.argv = options.module or options.script
     observer = Observer(options.steps, options.warm_up, options.stop)
+    process_id = os.getpid()
     ended = _run(bool(options.module))
+    if os.getpid() != process_id:  # The script has forked a child that goes on to the end.
+        sys.exit(_exit_code(ended))
     observer.end()
     report = describe_script(observer, _exit_code(ended))
     # The script may have replaced or closed `sys.stderr`.

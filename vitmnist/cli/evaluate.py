@@ -38,7 +38,7 @@ from vitmnist.runtime.files import csv_text
 from vitmnist.tracking.images import worst_mistakes
 from vitmnist.tracking.runs import read_run
 from vitmnist.training import loop
-from vitmnist.training.loop import Predictions
+from vitmnist.training.predictions import Predictions
 
 SPLITS = ("train", "validation", "test")
 # The options of `tabulate` for columns that are aligned on the right; only the first one, the class, is text.

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import stat
-import threading
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache, partial
+from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,11 +22,6 @@ from vitmnist.store.rows import is_large
 
 Pixels = NDArray[np.uint8]
 
-MAX_SIDE = 65_535
-"""The longest side of a picture, also after resizing, as of a JPEG file; to resize a longer one takes gigabytes."""
-_reading = threading.local()
-"""Its attribute `path` is the file that the current thread reads."""
-
 
 class Mode(str, Enum):
     """The channels that images are converted to."""
@@ -40,7 +31,11 @@ class Mode(str, Enum):
 
 
 class Resize(str, Enum):
-    """How an image of any shape becomes square; see `to_pixels`."""
+    """How an image of any shape gets the size of a dataset's images.
+
+    `stretch` distorts it. `crop` resizes the shorter side and takes the centre. `pad` resizes the longer side and fills
+    the rest with black.
+    """
 
     stretch = "stretch"
     crop = "crop"
@@ -49,7 +44,16 @@ class Resize(str, Enum):
 
 @dataclass(frozen=True)
 class ImageReader:
-    """Reads a file of any size and mode as uint8 `[H, W, C]`, by `to_pixels`, whose arguments these are."""
+    """Reads image files as uint8 `[H, W, C]` of one size, upright; transparent pixels become white.
+
+    Args:
+        size: width and height.
+        mode: the channels.
+        resize: how an image of another shape gets this size.
+        draft: decode a JPEG at the smallest of the scales 1/8, 1/4, 1/2 and 1 that is at least twice the size.
+        max_16_bit: the value of 16-bit grey pixels that becomes white.
+        range_32_bit: the values of int32 and float pixels that become black and white; None refuses such images.
+    """
 
     size: tuple[int, int]
     mode: Mode
@@ -59,67 +63,95 @@ class ImageReader:
     range_32_bit: tuple[float, float] | None = None
 
     def __call__(self, path: Path) -> Pixels:
-        """Raises `DataError` if the file cannot be read."""
-        _reading.path = path
+        """Read a file; raises `DataError` if it cannot be read."""
         try:
-            if not stat.S_ISREG(path.stat().st_mode):
-                raise ValueError("not a regular file")  # Opening a named pipe would wait for a writer.
             content = np.fromfile(path, np.uint8)
-            with Image.open(BytesIO(content.data)) as opened:
-                return to_pixels(opened, **vars(self), decode=partial(_decode, content))
-        except Exception as error:  # Pillow's decoders raise the errors of many libraries
+            with Image.open(BytesIO(content.data)) as image:
+                return self.convert(image, decode=partial(_decode, content))
+        except Exception as error:  # Pillow's decoders raise the errors of many libraries.
             reason = getattr(error, "strerror", None) or error  # The error of a missing file repeats its name.
             reason = "unknown format" if isinstance(error, UnidentifiedImageError) else reason
             raise DataError(f"{path}: cannot be read as a picture: {reason}") from error
-        finally:
-            _reading.path = None
 
+    def convert(self, image: Image.Image, decode: Callable[[Image.Image], Pixels] = np.array) -> Pixels:
+        """Convert an image that Pillow has opened, but not loaded.
 
-@contextmanager
-def file_warnings() -> Iterator[dict[Path, str]]:
-    """Collect a warning of Pillow for each file that any thread reads, in place of printing it without the file."""
-    collected: dict[Path, str] = {}
+        Args:
+            decode: returns the pixels of an image at its full size, uint8 `[H, W]` or `[H, W, C]`, as `np.array` does.
 
-    def collect(message: Warning | str, *parts: Any, **options: Any) -> None:
-        if path := getattr(_reading, "path", None):
-            collected[path] = str(message)
+        Raises:
+            ValueError: the pixels cannot be scaled to 8 bits.
+        """
+        orientation, size = self._stored_size(image)
+        full_size = image.size
+        draft = image.draft(None, (2 * size[0], 2 * size[1])) if self.draft else None
+        if image.size != full_size:
+            decode = np.array
+        converted = self._convert_mode(image)
+        # A scale of 1/2 stores half of 375 rows, 187.5, as 188. Resized from all 188, images of 500×375 differ from
+        # full decoding by 1.2 at 64×64, instead of 0.3.
+        if draft and draft[1] != (0, 0, *converted.size):
+            pixels = np.array(converted.resize(size, Image.Resampling.BILINEAR, draft[1]))
         else:
-            show(message, *parts, **options)
+            pixels = decode(converted)
+            orientation, size = self._stored_size(image)  # Loading has turned a TIFF image upright.
+            pixels = resize_pixels(pixels, size)
+        pixels = pixels.reshape(*pixels.shape[:2], -1)
+        return np.ascontiguousarray(self._crop_or_pad(_turn_upright(pixels, orientation)))
 
-    with warnings.catch_warnings():
-        warnings.filterwarnings("always", module="PIL", append=True)  # Filters of the user come first.
-        show, warnings.showwarning = warnings.showwarning, collect
-        yield collected
+    def _stored_size(self, image: Image.Image) -> tuple[int, tuple[int, int]]:
+        """The EXIF orientation of an image, and the size to which it is resized before it is turned upright."""
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+        size = fitted_size(image.size, self.size[::-1] if orientation in (5, 6, 7, 8) else self.size, self.resize)
+        return orientation, size
+
+    def _convert_mode(self, image: Image.Image) -> Image.Image:
+        """Convert to 8 bits in grey or RGB."""
+        if image.mode[0] in "IF":
+            image = self._scale_to_8_bit(image)
+        if image.has_transparency_data:
+            background = Image.new("RGBA", image.size, "white")
+            image = Image.alpha_composite(background, image.convert("RGBA"))
+        mode = "L" if self.mode == Mode.grey else "RGB"
+        # Without a needless copy, which would hold Python's lock while other threads wait for it.
+        return image if image.mode == mode else image.convert(mode)
+
+    def _scale_to_8_bit(self, image: Image.Image) -> Image.Image:
+        """Scale the pixels of a grey image of 16 or 32 bits, which Pillow would clip at 255."""
+        pixels = np.asarray(image).astype(np.float64)
+        if not np.isfinite(pixels).all():
+            raise ValueError("some of its pixels are not finite")
+        # Pillow gives the 16-bit pixels of PNG and PGM files as int32.
+        is_32_bit = image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM"))
+        if is_32_bit and not self.range_32_bit:
+            problem = f"its 32-bit pixels are {pixels.min():g} to {pixels.max():g}"
+            raise ValueError(f"{problem}; training on such pictures needs data.dataset.range_32_bit=[BLACK,WHITE]")
+        black, white = self.range_32_bit if is_32_bit and self.range_32_bit else (0, self.max_16_bit)
+        scaled = ((pixels - black) * (255 / (white - black))).round().clip(0, 255)
+        return Image.fromarray(scaled.astype(np.uint8))
+
+    def _crop_or_pad(self, pixels: Pixels) -> Pixels:
+        """Crop pixels `[H, W, C]` to the size, or pad them with black, around their centre."""
+        (width, height), (rows, columns) = self.size, pixels.shape[:2]
+        top, left = round((rows - height) / 2), round((columns - width) / 2)
+        if self.resize == Resize.crop:
+            return pixels[top : top + height, left : left + width]
+        if self.resize == Resize.pad:
+            return np.pad(pixels, ((-top, height - rows + top), (-left, width - columns + left), (0, 0)))
+        return pixels
 
 
 def _decode(content: Pixels, image: Image.Image) -> Pixels:
-    """The pixels of a file with this content, which Pillow has opened as `image`."""
-    if image.format == "JPEG" and image.mode == "RGB" and (decode_jpeg := _jpeg_decoder()):
-        with suppress(RuntimeError):  # Pillow names the damage, or reads on with LOAD_TRUNCATED_IMAGES
-            return decode_jpeg(content)
-    return np.array(image)
+    """Decode the bytes of a file that Pillow has opened as `image`."""
+    if image.format == "JPEG" and image.mode == "RGB":
+        # torchvision takes two thirds of Pillow's time, and does not hold Python's lock. It may lack the decoder, and
+        # if it fails, Pillow names the damage, or reads on with LOAD_TRUNCATED_IMAGES.
+        with suppress(ImportError, RuntimeError):
+            from torchvision.io import decode_jpeg  # This takes 1.4 s, or 0.1 s where there is an optimizer.
 
-
-@cache
-def _jpeg_decoder() -> Callable[[Pixels], Pixels] | None:
-    """torchvision's decoder: bytes of a file to `[H, W, 3]`; None without it, or if its pixels are not Pillow's.
-
-    It takes two thirds of Pillow's time, and does not hold Python's lock.
-    """
-    written = BytesIO()  # Builds of libjpeg differ in how they round and enlarge colours.
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (21, 37, 3), np.uint8)).save(written, "JPEG")
-    try:
-        from torchvision.io import decode_jpeg  # This takes 1.4 s, or 0.1 s where there is an optimizer.
-
-        def decode(content: Pixels) -> Pixels:
             pixels: Tensor = decode_jpeg(torch.from_numpy(content), "RGB")
             return pixels.permute(1, 2, 0).numpy()
-
-        is_equal = np.array_equal(decode(np.frombuffer(written.getbuffer(), np.uint8)), np.array(Image.open(written)))
-    # torchvision 0.29 says that a later release lacks the function; RuntimeError: it was built without libjpeg.
-    except (ImportError, RuntimeError, DeprecationWarning):
-        return None
-    return decode if is_equal else None
+    return np.array(image)
 
 
 def to_tensor(image: Image.Image | Pixels) -> Tensor:
@@ -138,87 +170,23 @@ def empty_images(count: int, channels: int, height: int, width: int, *, pin_memo
     return torch.empty(shape, dtype=torch.uint8, device="cpu", memory_format=layout, pin_memory=pin_memory)
 
 
-def to_pixels(
-    opened: Image.Image,
-    size: tuple[int, int],
-    mode: str,
-    resize: str,
-    draft: bool,
-    max_16_bit: int = 65_535,
-    range_32_bit: tuple[float, float] | None = None,
-    decode: Callable[[Image.Image], NDArray[np.uint8]] = np.array,
-) -> NDArray[np.uint8]:
-    """The pixels of an opened image, upright, uint8 `[H, W, C]` of (width, height); transparent ones become white.
+def fitted_size(size: tuple[int, int], target: tuple[int, int], resize: str) -> tuple[int, int]:
+    """The (width, height) to which an image of this size is resized.
 
     Args:
-        mode: grey or rgb.
-        resize: stretch; crop: the shorter side fits, the centre is taken; pad: the longer side fits, the rest is black.
-        draft: decode a JPEG at the smallest of the scales 1/8, 1/4, 1/2 and 1 that is at least twice the size.
-        max_16_bit: the value of 16-bit pixels that becomes white.
-        range_32_bit: the values of int32 and float pixels that become black and white; None: they are refused.
-        decode: makes uint8 `[H, W]` or `[H, W, C]` of an image at scale 1; the same pixels as `np.array`.
+        resize: `stretch` gives the target; `crop` the smallest size of the same shape that covers it; `pad` the largest
+            one that fits into it.
     """
-    scale_transparency(opened)
-    (orientation, to_size), full_size = stored_size(opened, size, resize), opened.size
-    drafted = opened.draft(None, (2 * to_size[0], 2 * to_size[1])) if draft else None
-    if opened.size != full_size:
-        decode = np.array
-    image: Image.Image = opened
-    if image.mode[0] in "IF":
-        image = to_8_bit(image, max_16_bit, range_32_bit)
-    elif tiff_tag(image, 339) == 2:  # The tag SampleFormat says that they are signed.
-        raise ValueError("its pixels are signed 8-bit integers, which Pillow reads as unsigned")
-    if image.has_transparency_data:
-        background = Image.new("RGBA", image.size, "white")
-        image = Image.alpha_composite(background, image.convert("RGBA"))
-    target = "L" if mode == "grey" else "RGB"
-    if image.mode != target:  # A copy holds Python's lock, and other threads wait for it.
-        image = image.convert(target)
-    # Half of 375 rows is 187.5, stored as 188. Resized from all 188, images of 500×375 differ from full
-    # decoding by 1.2 at 64×64, instead of 0.3.
-    if drafted and drafted[1] != (0, 0, *image.size):
-        pixels = np.array(image.resize(to_size, Image.Resampling.BILINEAR, drafted[1]))
-        pixels = pixels.reshape(*pixels.shape[:2], -1)
-    else:
-        pixels = decode(image)
-        orientation, to_size = stored_size(opened, size, resize)  # Pillow's TIFF reader has now turned it upright.
-        pixels = resized(pixels, to_size)
-    if orientation in (5, 6, 7, 8):
-        pixels = pixels.swapaxes(0, 1)
-    if orientation in (2, 3, 6, 7):
-        pixels = pixels[:, ::-1]
-    if orientation in (3, 4, 7, 8):
-        pixels = pixels[::-1]
-    top, left = (round((side - to) / 2) for side, to in zip(pixels.shape[:2], size[::-1], strict=True))
-    if resize == "crop":
-        pixels = pixels[top : top + size[1], left : left + size[0]]
-    if resize == "pad":
-        bottom, right = (to - side for side, to in zip(pixels.shape[:2], size[::-1], strict=True))
-        pixels = np.pad(pixels, ((-top, bottom + top), (-left, right + left), (0, 0)))
-    return np.ascontiguousarray(pixels)
+    if resize == Resize.stretch:
+        return target
+    (width, height), (target_width, target_height) = size, target
+    if (height * target_width >= width * target_height) == (resize == Resize.crop):
+        return target_width, max(1, height * target_width // width)
+    return max(1, width * target_height // height), target_height
 
 
-def stored_size(opened: Image.Image, size: tuple[int, int], resize: str) -> tuple[int, tuple[int, int]]:
-    """The EXIF orientation of an image, and the size to which it is resized before it is turned upright."""
-    orientation = opened.getexif().get(ExifTags.Base.Orientation, 1)
-    to_size = fitted(opened.size, size[::-1] if orientation in (5, 6, 7, 8) else size, resize)
-    if max(*opened.size, *to_size) > MAX_SIDE:
-        raise ValueError(f"{opened.width}×{opened.height} pixels: a side is, or would become, longer than {MAX_SIDE}")
-    return orientation, to_size
-
-
-def fitted(size: tuple[int, int], to: tuple[int, int], resize: str) -> tuple[int, int]:
-    """The (width, height) to which an image is resized: `to`, or as large as it covers `to` or fits into it."""
-    if resize == "stretch":
-        return to
-    (width, height), (to_width, to_height) = size, to
-    if (height * to_width >= width * to_height) == (resize == "crop"):
-        return to_width, max(1, height * to_width // width)
-    return max(1, width * to_height // height), to_height
-
-
-def resized(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Pixels uint8 `[H, W]` or `[H, W, C]`, resized to (width, height) by torch, in a third of Pillow's time.
+def resize_pixels(pixels: Pixels, size: tuple[int, int]) -> Pixels:
+    """Resize pixels `[H, W]` or `[H, W, C]` to (width, height) with torch, in a third of Pillow's time.
 
     Pillow's own `resize(size, Image.Resampling.BILINEAR)` differs by at most 1 of 255.
     """
@@ -228,35 +196,12 @@ def resized(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint
     return F.interpolate(images, size[::-1], mode="bilinear", antialias=True)[0].permute(1, 2, 0).numpy()
 
 
-def to_8_bit(image: Image.Image, max_16_bit: int, range_32_bit: tuple[float, float] | None) -> Image.Image:
-    """A grey image of 16 or 32 bits, which Pillow would clip at 255; white where a 16-bit PNG is transparent."""
-    pixels = np.asarray(image).astype(np.float64)
-    if not np.isfinite(pixels).all():
-        raise ValueError("some of its pixels are not finite")
-    if image.mode == "I" and tiff_tag(image, 339, 1) == 1 and pixels.min() < 0:  # SampleFormat says unsigned.
-        raise ValueError("some of its uint32 pixels are above 2147483647, which Pillow reads as negative")
-    # Pillow gives the 16-bit pixels of PNG and PGM files as int32.
-    is_32_bit = image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM"))
-    if not (limits := range_32_bit if is_32_bit else (0, max_16_bit)):
-        problem = f"its 32-bit pixels are {pixels.min():g} to {pixels.max():g}"
-        raise ValueError(f"{problem}; training on such pictures needs data.dataset.range_32_bit=[BLACK,WHITE]")
-    # Pillow inverts TIFF files of up to 8 bits in which 0 is white (PhotometricInterpretation), and no others.
-    black, white = limits[::-1] if tiff_tag(image, 262) == 0 else limits
-    scaled = ((pixels - black) * (255 / (white - black))).round().clip(0, 255)
-    scaled[pixels == image.info.get("transparency", np.nan)] = 255
-    return Image.fromarray(scaled.astype(np.uint8))
-
-
-def tiff_tag(image: Image.Image, tag: int, default: int | None = None) -> int | None:
-    """The value of a tag, the first if it has several; `default` if it is missing or the file is no TIFF."""
-    value = getattr(image, "tag_v2", {}).get(tag, default)
-    return value[0] if isinstance(value, tuple) else value
-
-
-def scale_transparency(opened: Image.Image) -> None:
-    """Scale the transparent value of a PNG file that is not loaded, as Pillow scales its pixels of 2, 4 and 16 bits."""
-    for *_, stored in getattr(opened, "tile", ()) if "transparency" in opened.info else ():
-        if factor := {"L;2": 85, "L;4": 17}.get(stored):
-            opened.info["transparency"] *= factor
-        elif stored == "RGB;16B":  # Pillow keeps the upper 8 bits.
-            opened.info["transparency"] = tuple(value >> 8 for value in opened.info["transparency"])
+def _turn_upright(pixels: Pixels, orientation: int) -> Pixels:
+    """Turn and mirror pixels `[H, W, C]` as an EXIF orientation says."""
+    if orientation in (5, 6, 7, 8):
+        pixels = pixels.swapaxes(0, 1)
+    if orientation in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    return pixels

@@ -1,10 +1,10 @@
-"""The state of random generators, random samples as a pure function of (seed, epoch, index), and what is random.
+"""The state of random generators, samples as a pure function of (seed, epoch, index), and the detection of random ones.
 
-A sample is random if reading it uses a random generator, and reading it again ends differently. The generators are the
-global ones of torch (CPU), NumPy and Python, and those in attributes, containers, closures and class attributes of
+A sample is random if reading it uses a random generator, and reading it again gives another result. The generators are
+the global ones of torch (CPU), NumPy and Python, and those in attributes, containers, closures and class attributes of
 datasets, transforms and collate functions, and in global variables that their `__getitem__`, `__call__` and `forward`
-read. Others cannot be seen, such as a `default_rng()` that is made for each sample, `secrets` or a server: a sample
-that uses them is noticed only if it is among the few that are read twice and compared.
+read. Other sources of randomness cannot be seen, such as a `default_rng()` that is made for each sample, `secrets` or a
+server: such a sample is noticed only if it is among the few that are read twice and compared.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from vitmnist.store.tree import find_difference
 
 PROBES = 16
 """Number of samples that are read to find out whether a dataset is random."""
-LEAVES = (int, float, str, bytes, type(None), torch.Tensor, np.ndarray, ModuleType, type, BuiltinFunctionType)
+LEAF_TYPES = (int, float, str, bytes, type(None), torch.Tensor, np.ndarray, ModuleType, type, BuiltinFunctionType)
+"""The types of objects that are not searched for generators."""
 MAX_ELEMENTS = 1000
 """Larger containers are not searched for generators; they hold data, such as a list of a million files."""
 MAX_SEARCHED = 20_000
 """Number of objects that are searched for generators."""
-CALLED = ("__getitem__", "__getitems__", "__call__", "forward")
-"""Methods whose global variables are searched for generators."""
-GENERATORS = ("torch", "NumPy", "Python")
-"""The global generators that samples draw from."""
+SEARCHED_METHODS = ("__getitem__", "__getitems__", "__call__", "forward")
+"""The methods whose global variables are searched for generators."""
 Result = TypeVar("Result")
-ReadWrite = tuple[Callable[[], object], Callable[[Any], object]]
-"""How the state of a generator is read and written."""
-GLOBAL: dict[str, ReadWrite] = {
+StateAccess = tuple[Callable[[], object], Callable[[Any], object]]
+"""The functions that get and set the state of a generator."""
+GLOBAL_GENERATORS: dict[str, StateAccess] = {
     "torch": (torch.get_rng_state, torch.set_rng_state),
     "NumPy": (np.random.get_state, np.random.set_state),
     "Python": (random.getstate, random.setstate),
 }
-OWN: dict[type, Callable[[Any], ReadWrite]] = {
+"""The global generators that samples draw from, by name."""
+GENERATOR_TYPES: dict[type, Callable[[Any], StateAccess]] = {
     torch.Generator: lambda generator: (generator.get_state, generator.set_state),
     random.Random: lambda generator: (generator.getstate, generator.setstate),
     np.random.RandomState: lambda generator: (generator.get_state, generator.set_state),
@@ -56,24 +56,25 @@ OWN: dict[type, Callable[[Any], ReadWrite]] = {
         lambda state: setattr(generator.bit_generator, "state", state),
     ),
 }
+"""The types of other generators, each with a function that returns the access to the state of a generator."""
 
 
 class RandomState:
-    """The states of the global random generators and of those that some objects refer to, when it is made.
+    """A snapshot of the states of the global random generators, and of generators that other objects refer to.
 
     Args:
-        owners: what may have generators of its own.
-        device: a CUDA device has a global generator too.
+        owners: objects that may refer to generators, such as datasets and transforms.
+        device: a CUDA device, which has a global generator too.
     """
 
     def __init__(self, *owners: object, device: torch.device | None = None) -> None:
-        self._global = dict(GLOBAL)
+        self._global = dict(GLOBAL_GENERATORS)
         if device and device.type == "cuda":
             access = partial(torch.cuda.get_rng_state, device), partial(torch.cuda.set_rng_state, device=device)
             self._global["CUDA"] = access
         self._generators = list(self._global.items())
         for value in _reachable(owners):
-            if access_to := OWN.get(type(value)):
+            if access_to := GENERATOR_TYPES.get(type(value)):
                 self._generators.append((f"a {type(value).__name__} of its own", access_to(value)))
         self._states = self._read()
 
@@ -81,12 +82,12 @@ class RandomState:
         return [read() for _, (read, _) in self._generators]
 
     def restore(self) -> None:
-        """Set all generators to these states."""
+        """Set all generators to the states of the snapshot."""
         for (_, (_, write)), state in zip(self._generators, self._states, strict=True):
             write(state)
 
     def changed(self) -> list[str]:
-        """The names of the generators that have been used since."""
+        """The names of the generators whose state has changed since the snapshot."""
         pairs = zip(self._generators, map(_state_bytes, self._states), map(_state_bytes, self._read()), strict=True)
         return [name for (name, _), before, now in pairs if before != now]
 
@@ -97,20 +98,20 @@ class RandomState:
         return {**states, "numpy": [name, keys.tolist(), *rest]}
 
     def load_dict(self, states: Mapping[str, object]) -> None:
-        """Set the global generators to the states of `to_dict`, a GPU's if there is one in both."""
+        """Set the global generators to the states of `to_dict`; that of a GPU only if both have one."""
         for name, (_, write) in self._global.items():
             if (state := states.get(name.lower())) is not None:
                 write(state)
 
 
 def _state_bytes(state: object) -> bytes:
-    # The pickle of a tensor has its address.
+    # The pickle of a tensor contains its address.
     return pickle.dumps(state.numpy() if isinstance(state, torch.Tensor) else state)
 
 
 @contextmanager
 def preserved_random_state(*owners: object, device: torch.device | None = None) -> Iterator[None]:
-    """Restore the global generators, also of a CUDA device, and those that some objects refer to, on exit."""
+    """Restore the states of random generators on exit; the arguments are those of `RandomState`."""
     state = RandomState(*owners, device=device)
     try:
         yield
@@ -119,11 +120,11 @@ def preserved_random_state(*owners: object, device: torch.device | None = None) 
 
 
 class RandomSampleError(ConfigError):
-    """A sample that would be kept in one version is random.
+    """A sample is random, so storing it would repeat one version of it.
 
     Args:
-        index: of the sample in its dataset.
-        reason: which generator it uses, or that it differs.
+        index: the index of the sample in its dataset.
+        reason: names the generator that the sample uses, or says that the sample differs when it is read again.
     """
 
     def __init__(self, index: int, reason: str) -> None:
@@ -134,20 +135,22 @@ class RandomSampleError(ConfigError):
         return "sample {} is random ({})".format(*self.args)
 
 
-def call_watched(function: Callable[[], Result], owners: object, *, again: bool) -> tuple[Result, str | None]:
-    """The result of a function, and why it is random; None if it is not.
+def detect_randomness(
+    function: Callable[[], Result], owners: object, *, always_repeat: bool
+) -> tuple[Result, str | None]:
+    """The result of a function, and the reason why it is random; None if it is not.
 
     A function that uses a generator is called again, from the state in which the first call has left the generator. If
     both calls end in the same state with equal results, the function seeds itself.
 
     Args:
-        owners: what may have generators of its own.
-        again: call the function twice in any case, to compare the results.
+        owners: objects that may refer to generators.
+        always_repeat: call the function twice in any case, to compare the results.
     """
     before = RandomState(owners)
     result = function()
     used = before.changed()
-    if not (used or again):
+    if not (used or always_repeat):
         return result, None
     before = RandomState(owners)
     difference = find_difference(function(), result)
@@ -162,10 +165,10 @@ def probe_indices(size: int) -> list[int]:
 
 
 def read_probes(read: Callable[[int], Result], indices: Iterable[int], owners: object) -> list[Result]:
-    """Samples; raises `RandomSampleError` for a random one. The first is read twice and compared."""
+    """Read samples; raises `RandomSampleError` for a random one. The first sample is read twice and compared."""
     samples: list[Result] = []
     for index in indices:
-        sample, reason = call_watched(partial(read, index), owners, again=not samples)
+        sample, reason = detect_randomness(partial(read, index), owners, always_repeat=not samples)
         if reason:
             raise RandomSampleError(index, reason)
         samples.append(sample)
@@ -173,27 +176,27 @@ def read_probes(read: Callable[[int], Result], indices: Iterable[int], owners: o
 
 
 @contextmanager
-def refusing_random(read: Callable[[int], object], indices: Sequence[int], owners: object) -> Iterator[None]:
+def refuse_random_samples(read: Callable[[int], object], indices: Sequence[int], owners: object) -> Iterator[None]:
     """Raise `RandomSampleError` if one of the samples that the block reads is random.
 
-    Generators are compared once for all samples; only if one has been used, the samples are read again, one by one.
+    Generators are compared once for all samples. Only if one has been used, the samples are read again, one by one.
     """
     before = RandomState(owners)
     yield
     if before.changed():
         for index in indices:
-            _, reason = call_watched(partial(read, index), owners, again=False)
+            _, reason = detect_randomness(partial(read, index), owners, always_repeat=False)
             if reason:
                 raise RandomSampleError(index, reason)
 
 
 def _reachable(owners: Iterable[Any]) -> Iterable[Any]:
-    """The objects that others refer to, breadth first."""
+    """The objects that `owners` refer to, directly or not, breadth first."""
     reached: dict[int, Any] = {}
     waiting = deque(owners)
     while waiting and len(reached) < MAX_SEARCHED:
         value = waiting.popleft()
-        if isinstance(value, LEAVES) or id(value) in reached:
+        if isinstance(value, LEAF_TYPES) or id(value) in reached:
             continue
         reached[id(value)] = value
         waiting.extend(_referents(value))
@@ -201,6 +204,7 @@ def _reachable(owners: Iterable[Any]) -> Iterable[Any]:
 
 
 def _referents(value: object) -> Iterable[object]:
+    """The objects that an object refers to, and that may be generators or refer to some."""
     if isinstance(value, list | tuple | set | frozenset | dict):
         parts = value.values() if isinstance(value, dict) else value
         return parts if len(value) <= MAX_ELEMENTS else ()
@@ -214,18 +218,18 @@ def _referents(value: object) -> Iterable[object]:
         except ValueError:  # A variable of the enclosing function has no value yet.
             return ()
         return (*variables.nonlocals.values(), *variables.globals.values(), *(value.__defaults__ or ()))
-    of_class = [pair for kind in type(value).__mro__ for pair in vars(kind).items()]
-    called = [part for name, part in of_class if name in CALLED and isinstance(part, FunctionType)]
-    generators = [part for _, part in of_class if type(part) in OWN]
-    return (*getattr(value, "__dict__", {}).values(), *generators, *called)
+    class_attributes = [pair for kind in type(value).__mro__ for pair in vars(kind).items()]
+    methods = [part for name, part in class_attributes if name in SEARCHED_METHODS and isinstance(part, FunctionType)]
+    generators = [part for _, part in class_attributes if type(part) in GENERATOR_TYPES]
+    return (*getattr(value, "__dict__", {}).values(), *generators, *methods)
 
 
 def read_samples(dataset: Dataset[Any], indices: Iterable[int], seed: int, epoch: int) -> list[Any]:
-    """Read samples of a map-style dataset, seeding the global generators before each; restores their state.
+    """Read samples of a map-style dataset, seeding the global generators before each; restores their states.
 
-    The generators are those of torch (CPU), NumPy and Python, so what torchvision's transforms draw depends on (seed,
-    epoch, index) alone: not on the worker, nor on what was read before. A dataset with its own generator is outside
-    of this promise.
+    The generators are those of torch (CPU), NumPy and Python. The random numbers of torchvision's transforms therefore
+    depend on (seed, epoch, index) alone, not on the worker or on the samples that it has read before. A dataset with a
+    generator of its own is outside of this promise.
 
     Raises:
         RuntimeError: a sample raised `StopIteration`.
@@ -239,7 +243,7 @@ def read_samples(dataset: Dataset[Any], indices: Iterable[int], seed: int, epoch
 
 
 def read_sample(dataset: Dataset[Any], index: int) -> Any:
-    """A sample; raises `RuntimeError` for a `StopIteration`, as of a stray `next()`, which would end the epoch."""
+    """Read a sample; raises `RuntimeError` for a `StopIteration`, which would end the epoch without an error."""
     try:
         return dataset[index]
     except StopIteration as error:

@@ -1,4 +1,4 @@
-"""What a loader loads: samples by their index, of tensors or of a map-style dataset, and batches of them."""
+"""What a loader loads: the samples of two tensors, or of a map-style dataset, by their indices."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from vitmnist.data.channel_statistics import channel_statistics
-from vitmnist.data.images import to_tensor
+from vitmnist.data.collate import collate_samples
 from vitmnist.data.randomness import (
     RandomSampleError,
     preserved_random_state,
     read_probes,
     read_sample,
     read_samples,
-    refusing_random,
+    refuse_random_samples,
 )
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.store.read_once import MapStyleDataset, read_once, reading_workers
@@ -29,11 +28,11 @@ from vitmnist.store.rows import Location, Storage, gather_rows, store_rows
 
 Tensors = TypeVar("Tensors", bound="TensorSet")
 CHUNK = 1024
-"""Samples of a set of tensors that are written at a time."""
+"""Number of samples of a `TensorSet` that are written or hashed at a time."""
 
 
 class SampleSource(ABC):
-    """Samples by their index; random ones are a pure function of (seed, epoch, index)."""
+    """Samples by their indices; random ones are a pure function of (seed, epoch, index)."""
 
     is_decoded = False
     """Whether the samples are tensors; otherwise each is read, and may be random."""
@@ -43,32 +42,24 @@ class SampleSource(ABC):
 
     @abstractmethod
     def read(self, indices: slice | Tensor, epoch: int = 0) -> object:
-        """The samples at these indices (int64 `[B]`) as one batch: images and labels, or whatever the samples are."""
-
-    @abstractmethod
-    def chunks(self) -> Iterable[tuple[Tensor, Tensor]]:
-        """All samples in turn, as images and labels.
-
-        Raises:
-            ConfigError: a sample is random.
-            DataError: they are no such pairs.
-        """
+        """The batch of the samples at these indices, int64 `[B]`: images and labels, or whatever the samples are."""
 
     @abstractmethod
     def decode_to(self, location: Location) -> TensorSet:
-        """All samples as tensors in host memory or in a file; raises as `chunks` and `decode_once`."""
+        """Store all samples as tensors in host memory or in a file; raises as `decode_once`.
+
+        Raises:
+            ConfigError: a sample is random.
+            DataError: a sample is no pair of an image and a label, or another shape or dtype than those before.
+        """
 
     @abstractmethod
     def bytes_to_load(self, device: torch.device) -> int:
-        """What having all samples in the memory of a device would allocate."""
+        """Bytes to allocate on a device for a copy of all samples; 0 if they are there already."""
 
-    def per_sample_source(self) -> SampleSource:
-        """The samples as they are stored, for a loader that reads each when it is needed."""
-        return self
-
+    @abstractmethod
     def channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and standard deviation of each channel of uint8 images; raises as the function of this name."""
-        return channel_statistics(images for images, _ in self.chunks())
 
 
 @dataclass(frozen=True)
@@ -117,8 +108,8 @@ class TensorSet(SampleSource):
         images, labels = gather_rows(self.tensors, indices)
         return images, labels
 
-    def chunks(self) -> Iterable[tuple[Tensor, Tensor]]:
-        return zip(self.images.split(CHUNK), self.labels.split(CHUNK), strict=True)
+    def channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return channel_statistics(self.images)
 
     def bytes_to_load(self, device: torch.device) -> int:
         is_loaded = (self.images.device.type, self.images.device.index or 0) == (device.type, device.index or 0)
@@ -131,12 +122,11 @@ class TensorSet(SampleSource):
         if self.is_mapped or not len(self):
             return self
         contents = f"{self.images.dtype} {list(self.images.shape)} {digest(self.images)}"
-        images, _ = store_rows(self.chunks, len(self), replace(location, fingerprint=contents))
+        images, _ = store_rows(self._chunks, len(self), replace(location, fingerprint=contents))
         return TensorSet(images, self.labels, is_mapped=True)  # Sets with other labels share the file.
 
-    def per_sample_source(self) -> SampleSource:
-        self.check_on_host()
-        return self
+    def _chunks(self) -> Iterable[tuple[Tensor, Tensor]]:
+        return zip(self.images.split(CHUNK), self.labels.split(CHUNK), strict=True)
 
     def subset(self: Tensors, rows: slice | Tensor) -> Tensors:
         """The samples at these indices, int64 `[N]`: views if they are a slice, else copied into memory."""
@@ -162,7 +152,7 @@ class DatasetSource(SampleSource):
     """The samples of a map-style dataset.
 
     Args:
-        seed: of random samples; None if they are known not to be random.
+        seed: determines random samples; None if no sample is random.
     """
 
     def __init__(self, dataset: MapStyleDataset, seed: int | None = 0) -> None:
@@ -179,13 +169,8 @@ class DatasetSource(SampleSource):
             return _collated([self.dataset[row] for row in rows], rows)
         return _collated(read_samples(self.dataset, rows, self.seed, epoch), rows)
 
-    def chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """All samples to be kept, which must have the same shapes and dtypes.
-
-        Raises:
-            ConfigError: a sample is random, and one version of it would be repeated; see `data.randomness` for what
-                cannot be seen.
-        """
+    def _chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """All samples in turn, to be stored; they must have the same shapes and dtypes."""
         expected, count = None, 0
         for chunk in self._read_once(self._read_fixed):
             signature = [f"{part.dtype} {list(part.shape[1:])}" for part in chunk]
@@ -198,7 +183,7 @@ class DatasetSource(SampleSource):
             yield chunk
 
     def channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        # Not by `chunks`, because random samples have statistics too.
+        # Not from `_chunks`, because random samples have statistics too.
         return channel_statistics(images for images, _ in self._read_once(self._read_any))
 
     def _read_once(self, read: Callable[[range], tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -207,16 +192,16 @@ class DatasetSource(SampleSource):
         return read_once(self.dataset, read, sample_nbytes, workers)
 
     def _read_any(self, indices: range) -> tuple[Tensor, Tensor]:
-        """Some samples collated, also random ones."""
+        """Collate some samples, random ones too."""
         return _pair(self.read(slice(indices.start, indices.stop)), indices.start)
 
     def _read_fixed(self, indices: range) -> tuple[Tensor, Tensor]:
-        """Some samples collated; raises `ConfigError` if one of them is random."""
+        """Collate some samples; raise `ConfigError` if one of them is random."""
         read = partial(read_sample, self.dataset)
         try:
             with preserved_random_state(self.dataset):
                 read_probes(read, indices[:1], self.dataset)
-                with refusing_random(read, indices, self.dataset):
+                with refuse_random_samples(read, indices, self.dataset):
                     return _pair(_collated([read(index) for index in indices], indices), indices.start)
         except RandomSampleError as error:
             raise ConfigError(
@@ -230,12 +215,12 @@ class DatasetSource(SampleSource):
 
     def decode_to(self, location: Location) -> TensorSet:
         contents = location.fingerprint and f"{location.fingerprint}, {len(self)} samples"
-        images, labels = store_rows(self.chunks, len(self), replace(location, fingerprint=contents))
+        images, labels = store_rows(self._chunks, len(self), replace(location, fingerprint=contents))
         return TensorSet(images, labels, is_mapped=location.storage is Storage.FILE)
 
 
 def _pair(batch: object, first: int) -> tuple[Tensor, Tensor]:
-    """A batch as images and labels; raises `DataError` if it has others."""
+    """The images and labels of a batch; raises `DataError` if it has other parts."""
     if isinstance(batch, tuple | list) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch):
         return batch[0], batch[1]
     parts = ", ".join(type(part).__name__ for part in batch) if isinstance(batch, tuple | list) else ""
@@ -253,33 +238,3 @@ def _collated(samples: Sequence[object], rows: Sequence[int]) -> object:
             f"samples {', '.join(map(str, rows[:3]))}, … do not make a batch: {error}; give them the same shape in "
             "a transform of the dataset, or use a DataLoader with a collate_fn that pads them"
         ) from error
-
-
-def collate_samples(samples: Sequence[object]) -> object:
-    """A batch of samples as torch's `default_collate` makes it; PIL images become uint8 `[B, C, H, W]`, None stays.
-
-    Like torch, it turns nested tuples into lists; a sample that is a tuple itself makes a tuple.
-
-    Raises:
-        TypeError: samples that torch cannot batch.
-        RuntimeError: tensors of different shapes.
-    """
-    batch = collate_with({Image.Image: _collate_images, type(None): _collate_none}, samples)
-    return tuple(batch) if isinstance(batch, list) and isinstance(samples[0], tuple) else batch
-
-
-def collate_with(functions: dict[Any, Callable[..., object]], samples: Sequence[object]) -> object:
-    """A batch as torch's `default_collate` makes it, with other functions for the values of some types."""
-    # Private, and used by this function alone: how `default_collate` is extended, as its documentation shows.
-    from torch.utils.data._utils.collate import collate, default_collate_fn_map
-
-    return collate(samples, collate_fn_map={**default_collate_fn_map, **functions})
-
-
-def _collate_images(images: Sequence[Image.Image], *, collate_fn_map: object = None) -> Tensor:
-    return torch.stack([to_tensor(image) for image in images])
-
-
-def _collate_none(values: Sequence[Any], *, collate_fn_map: object = None) -> None:
-    if any(value is not None for value in values):
-        raise TypeError("some samples have None where others have a value; give them all one or none of them")

@@ -20,7 +20,8 @@ from vitmnist.data.randomness import RandomState
 from vitmnist.diagnosis.observer import Loop
 from vitmnist.errors import ConfigError
 from vitmnist.replacement.decoded_dataset import DecodedDataset
-from vitmnist.replacement.from_dataloader import check_replaceable, from_dataloader, rebuilt
+from vitmnist.replacement.from_dataloader import from_dataloader
+from vitmnist.replacement.original import check_replaceable, rebuild
 from vitmnist.replacement.split_transforms import single_transforms, transform_attributes
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.memory import Memory, check_fits
@@ -81,7 +82,7 @@ def _with_workers(loader: DataLoader[object], now: Candidate, workers: int) -> C
         raise ConfigError("not tried: each worker may deliver all samples of an IterableDataset")
     if workers and not loader.num_workers and context.get_start_method() != "fork":
         raise ConfigError("not tried: workers are not forked, and would import the script again")
-    changed = limit_waiting(rebuilt(loader, num_workers=workers))
+    changed = limit_waiting(rebuild(loader, num_workers=workers))
     return Candidate(changed, now.device, now.step, change=f"DataLoader(…, num_workers={workers})")
 
 
@@ -118,7 +119,7 @@ def decode_part(loader: DataLoader[object], form: Form, sample_s: float) -> tupl
         is_plain = loader.batch_size and loader.generator is None and type(loader.sampler) in PLAIN_SAMPLERS
         generator = None if is_plain else torch.Generator()
         order = {"batch_size": batch_size, "sampler": None, "shuffle": True, "generator": generator}
-        part = rebuilt(loader, dataset=FirstSamples(loader.dataset, range(count)), **order)
+        part = rebuild(loader, dataset=FirstSamples(loader.dataset, range(count)), **order)
     began = time.perf_counter()
     replaced = from_dataloader(part, "ram", transforms=form)
     set_up_s = (time.perf_counter() - began) * size / count
@@ -205,9 +206,6 @@ def try_loaders(loop: Loop) -> tuple[list[Row], dict[str, float]]:
     loader = loop.copy
     if loader is None:
         return [Row(AS_IT_IS, error="this loader cannot be built again")], {}
-    length: float = loop.batches / len(loop.passes)
-    with suppress(TypeError):
-        length = len(loader)
     step = ImitatedStep(loop.step_s, loop.cores)
     with ExitStack() as stack:
         stack.enter_context(redirect_stdout(StringIO()))  # The samples may print.
@@ -215,17 +213,22 @@ def try_loaders(loop: Loop) -> tuple[list[Row], dict[str, float]]:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # For example, torch warns of more workers than cores.
         benchmark = Benchmark(stack)
-        now = benchmark.add(AS_IT_IS, lambda: Candidate(limit_waiting(rebuilt(loader)), step=step))
+        now = benchmark.add(AS_IT_IS, lambda: Candidate(limit_waiting(rebuild(loader)), step=step))
         parts = add_alternatives(benchmark, loader, now)
         benchmark.run(BATCHES, SECONDS)
-        return rows_of(benchmark.candidates, length), parts
+        return rows_of(benchmark.candidates, loop.epoch_length), parts
 
 
-def best_change(rows: Sequence[Row], epochs: float = inf) -> str | None:
-    """The change that saves most of the time of so many epochs, if it saves the share `GAIN` of it."""
+def best_change(rows: Sequence[Row], repeats: float = inf) -> str | None:
+    """The change that saves most of the time of a script, if it saves the share `GAIN` of it.
+
+    Args:
+        repeats: how many epochs the script makes, or how many batches if the length of an epoch is unknown.
+    """
 
     def seconds(row: Row) -> float:
-        return row.epoch_s.median + (row.set_up_s or 0.0) / epochs if row.epoch_s else inf
+        repeated_s = row.epoch_s or row.batch_s
+        return repeated_s.median + (row.set_up_s or 0.0) / repeats if repeated_s else inf
 
     best = min((row for row in rows if row.change), key=seconds, default=None)
     return best.change if best and seconds(best) <= (1 - GAIN) * seconds(rows[0]) < inf else None

@@ -11,14 +11,14 @@ from itertools import repeat
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from vitmnist.data.randomness import preserved_random_state
 from vitmnist.diagnosis.candidates import AS_IT_IS, add_alternatives
 from vitmnist.errors import DataError
-from vitmnist.replacement.from_dataloader import rebuilt
+from vitmnist.replacement.original import rebuild
 from vitmnist.runtime.device import backend_of
 from vitmnist.store.tree import map_tensors
 from vitmnist.timing.benchmark import Benchmark, Candidate, Step, as_one_argument_step, rows_of
@@ -125,7 +125,7 @@ def _measure(
 ) -> Diagnosis:
     plain = None
     if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
-        loader = plain = rebuilt(loader)  # Persistent workers of the original belong to the loop.
+        loader = plain = rebuild(loader)  # Persistent workers of the original belong to the loop.
     step = as_one_argument_step(step)
     loading = Candidate(loader, device, is_required=True)
     both = Candidate(loader, device, step, is_required=True, name=AS_IT_IS)
@@ -154,13 +154,39 @@ def _measure(
 @contextmanager
 def _restored(model: nn.Module | None, optimizer: Optimizer | None) -> Iterator[None]:
     """Restore the state of model and optimizer on exit, and zero the gradients."""
-    states = [(part, deepcopy(part.state_dict())) for part in (model, optimizer) if part is not None]
-    modes = [(module, module.training) for module in model.modules()] if model is not None else []
+    owners = [owner for owner in (model, optimizer) if owner is not None]
+    states = [deepcopy(owner.state_dict()) for owner in owners]
+    try:
+        with ExitStack() as stack:
+            for module in model.modules() if model is not None else ():
+                stack.enter_context(_restored_module(module))
+            yield
+    finally:
+        for owner, state in zip(owners, states, strict=True):
+            owner.load_state_dict(state)
+            owner.zero_grad()
+
+
+@contextmanager
+def _restored_module(module: nn.Module) -> Iterator[None]:
+    """Restore the training mode of a module and its own buffers on exit.
+
+    A `state_dict` lacks the buffers that are not persistent, and those that were None when it was taken.
+    """
+    is_training = module.training
+    buffers = _own_buffers(module)
+    values = {name: buffer.detach().clone() for name, buffer in buffers.items()}
     try:
         yield
     finally:
-        for part, state in states:
-            part.load_state_dict(state)
-            part.zero_grad()
-        for module, is_training in modes:
-            module.training = is_training
+        module.training = is_training
+        for name in _own_buffers(module).keys() - buffers.keys():
+            setattr(module, name, None)
+        for name, buffer in buffers.items():
+            with torch.no_grad():
+                setattr(module, name, buffer.copy_(values[name]))
+
+
+def _own_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """The buffers of a module without those of its submodules."""
+    return dict(module.named_buffers(recurse=False, remove_duplicate=False))

@@ -139,14 +139,22 @@ class Loop:
         return median_low(steps_s) if steps_s else 0.0
 
     @property
+    def epoch_length(self) -> float | None:
+        """How many batches an epoch has; None if the loader does not say, and no pass has reached its end."""
+        with suppress(Exception):  # The script may never call `len()`; ignore errors.
+            return len(self.copy) if self.copy is not None else None
+        complete = [pass_.batches for pass_ in self.passes if pass_.is_exhausted and pass_.batches]
+        return max(complete, default=None)
+
+    @property
     def cores(self) -> float:
         """Processor cores in use by this process during a step."""
         return self.steps_cpu_s / (sum(self.steps_s) or inf)
 
-    def includes(self, loader: DataLoader[object], info: LoaderInfo) -> bool:
-        """Whether a new pass over a loader belongs here: some scripts build a loader for each epoch."""
-        is_open = any(pass_.is_open for pass_ in self.passes[-1:])
-        return self.loader_ref() is loader or (self.info == info and not is_open)
+    @property
+    def is_open(self) -> bool:
+        """Whether its last pass may go on; if not, another loader with the same settings may continue the loop."""
+        return any(pass_.is_open for pass_ in self.passes[-1:])
 
     def intervals(self, ended: float) -> list[tuple[float, float]]:
         """Begin and end of each pass, up to the end of the observation."""
@@ -280,18 +288,21 @@ class Observer:
 
     def _loop_of(self, loader: DataLoader[object]) -> Loop:
         """The loop that a new pass over a loader belongs to."""
-        from vitmnist.replacement.from_dataloader import rebuilt  # Not at the top: it imports torch
+        from vitmnist.replacement.original import rebuild  # Not at the top: it imports torch
 
+        for loop in self.loops:
+            if loop.loader_ref() is loader:
+                return loop
         info = LoaderInfo.of(loader)
         copy = None
         with suppress(Exception):  # A subclass may lack any attribute.
-            copy = rebuilt(loader)
-        loop = next((loop for loop in self.loops if loop.includes(loader, info)), None)
-        if loop is None:
-            loop = Loop(info, copy)
-            self.loops.append(loop)
-        loop.info, loop.copy, loop.loader_ref = info, copy, weakref.ref(loader)
-        return loop
+            copy = rebuild(loader)
+        alike = next((loop for loop in self.loops if loop.info == info and not loop.is_open), None)
+        if alike is None:
+            alike = Loop(info, copy)
+            self.loops.append(alike)
+        alike.copy, alike.loader_ref = copy, weakref.ref(loader)
+        return alike
 
 
 class ObservedIterator:

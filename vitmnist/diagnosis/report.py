@@ -36,7 +36,8 @@ class LoopReport:
     """A loop over a loader; times in seconds.
 
     Args:
-        seconds: the duration of all passes; `waiting_s` is the part that is spent inside `iter()` and `next()`.
+        seconds: the duration of all passes, where overlapping ones count once; `waiting_s` is the part that is spent
+            inside `iter()` and `next()`.
         waiting_pct: None if `unmeasured` says why.
         step_s: the median time between two requests for batches.
         parts: where the time of a sample goes: reading, each transform, collating.
@@ -103,7 +104,8 @@ def describe_script(observer: Observer, exit_code: int) -> Report:
         for loop, report in zip(loops, reports, strict=True):
             if report.waiting_s >= longest_s / 2 and (report.waiting_pct or 0.0) >= COMPUTE_BOUND_PCT:
                 report.rows, report.parts = try_loaders(loop)
-                report.change = best_change(report.rows, inf if observer.is_stopped else report.passes)
+                repeats = report.batches if loop.epoch_length is None else report.passes
+                report.change = best_change(report.rows, inf if observer.is_stopped else repeats)
                 if report.change and (subclass := report.loader.own_iteration):
                     report.change += f"  # of the plain DataLoader, before it becomes a {subclass}"
     passes = _merged_passes(loops, ended)
@@ -138,11 +140,11 @@ def _merged_passes(loops: list[Loop], ended: float) -> list[tuple[float, float]]
 
 
 def _describe_loop(loop: Loop, ended: float) -> LoopReport:
-    seconds = sum(end - begin for begin, end in loop.intervals(ended))
+    seconds = sum(end - begin for begin, end in _merged_passes([loop], ended))
     waiting_pct = None if loop.unmeasured else 100 * loop.waiting_s / seconds
     return LoopReport(
         loader=loop.info,
-        passes=len(loop.passes),
+        passes=sum(pass_.batches > 0 for pass_ in loop.passes),
         batches=loop.batches,
         seconds=seconds,
         waiting_s=loop.waiting_s,

@@ -21,10 +21,10 @@ from torch import Tensor
 from torch.utils import data
 
 from vitmnist.config.validation import AUTO, config_field
-from vitmnist.data.datasets.base import ImageFiles, Split
+from vitmnist.data.datasets.base import ImageFiles, ImagesOnDisk, Split
 from vitmnist.data.images import empty_images
 from vitmnist.data.sampler import EpochSampler, as_tensor
-from vitmnist.data.sources import SampleSource
+from vitmnist.data.sources import DatasetSource, SampleSource, TensorSet
 from vitmnist.errors import FEWER_WORKERS, ConfigError, LoadingError, UserError, classify
 from vitmnist.loaders.base import LOADERS, Batches, Loader
 from vitmnist.runtime.cpu import cores_per_rank, one_core_each
@@ -183,7 +183,10 @@ class BatchReader(data.Dataset[Any]):
     """
 
     def __init__(self, source: SampleSource) -> None:
-        self.source, self.is_seeded = source.per_sample_source(), not source.is_decoded
+        self.is_seeded = not source.is_decoded
+        if isinstance(source, TensorSet):
+            source.check_on_host()
+        self.source = DatasetSource(ImagesOnDisk(source), seed=None) if isinstance(source, Split) else source
 
     def __getitem__(self, key: BatchKey) -> object:
         epoch, indices = key

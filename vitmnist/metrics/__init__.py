@@ -1,4 +1,4 @@
-"""The registry of metrics: every module in this folder but `epoch_table` registers some, each a function.
+"""The registry of metrics: each module in this folder may register functions as metrics.
 
 The report, which starts without torch, imports this folder too: a module imports torch for its type hints only.
 """

@@ -1,23 +1,19 @@
-"""The table of the metrics of an epoch, the record of an epoch, and what the records of a run's epochs say.
+"""The table of the metrics of an epoch.
 
-A metric of logits and labels, or of the confusion matrix, is a module of its own in this folder. Any other is a
-constant here, a row of `epoch_metrics`, and a value in the dict of `EpochProgress.compute` or `evaluate` (both in
-`vitmnist/training/loop.py`), or of `EpochRecorder.finish_epoch`.
+A metric of logits and labels, or of the confusion matrix, is a module of its own in this folder. Any other metric is a
+constant here, a row of `epoch_metrics`, and an entry of the dict that `EpochProgress.compute` (training/progress.py),
+`evaluate` (training/loop.py) or `EpochRecorder` (epoch_recorder.py) returns.
 """
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any, Literal
 
 from omegaconf import DictConfig
 
 from vitmnist.config.schema import Config
-from vitmnist.errors import ConfigError, TrainingError, allowed_names
+from vitmnist.errors import ConfigError, allowed_names
 from vitmnist.metrics import METRICS, batch_metrics
 
 
@@ -111,89 +107,3 @@ def search_objective(config: Config | DictConfig) -> Metric:
     """The metric that a search optimises: `sweep.objective`, or else `monitor`; raises like `find_metric`."""
     name = config.sweep.objective
     return find_metric(config.monitor, "monitor") if name is None else find_metric(name, "sweep.objective")
-
-
-EpochRecord = dict[str, Any]
-"""An epoch in `result.json`: `epoch` (counted from 0), a value for each of `epoch_metrics()` (None: this machine cannot
-measure it), `first_of_start`, `ended_at` (seconds since 1970), and `steps`, a list of `{step, loss, lr, grad_norm}`."""
-
-
-def epoch_record(
-    epoch: int, metrics: dict[str, float | None], steps: list[dict[str, Any]], first_of_start: bool
-) -> EpochRecord:
-    """The record of an epoch that has just ended.
-
-    Args:
-        first_of_start: whether it is the first since the run was started or resumed.
-
-    Raises:
-        KeyError: a metric of the table was not measured, or one that was is not in the table.
-        TrainingError: a value that no record may have.
-    """
-    if differing := metrics.keys() ^ epoch_metrics().keys():
-        raise KeyError(f"the measured metrics and the table differ: {', '.join(sorted(differing))}")
-    check_metrics(metrics, f"epoch {epoch + 1}")
-    return {"epoch": epoch, **metrics, "first_of_start": first_of_start, "ended_at": time.time(), "steps": steps}
-
-
-def check_metrics(metrics: Mapping[str, float | None], where: str) -> None:
-    """Raise `TrainingError` unless each metric is finite and not negative, or None; `where` begins the message."""
-    for name, value in metrics.items():
-        if value is not None and not 0 <= value < math.inf:
-            raise TrainingError(
-                f"{where}: {name} is {value}; it must be finite and not negative; try a smaller optimizer.lr"
-            )
-
-
-def epochs_of_last_start(epochs: Sequence[EpochRecord]) -> Sequence[EpochRecord]:
-    """The epochs since the run was last started or resumed; earlier ones may have had another loader or machine."""
-    starts = [index for index, epoch in enumerate(epochs) if epoch.get("first_of_start")]
-    return epochs[max(starts, default=0) :]
-
-
-def steady_epochs(epochs: Sequence[EpochRecord]) -> Sequence[EpochRecord]:
-    """The epochs of the last start but its first, which warms up caches and allocators."""
-    return epochs_of_last_start(epochs)[1:]
-
-
-def summarize(epochs: Sequence[EpochRecord], metric: Metric) -> float | None:
-    """A metric of a run as `Metric.over_epochs` says; None if it was not measured.
-
-    Medians are over the steady epochs, or over the first epoch of the last start if no other followed it.
-    """
-    if metric.over_epochs != "last":
-        epochs = epochs_of_last_start(epochs)
-    if metric.over_epochs == "median":
-        epochs = epochs[1:] or epochs
-    values = [epoch[metric.name] for epoch in epochs if epoch.get(metric.name) is not None]
-    if not values:
-        return None
-    if metric.over_epochs == "last":
-        return float(values[-1])
-    return float(max(values) if metric.over_epochs == "max" else median(values))
-
-
-@dataclass(frozen=True)
-class Monitor:
-    """The metric that chooses the best epoch, and when to stop because none is better.
-
-    Args:
-        patience: how many epochs in a row may be no better than the best one; None: any number.
-    """
-
-    metric: Metric
-    patience: int | None = None
-
-    def best_epoch(self, epochs: Sequence[EpochRecord]) -> int | None:
-        """The index of the best epoch, the first among equals; None if no epoch has a value."""
-        name, sign = self.metric.name, self.metric.sign
-        values = {index: sign * epoch[name] for index, epoch in enumerate(epochs) if epoch.get(name) is not None}
-        return max(values, key=values.__getitem__, default=None)
-
-    def is_exhausted(self, epochs: Sequence[EpochRecord]) -> bool:
-        """Whether training stops after these epochs."""
-        if self.patience is None:
-            return False
-        best = self.best_epoch(epochs)
-        epochs_since_best = len(epochs) if best is None else len(epochs) - 1 - best
-        return epochs_since_best >= self.patience

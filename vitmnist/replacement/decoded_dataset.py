@@ -1,51 +1,108 @@
-"""Samples of a user's dataset that are read once and kept, and the datasets that deliver them to a DataLoader."""
+"""Datasets of samples that were decoded once, and the `DataLoader` over them."""
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
-from typing import Any, TypeVar
+from typing import Any
 
-import torch
-from torch import Tensor
 from torch.utils.data import DataLoader
 
-from vitmnist.data.randomness import refusing_random
-from vitmnist.errors import ConfigError, DataError, error_context
-from vitmnist.replacement.split_transforms import TransformGuard, named_sample
-from vitmnist.runtime.device import backend_of
-from vitmnist.runtime.memory import Memory, check_fits
-from vitmnist.store.read_once import MapStyleDataset, WrappedDataset, read_once, reading_workers
-from vitmnist.store.rows import Location, Storage, gather_rows, store_rows
-from vitmnist.store.samples import Samples, encode_samples, samples_in_file, samples_in_memory
-from vitmnist.store.tree import Structure, flatten, unflatten
+from vitmnist.errors import ConfigError
+from vitmnist.replacement.decoding import BatchRows
+from vitmnist.replacement.original import fetch_sample
+from vitmnist.replacement.transform_guard import TransformGuard
+from vitmnist.store.read_once import MapStyleDataset, WrappedDataset
+from vitmnist.store.samples import Samples
 
 
 class DecodedDataset(WrappedDataset):
     """The samples of another dataset, decoded once.
 
-    It has the attributes of the original dataset, such as `classes`, besides `original` and `sample_nbytes`. Setting
-    one sets it there, and does not change the decoded samples.
+    It has the attributes of the original dataset, such as `classes`, in addition to `original` and `sample_nbytes`.
+    Setting one sets it there, and does not change the decoded samples.
 
     Args:
         original: the dataset.
-        sample_nbytes: bytes that a decoded sample takes, on average.
-        attributes: what a subclass adds.
+        guard: notices changes of its transforms.
+        sample_nbytes: average size of a decoded sample in bytes.
     """
 
-    def __init__(
-        self, original: MapStyleDataset, guard: TransformGuard, sample_nbytes: float, **attributes: object
-    ) -> None:
-        self.__dict__.update(original=original, _guard=guard, sample_nbytes=sample_nbytes, **attributes)
+    def __init__(self, original: MapStyleDataset, guard: TransformGuard, sample_nbytes: float) -> None:
+        vars(self).update(original=original, _guard=guard, sample_nbytes=sample_nbytes)
 
     def __len__(self) -> int:
         return len(self.original)
 
     def __setattr__(self, name: str, value: object) -> None:
-        setattr(self.__dict__["original"], name, value)
+        setattr(vars(self)["original"], name, value)
+
+
+class FetchedBatch:
+    """What a decoded dataset returns for the indices of a batch, in place of a list of samples.
+
+    Args:
+        make: makes the batch; the collate function of the `DataLoader` calls it.
+    """
+
+    def __init__(self, make: Callable[[], object]) -> None:
+        self.make = make
+
+    def __getitem__(self, index: int) -> object:
+        raise ConfigError(
+            "a DataLoader over a DecodedDataset needs collate_fn=loader.collate_fn, of the loader that from_dataloader "
+            "returned (in a Hugging Face Trainer: data_collator=loader.collate_fn and remove_unused_columns=False)"
+        )
+
+
+class Collator:
+    """The collate function of a replacement, for a `FetchedBatch` or for single samples, as of a `ConcatDataset`.
+
+    Args:
+        collate: the original's collate function, for single samples.
+    """
+
+    def __init__(self, collate: Callable[[list[Any]], object]) -> None:
+        self.collate = collate
+
+    def __call__(self, samples: FetchedBatch | list[Any]) -> object:
+        return samples.make() if isinstance(samples, FetchedBatch) else self.collate(samples)
+
+
+class GatheredDataset(DecodedDataset):
+    """Samples that are rows of tensors; `DataLoader` gets a whole batch by one gather."""
+
+    def __init__(self, original: MapStyleDataset, guard: TransformGuard, rows: BatchRows) -> None:
+        super().__init__(original, guard, rows.sample_nbytes)
+        vars(self).update(_rows=rows)
+
+    def __getitem__(self, index: int) -> object:
+        """A sample of the original; batches do not need it."""
+        return self.original[index]
+
+    def __getitems__(self, indices: Sequence[int]) -> FetchedBatch:
+        return FetchedBatch(partial(self._rows.gather, indices))
+
+
+class TransformedDataset(DecodedDataset):
+    """Samples that are decoded once, and transformed each time that they are read.
+
+    Args:
+        transform: makes a sample of a decoded one.
+    """
+
+    def __init__(
+        self, original: MapStyleDataset, guard: TransformGuard, samples: Samples, transform: Callable[[Any], object]
+    ) -> None:
+        super().__init__(original, guard, samples.nbytes / len(samples))
+        vars(self).update(_samples=samples, _transform=transform)
+
+    def __getitem__(self, index: int) -> object:
+        return self._transform(self._samples[index])
+
+    def __getitems__(self, indices: Sequence[int]) -> FetchedBatch | list[object]:
+        return [fetch_sample(self.__getitem__, index) for index in indices]
 
 
 class DecodedDataLoader(DataLoader[Any]):
@@ -72,221 +129,3 @@ class EagerDataLoader(DecodedDataLoader):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         batches = super().__iter__()
         return chain([*islice(batches, 1)], batches)
-
-
-class FetchedBatch:
-    """What a decoded dataset gives the collate function of its DataLoader.
-
-    Args:
-        content: the batch.
-    """
-
-    def __init__(self, content: Any) -> None:
-        self.content = content
-
-    def __getitem__(self, index: int) -> object:
-        raise ConfigError(
-            "a DataLoader over a DecodedDataset needs collate_fn=loader.collate_fn, of the loader that from_dataloader "
-            "returned (in a Hugging Face Trainer: data_collator=loader.collate_fn and remove_unused_columns=False)"
-        )
-
-
-class GatheredDataset(DecodedDataset):
-    """Samples that are rows of tensors; `DataLoader` gets a whole batch by one gather."""
-
-    def __init__(self, original: MapStyleDataset, guard: TransformGuard, batches: BatchRows) -> None:
-        super().__init__(original, guard, batches.sample_nbytes, _batches=batches)
-
-    def __getitem__(self, index: int) -> object:
-        """A sample of the original; batches do not need it."""
-        return self.original[index]
-
-    def __getitems__(self, indices: Sequence[int]) -> FetchedBatch:
-        return FetchedBatch(self._batches.gather(indices))
-
-
-class CollateGathered:
-    """The collate function of a replacement: it passes on a batch that was gathered.
-
-    Single samples, such as those of a `ConcatDataset`, are collated as before.
-    """
-
-    def __init__(self, collate: Callable[[list[Any]], object]) -> None:
-        self.collate = collate
-
-    def __call__(self, samples: FetchedBatch | list[Any]) -> object:
-        return samples.content if isinstance(samples, FetchedBatch) else self.collate(samples)
-
-
-class TransformedDataset(DecodedDataset):
-    """Samples that are decoded once, and then get their random transforms each time that they are read.
-
-    Args:
-        transform: makes a sample from what is kept of it.
-    """
-
-    def __init__(
-        self, original: MapStyleDataset, guard: TransformGuard, samples: Samples, transform: Callable[[Any], object]
-    ) -> None:
-        super().__init__(original, guard, samples.nbytes / len(samples), _samples=samples, _transform=transform)
-
-    def __getitem__(self, index: int) -> object:
-        return self._transform(self._samples[index])
-
-    def __getitems__(self, indices: Sequence[int]) -> FetchedBatch | list[object]:
-        return [named_sample(self.__getitem__, index) for index in indices]
-
-
-class NoRowsError(DataError):
-    """The batch is not a tree of tensors with one row per sample."""
-
-
-@dataclass(frozen=True)
-class BatchRows:
-    """The tensors of a batch, and how they are nested in it."""
-
-    tensors: tuple[Tensor, ...]
-    structure: Structure
-
-    @classmethod
-    def of(cls, batch: object, size: int) -> BatchRows:
-        """The tensors of a batch of `size` samples.
-
-        Raises:
-            NoRowsError: the batch has something other than tensors with a row for each sample.
-        """
-        leaves, structure = flatten(batch)
-        if not leaves:
-            raise NoRowsError("the batch has no tensor")
-        for path, leaf in zip(structure.paths(), leaves, strict=True):
-            # A tensor of a subclass, or one with a gradient, would not be delivered as such.
-            is_plain = type(leaf) is Tensor and leaf.layout == torch.strided and not leaf.is_nested
-            if not is_plain or leaf.requires_grad or not leaf.dim() or len(leaf) != size:
-                raise NoRowsError(f"batch{path} is no plain tensor with a row for each sample")
-        return cls(tuple(leaves), structure)
-
-    @property
-    def signature(self) -> list[str]:
-        """The path of each tensor in the batch, with its dtype and its shape per sample."""
-        pairs = zip(self.structure.paths(), self.tensors, strict=True)
-        return [f"batch{path}: {tensor.dtype} {list(tensor.shape[1:])}" for path, tensor in pairs]
-
-    @property
-    def sample_nbytes(self) -> int:
-        """Bytes of a sample."""
-        return sum(tensor[0].nbytes for tensor in self.tensors)
-
-    def check_same(self, other: BatchRows) -> None:
-        """Raise `NoRowsError` if another batch has another structure, dtype or shape per sample."""
-        if (other.structure, other.signature) != (self.structure, self.signature):
-            contents, other_contents = ", ".join(self.signature), ", ".join(other.signature)
-            raise NoRowsError(f"one batch has {other_contents} per sample, and another {contents}")
-
-    def gather(self, indices: Sequence[int]) -> Any:
-        """The batch of some of the samples; raises `DataError` for an index that no sample has."""
-        size = len(self.tensors[0])
-        try:
-            # For 256 numbers, this takes a third of the time of torch.tensor.
-            rows = torch.frombuffer(array("q", indices), dtype=torch.int64)
-            if rows.min() < 0 or rows.max() >= size:  # On a GPU, index_select would end the process.
-                raise IndexError
-        except (IndexError, TypeError) as error:
-            shown = ", ".join(map(str, list(indices)[:3]))
-            raise DataError(
-                f"the sampler gives {shown}, …; decoded samples have the indices 0 to {size - 1}"
-            ) from error
-        backend = backend_of(self.tensors[0].device)
-        if backend.is_async:  # The host would wait for a copy of pageable memory, and for all work before it.
-            rows = backend.to_device(backend.empty_pinned(rows.shape, rows.dtype).copy_(rows))
-        return unflatten(gather_rows(self.tensors, rows), self.structure)
-
-
-Chunk = TypeVar("Chunk")
-
-
-def keep_rows(dataloader: DataLoader[Any], first: BatchRows, location: Location) -> BatchRows:
-    """All samples of a dataset as rows of tensors.
-
-    Args:
-        first: some of them.
-
-    Raises:
-        DataError: a sample cannot be read.
-        DoesNotFitError: memory or disk is too small.
-        NoRowsError: a batch is not like `first`.
-    """
-    dataset: Any = dataloader.dataset
-    size = len(dataset)
-    read = partial(_read_rows, dataset, dataloader.collate_fn, first)
-    chunks = partial(_read_all, dataloader, read, first.sample_nbytes)
-    if location.storage is not Storage.FILE:
-        needed = first.sample_nbytes * size
-        is_cuda = location.storage is Storage.DEVICE and location.device.type == "cuda"
-        check_fits(location.storage.value, Memory(needed, needed if is_cuda else 0), location.device)
-    contents = location.fingerprint and f"{location.fingerprint}, {size} samples, {first.signature}"
-    files = [str(index) for index in range(len(first.tensors))]
-    return BatchRows(store_rows(chunks, size, replace(location, fingerprint=contents), files), first.structure)
-
-
-def keep_samples(
-    dataloader: DataLoader[Any], decode: Callable[[int], object], probed: Sequence[object], location: Location
-) -> Samples:
-    """What `decode` makes of all samples of a dataset, of any structure.
-
-    Args:
-        probed: some decoded samples, by which the memory is estimated.
-
-    Raises:
-        DataError: a sample cannot be read or kept; the message names it.
-        DoesNotFitError: memory or disk is too small.
-    """
-    size = len(dataloader.dataset)  # type: ignore[arg-type]
-    structure = flatten(probed[0])[1] if location.storage is Storage.FILE else None
-    sample_nbytes = len(encode_samples(probed, structure).blocks[0]) / len(probed)
-    chunks = partial(_read_all, dataloader, partial(_read_samples, decode, structure), sample_nbytes)
-    if structure:
-        contents = location.fingerprint and f"{location.fingerprint}, {size} samples of {structure}"
-        return samples_in_file(chunks, size, structure, location.folder, contents)
-    return samples_in_memory(chunks(), int(sample_nbytes * size))
-
-
-def read_batch(dataset: Any, collate: Callable[[list[Any]], object], indices: Sequence[int]) -> object:
-    """The batch that a `DataLoader` makes of these samples; raises `DataError` for one that cannot be read."""
-    if hasattr(dataset, "__getitems__"):
-        samples = dataset.__getitems__(list(indices))
-    else:
-        samples = [named_sample(dataset.__getitem__, index) for index in indices]
-    return collated(collate, samples, indices)
-
-
-def collated(collate: Callable[[list[Any]], object], samples: list[Any], indices: Sequence[int]) -> object:
-    """The batch that a collate function makes of the samples of these indices; raises `NoRowsError` if it fails."""
-    try:
-        with error_context(f"the collate function, for samples {', '.join(map(str, indices[:3]))}, …"):
-            return collate(samples)
-    except DataError as error:  # A batch of one may fail where no batch of the DataLoader does.
-        raise NoRowsError(str(error)) from error
-
-
-def _read_all(dataloader: DataLoader[Any], read: Callable[[range], Chunk], sample_nbytes: float) -> Iterator[Chunk]:
-    """What `read` makes of all samples, in the workers of a DataLoader if it has some."""
-    dataset: Any = dataloader.dataset
-    workers = reading_workers(dataset, dataloader.num_workers)
-    context, worker_init_fn = dataloader.multiprocessing_context, dataloader.worker_init_fn
-    return read_once(dataset, read, sample_nbytes, workers, context, worker_init_fn)
-
-
-def _read_rows(
-    dataset: Any, collate: Callable[[list[Any]], object], first: BatchRows, indices: range
-) -> tuple[Tensor, ...]:
-    """The rows of some samples; raises `RandomSampleError` if one is random."""
-    with refusing_random(dataset.__getitem__, indices, dataset):
-        chunk = BatchRows.of(read_batch(dataset, collate, indices), len(indices))
-    first.check_same(chunk)
-    return chunk.tensors
-
-
-def _read_samples(decode: Callable[[int], object], structure: Structure | None, indices: range) -> Samples:
-    """Some samples as bytes; raises `RandomSampleError` if one is random."""
-    with refusing_random(decode, indices, decode):
-        return encode_samples((named_sample(decode, index) for index in indices), structure)

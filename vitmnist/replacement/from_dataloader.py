@@ -1,75 +1,57 @@
-"""A `DataLoader` over samples that are decoded once, with the batches of the `DataLoader` that it replaces."""
+"""Replaces a `DataLoader` by one with the same batches over samples that are decoded once."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import (
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-    default_collate,
-)
+from torch.utils.data import DataLoader, default_collate
 
 from vitmnist.data.randomness import (
     RandomSampleError,
-    call_watched,
+    detect_randomness,
     preserved_random_state,
     probe_indices,
     read_probes,
-    seed_generators,
 )
 from vitmnist.errors import ConfigError, DataError, UserError, allowed_names, describe_error
 from vitmnist.replacement.decoded_dataset import (
-    BatchRows,
-    CollateGathered,
+    Collator,
     DecodedDataLoader,
     DecodedDataset,
     EagerDataLoader,
     GatheredDataset,
-    NoRowsError,
     TransformedDataset,
-    collated,
-    keep_rows,
-    keep_samples,
-    read_batch,
 )
-from vitmnist.replacement.split_transforms import (
-    SplitTransforms,
-    Transform,
-    TransformGuard,
-    named_sample,
-    transform_parts,
+from vitmnist.replacement.decoding import BatchRows, decode_rows, decode_samples
+from vitmnist.replacement.drawn_dataset import DrawnDataset, can_be_drawn
+from vitmnist.replacement.original import (
+    COMPARED_SIZE,
+    NoRowsError,
+    check_replaceable,
+    check_same_batches,
+    collate_batch,
+    fetch_sample,
+    rebuild,
+    workers_for_order,
 )
-from vitmnist.replacement.tensor_transforms import (
-    DrawnDataset,
-    TensorDataLoader,
-    can_be_drawn,
-    check_rounding,
-    tensor_transforms,
-)
+from vitmnist.replacement.simulated_workers import ThreadedDataLoader
+from vitmnist.replacement.split_transforms import SplitTransforms, dataset_transforms
+from vitmnist.replacement.tensor_transforms import check_rounding, tensor_transforms
+from vitmnist.replacement.transform_guard import TransformGuard
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.memory import DoesNotFitError, keep_freed_memory
 from vitmnist.store.cache_file import DEFAULT_FOLDER
 from vitmnist.store.read_once import unchanged
 from vitmnist.store.rows import Location, Storage
-from vitmnist.store.tree import copied, find_difference
+from vitmnist.store.tree import copy_tree
 
-COMPARED = 3  # So many batches are compared with the original before a replacement is returned.
-COMPARED_SIZE = 16  # Larger batches are compared in part, because each of their samples is decoded again.
-COMPARED_ALONE = 32  # So many samples are compared as batches of one.
-# These samplers draw the indices of an epoch when the first is asked for.
-DRAW_AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 LOADERS = ("auto", "ram", "cache", "gpu_slice")
 TRANSFORM_MODES = ("exact", "tensor")
 
@@ -129,17 +111,17 @@ def from_dataloader(
     if target.type == "cpu":
         keep_freed_memory()
 
-    def replace(name: str) -> DataLoader[Any]:
-        location = Location(Storage(name), target, Path(folder).expanduser(), fingerprint)
-        return _replace(dataloader, location, to_tensors=transforms == "tensor")
+    def replace_with(storage: Storage) -> DataLoader[Any]:
+        location = Location(storage, target, Path(folder).expanduser(), fingerprint)
+        return _replace(dataloader, location, transforms == "tensor")
 
     if loader != "auto":
-        return replace(loader)
+        return replace_with(Storage(loader))
     try:
         try:
-            return replace("ram")
+            return replace_with(Storage.HOST)
         except DoesNotFitError:
-            return replace("cache")
+            return replace_with(Storage.FILE)
     except UserError as error:
         if transforms == "tensor":
             raise
@@ -147,8 +129,8 @@ def from_dataloader(
         return dataloader
 
 
-def _replace(dataloader: DataLoader[Any], store: Location, to_tensors: bool) -> DataLoader[Any]:
-    """Build the replacement that keeps its samples in `store`; raises as `from_dataloader`.
+def _replace(dataloader: DataLoader[Any], location: Location, to_tensors: bool) -> DataLoader[Any]:
+    """Build the replacement that keeps its samples in `location`; raises as `from_dataloader`.
 
     A sample that turns out to be random while all are read is added to the probes, and the replacement tried again.
 
@@ -157,16 +139,16 @@ def _replace(dataloader: DataLoader[Any], store: Location, to_tensors: bool) -> 
     """
     check_replaceable(dataloader)
     dataset: Any = dataloader.dataset
-    name = store.storage.value
+    loader = location.storage.value
     probes = probe_indices(len(dataset))
     while True:
         try:
             with preserved_random_state(dataset, dataloader.collate_fn):
-                return _build(dataloader, store, to_tensors, probes)
+                return _build(dataloader, location, to_tensors, probes)
         except RandomSampleError as error:
             if error.index in probes:
                 raise ConfigError(
-                    f"{name}: {error} apart from the transforms in the attributes transform and transforms of "
+                    f"{loader}: {error} apart from the transforms in the attributes transform and transforms of "
                     "the dataset (not of its class), or one of these keeps a state from sample to sample; move all "
                     "that is random there, or use the DataLoader as it is"
                 ) from error
@@ -174,208 +156,150 @@ def _replace(dataloader: DataLoader[Any], store: Location, to_tensors: bool) -> 
         except ConfigError:
             raise
         except Exception as error:  # Samples and the collate function may fail in any way.
-            raise DataError(f"{name}: {describe_error(error)}") from error
+            raise DataError(f"{loader}: {describe_error(error)}") from error
 
 
-def _build(dataloader: DataLoader[Any], store: Location, to_tensors: bool, probes: Sequence[int]) -> DataLoader[Any]:
-    """Build a replacement of the kind that fits the samples `probes`; raises `RandomSampleError` for another sample."""
-    dataset: Any = dataloader.dataset
-    batch_size = min(dataloader.batch_size or COMPARED_SIZE, len(probes))
-    samples, batch, reason = _find_random(dataloader, probes, batch_size)
-    is_random = reason is not None
-    if not is_random:
+def _build(dataloader: DataLoader[Any], location: Location, to_tensors: bool, probes: Sequence[int]) -> DataLoader[Any]:
+    """Build the simplest replacement that delivers the batches of the original.
+
+    Batches are gathered from rows of tensors; or else made of kept samples by the original's collate function; or, if
+    samples are random, made of samples that are kept as they are before their first random transform.
+
+    Raises:
+        RandomSampleError: a sample other than `probes` is random.
+    """
+    probe = _probe(dataloader, probes)
+    if probe.rows:
         try:
-            return _build_gathered(dataloader, store, BatchRows.of(batch, batch_size))
+            return _build_gathered(dataloader, location, probe.rows)
         except NoRowsError as error:
-            reason = str(error)
-    if store.storage is Storage.DEVICE:
-        raise ConfigError(f"gpu_slice: {reason}, so batches are made on the host; use ram")
-    if not is_random:
-        return _build_transformed(dataloader, store, dataset.__getitem__, unchanged, samples, transform_parts(dataset))
-    split = SplitTransforms(dataset, probes)
-    once = [part for parts in split.deterministic for part in parts]
-    exact = _build_transformed(dataloader, store, split.decode, split.transform, split.probed, once)
-    return _with_tensors(exact, split, probes) if to_tensors else exact
+            probe = replace(probe, rows=None, reason=str(error))
+    if location.storage is Storage.DEVICE:
+        raise ConfigError(f"gpu_slice: {probe.reason}, so batches are made on the host; use ram")
+    if probe.samples:
+        return _build_collated(dataloader, location, probe.samples)
+    split = SplitTransforms(dataloader.dataset, probes)
+    return _build_transformed(dataloader, location, split, probes if to_tensors else None)
 
 
-def _build_gathered(dataloader: DataLoader[Any], store: Location, first: BatchRows) -> DataLoader[Any]:
-    """Build a replacement whose batches are gathered from rows of tensors.
-
-    Args:
-        first: a batch of the original.
-
-    Raises:
-        NoRowsError: its batches are no such rows.
-    """
-    dataset: Any = dataloader.dataset
-    collate = dataloader.collate_fn
-    on_device = store.storage is Storage.DEVICE
-    workers = _workers_needed(dataloader)
-    if on_device and workers:
-        raise NoRowsError("the order of this DataLoader depends on its workers")
-    guard = TransformGuard(dataset, [*transform_parts(dataset), collate])
-    rows = keep_rows(dataloader, first, store)
-    replaced = rebuilt(
-        dataloader,
-        EagerDataLoader if dataloader.num_workers and not workers else DecodedDataLoader,
-        dataset=GatheredDataset(dataset, guard, rows),
-        collate_fn=CollateGathered(collate),
-        num_workers=workers,
-        pin_memory=dataloader.pin_memory and not on_device,
-    )
-    try:
-        _check_same_batches(dataloader, replaced, with_single=True)
-    except DataError as error:  # The file of a fingerprint may hold other samples.
-        raise error if store.fingerprint else NoRowsError(f"rows depend on the batch: {error}") from error
-    guard.ignore_changes()
-    return replaced
-
-
-def _build_transformed(
-    dataloader: DataLoader[Any],
-    store: Location,
-    decode: Callable[[int], object],
-    transform: Transform,
-    probed: Sequence[object],
-    once: Sequence[Transform],
-) -> DataLoader[Any]:
-    """Build a replacement that keeps single samples, and has the workers of the original.
+@dataclass(frozen=True)
+class Probe:
+    """Some samples of a dataset, which decide how a `DataLoader` is replaced.
 
     Args:
-        decode: makes what is kept of a sample, from its index.
-        transform: makes the sample of it.
-        probed: some decoded samples.
-        once: transforms of the dataset that `decode` applies.
+        samples: None if one of them is random.
+        rows: a batch of the first samples; None if batches cannot be gathered from rows.
+        reason: why there are no rows.
     """
-    dataset: Any = dataloader.dataset
-    guard = TransformGuard(dataset, once)
-    samples = keep_samples(dataloader, decode, probed, store)
-    decoded = TransformedDataset(dataset, guard, samples, transform)
-    replaced = rebuilt(dataloader, DecodedDataLoader, dataset=decoded)
-    _check_same_batches(dataloader, replaced)
-    guard.ignore_changes()
-    return replaced
+
+    samples: list[Any] | None
+    rows: BatchRows | None
+    reason: str = ""
 
 
-def _with_tensors(exact: DataLoader[Any], split: SplitTransforms, probes: Sequence[int]) -> DataLoader[Any]:
-    """The replacement whose random transforms get tensors; they are drawn in order if their classes allow it.
-
-    Args:
-        exact: the replacement whose transforms get what they got before.
-        probes: indices of the samples on which the transforms are compared.
-
-    Raises:
-        ConfigError: the transforms make something else of tensors.
-    """
-    dataset: Any = exact.dataset
-    samples = dataset._samples.with_tensors()
-    try:
-        check_rounding(split.random, dataset._samples, samples, probes)
-    except DataError as error:
-        raise ConfigError(f"transforms='tensor': {error}; use transforms='exact'") from error
-    transforms = [tensor_transforms(steps) for steps in split.random]
-    parts = dataset.original, dataset._guard, samples, partial(split.transform, random=transforms)
-    in_workers = rebuilt(exact, TensorDataLoader, dataset=TransformedDataset(*parts))
-    # A collate function of the user may draw, or ask for its worker.
-    if exact.collate_fn is not default_collate or not all(map(can_be_drawn, chain.from_iterable(transforms))):
-        return in_workers
-    drawn = DrawnDataset(*parts, transforms=transforms, threads=exact.num_workers)
-    in_threads = rebuilt(exact, TensorDataLoader, dataset=drawn, collate_fn=CollateGathered(default_collate))
-    try:
-        _check_same_batches(in_workers, in_threads)
-    except DataError:  # torchvision draws in another way for other objects than pictures.
-        return in_workers
-    return in_threads
-
-
-def rebuilt(
-    dataloader: DataLoader[Any], kind: type[DataLoader[Any]] = DataLoader, /, **changed: object
-) -> DataLoader[Any]:
-    """A `DataLoader` with the arguments of another one, some of them changed."""
-    names = ["dataset", "num_workers", "collate_fn", "pin_memory", "worker_init_fn", "generator", "in_order"]
-    if changed.get("num_workers", dataloader.num_workers):
-        names += ["timeout", "multiprocessing_context", "prefetch_factor", "persistent_workers"]
-    # The batch sampler that the DataLoader has made is left out: frameworks build another one around the sampler.
-    if dataloader.batch_size is None and dataloader.batch_sampler is not None and "batch_size" not in changed:
-        names += ["batch_sampler"]
-    else:
-        names += ["batch_size", "drop_last"]
-        names += [] if isinstance(dataloader.dataset, IterableDataset) else ["sampler"]
-    return kind(**{name: getattr(dataloader, name) for name in names} | changed)
-
-
-def check_replaceable(dataloader: object) -> None:
-    """Raise `ConfigError` or `DataError` unless this is a `DataLoader` of batches of indexed samples."""
-    kind = type(dataloader).__name__
-    if not isinstance(dataloader, DataLoader):
-        reason = f"must be a torch.utils.data.DataLoader, found {kind}; give the DataLoader that it wraps"
-    elif type(dataloader).__iter__ is not DataLoader.__iter__:
-        reason = f"{kind} iterates in its own way; give a plain DataLoader, such as the one that a framework wraps"
-    elif isinstance(dataloader.dataset, IterableDataset):
-        reason = "its dataset is an IterableDataset, whose samples have no index; use the DataLoader as it is"
-    elif hasattr(dataloader.dataset, "set_epoch"):
-        reason = "its dataset has set_epoch, so its samples change; use the DataLoader as it is"
-    elif dataloader.batch_sampler is None:
-        reason = "batch_size=None: its dataset makes whole batches, which cannot be divided into samples"
-    elif not len(dataloader.dataset):  # type: ignore[arg-type]
-        reason = "its dataset is empty"
-    else:
-        return
-    raise ConfigError(f"dataloader: {reason}")
-
-
-def _workers_needed(dataloader: DataLoader[Any]) -> int:
-    """How many workers keep the order of samples: none, if reading batches ahead draws no further random number."""
-    sampler, workers = dataloader.sampler, int(dataloader.num_workers)
-    if dataloader.batch_size is None or type(sampler) not in DRAW_AT_ONCE:
-        return workers
-    if isinstance(sampler, RandomSampler) and sampler.generator is not None:
-        return workers  # The sampler draws again at the end of an epoch.
-    # Persistent workers get their seed once, and a DataLoader without workers draws one in each epoch.
-    return workers if dataloader.persistent_workers else 0
-
-
-def _find_random(
-    dataloader: DataLoader[Any], probes: Sequence[int], batch_size: int
-) -> tuple[list[Any], object, str | None]:
-    """The samples of these indices, a batch of the first of them, and what is random; None if nothing is.
+def _probe(dataloader: DataLoader[Any], indices: Sequence[int]) -> Probe:
+    """Read some samples, and collate the first of them.
 
     Raises:
         DataError: a sample that cannot be read, or a collate function that fails for them.
     """
     dataset: Any = dataloader.dataset
     try:
-        samples = read_probes(partial(named_sample, dataset.__getitem__), probes, dataset)
+        samples = read_probes(partial(fetch_sample, dataset.__getitem__), indices, dataset)
     except RandomSampleError as error:
-        return [], None, str(error)
-    collate = partial(collated, dataloader.collate_fn, indices=probes)
-    batch, reason = call_watched(lambda: collate(copied(samples[:batch_size])), (dataset, collate), again=True)
-    return samples, batch, reason and f"the collate function is random ({reason})"
+        return Probe(None, None, str(error))
+    batch_size = min(dataloader.batch_size or COMPARED_SIZE, len(indices))
+    collate = partial(collate_batch, dataloader.collate_fn, indices=indices)
+    batch, reason = detect_randomness(
+        lambda: collate(copy_tree(samples[:batch_size])), (dataset, collate), always_repeat=True
+    )
+    if reason:
+        return Probe(samples, None, f"the collate function is random ({reason})")
+    try:
+        return Probe(samples, BatchRows.from_batch(batch, batch_size))
+    except NoRowsError as error:
+        return Probe(samples, None, str(error))
 
 
-def _check_same_batches(original: DataLoader[Any], replaced: DataLoader[Any], with_single: bool = False) -> None:
-    """Compare some batches, bit for bit; raise `DataError` if they differ.
+def _build_gathered(dataloader: DataLoader[Any], location: Location, example: BatchRows) -> DataLoader[Any]:
+    """Build a replacement whose batches are gathered from rows of tensors.
 
     Args:
-        with_single: compare batches of one sample too. Where batches are padded to their longest sample, all larger
-            ones may be equally long.
+        example: a batch of the original.
+
+    Raises:
+        NoRowsError: its batches are no such rows.
     """
-    shuffled = torch.randperm(len(original.dataset), generator=torch.Generator().manual_seed(0))  # type: ignore[arg-type]
-    size = min(original.batch_size or COMPARED_SIZE, COMPARED_SIZE)
-    parts = [part for part in shuffled.split(size)[:COMPARED] if len(part) == size or not original.drop_last]
-    if with_single:
-        parts += shuffled[:COMPARED_ALONE].split(1)
-    for indices in (part.tolist() for part in parts):
-        batches = []
-        for dataloader in (replaced, original):
-            with preserved_random_state(dataloader.dataset, dataloader.collate_fn):
-                seed_generators(0, 0, 0)
-                batches.append(read_batch(dataloader.dataset, dataloader.collate_fn, indices))
-        if difference := find_difference(*batches):
-            samples = ", ".join(map(str, indices[:3]))
-            raise DataError(
-                f"{difference} of samples {samples}, … is not what the DataLoader makes of them: fingerprint= does not "
-                "fit, or samples depend on what was read before, or are random without a generator that can be seen "
-                "(such as default_rng() in each call); keep no state between samples, move the random step into the "
-                "attribute transform of the dataset, or use the DataLoader as it is"
-            )
+    dataset: Any = dataloader.dataset
+    on_device = location.storage is Storage.DEVICE
+    workers = workers_for_order(dataloader)
+    if on_device and workers:
+        raise NoRowsError("the order of this DataLoader depends on its workers")
+    guard = TransformGuard(dataset, [*dataset_transforms(dataset), dataloader.collate_fn])
+    rows = decode_rows(dataloader, example, location)
+    replacement = rebuild(
+        dataloader,
+        EagerDataLoader if dataloader.num_workers and not workers else DecodedDataLoader,
+        dataset=GatheredDataset(dataset, guard, rows),
+        collate_fn=Collator(dataloader.collate_fn),
+        num_workers=workers,
+        pin_memory=dataloader.pin_memory and not on_device,
+    )
+    try:
+        check_same_batches(dataloader, replacement, with_single_samples=True)
+    except DataError as error:  # The file of a fingerprint may hold other samples.
+        raise error if location.fingerprint else NoRowsError(f"rows depend on the batch: {error}") from error
+    guard.ignore_changes()
+    return replacement
+
+
+def _build_collated(dataloader: DataLoader[Any], location: Location, examples: Sequence[object]) -> DataLoader[Any]:
+    """Build a replacement that keeps single samples, which the original's collate function makes batches of.
+
+    Args:
+        examples: some samples of the dataset.
+    """
+    dataset: Any = dataloader.dataset
+    guard = TransformGuard(dataset, dataset_transforms(dataset))
+    samples = decode_samples(dataloader, dataset.__getitem__, examples, location)
+    decoded = TransformedDataset(dataset, guard, samples, unchanged)
+    replacement = rebuild(dataloader, DecodedDataLoader, dataset=decoded)
+    check_same_batches(dataloader, replacement)
+    guard.ignore_changes()
+    return replacement
+
+
+def _build_transformed(
+    dataloader: DataLoader[Any], location: Location, split: SplitTransforms, rounded: Sequence[int] | None
+) -> DataLoader[Any]:
+    """Build a replacement that keeps samples before their random transforms, and has the workers of the original.
+
+    Args:
+        rounded: indices of samples for which tensors and PIL images are compared; None keeps PIL images.
+
+    Raises:
+        ConfigError: the transforms make something else of tensors.
+    """
+    dataset: Any = dataloader.dataset
+    guard = TransformGuard(dataset, chain.from_iterable(split.deterministic))
+    samples = decode_samples(dataloader, split.decode, split.probed, location)
+    decoded = TransformedDataset(dataset, guard, samples, split.transform)
+    replacement = rebuild(dataloader, DecodedDataLoader, dataset=decoded)
+    check_same_batches(dataloader, replacement)
+    guard.ignore_changes()
+    if rounded is None:
+        return replacement
+    tensors = samples.with_tensors()
+    check_rounding(split.random, samples, tensors, rounded)
+    transform = partial(split.transform, convert=tensor_transforms)
+    in_workers = rebuild(dataloader, DecodedDataLoader, dataset=TransformedDataset(dataset, guard, tensors, transform))
+    # A collate function of the user may draw, or ask for its worker.
+    if dataloader.collate_fn is not default_collate or not can_be_drawn(split.random):
+        return in_workers
+    drawn = DrawnDataset(dataset, guard, tensors, transform, random=split.random, threads=dataloader.num_workers)
+    in_threads = rebuild(dataloader, ThreadedDataLoader, dataset=drawn, collate_fn=Collator(default_collate))
+    try:
+        check_same_batches(in_workers, in_threads)
+    except DataError:  # torchvision draws in another way for other objects than images.
+        return in_workers
+    return in_threads

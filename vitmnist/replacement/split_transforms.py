@@ -2,42 +2,56 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
-from hashlib import blake2b
-from itertools import zip_longest
-from types import MethodType
 from typing import Any, NamedTuple
 
 from PIL import Image
 from torch import nn
 from torch.utils.data import Dataset
 
-from vitmnist.data.randomness import call_watched, preserved_random_state, read_probes
-from vitmnist.errors import ConfigError, DataError, describe_error, error_context
-from vitmnist.store.tree import copied, tree_map
+from vitmnist.data.randomness import detect_randomness, preserved_random_state, read_probes
+from vitmnist.errors import DataError, describe_error, error_context
+from vitmnist.replacement.original import fetch_sample
+from vitmnist.store.tree import copy_tree, tree_map
 
 Transform = Callable[..., Any]
-# The arguments of a transform, a tuple: an image, or for a joint transform an image and its target; or a dict by name.
 Inputs = Any
-Call = tuple[int, Inputs]  # The number of the attribute whose transform was called, and what it got.
-DecodedSample = tuple[object, list[Call]]  # A sample with placeholders for the results of its calls, and the calls.
+"""The arguments of a transform: a tuple (an image, or for a joint transform also its target), or a dict by name."""
 ADVICE = "leave all that follows to its attribute transform"
+
+
+class Call(NamedTuple):
+    """A call of a transform while a sample was decoded.
+
+    Args:
+        attribute: index of the attribute that holds the transform.
+        inputs: the arguments after the deterministic transforms.
+    """
+
+    attribute: int
+    inputs: Inputs
 
 
 class TransformPlaceholder(NamedTuple):
     """Stands in a decoded sample for a result of a transform.
 
     Args:
-        call: number of the call of a transform within the sample.
+        call: index of the call within the sample.
         result: position or name of the result in the call.
     """
 
     call: int
     result: int | str
+
+
+class DecodedSample(NamedTuple):
+    """A sample with placeholders for the results of its random transforms, and the calls that make these results."""
+
+    sample: object
+    calls: list[Call]
 
 
 class SplitTransforms:
@@ -66,27 +80,27 @@ class SplitTransforms:
         self.random = [single_transforms(vars(owner)[name]) for owner, name in self._attributes]
         self.deterministic: list[list[Transform]] = [[] for _ in self._attributes]
         self._calls: list[Call] = []
-        self.probed = read_probes(partial(named_sample, self.decode), probes, dataset)
+        self.probed = read_probes(partial(fetch_sample, self.decode), probes, dataset)
         with error_context(f"one of the samples {', '.join(map(str, probes))}"):
             for attribute in range(len(self._attributes)):
                 self._split(attribute)
 
     def _split(self, attribute: int) -> None:
         """Move the transforms before the first random one to `deterministic`, and apply them to the probed samples."""
-        places = [
-            (calls, place) for _, calls in self.probed for place, (called, _) in enumerate(calls) if called == attribute
-        ]
-        inputs = [calls[place][1] for calls, place in places]
-        if inputs and isinstance(inputs[0], dict):
+        all_inputs = [call.inputs for _, calls in self.probed for call in calls if call.attribute == attribute]
+        if not all_inputs:
+            return
+        if isinstance(all_inputs[0], dict):
             # A Compose that is called by name converts arguments and results, so it is not divided.
             owner, name = self._attributes[attribute]
             self.random[attribute] = [vars(owner)[name]]
         random, deterministic = self.random[attribute], self.deterministic[attribute]
-        while inputs and random and not any(is_random(random[0], arguments) for arguments in inputs):
+        while random and not any(is_random(random[0], inputs) for inputs in all_inputs):
             deterministic.append(random.pop(0))
-            inputs = [apply(deterministic[-1:], arguments) for arguments in inputs]
-        for (calls, place), decoded in zip(places, inputs, strict=True):
-            calls[place] = attribute, decoded
+            all_inputs = [apply_transforms(deterministic[-1:], inputs) for inputs in all_inputs]
+        transformed = iter(all_inputs)
+        for _, calls in self.probed:
+            calls[:] = [Call(attribute, next(transformed)) if call.attribute == attribute else call for call in calls]
 
     def decode(self, index: int) -> DecodedSample:
         """The sample after the first step."""
@@ -99,54 +113,50 @@ class SplitTransforms:
             raise DataError(
                 f"its dataset uses its transform, or what that returns ({describe_error(error)}); {ADVICE}"
             ) from error
-        return sample, list(self._calls)
+        return DecodedSample(sample, list(self._calls))
 
-    def transform(self, decoded: DecodedSample, random: Sequence[Sequence[Transform]] | None = None) -> Any:
-        """The sample that the original dataset would have made; `random` are other random transforms."""
-        sample, calls = decoded
-        transforms = self.random if random is None else random
-        return with_results(sample, [apply(transforms[attribute], inputs) for attribute, inputs in calls])
+    def transform(
+        self, decoded: DecodedSample, convert: Callable[[Sequence[Transform]], Sequence[Transform]] | None = None
+    ) -> Any:
+        """The sample after the second step.
+
+        Args:
+            convert: makes other transforms of the random ones; by default they are applied as they are.
+        """
+        random = [convert(transforms) for transforms in self.random] if convert else self.random
+        results = [apply_transforms(random[call.attribute], call.inputs) for call in decoded.calls]
+
+        def result_of(leaf: object) -> object:
+            return results[leaf.call][leaf.result] if isinstance(leaf, TransformPlaceholder) else leaf
+
+        return tree_map(result_of, decoded.sample, leaf_type=TransformPlaceholder)
 
     @contextmanager
     def _recording(self) -> Iterator[None]:
-        """Replace the dataset's transforms by `_record` for a while."""
-        before = [vars(owner)[name] for owner, name in self._attributes]
+        """Let the dataset call `_record` in place of its transforms."""
+        transforms = [vars(owner)[name] for owner, name in self._attributes]
         try:
             for attribute, (owner, name) in enumerate(self._attributes):
                 vars(owner)[name] = partial(self._record, attribute)
             yield
         finally:
-            for (owner, name), transform in zip(self._attributes, before, strict=True):
+            for (owner, name), transform in zip(self._attributes, transforms, strict=True):
                 vars(owner)[name] = transform
 
     def _record(self, attribute: int, *inputs: object, **named: object) -> object:
+        """Apply the deterministic transforms, note the call, and return placeholders for its results."""
         if inputs and named:
             raise TypeError("its transform gets arguments with and without names")
         call = len(self._calls)
-        decoded = apply(self.deterministic[attribute], named or inputs)
+        decoded = apply_transforms(self.deterministic[attribute], named or inputs)
         for value in decoded.values() if isinstance(decoded, dict) else decoded:
             if isinstance(value, Image.Image):
                 value.load()  # The dataset may close its file afterwards.
-        self._calls.append((attribute, decoded))
+        self._calls.append(Call(attribute, decoded))
         if named:
             return {name: TransformPlaceholder(call, name) for name in named}
         outputs = tuple(TransformPlaceholder(call, result) for result in range(len(inputs)))
         return outputs if len(outputs) > 1 else outputs[0]
-
-
-def named_sample(read: Callable[[int], Any], index: int) -> Any:
-    """What `read` makes of an index; an error is a `DataError` that names the sample."""
-    with error_context(f"sample {index}"):
-        return read(index)
-
-
-def with_results(sample: object, results: Sequence[Any]) -> object:
-    """A sample with the results of its calls in place of the placeholders."""
-
-    def result(value: object) -> object:
-        return results[value.call][value.result] if isinstance(value, TransformPlaceholder) else value
-
-    return tree_map(result, sample, leaf_type=TransformPlaceholder)
 
 
 def transform_attributes(dataset: object) -> Iterator[tuple[Any, str]]:
@@ -166,6 +176,12 @@ def transform_attributes(dataset: object) -> Iterator[tuple[Any, str]]:
                 yield from transform_attributes(part)
 
 
+def dataset_transforms(dataset: object) -> list[Transform]:
+    """All transforms of a dataset; a `Compose` is taken apart."""
+    holders = transform_attributes(dataset)
+    return [transform for owner, name in holders for transform in single_transforms(vars(owner)[name])]
+
+
 def single_transforms(transform: Transform) -> list[Transform]:
     """The transforms of a `Compose` or `nn.Sequential`, nested ones too, in order."""
     if isinstance(transform, nn.Sequential):
@@ -174,11 +190,11 @@ def single_transforms(transform: Transform) -> list[Transform]:
         parts = list(transform.transforms)  # type: ignore[attr-defined]
     else:
         return [transform]
-    return [step for part in parts for step in single_transforms(part)]
+    return [single for part in parts for single in single_transforms(part)]
 
 
-def apply(transforms: Sequence[Transform], inputs: Inputs) -> Inputs:
-    """Apply transforms one after another."""
+def apply_transforms(transforms: Sequence[Transform], inputs: Inputs) -> Inputs:
+    """Apply transforms one after another; the result of each has the form of `inputs`."""
     for transform in transforms:
         if isinstance(inputs, dict):
             inputs = transform(**inputs)
@@ -197,66 +213,7 @@ def is_random(transform: Transform, inputs: Inputs) -> bool:
     """
     trial = deepcopy(transform)
     with preserved_random_state(trial):
-        return call_watched(lambda: apply([trial], copied(inputs)), trial, again=True)[1] is not None
-
-
-def transform_parts(dataset: object) -> list[Transform]:
-    """All transforms of a dataset; a `Compose` is taken apart."""
-    return [part for owner, name in transform_attributes(dataset) for part in single_transforms(vars(owner)[name])]
-
-
-class TransformGuard:
-    """Notices transforms that are replaced, or deterministic ones that change, after samples were decoded by them.
-
-    Args:
-        deterministic: transforms, and the collate function if batches are kept, that are not applied any more.
-    """
-
-    def __init__(self, dataset: object, deterministic: Sequence[object]) -> None:
-        self._dataset, self._parts = dataset, transform_parts(dataset)
-        self._digests = [(part, _digests(part)) for part in deterministic]
-        self._ignored: set[tuple[int, str]] = set()
-
-    def __getstate__(self) -> dict[str, Any]:
-        # The pickle of a tensor contains its address, which differs in a copy.
-        return vars(self) | {"_digests": []}
-
-    def ignore_changes(self) -> None:
-        """Leave out the attributes that have changed by now, such as a counter or a cache that is filled lazily."""
-        self._ignored = set(self._changed_attributes())
-
-    def check(self) -> None:
-        """Raise `ConfigError` if a transform has changed."""
-        pairs = zip_longest(transform_parts(self._dataset), self._parts)
-        changed: list[object] = [before if now is None else now for now, before in pairs if now is not before]
-        changed += [self._digests[index][0] for index, _ in self._changed_attributes()]
-        if changed:
-            raise ConfigError(
-                f"{getattr(changed[0], '__name__', type(changed[0]).__name__)} has changed since the samples were "
-                "decoded, which do not have the change; set it before from_dataloader, or use the DataLoader as it is"
-            )
-
-    def _changed_attributes(self) -> Iterator[tuple[int, str]]:
-        """The number of each deterministic part that has changed, and the name of the attribute."""
-        for index, (part, before) in enumerate(self._digests):
-            now = _digests(part)
-            for name in before.keys() | now.keys():
-                if before.get(name) != now.get(name) and (index, name) not in self._ignored:
-                    yield index, name
-
-
-def _digests(part: object) -> dict[str, bytes | None]:
-    """A hash of the pickle of each attribute of an object, or of the object if it has none; None without a pickle.
-
-    For a bound method, such as a collate function of the dataset, these are the attributes of its object.
-    """
-    owner = part.__self__ if isinstance(part, MethodType) else part
-    attributes = getattr(owner, "__dict__", None) or {"": owner}
-    return {name: _digest(value) for name, value in attributes.items()}
-
-
-def _digest(value: object) -> bytes | None:
-    try:
-        return blake2b(pickle.dumps(value)).digest()
-    except Exception:  # Any method of an object may fail.
-        return None
+        return (
+            detect_randomness(lambda: apply_transforms([trial], copy_tree(inputs)), trial, always_repeat=True)[1]
+            is not None
+        )

@@ -17,7 +17,8 @@ from statistics import median
 from typing import Any
 
 from vitmnist.config.schema import affects_nothing, is_under, keys_where
-from vitmnist.metrics.epoch_table import EPOCH_S, Metric, epoch_metrics, summarize
+from vitmnist.metrics.epoch_record import summarize
+from vitmnist.metrics.epoch_table import EPOCH_S, Metric, epoch_metrics
 from vitmnist.report.statistics import Difference, Differences
 from vitmnist.timing.table import Spread
 from vitmnist.tracking.result import TEST_ACC

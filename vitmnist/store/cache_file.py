@@ -1,11 +1,10 @@
-"""Samples decoded once into files that are mapped into memory, for sets that are slow to decode or larger than memory.
+"""Samples that are decoded once into files, which are mapped into memory: for slow decoding, or little memory.
 
-FOLDER/KEY/images.npy   the samples; anyone can read them with `numpy.load(…, mmap_mode="r")`
-FOLDER/KEY/labels.npy   their labels; samples of other tensors have a file for each tensor, and those that are no rows
-                        of tensors are bytes in samples.npy, whose places are in spans.npy
-FOLDER/KEY/cache.json   the fingerprint, the caller's notes, and a checksum of all files, compared whenever they are
-                        opened
-FOLDER/KEY.lock         held by the process that decodes, while others wait
+FOLDER/KEY/images.npy   the samples, a file for each tensor; `numpy.load(…, mmap_mode="r")` reads it
+FOLDER/KEY/labels.npy   the labels. Samples of any structure are bytes in samples.npy, with their offsets in spans.npy
+FOLDER/KEY/cache.json   the fingerprint, the caller's notes, and a checksum of all files, which is compared when they
+                        are opened
+FOLDER/KEY.lock         is held by the process that decodes, while others wait
 FOLDER/.KEY.unfinished  the same files while they are written
 """
 
@@ -37,17 +36,20 @@ from vitmnist.runtime.memory import DoesNotFitError, mib
 log = logging.getLogger(__name__)
 
 DEFAULT_FOLDER = "~/.cache/vitmnist/vitmnist-cache"
-MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python's mmap has it since 3.11.
-RECORD = "cache.json"  # Without it, the samples are decoded again.
-PART = 2**20  # Bytes of a file that are read at a time
+"""The folder of caches, unless another one is configured."""
+MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+"""The flag of Linux. Python's `mmap` has it since 3.11."""
+RECORD_NAME = "cache.json"
+"""The name of the file that completes a cache: without it, the samples are decoded again."""
+READ_SIZE = 2**20
+"""Number of bytes that are read at a time for a checksum."""
 UNUSABLE = (OSError, ValueError, KeyError, TypeError)
-"""What reading a cache raises if its files are missing, or not what was written."""
+"""The errors that reading a cache raises if a file is missing or damaged."""
 ADVICE = "data.loader.folder=FOLDER or data.root=FOLDER (folder=… of make_loader and from_dataloader)"
+"""The keys and arguments that name another folder."""
 
 Chunks = Iterable[tuple[Tensor, ...]]
 """The tensors of consecutive samples, such as images `[B, …]` and labels `[B, …]`; the last has a row per sample."""
-
-
 CacheEntry = tuple[tuple[Tensor, ...], dict[str, Any]]
 """The mapped tensors of a cache, and the caller's notes."""
 
@@ -60,18 +62,18 @@ def decode_once(
     notes: Callable[[], dict[str, Any]] = dict,
     names: Sequence[str] = ("images", "labels"),
 ) -> CacheEntry:
-    """The cache of `fingerprint` in `folder`; if it is missing or damaged, one process decodes while others wait.
+    """Open the cache of `fingerprint` in `folder`. If it is missing or damaged, one process decodes while others wait.
 
     Args:
-        fingerprint: identifies the contents; other contents need another one. None: the files have no names, and
-            disappear with the tensors or the process.
-        size: how many samples `decode` yields at most.
-        notes: plain values to keep with the samples; called after they are decoded.
-        names: of the files, one for each tensor of a sample.
+        fingerprint: identifies the contents. None: the files have no names, and disappear with the tensors or the
+            process.
+        size: the largest number of samples that `decode` yields.
+        notes: returns plain values to store with the samples; called after they are decoded.
+        names: the names of the files, one for each tensor of a sample.
 
     Raises:
         DataError: the folder cannot be written, or there are no samples.
-        DoesNotFitError: its disk has too little room; raised before anything is written.
+        DoesNotFitError: the disk has too little room; raised before anything is written.
     """
     if fingerprint is None:
         with ExitStack() as stack:
@@ -82,7 +84,7 @@ def decode_once(
             return tuple(map(_map, files)), notes()
     key = hashlib.sha256(fingerprint.encode()).hexdigest()[:24]
     entry = folder / key
-    with suppress(*UNUSABLE):  # Another process may be replacing it: the lock tells.
+    with suppress(*UNUSABLE):  # If another process is replacing the cache, this one waits for its lock.
         return _open(entry, names)
     with _locked(folder, key):
         try:
@@ -93,21 +95,26 @@ def decode_once(
         log.info("decoding once into %s", entry)
         unfinished = folder / f".{key}.unfinished"
         try:
-            with ExitStack() as stack:
-                with _named_errors(folder):
-                    shutil.rmtree(unfinished, ignore_errors=True)  # A process that was killed has left it.
-                    unfinished.mkdir()
-                    files = [stack.enter_context((unfinished / f"{name}.npy").open("w+b")) for name in names]
-                _write(folder, files, size, decode())
+            _decode_named(unfinished, size, decode(), names)
             record: dict[str, Any] = json.loads(json.dumps({"fingerprint": fingerprint, "notes": notes()}))
             with _named_errors(folder):
                 record["crc32"] = _checksum(record, unfinished, names)
-                write_atomic(unfinished / RECORD, json.dumps(record, indent=2).encode())
+                write_atomic(unfinished / RECORD_NAME, json.dumps(record, indent=2).encode())
                 shutil.rmtree(entry, ignore_errors=True)
                 unfinished.rename(entry)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
         return _map_files(entry, names), record["notes"]
+
+
+def _decode_named(folder: Path, size: int, chunks: Chunks, names: Sequence[str]) -> None:
+    """Write all chunks into a new folder."""
+    with ExitStack() as stack:
+        with _named_errors(folder.parent):
+            shutil.rmtree(folder, ignore_errors=True)  # A killed process has left it.
+            folder.mkdir()
+            files = [stack.enter_context((folder / f"{name}.npy").open("w+b")) for name in names]
+        _write(folder.parent, files, size, chunks)
 
 
 @contextmanager
@@ -122,6 +129,7 @@ def _named_errors(folder: Path) -> Iterator[None]:
 
 
 def _locked(folder: Path, key: str) -> AbstractContextManager[Any]:
+    """Wait for the lock of a cache, which the returned context releases."""
     with _named_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / f"{key}.lock")
@@ -161,20 +169,19 @@ def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) 
 
 
 def _write_headers(files: Sequence[IO[bytes]], arrays: Sequence[np.ndarray[Any, Any]], counts: Sequence[int]) -> None:
-    """Write the headers of `.npy` files; NumPy pads them, so that they have the same length for any number of rows."""
+    """Write the headers of `.npy` files for these numbers of rows; NumPy pads all headers to the same length."""
     for file, array, count in zip(files, arrays, counts, strict=True):
         file.seek(0)
-        described = {"descr": np.lib.format.dtype_to_descr(array.dtype), "fortran_order": False}
-        np.lib.format.write_array_header_1_0(file, described | {"shape": (count, *array.shape[1:])})
+        dtype, shape = np.lib.format.dtype_to_descr(array.dtype), (count, *array.shape[1:])
+        np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
 
 
 def _map(file: IO[bytes]) -> Tensor:
-    """The mapped tensor of a `.npy` file."""
+    """Map a `.npy` file as a tensor. Writing into the tensor copies a page, and never changes the file."""
     file.seek(0)
     np.lib.format.read_magic(file)
     shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-    # Writing into a view copies the page and never changes the file.
-    if sys.platform == "linux":  # Linux would refuse to map more than memory with reserved swap.
+    if sys.platform == "linux":  # With reserved swap, Linux refuses to map a file larger than its memory.
         pages = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE | MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE)
     else:
         pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -182,8 +189,8 @@ def _map(file: IO[bytes]) -> Tensor:
 
 
 def _open(entry: Path, names: Sequence[str]) -> CacheEntry:
-    """The cache in `entry`; raises `UNUSABLE` if it is missing, damaged, or not that of today's files."""
-    record = cast("dict[str, Any]", read_plain(entry / RECORD))
+    """Open the cache in the folder `entry`; raises `UNUSABLE` if it is missing or damaged."""
+    record = cast("dict[str, Any]", read_plain(entry / RECORD_NAME))
     if record.pop("crc32") != _checksum(record, entry, names):
         raise ValueError("it is damaged")
     return _map_files(entry, names), record["notes"]
@@ -195,13 +202,13 @@ def _map_files(entry: Path, names: Sequence[str]) -> tuple[Tensor, ...]:
 
 
 def _checksum(record: dict[str, Any], entry: Path, names: Sequence[str]) -> int:
-    """The CRC-32 of a record without its own, and of the files; takes a second for 1 to 2 GB.
+    """CRC-32 of the files, and of a record without its `crc32`; takes a second for 1 to 2 GB.
 
-    The files are not mapped for it, so that their pages do not count as memory of this process.
+    The files are read, not mapped, so that their pages do not count as memory of this process.
     """
     checksum = zlib.crc32(json.dumps(record, sort_keys=True).encode())
     for name in names:
         with (entry / f"{name}.npy").open("rb") as file:
-            while part := file.read(PART):
-                checksum = zlib.crc32(part, checksum)
+            while content := file.read(READ_SIZE):
+                checksum = zlib.crc32(content, checksum)
     return checksum

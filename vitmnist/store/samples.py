@@ -1,4 +1,4 @@
-"""Samples of any structure and size, kept as bytes: pickled in memory, and without pickle in a mapped file."""
+"""Samples of any structure and size, stored as bytes: pickled in memory, and without pickle in a mapped file."""
 
 from __future__ import annotations
 
@@ -25,29 +25,31 @@ from vitmnist.store.tree import Structure, flatten, stride_order, unflatten
 
 Buffer = bytes | bytearray | memoryview
 LoadImage = Callable[[str, tuple[int, int], Buffer], Image.Image | Tensor]
-"""Makes an image of its mode, its size (width, height) and its bytes."""
+"""Makes an image from its mode, its size (width, height) and its bytes."""
 IMAGE_MODES = ("1", "L", "LA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "I", "F", "I;16")
-"""The modes of PIL images that their bytes describe completely, unlike P, which has a palette."""
+"""The modes of PIL images that their bytes describe completely. An image of mode P has a palette too."""
 BYTE_MODES = ("L", "LA", "RGB", "RGBA")
 """The modes of PIL images with 8 bits for each channel."""
 TV_TENSORS = ("Image", "Mask", "Video")
-"""The tv_tensors of torchvision that carry nothing besides their values."""
-PLAIN = "pictures, tensors, arrays, numbers and text in dicts, lists and tuples"
-FOR_FILE = f"a file keeps only {PLAIN}, of one structure; convert it, or use ram"
+"""The tv_tensors of torchvision that have no attributes besides their values."""
+PLAIN_TYPES = "pictures, tensors, arrays, numbers and text in dicts, lists and tuples"
+"""The contents that a file can have."""
+FILE_ADVICE = f"a file keeps only {PLAIN_TYPES}, of one structure; convert it, or use ram"
+"""The end of a message about a sample that a file cannot have."""
 MAX_GAPS = 2
-"""Bytes of memory for each byte of a tensor, above which the tensor is kept without what lies between or around it."""
-FILES = ("samples", "spans")
+"""If the storage of a tensor has more bytes for each byte of the tensor, only the tensor is stored, not the storage."""
+FILE_NAMES = ("samples", "spans")
 """The names of a cache's files."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples of any structure, pickled, or of one structure as a file has them without pickle.
+    """Samples as bytes: pickled, or as `encode_plain` encodes samples of one structure for a file.
 
     Args:
-        blocks: the bytes of the samples, uint8; one or more blocks of memory.
-        spans: for each sample the block, and where it begins and ends there; int64 `[N, 3]`.
-        structure: of each sample, as `encode_plain` has made them; None if they are pickled.
+        blocks: the bytes of the samples, as one or more uint8 tensors.
+        spans: int64 `[N, 3]`: for each sample the index of its block, and its start and stop there.
+        structure: the structure of each sample; None if they are pickled.
         as_tensors: load images as uint8 tensors `[C, H, W]`, not as PIL images.
     """
 
@@ -60,11 +62,11 @@ class Samples:
         return len(self.spans)
 
     def __getitem__(self, index: int) -> Any:
-        """A copy of the sample."""
+        """Load a copy of the sample."""
         return self.load(index)
 
     def load(self, index: int, as_views: bool = False) -> Any:
-        """The sample; with `as_views`, its tensors, arrays and images may be views, which must not be changed."""
+        """Load a sample; with `as_views`, its tensors, arrays and images may be views, which must not be changed."""
         block, start, stop = self.spans[index].tolist()
         content = self.blocks[block][start:stop].numpy().data
         load_image = partial(_load_image_tensor, as_view=as_views) if self.as_tensors else Image.frombytes
@@ -73,7 +75,7 @@ class Samples:
         return decode_plain(content, self.structure, load_image, as_views)
 
     def with_tensors(self) -> Samples:
-        """The same samples with images as uint8 tensors; reading one without 8-bit channels is a `DataError`."""
+        """The same samples with images as uint8 tensors; loading an image of another depth raises `DataError`."""
         return replace(self, as_tensors=True)
 
     @property
@@ -82,27 +84,27 @@ class Samples:
         return int((self.spans[:, 2] - self.spans[:, 1]).sum()) + self.spans.nbytes
 
 
-def encode_samples(samples: Iterable[object], for_file: Structure | None = None) -> Samples:
-    """Some samples as one block of bytes; raises `DataError` if one cannot be kept.
+def encode_samples(samples: Iterable[object], structure: Structure | None = None) -> Samples:
+    """Encode samples as one block of bytes; raises `DataError` if a sample cannot be encoded.
 
     Args:
-        for_file: the structure of samples for a file; None pickles them.
+        structure: the structure of samples for a file; None pickles them.
     """
     content, spans = bytearray(), []
     for sample in samples:
-        parts = encode_plain(sample, for_file) if for_file else pickle_sample(sample)
+        parts = encode_plain(sample, structure) if structure else pickle_sample(sample)
         start = len(content)
         for part in parts:
             content += part
         spans.append((0, start, len(content)))
-    return Samples([torch.frombuffer(content, dtype=torch.uint8)], torch.tensor(spans), for_file)
+    return Samples([torch.frombuffer(content, dtype=torch.uint8)], torch.tensor(spans), structure)
 
 
 def samples_in_memory(chunks: Iterable[Samples], expected_nbytes: int) -> Samples:
-    """All samples of some chunks of one block each.
+    """Collect the samples of chunks, which have one block each.
 
     Args:
-        expected_nbytes: of all samples.
+        expected_nbytes: the estimated size of all samples.
 
     Raises:
         DoesNotFitError: there is too little memory.
@@ -113,7 +115,7 @@ def samples_in_memory(chunks: Iterable[Samples], expected_nbytes: int) -> Sample
     for chunk in chunks:
         check_fits("ram", Memory(needed), torch.device("cpu"), alternatives=("cache",))
         spans.append(chunk.spans + torch.tensor([len(blocks), 0, 0]))
-        # A block from a worker is copied: it holds a file descriptor and shared memory, which is scarce.
+        # A copy, because a block from a worker occupies a file descriptor and shared memory, which is scarce.
         blocks.append(chunk.blocks[0].clone())
         needed = max(needed - blocks[-1].nbytes, blocks[-1].nbytes)
     return Samples(blocks, torch.cat(spans), None)
@@ -126,11 +128,11 @@ def samples_in_file(
     folder: Path,
     fingerprint: str | None,
 ) -> Samples:
-    """All samples of some chunks, which `encode_samples` made of this structure; raises as `decode_once`.
+    """Write the samples of chunks, which `encode_samples` has encoded, into a cache; raises as `decode_once`.
 
     Args:
-        size: how many samples there are.
-        fingerprint: identifies them for other processes; None keeps them for this process alone.
+        size: the number of samples.
+        fingerprint: identifies the samples for other processes; None keeps them for this process alone.
     """
 
     def chunks_of_tensors() -> Iterator[tuple[Tensor, Tensor]]:
@@ -139,17 +141,17 @@ def samples_in_file(
             yield chunk.blocks[0], chunk.spans + torch.tensor([0, filled, filled])
             filled += len(chunk.blocks[0])
 
-    (content, spans), _ = decode_once(folder, fingerprint, size, chunks_of_tensors, names=FILES)
+    (content, spans), _ = decode_once(folder, fingerprint, size, chunks_of_tensors, names=FILE_NAMES)
     return Samples([content], spans, structure)
 
 
 def pickle_sample(sample: object) -> list[Buffer]:
-    """The bytes of a sample, as consecutive parts.
+    """Pickle a sample into consecutive parts of its bytes.
 
-    Tensors keep their strides, and those that share a storage still share it, unless they use less than half of it.
+    Tensors keep their strides. Tensors that share a storage still share it, unless they use less than half of it.
 
     Raises:
-        DataError: it cannot be pickled.
+        DataError: the sample cannot be pickled.
     """
     pickler = _SamplePickler()
     try:
@@ -164,24 +166,24 @@ def pickle_sample(sample: object) -> list[Buffer]:
 
 
 def unpickle_sample(content: memoryview, load_image: LoadImage, as_views: bool = False) -> object:
-    """The sample, a copy; with `as_views` its tensors and arrays may be views of `content`.
+    """Load a copy of a sample; with `as_views`, its tensors and arrays may be views of `content`.
 
     Args:
-        load_image: makes the images of the sample, from views of `content`.
+        load_image: makes the images of the sample from views of `content`.
     """
     head, *buffers = _unpack(content)
-    remaining = iter(buffers)  # The pickle refers to images and other buffers in this order.
+    remaining = iter(buffers)  # The pickle refers to the images and other buffers in this order.
     unpickler = _SampleUnpickler(io.BytesIO(head), buffers=remaining if as_views else map(bytearray, remaining))
     unpickler.load_image = lambda image: load_image(*image, next(remaining))
     return unpickler.load()
 
 
 class _SamplePickler(pickle.Pickler):
-    """Pickles tensors, arrays and images out of band, and of a large storage only the part that a tensor uses.
+    """Pickles tensors, arrays and images out of band, and only the part of a large storage that a tensor uses.
 
     Attributes:
         buffers: the bytes of tensors, arrays and PIL images.
-        last: the object that was pickled last, to name it if it cannot be.
+        last: the object that was pickled last, which is named if it cannot be pickled.
     """
 
     def __init__(self) -> None:
@@ -210,7 +212,7 @@ class _SamplePickler(pickle.Pickler):
 
 
 def _without_gaps(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy if most of its storage, or of the span of its elements, is not used by it."""
+    """The tensor; a copy if it does not use most of its storage, or most of the span of its elements."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     span = 1 + sum((int(size) - 1) * stride for size, stride in steps) if tensor.numel() else 0
     if span > MAX_GAPS * tensor.numel():
@@ -234,14 +236,14 @@ def _load_tensor(
 
 
 def encode_plain(sample: object, structure: Structure) -> list[Buffer]:
-    """As `pickle_sample`, without pickle: a JSON text describes the leaves of a sample, before images and arrays.
+    """Encode a sample without pickle: a JSON text that describes its leaves, and the bytes of images and arrays.
 
     Raises:
-        DataError: it has another structure, or something else in it.
+        DataError: the sample has another structure, or a leaf that is none of the `PLAIN_TYPES`.
     """
-    leaves, its_structure = flatten(sample)
-    if its_structure != structure:
-        raise DataError(f"the samples differ in their structure; {FOR_FILE}")
+    leaves, sample_structure = flatten(sample)
+    if sample_structure != structure:
+        raise DataError(f"the samples differ in their structure; {FILE_ADVICE}")
     descriptions: list[object] = []
     buffers: list[Buffer] = []
     for leaf in leaves:
@@ -261,7 +263,7 @@ def encode_plain(sample: object, structure: Structure) -> list[Buffer]:
 
 
 def decode_plain(content: memoryview, structure: Structure, load_image: LoadImage, as_views: bool = False) -> object:
-    """The sample, a copy as by `unpickle_sample`."""
+    """Load a sample that `encode_plain` has encoded; the arguments are those of `unpickle_sample`."""
     head, *buffers = _unpack(content)
     remaining = iter(buffers)
     leaves = []
@@ -277,8 +279,8 @@ def decode_plain(content: memoryview, structure: Structure, load_image: LoadImag
 
 
 def _plain_kind(leaf: object) -> tuple[str, Tensor]:
-    """What a tensor or array is in a file, and its values; raises `DataError` for anything else."""
-    with suppress(TypeError, ValueError):  # Torch cannot hold an array of text, for example.
+    """The kind of a tensor or array in a file, and its values; raises `DataError` for any other object."""
+    with suppress(TypeError, ValueError):  # Torch has no tensors of text, for example.
         if type(leaf) is np.ndarray or isinstance(leaf, np.number | np.bool_):
             return "array" if type(leaf) is np.ndarray else "number", torch.from_numpy(np.array(leaf))
     if isinstance(leaf, Tensor) and leaf.layout == torch.strided and not (leaf.is_nested or leaf.requires_grad):
@@ -286,7 +288,7 @@ def _plain_kind(leaf: object) -> tuple[str, Tensor]:
         if kind is Tensor or (kind.__module__.startswith("torchvision.tv_tensors") and kind.__name__ in TV_TENSORS):
             return kind.__name__, leaf.as_subclass(Tensor).cpu().resolve_conj().resolve_neg()
     name = f"a picture of mode {leaf.mode}" if isinstance(leaf, Image.Image) else f"a {type(leaf).__name__}"
-    raise DataError(f"a sample has {name}; {FOR_FILE}")
+    raise DataError(f"a sample has {name}; {FILE_ADVICE}")
 
 
 def _load_array(content: Buffer, kind: str, dtype: str, shape: list[int], order: list[int]) -> object:
@@ -302,7 +304,7 @@ def _load_array(content: Buffer, kind: str, dtype: str, shape: list[int], order:
 
 
 def _load_image_tensor(mode: str, size: tuple[int, int], content: Buffer, as_view: bool) -> Tensor:
-    """Uint8 `[C, H, W]` with its channels last in memory, for which torch resizes bytes fastest."""
+    """Make a uint8 tensor `[C, H, W]` with its channels last in memory, which torch resizes fastest."""
     if mode not in BYTE_MODES:
         raise DataError(f"pictures of mode {mode} are no tensors of bytes; convert them to L or RGB")
     return _from_buffer(content if as_view else bytearray(content)).view(size[1], size[0], -1).permute(2, 0, 1)
@@ -319,13 +321,13 @@ def _from_buffer(content: Buffer) -> Tensor:
 
 
 def _pack(head: bytes, buffers: Sequence[Buffer]) -> list[Buffer]:
-    """The parts of a sample, after their number and the size of each."""
+    """Put the number of parts and the size of each before the parts of a sample."""
     sizes = [len(head), *(memoryview(buffer).nbytes for buffer in buffers)]
     return [struct.pack(f"<{len(sizes) + 1}q", len(sizes), *sizes), head, *buffers]
 
 
 def _unpack(content: memoryview) -> list[memoryview]:
-    """The parts of a sample, as views."""
+    """The parts of a sample as views, without their number and sizes."""
     (count,) = struct.unpack_from("<q", content)
     start, parts = 8 * (1 + count), []
     for size in struct.unpack_from(f"<{count}q", content, 8):

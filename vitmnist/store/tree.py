@@ -1,4 +1,4 @@
-"""Nested dicts, lists and tuples: their leaves, their structure, and where two of them differ."""
+"""Trees of nested dicts, lists and tuples: their leaves, their structure, and the difference between two of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ Tree = TypeVar("Tree")
 
 @dataclass(frozen=True)
 class Structure:
-    """How the leaves of a tree are nested: the tree with None in their places, compared by its `repr`."""
+    """The nesting of the leaves of a tree.
+
+    Args:
+        text: the `repr` of `tree`, by which structures are compared.
+        tree: the tree with None in place of each leaf.
+    """
 
     text: str
     tree: object = field(compare=False, repr=False)
@@ -32,49 +37,49 @@ class Structure:
 
 
 def tree_map(function: Callable[[Any], object], tree: Any, leaf_type: type | None = None) -> Any:
-    """A tree with `function` applied to each leaf in order; objects of `leaf_type` are leaves too.
+    """Apply a function to each leaf of a tree in order; objects of `leaf_type` are leaves too.
 
     The nodes are dicts, OrderedDicts, lists, tuples and named tuples; an object of any other type is a leaf.
     """
-    kind, of_value = type(tree), partial(tree_map, function, leaf_type=leaf_type)
-    if kind in (dict, OrderedDict):
-        return kind((key, of_value(value)) for key, value in tree.items())
-    if kind in (list, tuple):
-        return kind(map(of_value, tree))
-    if isinstance(tree, tuple) and hasattr(tree, "_fields") and kind is not leaf_type:
-        return kind(*map(of_value, tree))
+    node_type, map_child = type(tree), partial(tree_map, function, leaf_type=leaf_type)
+    if node_type in (dict, OrderedDict):
+        return node_type((key, map_child(child)) for key, child in tree.items())
+    if node_type in (list, tuple):
+        return node_type(map(map_child, tree))
+    if isinstance(tree, tuple) and hasattr(tree, "_fields") and node_type is not leaf_type:
+        return node_type(*map(map_child, tree))
     return function(tree)
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
-    """`batch` with `function` applied to each tensor, in mappings and lists of any type too; anything else is kept."""
+    """Apply a function to each tensor of a batch, in mappings and lists of any type too; other objects are kept."""
 
-    def of_leaf(leaf: Any) -> Any:
+    def map_leaf(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
             return function(leaf)
         if isinstance(leaf, Mapping | list):
             mapped: Any = copy(leaf)  # A copy keeps the type, as torch's pin_memory does.
-            for key, value in leaf.items() if isinstance(leaf, Mapping) else enumerate(leaf):
-                mapped[key] = map_tensors(function, value)
+            for key, child in leaf.items() if isinstance(leaf, Mapping) else enumerate(leaf):
+                mapped[key] = map_tensors(function, child)
             return mapped
         return type(leaf)(map(partial(map_tensors, function), leaf)) if isinstance(leaf, tuple) else leaf
 
-    return tree_map(of_leaf, batch)
+    return tree_map(map_leaf, batch)
 
 
-def copied(tree: Tree) -> Tree:
-    """Copies for a function that may change them: new dicts, lists and tuples with copies of what they contain."""
+def copy_tree(tree: Tree) -> Tree:
+    """Copy the nodes and leaves of a tree, for a function that may change them."""
 
-    def copy_of(value: object) -> object:
-        if isinstance(value, Tensor):
+    def copy_leaf(leaf: object) -> object:
+        if isinstance(leaf, Tensor):
             # Not deepcopy, which copies the whole storage of a view.
-            return value if value.requires_grad else value.clone()
+            return leaf if leaf.requires_grad else leaf.clone()
         try:
-            return copy(value)
+            return copy(leaf)
         except Exception:  # Any method of an object may fail.
-            return value
+            return leaf
 
-    copies: Tree = tree_map(copy_of, tree)
+    copies: Tree = tree_map(copy_leaf, tree)
     return copies
 
 
@@ -86,7 +91,7 @@ def flatten(tree: object) -> tuple[list[Any], Structure]:
 
 
 def unflatten(leaves: Iterable[object], structure: Structure) -> Any:
-    """The tree of this structure with these leaves."""
+    """Build the tree with this structure and these leaves."""
     remaining = iter(leaves)
     return tree_map(lambda _: next(remaining), structure.tree)
 
@@ -96,19 +101,20 @@ def _paths(tree: Any) -> Iterator[str]:
         yield ""
         return
     keys = tree if isinstance(tree, dict) else getattr(tree, "_fields", range(len(tree)))
-    for key, value in zip(keys, tree.values() if isinstance(tree, dict) else tree, strict=True):
+    children = tree.values() if isinstance(tree, dict) else tree
+    for key, child in zip(keys, children, strict=True):
         name = f".{key}" if hasattr(tree, "_fields") else f"[{key!r}]"
-        yield from (name + path for path in _paths(value))
+        yield from (name + path for path in _paths(child))
 
 
-TRACES = ("_applied_operations", "_pending_operations")
-"""Where MONAI notes the transforms of a tensor: with the address of each, which differs from call to call."""
+MONAI_TRACES = ("_applied_operations", "_pending_operations")
+"""The attributes in which MONAI records the transforms of a tensor, with the `id` of each transform."""
 Compared = dict[tuple[int, int], tuple[object, object]]
-"""Pairs of objects that have been compared, by their numbers."""
+"""Pairs of objects that have been compared, by the `id` of both."""
 
 
 def find_difference(actual: object, expected: object) -> str | None:
-    """Where two batches first differ, in structure, type, dtype, shape or a single bit; None if nowhere."""
+    """The path of the first difference between two batches, in structure, type, dtype, shape or a bit, if any."""
     return _find_difference(actual, expected, {})
 
 
@@ -118,38 +124,39 @@ def stride_order(tensor: Tensor) -> list[int]:
 
 
 def _find_difference(actual: object, expected: object, compared: Compared) -> str | None:
-    (values, structure), (others, other_structure) = flatten(actual), flatten(expected)
-    if structure != other_structure:
+    leaves, structure = flatten(actual)
+    expected_leaves, expected_structure = flatten(expected)
+    if structure != expected_structure:
         return "the structure"
-    for path, value, other in zip(structure.paths(), values, others, strict=True):
-        # The file format does not count.
-        are_pictures = isinstance(value, Image.Image) and isinstance(other, Image.Image)
-        if not (are_pictures or _name(type(value)) == _name(type(other))) or not _is_same(value, other, compared):
+    for path, leaf, expected_leaf in zip(structure.paths(), leaves, expected_leaves, strict=True):
+        if not (_have_same_type(leaf, expected_leaf) and _is_equal(leaf, expected_leaf, compared)):
             return f"batch{path}"
     return None
 
 
-def _name(kind: type) -> tuple[str, str]:
-    """What identifies a class, even if a function defines it in each call."""
-    return kind.__module__, kind.__qualname__
+def _have_same_type(actual: object, expected: object) -> bool:
+    """Compare types by their names, because a function may define a class in each call."""
+    if isinstance(actual, Image.Image) and isinstance(expected, Image.Image):
+        return True  # The class of an image says only which file format it had.
+    kind, expected_kind = type(actual), type(expected)
+    return (kind.__module__, kind.__qualname__) == (expected_kind.__module__, expected_kind.__qualname__)
 
 
-def _is_same(actual: Any, expected: object, compared: Compared) -> bool:
-    """Bitwise equality, so that a NaN equals itself; the memory format counts too, such as channels last."""
+def _is_equal(actual: Any, expected: object, compared: Compared) -> bool:
+    """Compare bits, so that a NaN equals itself, and memory formats, such as channels last."""
     if actual is expected and not isinstance(actual, Tensor | np.ndarray):
         return True
     if isinstance(expected, np.ndarray | np.generic) and not expected.dtype.hasobject:
         return (actual.dtype, actual.shape, actual.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())
-    if isinstance(expected, Image.Image):  # Metadata, such as the resolution, do not count.
-        contents = [(image.mode, image.size, image.getpalette(), image.tobytes()) for image in (actual, expected)]
-        return contents[0] == contents[1]
+    if isinstance(expected, Image.Image):
+        return _image_content(actual) == _image_content(expected)
     if isinstance(expected, float):
         return struct.pack("d", actual) == struct.pack("d", expected)
     if isinstance(expected, int | str | bytes | set | frozenset):
         return bool(actual == expected)
     if (pair := (id(actual), id(expected))) in compared:  # The objects refer to themselves.
         return True
-    compared[pair] = actual, expected  # The entry keeps both, so that no other object gets their number.
+    compared[pair] = actual, expected  # The entry keeps both objects, so that no other object gets their `id`.
     if isinstance(expected, Tensor) and expected.is_nested:  # A jagged tensor gets another symbolic size in each call.
         return not _find_difference(list(actual.unbind()), list(expected.unbind()), compared)
     if isinstance(expected, Tensor) and expected.layout == actual.layout == torch.strided:
@@ -158,8 +165,13 @@ def _is_same(actual: Any, expected: object, compared: Compared) -> bool:
     return not _find_difference(_parts(actual), _parts(expected), compared)
 
 
+def _image_content(image: Image.Image) -> tuple[object, ...]:
+    """Mode, size, palette and pixels, without metadata such as the resolution."""
+    return image.mode, image.size, image.getpalette(), image.tobytes()
+
+
 def _tensor_content(tensor: Tensor) -> tuple[object, ...]:
-    """Everything that a strided tensor is, without the attributes of a subclass."""
+    """The properties and the values of a strided tensor, without the attributes of a subclass."""
     is_plain = type(tensor) is Tensor
     with nullcontext() if is_plain else torch._C.DisableTorchFunctionSubclass():
         plain = tensor.detach().as_subclass(Tensor).cpu().resolve_conj().resolve_neg()
@@ -169,9 +181,9 @@ def _tensor_content(tensor: Tensor) -> tuple[object, ...]:
 
 
 def _attributes(tensor: Tensor) -> dict[str, object]:
-    """The attributes of a subclass, such as the format of bounding boxes."""
+    """The attributes of an object of a subclass, such as the format of bounding boxes."""
     attributes = getattr(tensor, "__dict__", {})
-    return {name: _without_ids(value) if name in TRACES else value for name, value in attributes.items()}
+    return {name: _without_ids(value) if name in MONAI_TRACES else value for name, value in attributes.items()}
 
 
 def _without_ids(trace: object) -> object:
@@ -181,7 +193,7 @@ def _without_ids(trace: object) -> object:
 
 
 def _parts(value: object) -> object:
-    """What an object is made of, as for `pickle`; its name if it cannot be pickled, such as a function."""
+    """The state of an object, as `pickle` gets it; the name of a function or another object that cannot be pickled."""
     try:
         parts = value.__reduce_ex__(4)
     except Exception:  # Any method of an object may fail.

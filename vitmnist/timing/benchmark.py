@@ -54,8 +54,10 @@ class Block:
         """Seconds of an epoch of so many batches."""
         return self.first_s + self.batch_s * (batches - 1)
 
-    def waiting_pct(self, batches: float) -> float:
-        """The percentage of such an epoch that is spent waiting."""
+    def waiting_pct(self, batches: float | None) -> float:
+        """The percentage of such an epoch that is spent waiting; None: of the time after its first batch."""
+        if batches is None:
+            return 100 * self.waiting_s / (self.batch_s or 1.0)
         return 100 * (self.first_waiting_s + self.waiting_s * (batches - 1)) / (self.epoch_s(batches) or 1.0)
 
 
@@ -216,7 +218,7 @@ def rows_of(candidates: Sequence[Candidate], length: float | None, is_compared: 
         epoch_s = None if length is None else Spread.of(block.epoch_s(length) for block in candidate.blocks)
         waiting_pct, pays_from = None, None
         if candidate.step:
-            waiting_pct = median(block.waiting_pct(2 if length is None else length) for block in candidate.blocks)
+            waiting_pct = median(block.waiting_pct(length) for block in candidate.blocks)
         if rows and is_compared and epoch_s and rows[0].epoch_s and epoch_s.median < rows[0].epoch_s.median:
             saved_s = rows[0].epoch_s.median - epoch_s.median
             pays_from = max(1, ceil((candidate.set_up_s or 0.0) / saved_s))

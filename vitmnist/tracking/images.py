@@ -14,9 +14,9 @@ from torch import Tensor
 
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.datasets.base import Dataset, Split
+from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import printable
-from vitmnist.loaders.base import Loader
-from vitmnist.training.loop import Predictions
+from vitmnist.training.predictions import Predictions
 
 GRID_IMAGES = 64
 GRID_COLUMNS = 8
@@ -27,24 +27,24 @@ CAPTION_LETTERS = 24  # So many letters fit the width of a tile.
 
 
 def epoch_images(
-    dataset: Dataset, loader: Loader, preprocess: Preprocess, predictions: Predictions, epoch: int
+    dataset: Dataset, sampler: EpochSampler, preprocess: Preprocess, predictions: Predictions, epoch: int
 ) -> dict[str, Image.Image]:
     """The model's input in an epoch and its worst mistakes after it, by name, for loggers."""
     drawn = {
-        "training_batch": training_batch(dataset.train, loader, preprocess, epoch),
+        "training_batch": training_batch(dataset.train, sampler, preprocess, epoch),
         "worst_mistakes": worst_mistakes(dataset.evaluated, predictions),
     }
     return {name: picture for name, picture in drawn.items() if picture is not None}
 
 
-def training_batch(train: Split, loader: Loader, preprocess: Preprocess, epoch: int) -> Image.Image:
+def training_batch(train: Split, sampler: EpochSampler, preprocess: Preprocess, epoch: int) -> Image.Image:
     """The first images of an epoch as the model saw them, augmented.
 
     They are read by their indices; the loader's own iteration is not disturbed.
     """
-    size = loader.sampler.rank_batch_size if preprocess.mixes else min(GRID_IMAGES, loader.sampler.rank_batch_size)
-    indices = loader.sampler.indices(epoch)[:size]
-    keys = next(preprocess.keys(loader.sampler, epoch))
+    size = sampler.rank_batch_size if preprocess.mixes else min(GRID_IMAGES, sampler.rank_batch_size)
+    indices = sampler.indices(epoch)[:size]
+    keys = next(preprocess.keys(sampler, epoch))
     images = train.images[indices].to(preprocess.mean.device)
     with torch.inference_mode():
         if preprocess.mixes and keys is not None:

@@ -9,7 +9,8 @@ from typing import Any
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.loaders.base import Loader
-from vitmnist.metrics.epoch_table import EpochRecord, Monitor
+from vitmnist.metrics.epoch_record import EpochRecord
+from vitmnist.metrics.monitor import Monitor
 from vitmnist.runtime.world import World
 from vitmnist.timing.table import Bottleneck
 from vitmnist.tracking.result import Result
@@ -45,9 +46,9 @@ def log_setup(config: Config, result: Result, dataset: Dataset, step: TrainStep,
         step.device,
     )
     log.info("each epoch is evaluated on the %s", dataset.evaluated_on())
-    if step.compile_s:
-        action = "compilation" if step.config.compile else "capturing the graph"
-        log.info("%s took %.1f s, which no epoch includes", action, step.compile_s)
+    if compile_s := step.backend.compile_s:
+        action = "compilation" if step.backend.config.compile else "capturing the graph"
+        log.info("%s took %.1f s, which no epoch includes", action, compile_s)
 
 
 def log_epoch(record: EpochRecord, epochs: int) -> None:

@@ -17,14 +17,8 @@ import yaml
 
 from vitmnist.config.schema import Config
 from vitmnist.errors import ConfigError, DataError, PeerError, classify
-from vitmnist.metrics.epoch_table import (
-    DATA_WAIT_PCT,
-    EPOCH_S,
-    EpochRecord,
-    epoch_metrics,
-    epochs_of_last_start,
-    summarize,
-)
+from vitmnist.metrics.epoch_record import EpochRecord, epochs_of_last_start, summarize
+from vitmnist.metrics.epoch_table import DATA_WAIT_PCT, EPOCH_S, epoch_metrics
 from vitmnist.runtime.files import UnreadableError, append, csv_text, read_plain, write_atomic
 from vitmnist.runtime.signals import StopSignal, interruption
 from vitmnist.runtime.world import World

@@ -18,7 +18,7 @@ from vitmnist.errors import ConfigError, DataError, PeerError, classify, describ
 from vitmnist.models import MODELS
 from vitmnist.runtime.world import World
 from vitmnist.training.fine_tuning import load_initial_weights
-from vitmnist.training.step import TrainStep, preserved_buffers
+from vitmnist.training.step_backend import StepBackend, preserved_buffers
 
 log = logging.getLogger(__name__)
 
@@ -101,23 +101,24 @@ def _check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) ->
         )
 
 
-def check_batch_norm(name: str, step: TrainStep, split: Split, sampler: EpochSampler) -> None:
+def check_batch_norm(name: str, backend: StepBackend, train: Split, sampler: EpochSampler) -> None:
     """Warn if batch normalisation sees microbatches; raise `ConfigError` if it would see one value per channel."""
-    if not step.has_batch_norm:
+    if not backend.has_batch_norm:
         return
-    if step.microbatch_size < step.batch_size:
+    if backend.microbatch_size < backend.batch_size:
         log.warning(
             "trainer.micro_batch=%d: the model has batch normalisation, which takes its statistics from a microbatch; "
             "trainer.micro_batch=null takes them from the whole batch",
-            step.config.micro_batch,
+            backend.config.micro_batch,
         )
     # The first and the last batch of an epoch may differ in size. A rank without images has one image of padding.
     sizes = [max(sampler.num_valid(batch), 1) for batch in (0, len(sampler) - 1)]
-    if all((size - 1) % step.microbatch_size for size in sizes):  # The last microbatch has several images.
+    if all((size - 1) % backend.microbatch_size for size in sizes):  # The last microbatch has several images.
         return
+    image = backend.preprocess(train.images[:1].to(backend.preprocess.mean.device))
     try:
-        with torch.no_grad(), preserved_buffers(step.model):  # The generators are seeded later.
-            step.model(step.preprocess(split.images[:1].to(step.device)))
+        with torch.no_grad(), preserved_buffers(backend.model):  # The generators are seeded later.
+            backend.model(image)
     except ValueError as error:
         raise ConfigError(
             f"model={name}: a batch or microbatch has one image: {first_line(error)}; set data.drop_last=true if it is "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +21,7 @@ from vitmnist.augment.preprocess import Compose, Preprocess
 from vitmnist.data.channel_statistics import channel_statistics
 from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.image_listing import find_images
-from vitmnist.data.images import ImageReader, Mode, to_tensor
+from vitmnist.data.images import to_tensor
 from vitmnist.data.sources import digest
 from vitmnist.errors import ConfigError, DataError
 
@@ -243,24 +242,15 @@ def test_pictures_that_show_nothing_are_warned_of_with_the_keys_that_scale_them(
     assert "hardly differ" not in caplog.text
 
 
-def test_files_left_out_by_their_endings_are_counted_in_one_line_and_warnings_name_the_file(
-    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_files_left_out_by_their_endings_are_counted_in_one_line(
+    folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of a picture that this Pillow cannot read, the ending is no reason to leave it out."""
     for name in ("cat/a.HEIC", "cat/b.heic", "dog/notes.txt", "dog/README", "eel/.hidden"):
         (folder / name).write_bytes(b"")
-    smooth(0, (40, 40)).save(folder / "cat" / "first.gif")
-    smooth(0, (90, 90)).save(folder / "dog" / "large.png")
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5000)
     (folder / "eel" / "unknown.avif").write_bytes(b"of a codec that this Pillow lacks")
-    with pytest.raises(DataError, match=r"1 of 33 pictures cannot be read, such as:\n.*unknown\.avif"):
+    with pytest.raises(DataError, match=r"1 of 31 pictures cannot be read, such as:\n.*unknown\.avif"):
         load(folder)
-    for _ in range(2):  # decoded now, and found decoded
-        caplog.clear()
-        pets = load(folder, skip_unreadable=True)
-        assert (pets.skipped, len(pets.train) + len(pets.test)) == (1, 32)
-        assert caplog.text.count("files left out by their endings: 1 without, 2 .heic, 1 .txt; pictures end in") == 1
-        assert re.search(r"1 pictures are read with a warning: \S*dog/large\.png: .*decompression bomb", caplog.text)
+    assert caplog.text.count("files left out by their endings: 1 without, 2 .heic, 1 .txt; pictures end in") == 1
 
 
 @pytest.mark.parametrize("content", [b"", b"\x89PNG\r\n\x1a\n damaged", None])
@@ -300,18 +290,10 @@ def test_folders_without_enough_pictures_are_named(folder: Path, caplog: pytest.
         load(folder / "bee", skip_unreadable=True)
 
 
-def test_classes_without_a_readable_picture_are_left_out(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    before = load(folder).train
-    for index in range(3):
-        (folder / "bee").mkdir(exist_ok=True)
-        (folder / "bee" / f"{index}.png").write_bytes(b"")
-    pets = load(folder, skip_unreadable=True)
-    assert "no picture in 1 of its 4 classes: bee; left out" in caplog.text
-    assert (pets.train.classes, pets.skipped) == (CLASSES, 3)
-    assert torch.equal(pets.train.labels, before.labels)
-    for path in folder.glob("[cd]*/*"):
+def test_a_class_without_a_readable_training_picture_is_refused(folder: Path) -> None:
+    for path in (folder / "cat").iterdir():
         path.write_bytes(b"")
-    with pytest.raises(DataError, match="no picture in 3 of its 4 classes: bee, cat, dog that can be read"):
+    with pytest.raises(DataError, match="no picture in 1 of its 3 classes: cat that can be read for training"):
         load(folder, skip_unreadable=True)
 
 
@@ -364,5 +346,3 @@ def test_only_visible_regular_files_are_pictures_and_links_to_parents_are_left_o
     for name in ("first", "second"):
         (folder / "cat" / name).symlink_to("../../linked")
     assert len(find_images([str(folder / "cat")])) == 11
-    with pytest.raises(DataError, match="cannot be read as a picture: not a regular file"):
-        ImageReader((8, 8), Mode.grey)(folder / "cat" / "pipe.png")

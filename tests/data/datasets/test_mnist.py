@@ -15,7 +15,7 @@ from torchvision import datasets as torchvision_datasets
 from tests.conftest import write_idx, write_mnist_like
 from vitmnist.data.channel_statistics import channel_statistics
 from vitmnist.data.datasets.base import Dataset, hold_out_validation, load_dataset
-from vitmnist.data.datasets.standard import BUNDLED_MNIST, FILES
+from vitmnist.data.datasets.standard import BUNDLED_MNIST, FILES, read_idx
 from vitmnist.errors import ConfigError, DataError
 
 
@@ -49,21 +49,11 @@ def test_sizes_take_the_first_images(tiny_root: Path, tiny: Dataset) -> None:
         kmnist(tiny_root, test_size=0)
 
 
-@pytest.mark.parametrize("layout", ["KMNIST/raw", "KMNIST", "raw", "."])
-@pytest.mark.parametrize("packed", [False, True])
-def test_an_existing_folder_is_used_as_it_is(tmp_path: Path, layout: str, packed: bool, tiny: Dataset) -> None:
-    folder = tmp_path / layout
-    write_mnist_like(folder)
-    if packed:
-        for name in FILES:
-            (folder / f"{name}.gz").write_bytes(gzip.compress((folder / name).read_bytes(), mtime=0))
-            (folder / name).unlink()
-        (folder / FILES[0]).write_bytes(b"a .gz next to it comes first, for it has a checksum")
-    before = sorted(folder.rglob("*"))
-    found = kmnist(tmp_path)
-    assert torch.equal(found.train.images, tiny.train.images)
-    assert found.sha256 == tiny.sha256
-    assert sorted(folder.rglob("*")) == before
+def test_files_that_are_there_are_used_without_a_download(tmp_path: Path, tiny: Dataset) -> None:
+    write_mnist_like(tmp_path / "KMNIST" / "raw")
+    files = sorted(tmp_path.rglob("*"))
+    assert kmnist(tmp_path).sha256 == tiny.sha256
+    assert sorted(tmp_path.rglob("*")) == files
 
 
 def test_a_missing_set_names_the_folder_and_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,12 +79,12 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("message", DAMAGES)
-def test_what_cannot_be_unpacked_or_parsed_is_damaged(tmp_path: Path, message: str) -> None:
-    write_mnist_like(tmp_path)
-    path = tmp_path / f"{FILES[1]}.gz"
-    path.write_bytes(DAMAGES[message](gzip.compress((tmp_path / FILES[1]).read_bytes())))
+def test_a_file_that_cannot_be_unpacked_or_parsed_is_damaged(tmp_path: Path, message: str) -> None:
+    write_idx(tmp_path / "labels", torch.arange(23, dtype=torch.uint8))
+    path = tmp_path / "labels.gz"
+    path.write_bytes(DAMAGES[message](gzip.compress((tmp_path / "labels").read_bytes(), mtime=0)))
     with pytest.raises(DataError, match=f"{path} is damaged or no IDX file of bytes: .*{message}"):
-        kmnist(tmp_path)
+        read_idx(path)
 
 
 @pytest.mark.parametrize(
@@ -110,9 +100,10 @@ def test_what_cannot_be_unpacked_or_parsed_is_damaged(tmp_path: Path, message: s
 def test_files_that_do_not_fit_together_are_refused(
     tmp_path: Path, name: str, array: torch.Tensor, message: str
 ) -> None:
-    write_mnist_like(tmp_path)
-    write_idx(tmp_path / name, array)
-    with pytest.raises(DataError, match=f"^{tmp_path}: .*{message}"):
+    folder = tmp_path / "KMNIST" / "raw"
+    write_mnist_like(folder)
+    write_idx(folder / name, array)
+    with pytest.raises(DataError, match=f"^{folder}: .*{message}"):
         kmnist(tmp_path)
 
 

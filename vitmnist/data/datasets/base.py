@@ -21,7 +21,7 @@ from vitmnist.config.schema import DataConfig
 from vitmnist.config.validation import config_field
 from vitmnist.data.channel_statistics import channel_statistics, configured_statistics
 from vitmnist.data.images import ImageReader, Mode, Pixels
-from vitmnist.data.sources import DatasetSource, SampleSource, TensorSet, digest
+from vitmnist.data.sources import TensorSet, digest
 from vitmnist.errors import ConfigError, DataError, classify
 from vitmnist.registry import OptionsClass, Registry
 from vitmnist.runtime.files import home_expanded
@@ -95,10 +95,6 @@ class Split(TensorSet):
             return self
         files = self.files and replace(self.files, names=[self.files.names[index] for index in indices])
         return replace(super().subset(rows), files=files, sha256=None)
-
-    def per_sample_source(self) -> SampleSource:
-        self.check_on_host()
-        return DatasetSource(ImagesOnDisk(self), seed=None)
 
     def channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         return self.mean, self.std

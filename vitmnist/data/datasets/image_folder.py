@@ -21,8 +21,9 @@ from tqdm import tqdm
 from vitmnist.config.validation import config_field, section
 from vitmnist.data.channel_statistics import channel_statistics, channel_sums, mean_and_std
 from vitmnist.data.datasets.base import DATASETS, Dataset, ImageFiles, SizeOptions, Split
-from vitmnist.data.image_listing import LabelledFiles, TableColumns, find_samples, no_pictures
-from vitmnist.data.images import ImageReader, Mode, Resize, empty_images, file_warnings
+from vitmnist.data.image_splits import LabelledFiles, label_splits, list_splits, no_images
+from vitmnist.data.images import ImageReader, Mode, Resize, empty_images
+from vitmnist.data.label_table import LabelTable, TableColumns
 from vitmnist.errors import ConfigError, DataError, join_names
 from vitmnist.runtime.cpu import available_cores, one_core_each
 from vitmnist.runtime.files import home_expanded
@@ -32,19 +33,16 @@ from vitmnist.store.rows import rows_in_memory
 
 log = logging.getLogger(__name__)
 
-CACHE = "vitmnist-cache"
-"""The folder below `data.root` for decoded pictures."""
-VERSION = 8
-"""Version of the decoded pixels and the notes about them; another one makes caches decode again."""
-CHUNK = 8
-"""Pictures that a thread decodes at a time: few, so that all threads end together."""
-FEW = 5
-"""A class with fewer pictures in a split is warned about."""
-FAINT = 8
-"""Standard deviation of pixels that is warned about; 12-bit pixels in a 16-bit file have at most this one."""
-SHOWN_FILES = 5
-"""Files that the message about unreadable pictures names."""
-SKIP = "repair or remove them, or type data.dataset.skip_unreadable=true to leave them out"
+CACHE_FOLDER = "vitmnist-cache"
+"""The folder below `data.root` for decoded images."""
+CACHE_VERSION = 9
+"""The version of the decoded pixels and of the notes about them. Another version makes caches decode again."""
+CHUNK_SIZE = 8
+"""Number of images that a thread decodes at a time: few, so that all threads end together."""
+MIN_STD = 8
+"""A lower standard deviation of the pixels is warned about. 12-bit pixels in a 16-bit file have at most this one."""
+MAX_NAMED_FILES = 5
+"""Number of files that the message about unreadable images names."""
 
 
 @dataclass
@@ -85,8 +83,8 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     images are added. Without another split, the first `test_share` of each class in this order are the test split.
 
     Raises:
-        ConfigError: `path` is no such folder, or a size is larger than its split.
-        DataError: classes without images, or unreadable images that are not to be skipped; names them.
+        ConfigError: there is no such folder, or a size is larger than its split.
+        DataError: a class has no images, or images are unreadable and not to be skipped.
         DoesNotFitError: the disk of `root` has too little room for the decoded images.
     """
     folder = home_expanded(options.path).absolute()
@@ -94,53 +92,61 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
         raise ConfigError(f"data.dataset.path={options.path}: there is no such folder; it must hold a folder per class")
     if options.range_32_bit and options.range_32_bit[0] == options.range_32_bit[1]:
         raise ConfigError(f"data.dataset.range_32_bit={[*options.range_32_bit]}: black and white must differ")
-    labels_file = home_expanded(options.labels) if options.labels else None
-    classes, parts = find_samples(
-        folder, labels_file, options.test_share, options.skip_unreadable, options.columns, options.suffix
-    )
+    if options.labels:
+        source = home_expanded(options.labels)
+        classified = LabelTable(source, options.columns, options.suffix).read(folder, options.skip_unreadable)
+    else:
+        source, classified = folder, list_splits(folder)
+    classes, files = label_splits(source, classified, folder, options.test_share, options.skip_unreadable)
     # Sizes that are too large are refused before anything is decoded.
-    options.spans(len(parts["train"]), len(parts.get("test", ())))
-    decoder = FolderDecoder(folder, [*parts.values()], options)
-    with file_warnings() as decoder.warned:
-        (images, labels), notes = decode_once(
-            root / CACHE, decoder.fingerprint(), len(decoder.samples), decoder.decode, decoder.notes
-        )
+    options.spans(len(files["train"]), len(files.get("test", ())))
+    decoder = FolderDecoder(folder, files, options)
+    (images, labels), notes = decode_once(
+        root / CACHE_FOLDER, decoder.fingerprint(), len(decoder.samples), decoder.decode, decoder.notes
+    )
     if images.shape[1] != options.shape[0]:  # Large images are stored with channels last.
         images = images.permute(0, 3, 1, 2)
-    unreadable = dict(notes["unreadable"])
-    if unreadable and not options.skip_unreadable:
-        raise _unreadable_error([*unreadable.values()], len(decoder.samples), SKIP)
+    if notes["unreadable"] and not options.skip_unreadable:
+        advice = "repair or remove them, or set data.dataset.skip_unreadable=true to leave them out"
+        raise _unreadable_error([message for _, message in notes["unreadable"]], len(decoder.samples), advice)
     _log_notes(folder, notes)
+    splits = _make_splits(decoder, images, labels, classes, notes)
+    return Dataset(folder.resolve().name, **splits, skipped=len(notes["unreadable"]))
+
+
+def _make_splits(
+    decoder: FolderDecoder, images: Tensor, labels: Tensor, classes: list[str], notes: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The splits by name, of the images that could be read."""
+    folder, options, unreadable = decoder.folder, decoder.options, dict(notes["unreadable"])
     readable = [index for index in range(len(decoder.samples)) if index not in unreadable]
-    starts = [sum(index < first for index in readable) for first in decoder.starts]
-    spans = {split: slice(*ends) for split, ends in zip(parts, pairwise(starts), strict=True)}
-    classes, labels = _readable_classes(folder, classes, labels, spans)
-    sizes = {split: span.stop - span.start for split, span in spans.items()}
+    starts = [sum(index < start for index in readable) for start in decoder.starts]
+    rows = {name: slice(start, stop) for name, (start, stop) in zip(decoder.splits, pairwise(starts), strict=True)}
+    counts = labels[rows["train"]].bincount(minlength=len(classes)).tolist()
+    if empty := [name for name, count in zip(classes, counts, strict=True) if not count]:
+        raise DataError(f"{no_images(folder, empty, len(classes))} that can be read for training; remove these classes")
+    sizes = {name: span.stop - span.start for name, span in rows.items()}
     _log_sizes(folder, sizes, classes, options.mode)
-    mean, std = notes["mean"], notes["std"]
-    train_part, test_part = options.spans(sizes["train"], sizes.get("test", 0))
-    if options.train_size:
-        mean, std = channel_statistics(images[train_part])
+    train_rows, test_rows = options.spans(sizes["train"], sizes.get("test", 0))
+    rows_to_use = {"train": train_rows, "validation": slice(None), "test": test_rows}
+    mean, std = channel_statistics(images[train_rows]) if options.train_size else (notes["mean"], notes["std"])
     files = ImageFiles(folder, [decoder.names[index] for index in readable], options.reader)
-    whole = Split(images, labels, tuple(mean), tuple(std), tuple(classes), is_mapped=True, files=files)
-    used = {"train": train_part, "validation": slice(None), "test": test_part}
-    splits: dict[str, Any] = {
-        split: replace(whole.subset(span), sha256=sha256).subset(used[split])
-        for (split, span), sha256 in zip(spans.items(), notes["sha256"], strict=True)
+    dataset = Split(images, labels, tuple(mean), tuple(std), tuple(classes), is_mapped=True, files=files)
+    return {
+        name: replace(dataset.subset(span), sha256=sha256).subset(rows_to_use[name])
+        for (name, span), sha256 in zip(rows.items(), notes["sha256"], strict=True)
     }
-    return Dataset(folder.resolve().name, **splits, skipped=len(unreadable))
 
 
 def _log_notes(folder: Path, notes: Mapping[str, Any]) -> None:
-    """Warn of what was noticed while the pictures were decoded."""
+    """Log warnings about problems that decoding has found."""
     for problem, names in {
         "pictures cannot be read and are left out": [message for _, message in notes["unreadable"]],
         "pictures have the same pixels as one of another split": notes["copies"],
-        "pictures are read with a warning": notes["warned"],
     }.items():
         if names:
             log.warning("%s: %d %s: %s", folder, len(names), problem, join_names(names))
-    if (deviation := 255 * max(notes["std"])) < FAINT:
+    if (deviation := 255 * max(notes["std"])) < MIN_STD:
         log.warning(
             "%s: the pixels hardly differ, their standard deviation is %.1f of 255; set data.dataset.max_16_bit=4095 "
             "for 16-bit files of 12-bit cameras, or data.dataset.range_32_bit=[BLACK,WHITE] for int32 and float pixels",
@@ -155,33 +161,8 @@ def _log_sizes(folder: Path, sizes: Mapping[str, int], classes: Sequence[str], m
     log.info(message, folder, shown, len(classes), join_names(classes), channels)
 
 
-def _readable_classes(
-    folder: Path, classes: list[str], labels: Tensor, rows: dict[str, slice]
-) -> tuple[list[str], Tensor]:
-    """The classes with readable training pictures, and the labels among these; warns of few pictures of a class.
-
-    Raises:
-        DataError: fewer than two classes are left, or another split has pictures of a class that is not.
-    """
-    counts = torch.stack([labels[span].bincount(minlength=len(classes)) for span in rows.values()])
-    is_left = counts[0] > 0
-    if empty := [name for name, left in zip(classes, is_left, strict=True) if not left]:
-        message = no_pictures(folder, empty, len(classes))
-        if is_left.sum() < 2 or counts[:, ~is_left].any():
-            raise DataError(f"{message} that can be read for training; add some, or remove these classes")
-        log.warning("%s; left out", message)
-        classes = [name for name in classes if name not in empty]
-        labels, counts = (is_left.cumsum(0) - 1)[labels], counts[:, is_left]
-    for split, sizes in zip(rows, counts.tolist(), strict=True):
-        if few := [f"{name} ({count})" for name, count in zip(classes, sizes, strict=True) if count < FEW]:
-            log.warning(
-                "%s: fewer than %d pictures of a class in the %s split: %s", folder, FEW, split, join_names(few)
-            )
-    return classes, labels
-
-
 def _unreadable_error(messages: list[str], size: int, advice: str) -> DataError:
-    shown = messages[:SHOWN_FILES]
+    shown = messages[:MAX_NAMED_FILES]
     return DataError("\n".join([f"{len(messages)} of {size} pictures cannot be read, such as:", *shown, advice]))
 
 
@@ -198,7 +179,15 @@ def _file_signature(path: Path) -> tuple[int, ...] | None:
 
 
 class DecodedChunk(NamedTuple):
-    """The pictures of a chunk that can be read, with names, digests and sums; indices and errors of the others."""
+    """The readable images of a chunk.
+
+    Attributes:
+        images: uint8 `[B, C, H, W]`.
+        labels: int64 `[B]`.
+        digests: the name and a hash of the pixels of each image.
+        unreadable: the index and the error of each image that cannot be read.
+        sums: the `channel_sums` of the images.
+    """
 
     images: Tensor
     labels: Tensor
@@ -208,73 +197,77 @@ class DecodedChunk(NamedTuple):
 
 
 class FolderDecoder:
-    """Decodes the samples of all splits of a folder on all cores; `notes` is stored with them.
+    """Decodes the images of all splits of a folder on all cores.
 
     Args:
-        parts: the samples of each split, that for training first.
+        splits: the files of each split with their labels; the training split comes first.
     """
 
-    def __init__(self, folder: Path, parts: list[LabelledFiles], options: ImageFolderOptions) -> None:
-        self.folder, self.options, self.reader = folder, options, options.reader
-        self.samples = [sample for part in parts for sample in part]
+    def __init__(self, folder: Path, splits: Mapping[str, LabelledFiles], options: ImageFolderOptions) -> None:
+        self.folder, self.splits, self.options, self.reader = folder, splits, options, options.reader
+        self.samples = [sample for files in splits.values() for sample in files]
         self.names = [str(path.relative_to(folder)) for path, _ in self.samples]
-        self.starts = [0, *accumulate(map(len, parts))]  # The last number is the end of the last part.
-        self.warned: dict[Path, str] = {}
+        self.starts = [0, *accumulate(map(len, splits.values()))]
+        """The index of the first sample of each split, and the number of samples."""
         self.unreadable: list[tuple[int, str]] = []
         self.copies: list[str] = []
-        self.sums = [np.zeros((3, options.shape[0]), np.uint64) for _ in parts]
-        self.checksums = [hashlib.sha256() for _ in parts]
+        self.sums = [np.zeros((3, options.shape[0]), np.uint64) for _ in splits]
+        self.checksums = [hashlib.sha256() for _ in splits]
 
     def fingerprint(self) -> str:
-        """Changes with everything that changes the pixels."""
+        """A hash that changes with everything that changes the pixels."""
         files = [
             (name, label, _file_signature(path)) for name, (path, label) in zip(self.names, self.samples, strict=True)
         ]
-        options = [VERSION, *self.starts[1:-1], vars(self.reader)]
-        described = json.dumps([str(self.folder.resolve()), *options, files])
-        return hashlib.sha256(described.encode()).hexdigest()
+        options = [CACHE_VERSION, *self.starts[1:-1], vars(self.reader)]
+        contents = json.dumps([str(self.folder.resolve()), *options, files])
+        return hashlib.sha256(contents.encode()).hexdigest()
 
     def decode(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Images, large ones as `[B, H, W, C]`, and labels, in chunks.
 
         Raises:
-            DataError: at the end, if none of a split can be read.
+            DataError: no image of a split can be read; raised at the end.
         """
-        size, threads = len(self.samples), available_cores()
         chunks = [
-            (part, range(first, min(first + CHUNK, stop)))
-            for part, (start, stop) in enumerate(pairwise(self.starts))
-            for first in range(start, stop, CHUNK)
+            (split, range(start, min(start + CHUNK_SIZE, split_stop)))
+            for split, (split_start, split_stop) in enumerate(pairwise(self.starts))
+            for start in range(split_start, split_stop, CHUNK_SIZE)
         ]
-        spans, split_of_digest = [span for _, span in chunks], dict[bytes, int]()
+        ranges, threads = [indices for _, indices in chunks], available_cores()
+        split_of_digest: dict[bytes, int] = {}
         # Threads, because Pillow releases Python's lock while it decodes and resizes.
         with (
-            closing(ordered_map(self._decode_chunk, spans, threads, 2 * threads, one_core_each())) as decoded,
-            tqdm(total=size, desc="decoding once", leave=False, disable=None) as bar,
+            closing(ordered_map(self._decode_chunk, ranges, threads, 2 * threads, one_core_each())) as decoded,
+            tqdm(total=len(self.samples), desc="decoding once", leave=False, disable=None) as bar,
         ):
-            for (part, span), chunk in zip(chunks, decoded, strict=True):
-                self.copies += [
-                    name for name, digest in chunk.digests if split_of_digest.setdefault(digest, part) != part
-                ]
+            for (split, indices), chunk in zip(chunks, decoded, strict=True):
+                for name, digest in chunk.digests:
+                    if split_of_digest.setdefault(digest, split) != split:
+                        self.copies.append(name)
                 self.unreadable += chunk.unreadable
-                self.sums[part] += chunk.sums
-                self.checksums[part].update(chunk.images.contiguous().numpy().data)
+                self.sums[split] += chunk.sums
+                self.checksums[split].update(chunk.images.contiguous().numpy().data)
                 yield rows_in_memory(chunk.images), chunk.labels
-                bar.update(len(span))
+                bar.update(len(indices))
         if self.unreadable and not all(sums.any() for sums in self.sums):
-            # The cache keeps nothing.
-            raise _unreadable_error([message for _, message in self.unreadable], size, "none is left")
+            # An exception here keeps the cache from being stored.
+            raise _unreadable_error([message for _, message in self.unreadable], len(self.samples), "none is left")
 
     def notes(self) -> dict[str, Any]:
-        """Plain values to keep with the decoded pictures."""
+        """Plain values to store with the decoded images."""
         mean, std = mean_and_std(self.sums[0])
-        checksums = [checksum.hexdigest() for checksum in self.checksums]
-        warned = [f"{path}: {message}" for path, message in sorted(self.warned.items())]
-        problems = {"unreadable": self.unreadable, "copies": self.copies, "warned": warned}
-        return {**problems, "mean": mean, "std": std, "sha256": checksums}
+        return {
+            "unreadable": self.unreadable,
+            "copies": self.copies,
+            "mean": mean,
+            "std": std,
+            "sha256": [checksum.hexdigest() for checksum in self.checksums],
+        }
 
     def _decode_chunk(self, indices: range) -> DecodedChunk:
-        images, labels = empty_images(len(indices), *self.options.shape), list[int]()
+        images = empty_images(len(indices), *self.options.shape)
+        labels: list[int] = []
         digests: list[tuple[str, bytes]] = []
         unreadable: list[tuple[int, str]] = []
         for index in indices:

@@ -20,9 +20,12 @@ from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, dataset_
 from vitmnist.errors import DataError
 
 BUNDLED_MNIST = Path(__file__).parent.parent / "mnist"
+"""The folder of the packed files of MNIST."""
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+"""The files of a dataset in MNIST's format."""
+UINT8 = 0x08
+"""The IDX code of unsigned bytes."""
 Images = TypeVar("Images")
-UINT8 = 0x08  # IDX code of unsigned bytes
 DIGITS = tuple("0123456789")
 GARMENTS = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
@@ -49,18 +52,13 @@ def mnist(sizes: SizeOptions, root: Path) -> Dataset:
 
 
 def _idx_dataset(name: str, source: str, classes: tuple[str, ...], sizes: SizeOptions, root: Path) -> Dataset:
-    """The set of a torchvision class, downloaded only if no folder of torchvision's layouts has the four files."""
+    """The set of a torchvision class, which downloads or unpacks files only if one of the four is missing."""
     raw = root / source / "raw"
-    for folder in (raw, raw.parent, root / "raw", root):
-        packed = [folder / f"{file}.gz" for file in FILES]  # These come first, because they have a checksum.
-        files = [path if path.is_file() else path.with_suffix("") for path in packed]
-        if all(path.is_file() for path in files):
-            break
-    else:
-        files = [raw / f"{file}.gz" for file in FILES]
+    files = [raw / file for file in FILES]
+    if not all(path.is_file() for path in files):
         from torchvision import datasets  # This import takes 2 s.
 
-        _download(getattr(datasets, source), root, [file.name for file in files], raw)
+        _download(getattr(datasets, source), root, [f"{file}.gz" for file in FILES], raw)
     return _read_idx_files(name, files, classes, sizes)
 
 
@@ -93,8 +91,7 @@ def read_idx(path: Path) -> Tensor:
 
 
 def _read_cifar(classes: int, sizes: CifarOptions, root: Path) -> Dataset:
-    """Read the set as torchvision does, which compares the files with their published MD5."""
-    # Nothing is downloaded if the files are there; an archive that is there is unpacked.
+    """Read the set with torchvision, which compares the files with their published MD5."""
     from torchvision import datasets
 
     source = getattr(datasets, f"CIFAR{classes}")
@@ -107,10 +104,13 @@ def _read_cifar(classes: int, sizes: CifarOptions, root: Path) -> Dataset:
 
 
 def _download(source: Callable[..., Images], root: Path, files: list[str], folder: Path) -> Images:
-    """The set of this class of torchvision, downloaded if it is not in `root`; `files` belong in `folder`.
+    """The set of a torchvision class, downloaded if it is not in `root`.
+
+    Args:
+        files: the archives to put into `folder` where there is no network.
 
     Raises:
-        DataError: it is not there as it was published, and cannot be downloaded.
+        DataError: the files differ from the published ones, and cannot be downloaded.
     """
     try:
         return source(str(root), download=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vitmnist.metrics.epoch_table import EpochRecord, epoch_metrics
+from vitmnist.metrics.epoch_record import EpochRecord
+from vitmnist.metrics.epoch_table import epoch_metrics
 from vitmnist.registry import OptionsClass, Registry
 
 if TYPE_CHECKING:

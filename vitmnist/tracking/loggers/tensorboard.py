@@ -15,7 +15,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import RecordWriter
 from torch.utils.tensorboard.summary import image, text
 
-from vitmnist.metrics.epoch_table import EpochRecord
+from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.registry import NoOptions
 from vitmnist.runtime.files import append
 from vitmnist.tracking.loggers import LOGGERS, Logger, epoch_scalars, step_scalars

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitmnist.errors import ConfigError, MissingExtraError, first_line
-from vitmnist.metrics.epoch_table import EpochRecord
+from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.tracking.loggers import LOGGERS, Logger, epoch_scalars, step_scalars
 from vitmnist.tracking.result import Result
 

@@ -1,0 +1,100 @@
+"""A table of labels: a CSV file with the file, the class and perhaps the split of each image."""
+
+from __future__ import annotations
+
+import csv
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitmnist.data.image_splits import SPLIT_OF, SPLITS, ClassifiedFiles
+from vitmnist.errors import DataError, join_names
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class TableColumns:
+    """The names of the columns of a table of labels."""
+
+    file: str = "file"
+    label: str = "label"
+    split: str = "split"
+
+
+@dataclass
+class LabelTable:
+    """A CSV file with the class of each image.
+
+    Args:
+        path: the CSV file, in UTF-8.
+        columns: the names of its columns. Without a column with the default name `split`, all images are for training.
+        suffix: is appended to the names of the files.
+    """
+
+    path: Path
+    columns: TableColumns
+    suffix: str
+
+    def read(self, folder: Path, skip_missing: bool) -> dict[str, ClassifiedFiles]:
+        """The images of each split, which are below `folder`.
+
+        Raises:
+            DataError: the table cannot be read, a line cannot be used, or there are fewer than two classes to train.
+        """
+        lines: dict[Path, int] = {}
+        splits: dict[str, ClassifiedFiles] = {split: [] for split in SPLITS}
+        try:
+            with self.path.open(encoding="utf-8-sig", newline="") as file:  # Spreadsheets begin UTF-8 with a mark.
+                rows = csv.DictReader(file)
+                rows.fieldnames = [name.strip() for name in rows.fieldnames or []]
+                self._check_columns(rows.fieldnames)
+                for row in rows:
+                    try:
+                        path, label, split = self._parse_row(row, folder)
+                        if path in lines:
+                            raise ValueError(f"{path} is in line {lines[path]} already")
+                        if not (skip_missing or path.exists()):
+                            raise ValueError(f"there is no file {path}")
+                    except ValueError as error:
+                        raise DataError(f"{self.path}:{rows.line_num}: {error}") from error
+                    lines[path] = rows.line_num
+                    splits[split].append((path, label))
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise DataError(f"data.dataset.labels={self.path}: cannot be read: {error}") from error
+        if len({label for _, label in splits["train"]}) < 2:
+            raise DataError(f"{self.path}: two or more labels of training pictures are expected")
+        return {split: files for split, files in splits.items() if files}
+
+    def _check_columns(self, names: Sequence[str]) -> None:
+        """Raise `DataError` if a column is missing or there twice, and log the columns that are not used."""
+        if repeated := [name for name, count in Counter(names).items() if name and count > 1]:
+            raise DataError(f"{self.path}:1: has more than one column {join_names(repeated)}; rename or remove one")
+        required = [self.columns.file, self.columns.label]
+        if self.columns.split != TableColumns.split:
+            required.append(self.columns.split)
+        if missing := [name for name in required if name not in names]:
+            problem = f"has no column {' and '.join(missing)}, only {join_names(names) or 'none'}"
+            raise DataError(f"{self.path}:1: {problem}; set data.dataset.columns='{{file: NAME, label: NAME}}'")
+        if unused := [repr(name) for name in names if name and name not in (*required, self.columns.split)]:
+            log.warning("%s: columns that are not used: %s", self.path, join_names(unused))
+
+    def _parse_row(self, row: dict[str, Any], folder: Path) -> tuple[Path, str, str]:
+        """The file, the class and the split of a row; raises `ValueError` if the row cannot be used."""
+        if None in row:
+            raise ValueError("has more fields than the header; quote values with commas")
+        columns = self.columns
+        name, label = ((row[column] or "").strip() for column in (columns.file, columns.label))
+        if not (name and label):
+            raise ValueError(f"has no value in the column {columns.label if name else columns.file}")
+        spelling = (row.get(columns.split, "train") or "").strip()
+        split = SPLIT_OF.get(spelling.lower())
+        if not split:
+            raise ValueError(f"{columns.split}={spelling}: must be train, val or test")
+        path = folder / f"{name}{self.suffix}"
+        if not path.is_relative_to(folder) or ".." in path.relative_to(folder).parts:
+            raise ValueError(f"{name}: must be below data.dataset.path={folder}, without '..'")
+        return path, label, split

@@ -1,0 +1,71 @@
+"""The record of an epoch, and one value of a metric for all epochs of a run."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from vitmnist.errors import TrainingError
+from vitmnist.metrics.epoch_table import Metric, epoch_metrics
+
+EpochRecord = dict[str, Any]
+"""An epoch in `result.json`: `epoch` (counted from 0), a value for each of `epoch_metrics()` (None: this machine cannot
+measure it), `first_of_start`, `ended_at` (seconds since 1970), and `steps`, a list of `{step, loss, lr, grad_norm}`."""
+
+
+def epoch_record(
+    epoch: int, metrics: dict[str, float | None], steps: list[dict[str, Any]], first_of_start: bool
+) -> EpochRecord:
+    """The record of an epoch that has just ended.
+
+    Args:
+        first_of_start: whether it is the first since the run was started or resumed.
+
+    Raises:
+        KeyError: a metric of the table was not measured, or one that was is not in the table.
+        TrainingError: a value that no record may have.
+    """
+    if differing := metrics.keys() ^ epoch_metrics().keys():
+        raise KeyError(f"the measured metrics and the table differ: {', '.join(sorted(differing))}")
+    check_metrics(metrics, f"epoch {epoch + 1}")
+    return {"epoch": epoch, **metrics, "first_of_start": first_of_start, "ended_at": time.time(), "steps": steps}
+
+
+def check_metrics(metrics: Mapping[str, float | None], where: str) -> None:
+    """Raise `TrainingError` unless each metric is finite and not negative, or None; `where` begins the message."""
+    for name, value in metrics.items():
+        if value is not None and not 0 <= value < math.inf:
+            raise TrainingError(
+                f"{where}: {name} is {value}; it must be finite and not negative; try a smaller optimizer.lr"
+            )
+
+
+def epochs_of_last_start(epochs: Sequence[EpochRecord]) -> Sequence[EpochRecord]:
+    """The epochs since the run was last started or resumed; earlier ones may have had another loader or machine."""
+    starts = [index for index, epoch in enumerate(epochs) if epoch.get("first_of_start")]
+    return epochs[max(starts, default=0) :]
+
+
+def steady_epochs(epochs: Sequence[EpochRecord]) -> Sequence[EpochRecord]:
+    """The epochs of the last start but its first, which warms up caches and allocators."""
+    return epochs_of_last_start(epochs)[1:]
+
+
+def summarize(epochs: Sequence[EpochRecord], metric: Metric) -> float | None:
+    """A metric of a run as `Metric.over_epochs` says; None if it was not measured.
+
+    Medians are over the steady epochs, or over the first epoch of the last start if no other followed it.
+    """
+    if metric.over_epochs != "last":
+        epochs = epochs_of_last_start(epochs)
+    if metric.over_epochs == "median":
+        epochs = epochs[1:] or epochs
+    values = [epoch[metric.name] for epoch in epochs if epoch.get(metric.name) is not None]
+    if not values:
+        return None
+    if metric.over_epochs == "last":
+        return float(values[-1])
+    return float(max(values) if metric.over_epochs == "max" else median(values))

@@ -1,0 +1,145 @@
+"""The user's `DataLoader`: whether it can be replaced, another one with its arguments, and some of its batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from vitmnist.data.randomness import preserved_random_state, seed_generators
+from vitmnist.errors import ConfigError, DataError, error_context
+from vitmnist.store.tree import find_difference
+
+COMPARED_BATCHES = 3
+"""Number of batches that are compared with the original before a replacement is returned."""
+COMPARED_SIZE = 16
+"""Larger batches are compared in part, because each of their samples is decoded again."""
+COMPARED_SINGLE = 32
+"""Number of samples that are also compared as batches of one."""
+DRAW_AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
+"""Samplers that draw all indices of an epoch when the first is asked for."""
+
+
+class NoRowsError(DataError):
+    """The batch is not a tree of tensors with one row per sample."""
+
+
+def check_replaceable(dataloader: object) -> None:
+    """Raise `ConfigError` unless this is a `DataLoader` that makes batches of indexed samples."""
+    kind = type(dataloader).__name__
+    if not isinstance(dataloader, DataLoader):
+        reason = f"must be a torch.utils.data.DataLoader, found {kind}; give the DataLoader that it wraps"
+    elif type(dataloader).__iter__ is not DataLoader.__iter__:
+        reason = f"{kind} iterates in its own way; give a plain DataLoader, such as the one that a framework wraps"
+    elif isinstance(dataloader.dataset, IterableDataset):
+        reason = "its dataset is an IterableDataset, whose samples have no index; use the DataLoader as it is"
+    elif hasattr(dataloader.dataset, "set_epoch"):
+        reason = "its dataset has set_epoch, so its samples change; use the DataLoader as it is"
+    elif dataloader.batch_sampler is None:
+        reason = "batch_size=None: its dataset makes whole batches, which cannot be divided into samples"
+    elif not len(dataloader.dataset):  # type: ignore[arg-type]
+        reason = "its dataset is empty"
+    else:
+        return
+    raise ConfigError(f"dataloader: {reason}")
+
+
+def rebuild(
+    dataloader: DataLoader[Any], cls: type[DataLoader[Any]] = DataLoader, /, **changed: object
+) -> DataLoader[Any]:
+    """A `DataLoader` of the class `cls` with the arguments of another one, except for those in `changed`."""
+    names = ["dataset", "num_workers", "collate_fn", "pin_memory", "worker_init_fn", "generator", "in_order"]
+    if changed.get("num_workers", dataloader.num_workers):
+        names += ["timeout", "multiprocessing_context", "prefetch_factor", "persistent_workers"]
+    # The batch sampler that the DataLoader has made is left out: frameworks build another one around the sampler.
+    if dataloader.batch_size is None and dataloader.batch_sampler is not None and "batch_size" not in changed:
+        names += ["batch_sampler"]
+    else:
+        names += ["batch_size", "drop_last"]
+        names += [] if isinstance(dataloader.dataset, IterableDataset) else ["sampler"]
+    return cls(**{name: getattr(dataloader, name) for name in names} | changed)
+
+
+def workers_for_order(dataloader: DataLoader[Any]) -> int:
+    """How many workers the order of samples needs: none, unless reading batches ahead draws more random numbers."""
+    sampler, workers = dataloader.sampler, int(dataloader.num_workers)
+    if dataloader.batch_size is None or type(sampler) not in DRAW_AT_ONCE:
+        return workers
+    if isinstance(sampler, RandomSampler) and sampler.generator is not None:
+        return workers  # The sampler draws again at the end of an epoch.
+    # Persistent workers get their seed once, and a DataLoader without workers draws one in each epoch.
+    return workers if dataloader.persistent_workers else 0
+
+
+def fetch_sample(read: Callable[[int], Any], index: int) -> Any:
+    """What `read` returns for an index; raises `DataError` that names the sample if it fails."""
+    with error_context(f"sample {index}"):
+        return read(index)
+
+
+def collate_batch(collate: Callable[[list[Any]], object], samples: list[Any], indices: Sequence[int]) -> object:
+    """The batch that a collate function makes of the samples with these indices; raises `NoRowsError` if it fails."""
+    try:
+        with error_context(f"the collate function, for samples {', '.join(map(str, indices[:3]))}, …"):
+            return collate(samples)
+    except DataError as error:  # A batch of one may fail where no batch of the DataLoader does.
+        raise NoRowsError(str(error)) from error
+
+
+def fetch_batch(dataset: Any, collate: Callable[[list[Any]], object], indices: Sequence[int]) -> object:
+    """The batch that a `DataLoader` makes of these samples.
+
+    Raises:
+        DataError: a sample cannot be read.
+        NoRowsError: the collate function fails.
+    """
+    if hasattr(dataset, "__getitems__"):
+        samples = dataset.__getitems__(list(indices))
+    else:
+        samples = [fetch_sample(dataset.__getitem__, index) for index in indices]
+    return collate_batch(collate, samples, indices)
+
+
+def check_same_batches(
+    original: DataLoader[Any], replacement: DataLoader[Any], with_single_samples: bool = False
+) -> None:
+    """Compare some batches, bit for bit; raise `DataError` if they differ.
+
+    Args:
+        with_single_samples: compare batches of one sample too. Where batches are padded to their longest sample, all
+            larger ones may be equally long.
+    """
+    size = min(original.batch_size or COMPARED_SIZE, COMPARED_SIZE)
+    shuffled = torch.randperm(len(original.dataset), generator=torch.Generator().manual_seed(0))  # type: ignore[arg-type]
+    batches = shuffled.split(size)[:COMPARED_BATCHES]
+    compared = [indices for indices in batches if len(indices) == size or not original.drop_last]
+    if with_single_samples:
+        compared += shuffled[:COMPARED_SINGLE].split(1)
+    for indices in compared:
+        _check_same_batch(original, replacement, indices.tolist())
+
+
+def _check_same_batch(original: DataLoader[Any], replacement: DataLoader[Any], indices: Sequence[int]) -> None:
+    batches = []
+    for dataloader in (replacement, original):
+        with preserved_random_state(dataloader.dataset, dataloader.collate_fn):
+            seed_generators(0, 0, 0)
+            batches.append(fetch_batch(dataloader.dataset, dataloader.collate_fn, indices))
+    if difference := find_difference(*batches):
+        samples = ", ".join(map(str, indices[:3]))
+        raise DataError(
+            f"{difference} of samples {samples}, … is not what the DataLoader makes of them: fingerprint= does not "
+            "fit, or samples depend on what was read before, or are random without a generator that can be seen "
+            "(such as default_rng() in each call); keep no state between samples, move the random step into the "
+            "attribute transform of the dataset, or use the DataLoader as it is"
+        )

@@ -1,0 +1,58 @@
+"""A batch on its device, and its division into microbatches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+IGNORED = -100
+"""The label of padding, which has neither loss nor gradient: the default `ignore_index` of `cross_entropy`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """This rank's part of a batch, on its device.
+
+    Args:
+        images: uint8 or normalised float32 `[B, C, H, W]`.
+        labels: int64 `[B]`; padding has the label `IGNORED`.
+        keys: int64 `[B]`, the random keys of the augmentation; None without augmentation, and after mixing.
+        size: images in the global batch.
+        targets: class probabilities of mixed images, float32 `[B, classes]`; None for images that are not mixed.
+    """
+
+    images: Tensor
+    labels: Tensor
+    keys: Tensor | None
+    size: int
+    targets: Tensor | None = None
+
+    def __len__(self) -> int:
+        """Images of this rank."""
+        return len(self.labels)
+
+    def inputs(self) -> dict[str, Tensor]:
+        """The tensors of the batch by name, except those that are None."""
+        tensors = {"images": self.images, "labels": self.labels, "keys": self.keys, "targets": self.targets}
+        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+    def padded(self, length: int) -> Batch:
+        """The batch with images labelled `IGNORED` appended, up to `length` images."""
+        missing = length - len(self)
+        if not missing:
+            return self
+        images = F.pad(self.images, [0, 0, 0, 0, 0, 0, 0, missing])
+        labels = F.pad(self.labels, [0, missing], value=IGNORED)
+        keys = None if self.keys is None else F.pad(self.keys, [0, missing])
+        return Batch(images, labels, keys, self.size)
+
+    def microbatches(self, length: int) -> Iterator[Batch]:
+        """Consecutive microbatches of at most `length` images, as views."""
+        for start in range(0, len(self), length):
+            rows = slice(start, start + length)
+            keys = None if self.keys is None else self.keys[rows]
+            targets = None if self.targets is None else self.targets[rows]
+            yield Batch(self.images[rows], self.labels[rows], keys, self.size, targets)

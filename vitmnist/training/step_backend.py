@@ -1,0 +1,202 @@
+"""Runs model and loss on a microbatch: eagerly, compiled, or as a CUDA graph."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from itertools import islice
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from vitmnist.augment.preprocess import Preprocess
+from vitmnist.config.schema import Precision
+from vitmnist.errors import ConfigError, first_line
+from vitmnist.losses import Loss
+from vitmnist.metrics import batch_metrics
+from vitmnist.runtime.world import World
+from vitmnist.training.batch import Batch
+from vitmnist.training.fine_tuning import BATCH_NORMS
+from vitmnist.training.graph import GraphedModule
+from vitmnist.training.step_options import StepConfig
+
+log = logging.getLogger(__name__)
+
+Sums = dict[str, Tensor]
+"""Sums over this rank's images, as tensors without dimensions on the device: `loss`, and each metric of
+`vitmnist.metrics`."""
+
+
+class StepBackend:
+    """Divides a batch into microbatches, and computes the summed loss and metrics of each.
+
+    The backend is eager until `prepare` compiles it or captures its graph.
+
+    Args:
+        model: returns logits `[B, classes]`.
+        preprocess: applied to the images on the device.
+        batch_size: images per batch of this rank; the last batch may be smaller.
+        config: `micro_batch` is the largest number of images that go through the model at once (None: the whole
+            batch). `precision` is the precision of matrix products: bf16 runs the model under `torch.autocast`, while
+            weights, gradients and loss are float32.
+    """
+
+    def __init__(
+        self, model: nn.Module, preprocess: Preprocess, loss: Loss, batch_size: int, config: StepConfig | None = None
+    ) -> None:
+        self.config = config or StepConfig()
+        self.model, self.preprocess = model, preprocess
+        self.batch_size = batch_size
+        # A batch becomes the fewest microbatches of at most micro_batch images, all of nearly the same size.
+        microbatches = math.ceil(batch_size / (self.config.micro_batch or batch_size))
+        self.microbatch_size = math.ceil(batch_size / microbatches)
+        self.compile_s = 0.0
+        """Seconds spent on compilation, or on capturing graphs."""
+        self.pad = False
+        """Pad short microbatches with images labelled `IGNORED`, because compiled code has fixed shapes. The statistics
+        of batch normalisation would count the padding, so a model that has it runs short microbatches eagerly."""
+        self.eager = ModelAndLoss(model, preprocess, self.config.precision, loss)
+        self.module: nn.Module = self.eager
+        """Model and loss: eager, compiled or graphed. With several ranks, DDP wraps it."""
+        self.mix_batch = preprocess.mix_batch
+        """Augments and mixes a batch, eager or compiled; called only if the augmentation mixes images."""
+
+    @property
+    def has_batch_norm(self) -> bool:
+        """Whether the output for an image, and statistics of the model, depend on the batch."""
+        return any(isinstance(module, BATCH_NORMS) and module.training for module in self.model.modules())
+
+    def microbatches(self, batch: Batch) -> list[Batch]:
+        """The microbatches of a batch; their images are mixed, and padded if `pad` is true."""
+        count = math.ceil(len(batch) / self.microbatch_size)
+        must_mix = self._must_mix(batch)
+        if self.pad:
+            length = self.batch_size if must_mix else len(batch)
+            batch = batch.padded(math.ceil(length / self.microbatch_size) * self.microbatch_size)
+        if must_mix:
+            batch = self._mix(batch)
+        # The padding of a mixed batch may fill further microbatches, which are left out.
+        return list(islice(batch.microbatches(self.microbatch_size), count))
+
+    def __call__(self, micro: Batch) -> Sums:
+        """The summed loss and metrics of a microbatch, not divided by the size of the batch."""
+        with self._eager_unless(len(micro) == self.microbatch_size):
+            sums: Sums = self.module(micro.inputs())
+        return sums
+
+    def skip_all_reduce(self) -> AbstractContextManager[object]:
+        """Accumulate the gradients of this rank within the block, without DDP's all-reduce."""
+        return self.module.no_sync() if isinstance(self.module, DistributedDataParallel) else nullcontext()
+
+    def distribute(self, world: World) -> None:
+        """Let each backward pass average the gradients over the ranks."""
+        self.module = world.wrap_ddp(self.module)
+
+    def prepare(self, batch: Batch, forward_backward: Callable[[Batch], object]) -> None:
+        """Compile or capture for batches such as `batch`, if configured; changes gradients and random state.
+
+        If `trainer.compile=auto` or `trainer.graph=auto` fails, the backend stays eager, and `config` says why.
+
+        Raises:
+            ConfigError: `trainer.compile=true` or `trainer.graph=true` failed.
+        """
+        started = time.perf_counter()
+        if self.module is self.eager:
+            # An eager call comes first. A library such as einops fills a cache in it; filled later, the cache would
+            # cause a recompilation. And an error of the model is not reported as an error of compiling.
+            forward_backward(batch)
+        try:
+            if self.config.compile:
+                self._compile(batch, forward_backward)
+            else:
+                self._capture(batch)
+        except Exception as error:  # Dynamo, inductor and CUDA raise many types.
+            self._fall_back(error)
+        else:
+            self.compile_s += time.perf_counter() - started
+
+    def _compile(self, batch: Batch, forward_backward: Callable[[Batch], object]) -> None:
+        if self.module is self.eager:
+            self.module = torch.compile(self.eager, fullgraph=True, dynamic=False)  # type: ignore[assignment]
+            self.mix_batch = torch.compile(self.mix_batch, fullgraph=True, dynamic=False)
+            self.pad = not self.has_batch_norm
+        try:
+            forward_backward(batch)  # This reuses the code that earlier jobs of a sweep have compiled.
+        except Exception:
+            torch.compiler.reset()  # Torch keeps at most eight versions, which earlier jobs may have used up.
+            forward_backward(batch)
+
+    def _capture(self, batch: Batch) -> None:
+        if not isinstance(self.module, GraphedModule):
+            self.module = GraphedModule(self.eager)
+        if self._must_mix(batch):
+            batch = self._mix(batch)
+        self.model.zero_grad()
+        self.module.capture(batch.inputs())
+
+    def _fall_back(self, error: Exception) -> None:
+        """Stay eager after a failure, or raise `ConfigError` if compiling or capturing was asked for by name."""
+        self.module, self.mix_batch, self.pad = self.eager, self.preprocess.mix_batch, False
+        key = "compile" if self.config.compile else "graph"
+        reason = f"failed: {first_line(error)}"
+        if key not in self.config.reasons:
+            raise ConfigError(f"trainer.{key}=true: {reason}; set trainer.{key}=false") from error
+        log.info("trainer.%s=false: %s", key, reason)
+        reasons = {**self.config.reasons, key: reason}
+        self.config = replace(self.config, compile=False, graph=False, reasons=reasons)
+
+    def _must_mix(self, batch: Batch) -> bool:
+        return self.preprocess.mixes and batch.keys is not None
+
+    def _mix(self, batch: Batch) -> Batch:
+        assert batch.keys is not None
+        # The whole batch is mixed at once, because the partner of an image must not depend on the microbatch size.
+        with self._eager_unless(len(batch) == self.batch_size):
+            images, targets = self.mix_batch(batch.images, batch.labels, batch.keys)
+        return Batch(images, batch.labels, None, batch.size, targets)
+
+    def _eager_unless(self, is_full: bool) -> AbstractContextManager[object]:
+        """Run compiled code eagerly on a batch of another shape, if short batches are not padded (see `pad`)."""
+        is_eager = self.config.compile and not self.pad and not is_full
+        return torch.compiler.set_stance("force_eager") if is_eager else nullcontext()
+
+
+class ModelAndLoss(nn.Module):
+    """Preprocessing, model, loss and metrics as one module, which is compiled, captured or wrapped as a whole."""
+
+    def __init__(self, model: nn.Module, preprocess: Preprocess, precision: str, loss: Loss) -> None:
+        super().__init__()
+        self.model = model
+        self._preprocess = preprocess.forward  # DDP would broadcast the constants of a submodule in each step.
+        self._metrics = batch_metrics()  # Compiled code cannot look them up in the registry.
+        self._device_type = preprocess.mean.device.type
+        self._uses_bf16 = precision == Precision.bf16
+        self._loss = loss
+
+    def forward(self, inputs: dict[str, Tensor]) -> Sums:
+        """The sums for `Batch.inputs()`; the loss is not divided by the size of the batch."""
+        labels = inputs["labels"]
+        images = self._preprocess(inputs["images"], inputs.get("keys"))
+        with torch.autocast(self._device_type, torch.bfloat16) if self._uses_bf16 else nullcontext():
+            logits = self.model(images)
+        logits = logits.float()
+        loss = self._loss(logits, inputs.get("targets", labels))
+        logits = logits.detach()
+        return {"loss": loss} | {name: compute(logits, labels) for name, compute in self._metrics.items()}
+
+
+@contextmanager
+def preserved_buffers(model: nn.Module) -> Iterator[None]:
+    """Restore the buffers of a model on exit, such as the statistics of batch normalisation."""
+    before = [buffer.clone() for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in zip(model.buffers(), before, strict=True):
+                buffer.copy_(value)
