@@ -18,7 +18,7 @@ from tests.support.contract import check_contract
 from tests.support.pictures import smooth
 from tests.support.processes import becomes_true, fork, run_python
 from vitmnist import load_dataset, make_loader
-from vitmnist.auditing import left_since, running
+from vitmnist.auditing import leftovers_since, running
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.images import Pixels
 from vitmnist.errors import ConfigError, DataError, ExitCode
@@ -135,7 +135,7 @@ def test_an_unreadable_picture_is_an_error_in_its_batch(split: Split) -> None:
                 delivered += 1
         assert delivered == 9 // BATCH_SIZE
         assert len([*loader.epoch(0, start=3)]) == PICTURES // BATCH_SIZE - 3
-    assert not left_since(before)
+    assert not leftovers_since(before)
 
 
 def test_ranks_and_a_fork_while_threads_read(split: Split) -> None:

@@ -60,7 +60,7 @@ def add_alternatives(benchmark: Benchmark, loader: DataLoader[object], now: Cand
         Where the time of a sample goes, see `time_parts`.
     """
     parts, is_random = time_parts(loader)
-    if now.warm_up and now.warm_up.waits:
+    if now.warm_up and now.warm_up.has_noticeable_wait:
         # As many workers as make a batch per step, and none.
         work_s = max(now.warm_up.batch_s - now.warm_up.waiting_s, 1e-6)
         enough = ceil(max(loader.num_workers, 1) * now.warm_up.batch_s / work_s)

@@ -148,7 +148,7 @@ def _measure(
     )
     waiting_pct = Spread.of(100 * block.waiting_s / block.batch_s for block in both.blocks)
     rows = rows_of(benchmark.candidates[2:], both.length)
-    return Diagnosis(loading_s, step_s, batch_s, waiting_pct, both.delivered, rows)
+    return Diagnosis(loading_s, step_s, batch_s, waiting_pct, both.num_batches, rows)
 
 
 @contextmanager

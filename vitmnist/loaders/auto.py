@@ -111,7 +111,7 @@ def select_loader(
             if options.candidates or storage_of(name, data) is not Storage.FILE or builder.decoded_set is None:
                 benchmark.add(name, partial(builder.build, name))
         benchmark.run(options.batches, options.seconds * len(benchmark.candidates))
-    rows = rows_of(benchmark.candidates, len(sampler), is_compared=False)
+    rows = rows_of(benchmark.candidates, len(sampler), has_baseline=False)
     epochs_s = {row.name: row.epoch_s for row in rows if row.epoch_s}
     if not epochs_s:
         raise ConfigError("\n".join(["no candidate can be used:", *(f"{row.name}: {row.error}" for row in rows)]))
