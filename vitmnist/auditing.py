@@ -129,13 +129,12 @@ class _AuditedLoader:
 
     def read(self, **settings: int) -> list[list[ProbeBatch]]:
         """Read epochs 0 and 1 of a new loader; raises `DataError` if an epoch is empty or endless."""
+        size = self.data.size
         with self.open(**settings) as loader:
-            epochs = [[_copy(batch) for batch in islice(_start(loader, epoch), self.data.size + 1)] for epoch in (0, 1)]
+            epochs = [[_copy(batch) for batch in islice(_start(loader, epoch), size + 1)] for epoch in (0, 1)]
         for epoch, batches in enumerate(epochs):
-            if not 0 < len(batches) <= self.data.size:
-                raise DataError(
-                    f"epoch {epoch} has {len(batches) or 'no'} batches of {self.data.size} samples, or more"
-                )
+            if not 0 < len(batches) <= size:
+                raise DataError(f"epoch {epoch} has {len(batches) or 'no'} batches of {size} samples, or more")
         return epochs
 
     @cached_property
@@ -220,8 +219,7 @@ def _start(loader: Iterable[object], epoch: int) -> Iterator[object]:
 
 def _copy(batch: object) -> ProbeBatch:
     """Copy the indices and values of a batch of any structure; the loader may reuse its memory."""
-    leaves = [leaf.tolist() if isinstance(leaf, torch.Tensor) else leaf for leaf in flatten(batch)[0]]
-    arrays = [np.array(leaf, ndmin=1) for leaf in leaves]
+    arrays = [np.array(leaf.tolist() if torch.is_tensor(leaf) else leaf, ndmin=1) for leaf in flatten(batch)[0]]
     if not arrays or not np.issubdtype(arrays[0].dtype, np.integer):
         raise DataError("the first value of a batch must be the indices of its samples; deliver samples as they are")
     return ProbeBatch(arrays[0], arrays[1] if len(arrays) > 1 else None)
