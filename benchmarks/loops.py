@@ -47,9 +47,9 @@ def build_run(overrides: list[str], stack: ExitStack) -> tuple[Dataset, TrainSte
     """The dataset, step and loaders of a run with these overrides, without records; `stack` closes the loaders."""
     trainer = Trainer(validate(Config, compose(overrides)), Path(), overrides, StopSignal())
     stack.enter_context(trainer.resources)
-    checkpoint, weights = trainer.load_start()
+    _, weights = trainer.load_start()
     dataset, sampler = trainer.build_data()
-    step = trainer.build_step(dataset.train, sampler, checkpoint, weights)
+    step = trainer.build_step(dataset.train, sampler, weights)
     train_loader, eval_loader, _ = trainer.build_loaders(dataset, sampler, step)
     trainer.distribute(step)
     return dataset, step, train_loader, eval_loader

@@ -19,7 +19,7 @@ from torchvision.transforms import v2
 
 from vitmnist import Preprocess
 from vitmnist.data.datasets.base import Split
-from vitmnist.runtime.cpu import one_core_each
+from vitmnist.runtime.cpu import one_core_per_thread
 from vitmnist.runtime.ordered_map import ordered_map
 
 Epoch = Callable[[int], Iterable[Any]]  # the batches (images, labels) of the epoch with this number
@@ -101,5 +101,5 @@ def simplejpeg(samples: list[tuple[str, int]], side: int) -> Epoch:
         return normalise(torch.from_numpy(np.stack([*map(crop, paths)])).permute(0, 3, 1, 2)), labels
 
     return lambda _: ordered_map(
-        batch, torch.randperm(len(samples)).split(BATCH_SIZE), WORKERS, 2 * WORKERS, one_core_each()
+        batch, torch.randperm(len(samples)).split(BATCH_SIZE), WORKERS, 2 * WORKERS, one_core_per_thread()
     )

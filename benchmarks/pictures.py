@@ -46,7 +46,7 @@ from vitmnist.augment.preprocess import build_augment
 from vitmnist.config.compose import compose
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.images import ImageReader, Mode
-from vitmnist.runtime.cpu import one_core_each
+from vitmnist.runtime.cpu import one_core_per_thread
 from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.tracking.environment import describe_environment
 
@@ -176,7 +176,10 @@ def cold(folder: Path, side: int, train: Split) -> dict[str, Callable[[Path], Ep
     def decode(threads: int, _: Path) -> Epoch:
         read = ImageReader((side, side), Mode.rgb, draft=True)
         return lambda _: [
-            deque(ordered_map(read, (Path(path) for path, _ in files(folder).samples), threads, 8, one_core_each()), 0)
+            deque(
+                ordered_map(read, (Path(path) for path, _ in files(folder).samples), threads, 8, one_core_per_thread()),
+                0,
+            )
         ]
 
     def ram(root: Path) -> Epoch:

@@ -16,7 +16,7 @@ from vitmnist.metrics.epoch_table import EPOCH_S, EVAL_S, SAVE_S, TRAIN_S
 from vitmnist.metrics.monitor import Monitor
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.tracking.environment import PeakMemory
-from vitmnist.tracking.images import epoch_images
+from vitmnist.tracking.images import draw_epoch_images
 from vitmnist.tracking.log import log_epoch
 from vitmnist.tracking.loggers import Logger
 from vitmnist.training.loop import AfterStep
@@ -127,6 +127,6 @@ class EpochRecorder:
             logger.add_epoch(record)
         if self.loggers and interval and (is_last or (epoch + 1) % interval == 0):
             dataset, preprocess = self.checkpoints.dataset, self.checkpoints.step.preprocess
-            images = epoch_images(dataset, progress.sampler, preprocess, predictions, epoch)
+            images = draw_epoch_images(dataset, progress.sampler, preprocess, predictions, epoch)
             for logger in self.loggers:
                 logger.add_images(images, epoch)

@@ -41,7 +41,7 @@ from vitmnist.timing.benchmark import Candidate
 from vitmnist.tracking.environment import PeakMemory, describe_environment
 from vitmnist.tracking.log import log_early_stop, log_setup, log_test, log_verdict
 from vitmnist.tracking.loggers import LOGGERS, Logger, parse_loggers
-from vitmnist.tracking.result import Result, recording_outcome
+from vitmnist.tracking.result import Result, record_outcome
 from vitmnist.training.fine_tuning import scale_learning_rates
 from vitmnist.training.loop import evaluate, train_epoch
 from vitmnist.training.progress import EpochProgress
@@ -104,12 +104,12 @@ class Trainer:
         deadline = math.inf if config.max_minutes is None else time.monotonic() + 60 * config.max_minutes
         with (
             ExitStack() as signal_handling,
-            recording_outcome(result, config, self.folder, self.stop, world),
+            record_outcome(result, config, self.folder, self.stop, world),
             self.resources,
         ):
             checkpoint, weights = self.load_start()
             dataset, sampler = self.build_data()
-            step = self.build_step(dataset.train, sampler, checkpoint, weights)
+            step = self.build_step(dataset.train, sampler, weights)
             train_loader, eval_loader, loader_config = self.build_loaders(dataset, sampler, step)
             self.distribute(step)
             self._record_setup(dataset, step, train_loader)
@@ -167,13 +167,15 @@ class Trainer:
         order = config.batch_size, config.seed, data.shuffle, data.drop_last
         return dataset, build_sampler(len(dataset.train), *order, rank=world.rank, world_size=world.size)
 
-    def build_step(
-        self, train: Split, sampler: EpochSampler, checkpoint: Checkpoint | None, weights: Mapping[str, Tensor] | None
-    ) -> TrainStep:
-        """Build model, loss, optimizer and schedule, and the step that uses them."""
+    def build_step(self, train: Split, sampler: EpochSampler, weights: Mapping[str, Tensor] | None) -> TrainStep:
+        """Build model, loss, optimizer and schedule, and the step that uses them.
+
+        Args:
+            weights: the initial weights that `init` names.
+        """
         config, device = self.config, self.device
         batch_size = min(sampler.rank_batch_size, sampler.size)
-        step_config = self._step_config(batch_size, sampler.size, checkpoint)
+        step_config = self._step_config(batch_size, config.epochs * sampler.size)
         model = build_model(config, train, device, weights)
         preprocess = Preprocess(train, build_augment(config.data.augment)).to(device)
         loss = LOSSES.build(config.loss, train.labels, train.classes, device)
@@ -186,25 +188,17 @@ class Trainer:
         check_batch_norm(config.model["name"], backend, train, sampler)
         return step
 
-    def _step_config(self, batch_size: int, images: int, checkpoint: Checkpoint | None) -> StepConfig:
-        """The configuration of the step: the checkpoint's if it still applies, else what rank 0 resolves for all.
+    def _step_config(self, batch_size: int, images: int) -> StepConfig:
+        """The configuration of the step, as rank 0 resolves it for all ranks.
 
         Args:
             batch_size: images per batch of this rank.
-            images: training images.
+            images: training images of the whole run, over all epochs.
         """
-        config, device, ranks = self.config, self.device, self.world.size
-
-        def resolve() -> dict[str, Any]:
-            return asdict(resolve_step_config(config.trainer, device, batch_size, config.epochs * images, ranks))
-
-        setting = (to_plain_dict(config)["trainer"], device.type, ranks)
-        if checkpoint and (checkpoint.config["trainer"], checkpoint.device, len(checkpoint.rng)) == setting:
-            step_config = StepConfig(**checkpoint.step_config)
-        else:
-            step_config = StepConfig(**self.world.broadcast_object(resolve))
+        resolve = partial(resolve_step_config, self.config.trainer, self.device, batch_size, images, self.world.size)
+        step_config = StepConfig(**self.world.broadcast_object(lambda: asdict(resolve())))
         if step_config.reasons:
-            log.info("trainer options chosen for %s:\n%s", device, step_config.describe())
+            log.info("trainer options chosen for %s:\n%s", self.device, step_config.describe())
         return step_config
 
     def build_loaders(

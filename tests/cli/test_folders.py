@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import Printed, Start, Train, assert_same_run, result_of
 from vitmnist.errors import ExitCode
-from vitmnist.runtime.run_folder import InUseError, is_in_use, locked
+from vitmnist.runtime.run_folder import InUseError, folder_lock, is_in_use
 
 
 def test_a_folder_with_blanks_is_resumed_as_it_is_shown(quick: list[str], succeed: Printed, tmp_path: Path) -> None:
@@ -49,9 +49,9 @@ def test_a_lock_is_seen_by_another_process_and_not_lost_by_looking(tmp_path: Pat
     def seen() -> str:
         return subprocess.check_output([sys.executable, "-c", look], text=True, cwd=tmp_path)
 
-    with locked(tmp_path):
+    with folder_lock(tmp_path):
         assert not is_in_use(tmp_path)
-        with pytest.raises(InUseError, match="in use by this process"), locked(tmp_path):
+        with pytest.raises(InUseError, match="in use by this process"), folder_lock(tmp_path):
             pass
         for _ in range(2):
             assert seen() == "True\n"
@@ -81,7 +81,7 @@ def test_a_run_under_way_is_left_alone(
 
 
 def test_a_job_whose_folder_is_in_use_is_left_unfinished(quick: list[str], start: Start, tmp_path: Path) -> None:
-    with locked(tmp_path / "swept" / "0"):
+    with folder_lock(tmp_path / "swept" / "0"):
         numbered = ["hydra.sweep.dir=swept", "hydra.sweep.subdir=${hydra.job.num}"]
         code, output = start(*quick, "-m", "seed=1,2", *numbered).ended()
     assert code == ExitCode.UNFINISHED

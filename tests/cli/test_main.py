@@ -18,7 +18,7 @@ from vitmnist.config import CONF
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.errors import ExitCode
-from vitmnist.runtime.run_folder import locked
+from vitmnist.runtime.run_folder import folder_lock
 from vitmnist.tracking.runs import find_runs
 from vitmnist.training.setup import check_config
 
@@ -185,7 +185,7 @@ def test_the_traceback_is_there_for_who_asks_with_the_same_exit_code(
 ) -> None:
     assert refuse(*quick, "+model.xyz=3") == "error: model.xyz: there is no such key; allowed: width\n"
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    with locked(tmp_path / "here"):
+    with folder_lock(tmp_path / "here"):
         for arguments in (["hydra.run.dir=here"], ["-m", "hydra.sweep.dir=here"]):
             ended = train_here(*quick, *arguments)
             assert ended.returncode == ExitCode.UNFINISHED

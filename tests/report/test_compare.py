@@ -15,7 +15,7 @@ from tests.conftest import REPOSITORY
 from tests.support.records import DATASET, compared, epoch, run, the_only
 from vitmnist.report.statistics import format_seconds
 from vitmnist.report.summary import summarize_comparison
-from vitmnist.report.write import as_csv, as_markdown, as_text, table
+from vitmnist.report.write import as_csv, as_markdown, as_text, build_table
 
 
 def job(folder: Path, began: float, ended: float, host: str | None = "here", **result: Any) -> None:
@@ -33,7 +33,7 @@ def test_jobs_that_overlapped_on_one_machine_are_marked_and_not_ranked(tmp_path:
     job(tmp_path / "3", 1000.0, 1020.0, "there")
     job(tmp_path / "4", 1000.0, 1020.0, None)
     here, there, unknown = compared(tmp_path)
-    assert table(here)[0]["status"] == "1 completed, overlapping; 1 failed: reason; 1 completed"
+    assert build_table(here)[0]["status"] == "1 completed, overlapping; 1 failed: reason; 1 completed"
     assert [len(row.rounds) for row in (*here.rows, *there.rows, *unknown.rows)] == [1, 1, 1]
 
 
@@ -63,7 +63,7 @@ def test_whatever_varies_is_a_column(tmp_path: Path) -> None:
     assert set(the_only(tmp_path).columns) == {"data/loader", "model.depth", "data.loader.num_workers"}
     run(tmp_path / "3", distributed={"ranks": 2}, environment={"torch": "2.14.0", "git_commit": "b" * 40})
     assert the_only(tmp_path).columns[-3:] == ["torch", "git commit", "processes"]
-    assert {(row["processes"], row["torch"], row["git commit"]) for row in table(the_only(tmp_path))} == {
+    assert {(row["processes"], row["torch"], row["git commit"]) for row in build_table(the_only(tmp_path))} == {
         ("–", "2.15.0", "a" * 12),
         ("2", "2.14.0", "b" * 12),
     }
@@ -75,14 +75,14 @@ def test_options_of_a_trainer_have_columns_and_loaders_are_named_with_base_and_a
     for number, trainer in enumerate([plain, fast, {**plain, "fused": True, "micro_batch": 250}]):
         run(tmp_path / "trainers" / str(number), config={"trainer": trainer})
     columns = ("trainer", "trainer.micro_batch", "trainer.fused")
-    labels = [tuple(row[column] for column in columns) for row in table(the_only(tmp_path / "trainers"))]
+    labels = [tuple(row[column] for column in columns) for row in build_table(the_only(tmp_path / "trainers"))]
     assert labels == [("plain", "None", "False"), ("fast", "auto", "auto"), ("plain", "250", "True")]
     for number, base in enumerate(("ram", "disk")):
         loader = {"name": "prefetch", "queue_size": 2, "base": {"name": base}}
         run(tmp_path / "loaders" / str(number), config={"data.loader": loader})
     for number, auto in enumerate(({"name": "ram"}, None), 2):
         run(tmp_path / "loaders" / str(number), "auto", auto=auto)
-    labels = [row["data/loader"] for row in table(the_only(tmp_path / "loaders"))]
+    labels = [row["data/loader"] for row in build_table(the_only(tmp_path / "loaders"))]
     assert labels == ["prefetch of ram", "prefetch of disk", "auto: ram", "auto"]
 
 
@@ -91,7 +91,7 @@ def test_a_run_contributes_the_median_of_its_steady_epochs(tmp_path: Path) -> No
     resumed = [epoch(time, first_of_start=time > 8) for time in (9.0, 30.0, 40.0, 9.0, 2.0, 4.0)]
     run(tmp_path / "0-a", epochs=resumed)
     run(tmp_path / "1-b", "disk", epochs=[epoch(11.0), epoch(13.0, first_of_start=True)])
-    ram, disk = table(the_only(tmp_path))
+    ram, disk = build_table(the_only(tmp_path))
     assert (
         ram.items() >= {"epoch, s": "3.00", "training, s": "2.40", "waiting, s": "0.600", "waiting, %": "25.0"}.items()
     )
@@ -106,7 +106,7 @@ def test_quality_stands_before_time_with_its_seeds_and_the_test_split_and_orders
         epochs = [epoch(10.0 - depth, eval_macro_f1=value, eval_acc=value + 1) for value in (50.0, best, 55.0)]
         config = {"seed": seed, "model.depth": depth, "monitor": "macro_f1"}
         run(tmp_path / str(number), config=config, epochs=epochs, eval_split="validation", test={"test_acc": best - 2})
-    cells = table(the_only(tmp_path))
+    cells = build_table(the_only(tmp_path))
     assert list(cells[0])[:5] == ["model.depth", "macro F1, %", "over seeds", "test accuracy, %", "epoch, s"]
     assert [(row["model.depth"], row["macro F1, %"], row["accuracy, %"]) for row in cells] == [
         ("6", "85.00", "86.00"),
@@ -142,7 +142,7 @@ def test_a_run_that_did_not_simply_complete_has_a_row_that_says_why(make: Any, s
     run(tmp_path / "0")
     make(tmp_path / "1")
     comparisons = compared(tmp_path)
-    cells = [row for comparison in comparisons for row in table(comparison)]
+    cells = [row for comparison in comparisons for row in build_table(comparison)]
     assert [row["data/loader"] for row in cells] == ["ram", "disk"]
     assert cells[0]["status"] == "completed"
     assert cells[1]["status"].startswith(status)
@@ -192,13 +192,13 @@ def test_hold_outs_drawn_from_one_dataset_are_folds_of_a_row(tmp_path: Path) -> 
         "Highest accuracy: model.depth=6, 88.50% (88.00% to 89.00% over 2 seeds). 2 seeds do not show the noise; set "
         "seed=1,2,3 or more."
     )
-    assert [row["over seeds"] for row in table(folds)] == ["88.00–89.00, n=2", "83.00–84.00, n=2"]
+    assert [row["over seeds"] for row in build_table(folds)] == ["88.00–89.00, n=2", "83.00–84.00, n=2"]
 
 
 def test_numbers_are_rounded_in_the_table_but_not_in_the_csv(tmp_path: Path) -> None:
     run(tmp_path / "0", config={"lr": 0.0014462662489})
     run(tmp_path / "1", config={"lr": 0.003})
-    assert [row["lr"] for row in table(the_only(tmp_path))] == ["0.00145", "0.003"]
+    assert [row["lr"] for row in build_table(the_only(tmp_path))] == ["0.00145", "0.003"]
     assert "0.0014462662489" in as_csv(compared(tmp_path))
     times = {0.0: "0.00", 0.0123: "0.0123", 1.234: "1.23", 12.34: "12.3", 99.97: "100", 1234.5: "1234"}
     assert [format_seconds(time) for time in times] == list(times.values())

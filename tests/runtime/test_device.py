@@ -21,7 +21,7 @@ from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.loaders.decoded import PinnedBuffers
 from vitmnist.replacement.decoding import BatchRows
 from vitmnist.runtime import device as device_module
-from vitmnist.runtime.device import PassedEvent, choose_device
+from vitmnist.runtime.device import CompletedEvent, choose_device
 from vitmnist.store.tree import find_difference
 
 DEVICE = torch.device("privateuseone")
@@ -101,9 +101,9 @@ class NeverHolds(FakeBackend):
 
 
 class NeverSynchronizes(FakeBackend):
-    def record_event(self) -> PassedEvent:
+    def record_event(self) -> CompletedEvent:
         """A pinned buffer is filled again while the device still copies out of it."""
-        return PassedEvent()
+        return CompletedEvent()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import TensorSet
 from vitmnist.loaders.base import INDEX_NBYTES, needs_of
 from vitmnist.runtime import memory
-from vitmnist.runtime.memory import DoesNotFitError, Memory, check_fits, free_memory, host_peak, reset_host_peak
+from vitmnist.runtime.memory import DoesNotFitError, Memory, check_fits, free_memory, host_peak_bytes, reset_host_peak
 
 CPU = torch.device("cpu")
 SAMPLER = EpochSampler(23, 2, 0)
@@ -65,9 +65,9 @@ def test_free_and_peak_memory_are_those_of_the_machine() -> None:
     assert 2**20 < free.host < 2**50
     assert free.device == 0
     assert reset_host_peak()
-    before = host_peak()
+    before = host_peak_bytes()
     torch.ones(2**25)
-    assert 2**26 < host_peak() - before < 2**28  # 128 MiB
+    assert 2**26 < host_peak_bytes() - before < 2**28  # 128 MiB
 
 
 def test_a_limit_of_a_container_is_respected_and_divided_among_its_ranks(

@@ -19,7 +19,7 @@ from vitmnist.runtime.ordered_map import map_slices, ordered_map
 IDLE = """
 import time
 import torch
-from vitmnist.runtime.cpu import one_core_each
+from vitmnist.runtime.cpu import one_core_per_thread
 from vitmnist.runtime.ordered_map import ordered_map
 
 def spent_after_an_operation():
@@ -30,7 +30,7 @@ def spent_after_an_operation():
 
 torch.set_num_threads(2)
 values = torch.zeros(2**20)
-results = ordered_map(abs, range(9), 1, 2, one_core_each())
+results = ordered_map(abs, range(9), 1, 2, one_core_per_thread())
 next(results)
 time.sleep(0.1)  # the idle team may spin once, as it starts
 print(max(spent_after_an_operation() for _ in range(9)))

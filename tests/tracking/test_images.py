@@ -14,7 +14,14 @@ from vitmnist.augment.preprocess import Compose, Preprocess
 from vitmnist.data.datasets.base import Dataset, ImageFiles
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import LOADERS
-from vitmnist.tracking.images import CAPTION_HEIGHT, GAP, TILE_WIDTH, caption, training_batch, worst_mistakes
+from vitmnist.tracking.images import (
+    CAPTION_HEIGHT,
+    GAP,
+    TILE_WIDTH,
+    draw_training_batch,
+    draw_worst_mistakes,
+    format_caption,
+)
 from vitmnist.training.predictions import Predictions
 
 
@@ -26,7 +33,7 @@ def test_the_training_batch_is_the_one_that_was_trained_on(tiny: Dataset, shuffl
     sampler, options = EpochSampler(23, 10, 3, shuffle), LOADERS.complete({"name": "ram"})
     preprocess = Preprocess(tiny.train, Compose(operations))
     with LOADERS.build(options, tiny.train, sampler, torch.device("cpu")) as loader:
-        grid = np.asarray(training_batch(tiny.train, loader.sampler, preprocess, 1))
+        grid = np.asarray(draw_training_batch(tiny.train, loader.sampler, preprocess, 1))
         batch, keys = next(zip(loader.epoch(1), preprocess.keys(sampler, 1), strict=False))
     plain = Preprocess(tiny.train)(batch[0])
     seen = preprocess.mix_batch(*batch, keys)[0] if operations else plain
@@ -41,11 +48,11 @@ def test_the_training_batch_is_the_one_that_was_trained_on(tiny: Dataset, shuffl
 def test_the_worst_mistakes_are_the_most_confident_ones(tiny: Dataset) -> None:
     actual, classes = tiny.test.labels, tiny.test.classes
     confidence = torch.linspace(0.2, 0.8, len(actual))
-    assert worst_mistakes(tiny.test, Predictions(actual, confidence, actual)) is None
+    assert draw_worst_mistakes(tiny.test, Predictions(actual, confidence, actual)) is None
     predicted = actual.clone()
     predicted[[1, 4]] = (actual[[1, 4]] + 1) % 10
     predictions = Predictions(predicted, confidence, actual)
-    picture = np.asarray(worst_mistakes(tiny.test, predictions))[GAP // 2 :, GAP // 2 :]
+    picture = np.asarray(draw_worst_mistakes(tiny.test, predictions))[GAP // 2 :, GAP // 2 :]
     for tile, index in enumerate((4, 1)):
         enlarged = Image.fromarray(tiny.test.images[index, 0].numpy()).resize((180, 180), Image.Resampling.NEAREST)
         left = tile * (TILE_WIDTH + GAP)
@@ -53,6 +60,6 @@ def test_the_worst_mistakes_are_the_most_confident_ones(tiny: Dataset) -> None:
         assert (picture[:CAPTION_HEIGHT, left : left + 180] < 128).any(), "a caption"
     names = [f"{'a' * 90}/{index}.png" for index in range(len(actual))]
     named = replace(tiny.test, files=ImageFiles(Path(), names, Image.open))
-    name, *shown = caption(named, predictions, 4).split("\n")
+    name, *shown = format_caption(named, predictions, 4).split("\n")
     assert shown == [f"true: {classes[actual[4]]}", f"{100 * confidence[4]:.1f}% {classes[predicted[4]]}"]
     assert name == f"{'a' * 18}/4.png"

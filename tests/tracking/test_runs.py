@@ -12,7 +12,7 @@ from tests.support.records import compared, run
 from vitmnist.cli.report import report, status
 from vitmnist.errors import DataError
 from vitmnist.metrics.epoch_table import epoch_metrics
-from vitmnist.report.write import table
+from vitmnist.report.write import build_table
 from vitmnist.tracking.log import log_verdict
 from vitmnist.tracking.result import Result
 from vitmnist.tracking.runs import find_runs
@@ -42,7 +42,7 @@ def test_what_cannot_be_read_is_a_row_with_the_reason(content: bytes, reason: st
     run(tmp_path / "0")
     file = run(tmp_path / "1", "disk") / "result.json"
     file.write_bytes(content)
-    states = [row["status"] for comparison in compared(tmp_path) for row in table(comparison)]
+    states = [row["status"] for comparison in compared(tmp_path) for row in build_table(comparison)]
     assert states[0] == "completed"
     assert states[1].startswith(f"unreadable: 1/result.json: {reason}")
 

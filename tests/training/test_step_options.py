@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tests.conftest import Printed, Train, assert_same_run, result_of, weights
 from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.config.schema import Precision, TrainerConfig
-from vitmnist.errors import ConfigError, ExitCode
+from vitmnist.errors import ConfigError
 from vitmnist.models import MODELS
 from vitmnist.models.cnn import CNNOptions
 from vitmnist.runtime.device import use_deterministic_kernels
@@ -149,19 +149,6 @@ def test_fast_is_printed_recorded_and_learns_as_plain_does(train_here: Train, qu
     for ours, theirs in zip(fast["epochs"], plain["epochs"], strict=True):
         assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-4)
         assert ours["eval_loss"] == pytest.approx(theirs["eval_loss"], rel=1e-4)
-
-
-def test_another_trainer_may_resume_and_keeps_its_options(train_here: Train, quick: list[str], tmp_path: Path) -> None:
-    """More epochs would let `compile=auto` decide otherwise, and round otherwise."""
-    assert train_here(*quick, "max_minutes=0", "hydra.run.dir=here").returncode == ExitCode.UNFINISHED
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(step_options, "CPU_MICRO_BATCH", 4)
-        assert train_here("resume=here", "trainer=fast").returncode == ExitCode.UNFINISHED
-    resumed = train_here("resume=here", "max_minutes=null")
-    assert resumed.returncode == 0, resumed.stderr
-    assert result_of(tmp_path / "here")["trainer"]["micro_batch"] == 4
-    checkpoint = torch.load(tmp_path / "here" / "checkpoints" / "last.pt", weights_only=True)
-    assert all(group["fused"] for group in checkpoint["step"]["optimizer"]["param_groups"])
 
 
 class Branching(nn.Linear):

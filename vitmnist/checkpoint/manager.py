@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -40,8 +40,6 @@ class Checkpoint:
         model_info: see `model_info`.
         dataset_sha256: checksums of the dataset's tensors.
         step: `TrainStep.state_dict()`.
-        step_config: `StepConfig` as plain values.
-        device: "cpu" or "cuda".
         epochs: the records of the completed epochs.
         rng: `RandomState.to_dict()` of each rank.
         progress: `EpochProgress.state_dict()` of an epoch under way; None between two epochs.
@@ -51,8 +49,6 @@ class Checkpoint:
     model_info: dict[str, Any]
     dataset_sha256: dict[str, str]
     step: dict[str, Any]
-    step_config: dict[str, Any]
-    device: str
     epochs: list[dict[str, Any]]
     rng: list[dict[str, Any]]
     progress: dict[str, Any] | None = None
@@ -87,8 +83,6 @@ class CheckpointManager:
             model_info=self._model_info,
             dataset_sha256=(self.result.dataset or {})["sha256"],
             step=step.state_dict(),
-            step_config=asdict(step.backend.config),
-            device=step.device.type,
             epochs=self.result.epochs,
             rng=self.world.all_gather_object(RandomState(device=step.device).to_dict()),
             progress=progress.state_dict() if progress else None,

@@ -28,21 +28,18 @@ from safetensors.torch import load_file
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from vitmnist.errors import ConfigError, DataError, classify, join_names
-from vitmnist.runtime.files import display_path, home_expanded, write_atomic
+from vitmnist.runtime.files import display_path, expand_home, write_atomic
 
 log = logging.getLogger(__name__)
 
 FOLDER = "checkpoints"
-FORMAT = 9
+FORMAT = 10
 """The format number is raised when a field changes its meaning, or when resuming would train differently."""
 DIGEST_SIZE = hashlib.sha256().digest_size
 WEIGHTS = {"best": "best.pt", "final": "final.safetensors", "last": "last.pt"}
 """The file of each kind of weights that a run has."""
 WRAPPERS = ("step", "ema", "state_dict_ema", "state_dict", "model_state_dict", "model", "net")
 """The keys under which checkpoints hold weights (ours, timm's, Lightning's, a script's), averaged weights first."""
-
-_damaged: set[Path] = set()
-"""Files `last.pt` that this process has found damaged, so that they must not become `previous.pt`."""
 
 
 class DamagedError(DataError):
@@ -70,8 +67,7 @@ def save(folder: Path, state: dict[str, Any], best: bool = False) -> None:
         # `best.pt` is the first: a run that is killed in between repeats the epoch and writes it again.
         if best:
             write_atomic(checkpoints / "best.pt", content)
-        write_atomic(last, content, previous if last.exists() and last not in _damaged else None)
-        _damaged.discard(last)
+        write_atomic(last, content, previous if last.exists() else None)
     except OSError as error:
         kept = ""
         if last.exists() or previous.exists():
@@ -93,7 +89,6 @@ def load(folder: Path) -> dict[str, Any] | None:
         try:
             return read(last)
         except DamagedError as error:
-            _damaged.add(last)
             if not previous.exists():
                 raise
             log.warning("%s; %s is read instead", error, previous.name)
@@ -171,7 +166,7 @@ def read_initial_weights(init: str) -> dict[str, torch.Tensor]:
         ConfigError: there are none.
         DataError: they are damaged.
     """
-    path = home_expanded(init)
+    path = expand_home(init)
     if is_run := path.is_dir():
         path = weights_file(path, ["best", "final"])
     elif not path.exists():

@@ -35,7 +35,7 @@ from vitmnist.loaders.make_loader import make_loader
 from vitmnist.metrics import METRICS
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.files import csv_text
-from vitmnist.tracking.images import worst_mistakes
+from vitmnist.tracking.images import draw_worst_mistakes
 from vitmnist.tracking.runs import read_run
 from vitmnist.training import loop
 from vitmnist.training.predictions import Predictions
@@ -203,7 +203,7 @@ def main(options: Namespace) -> None:
     if options.mistakes:
         options.mistakes.write_bytes(evaluation.mistakes_csv())
     if options.grid:
-        if picture := worst_mistakes(split, evaluation.predictions):
+        if picture := draw_worst_mistakes(split, evaluation.predictions):
             picture.save(options.grid, "PNG")
         else:
             echo(f"no mistakes: {options.grid} is not written", sys.stderr)

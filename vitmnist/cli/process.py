@@ -18,7 +18,7 @@ from vitmnist.cli.command import end, program
 from vitmnist.cli.messages import describe
 from vitmnist.errors import ConfigError, PeerError
 from vitmnist.runtime.files import display_path
-from vitmnist.runtime.run_folder import locked
+from vitmnist.runtime.run_folder import folder_lock
 from vitmnist.runtime.signals import StopSignal, end_interrupted, handled_by, ignore_stopping
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 
@@ -60,7 +60,7 @@ class TrainingProcess:
         """
         shown = display_path(folder)
         try:
-            self.resources.enter_context(locked(folder))
+            self.resources.enter_context(folder_lock(folder))
         except OSError as error:
             raise ConfigError(f"{shown}: {error.strerror}; name another folder with {key}=FOLDER") from error
         # The jobs of a sweep lie below its folder; runs that lie below the folder of another run are not in its way.

@@ -28,7 +28,7 @@ from vitmnist.config.validation import validate
 from vitmnist.errors import ConfigError, ExitCode, RunInterrupted, TimeLimitReached, TrainingError
 from vitmnist.metrics.epoch_table import search_objective
 from vitmnist.runtime.files import display_path
-from vitmnist.runtime.run_folder import InUseError, has_checkpoint, locked
+from vitmnist.runtime.run_folder import InUseError, folder_lock, has_checkpoint
 from vitmnist.runtime.signals import StopSignal, interruption
 from vitmnist.runtime.world import is_distributed
 from vitmnist.tracking.result import Result
@@ -147,7 +147,7 @@ class Job:
             # A search counts a trial that failed, and does not repeat it.
             if _is_search(job) and read_run(folder).status == "failed":
                 return None
-            with locked(folder):
+            with folder_lock(folder):
                 if not report_if_completed(folder, config):
                     resume = str(folder) if has_checkpoint(folder) else None
                     trainer(replace(config, resume=resume), folder, overrides, stop).fit()

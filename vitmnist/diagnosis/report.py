@@ -10,9 +10,9 @@ from itertools import pairwise
 from math import inf
 
 from vitmnist.diagnosis.observer import LoaderInfo, Loop, Observer, Unmeasured
-from vitmnist.runtime.cpu import NOTICEABLE
 from vitmnist.timing.table import (
     COMPUTE_BOUND_PCT,
+    NOTICEABLE_SHARE,
     Bottleneck,
     Row,
     format_bottleneck,
@@ -185,7 +185,7 @@ def format_report(report: Report) -> str:
     if report.seconds:
         steps = f"{report.steps} batches" + (f" after a warm-up of {report.warm_up}" if report.warm_up else "")
         between = f"; {format_s(report.between_s)} between the passes over the loaders are not counted"
-        is_noticeable = report.between_s > NOTICEABLE * report.seconds
+        is_noticeable = report.between_s > NOTICEABLE_SHARE * report.seconds
         lines.append(f"script: {steps} in {format_s(report.seconds)}{between if is_noticeable else ''}")
     if report.bottleneck and report.waiting_pct is not None:
         text = format_bottleneck(report.bottleneck, report.waiting_pct, report.steps)
@@ -209,7 +209,7 @@ def _format_loop(index: int, loop: LoopReport) -> list[str]:
     ]
     if total_s := sum(loop.parts.values()):
         shares = sorted(((seconds / total_s, name) for name, seconds in loop.parts.items()), reverse=True)
-        shown = [f"{name} {share:.0%}" for share, name in shares if share > NOTICEABLE]
+        shown = [f"{name} {share:.0%}" for share, name in shares if share > NOTICEABLE_SHARE]
         lines.append(f"  a sample: {', '.join(shown)}")
     if loop.rows:
         lines += [f"  {line}" for line in format_rows(loop.rows).splitlines()]

@@ -14,7 +14,7 @@ from vitmnist.data.sources import SampleSource, TensorSet
 from vitmnist.loaders.base import LOADERS, Batches, LoadedBatch, Loader, needs_of
 from vitmnist.registry import NoOptions
 from vitmnist.runtime.device import Backend, Event, backend_of
-from vitmnist.runtime.files import home_expanded
+from vitmnist.runtime.files import expand_home
 from vitmnist.runtime.memory import check_fits
 from vitmnist.store.cache_file import DEFAULT_FOLDER
 from vitmnist.store.rows import Location, Storage, gather_rows, row_buffers
@@ -107,7 +107,7 @@ class CacheLoader(HostLoader):
     storage = Storage.FILE
 
     def __init__(self, options: CacheOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
-        location = Location(Storage.FILE, folder=home_expanded(options.folder), fingerprint=options.fingerprint)
+        location = Location(Storage.FILE, folder=expand_home(options.folder), fingerprint=options.fingerprint)
         super().__init__(data.decode_to(location), sampler, device)
 
 

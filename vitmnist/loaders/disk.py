@@ -27,7 +27,7 @@ from vitmnist.data.sampler import EpochSampler, as_tensor
 from vitmnist.data.sources import DatasetSource, SampleSource, TensorSet
 from vitmnist.errors import FEWER_WORKERS, ConfigError, LoadingError, UserError, classify
 from vitmnist.loaders.base import LOADERS, Batches, Loader
-from vitmnist.runtime.cpu import cores_per_rank, one_core_each
+from vitmnist.runtime.cpu import cores_per_rank, one_core_per_thread
 from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.runtime.signals import ignore_stopping
@@ -82,7 +82,7 @@ class FileLoader(Loader):
     def batches(self, epoch: int, start: int) -> Batches:
         images_ahead = self.batches_ahead * min(self.sampler.rank_batch_size, self.sampler.size)
         jobs = self._jobs(epoch, start)
-        with closing(ordered_map(self._read, jobs, self.threads, images_ahead, one_core_each())) as finished_jobs:
+        with closing(ordered_map(self._read, jobs, self.threads, images_ahead, one_core_per_thread())) as finished_jobs:
             for images, indices, row in finished_jobs:
                 if row == len(indices) - 1:
                     yield map_tensors(self.backend.to_device, (images, self.split.labels[indices]))

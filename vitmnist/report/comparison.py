@@ -144,7 +144,7 @@ class Comparison:
     facts: Mapping[str, str]
 
     @cached_property
-    def ranked(self) -> list[Configuration]:
+    def ranked_rows(self) -> list[Configuration]:
         """The rows whose times are compared, lowest median first."""
         timed = [(row.epoch_s.median, row) for row in self.rows if row.rounds and row.epoch_s]
         return [row for _, row in sorted(timed, key=lambda pair: pair[0])]
@@ -153,7 +153,7 @@ class Comparison:
     def _ratios(self) -> Differences[Configuration]:
         """The ratios of the seconds per epoch, over the rounds."""
         times: dict[Configuration, dict[str, float]] = {}
-        for row in self.ranked:
+        for row in self.ranked_rows:
             # Runs of several seeds in a round share the state of the machine: they count as one.
             times[row] = {name: median(_measured(runs, EPOCH_S)) for name, runs in row.rounds.items()}
         return Differences(times, as_ratios=True)
@@ -167,7 +167,7 @@ class Comparison:
         Returns:
             The ratio; None if the rows are the same, if either is not ranked, or if they have no round in common.
         """
-        return self._ratios.get(row, other or self.ranked[0]) if self.ranked else None
+        return self._ratios.get(row, other or self.ranked_rows[0]) if self.ranked_rows else None
 
     @cached_property
     def metric(self) -> Metric:
@@ -307,21 +307,21 @@ def _facts(run: Run) -> dict[str, str]:
         return {}
     dataset = run.result.dataset or {}
     sizes = {key.removesuffix("_size"): size for key, size in dataset.items() if key.endswith("_size")}
-    images = ", ".join(f"{fact_text(size)} {split}" for split, size in sizes.items())
+    images = ", ".join(f"{format_fact(size)} {split}" for split, size in sizes.items())
     facts = {
         **environment,
         "device": run.result.device,
         "processes": (run.result.distributed or {}).get("ranks"),
-        "data": f"{fact_text(dataset.get('name'))}, images: {images}" if dataset else None,
+        "data": f"{format_fact(dataset.get('name'))}, images: {images}" if dataset else None,
         CHECKSUMS: dataset.get("folds_of") or dataset.get("sha256"),
     }
-    return {title.replace("_", " "): fact_text(value) for title, value in facts.items() if value not in (None, {})}
+    return {title.replace("_", " "): format_fact(value) for title, value in facts.items() if value not in (None, {})}
 
 
-def fact_text(value: object) -> str:
+def format_fact(value: object) -> str:
     """Format a value of `environment` or `dataset`; commits and checksums are cut to 12 digits."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}={fact_text(item)}" for key, item in sorted(value.items()))
+        return ", ".join(f"{key}={format_fact(item)}" for key, item in sorted(value.items()))
     if isinstance(value, str) and len(value) in (40, 64) and value.isalnum():
         return value[:12]
     if type(value) is int:

@@ -154,7 +154,7 @@ def _time_text(comparison: Comparison, row: Configuration) -> str:
     seconds = f"{format_seconds(row.epoch_s.median)} s"
     if not row.rounds:
         return f"{seconds}, not ranked"
-    if row is comparison.ranked[0]:
+    if row is comparison.ranked_rows[0]:
         return f"{seconds}, 1×"
     ratio = comparison.ratio(row)
     return f"{seconds}, {'' if ratio.is_clear else '≈'}{ratio.mean:.2f}×" if ratio else seconds

@@ -71,7 +71,7 @@ def summarize_times(comparison: Comparison) -> list[str]:
 
     If no loaders are compared, name the configuration with the lowest time.
     """
-    ranked = comparison.ranked
+    ranked = comparison.ranked_rows
     if not ranked:
         return [NO_TIME]
     if len(ranked) == 1:

@@ -91,10 +91,10 @@ def _sections(comparisons: Sequence[Comparison]) -> Iterator[tuple[Comparison, l
     """Yield each comparison with its paragraphs, a heading first if there are several comparisons, and its table."""
     for index, comparison in enumerate(comparisons, 1):
         heading = [f"## {index}. {comparison.machine_and_data}"] if len(comparisons) > 1 else []
-        yield comparison, [*heading, *summarize_comparison(comparison)], table(comparison)
+        yield comparison, [*heading, *summarize_comparison(comparison)], build_table(comparison)
 
 
-def table(comparison: Comparison) -> Table:
+def build_table(comparison: Comparison) -> Table:
     """Return a row for each configuration, in the order of the chart, without columns that have no value.
 
     The status is left out too if all runs completed.

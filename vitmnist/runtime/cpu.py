@@ -16,8 +16,7 @@ from typing import Any
 from threadpoolctl import ThreadpoolController
 
 CPUINFO = Path("/proc/cpuinfo")
-NOTICEABLE = 0.05
-"""Smaller shares of the time are neglected."""
+"""The file in which Linux describes the processor."""
 
 
 def available_cores() -> int:
@@ -35,8 +34,8 @@ def cores_per_rank() -> int:
     return max(1, available_cores() // local_world_size())
 
 
-def cpuinfo(*keys: str) -> str | None:
-    """The first value of one of these keys in /proc/cpuinfo; None without it."""
+def read_cpuinfo(*keys: str) -> str | None:
+    """Read the first value of one of these keys in `CPUINFO`; None if there is no such file or key."""
     with suppress(OSError):
         for line in CPUINFO.read_text().splitlines():
             key, _, value = line.partition(":")
@@ -46,16 +45,18 @@ def cpuinfo(*keys: str) -> str | None:
 
 
 BF16_UNITS = "AMX, ARM's BF16 or an AMD's AVX512-BF16"
+"""The instruction sets with which bfloat16 is expected to be faster than float32."""
 
 
 def has_bf16_units() -> bool:
-    """Whether the processor has one of `BF16_UNITS`, with which bfloat16 should be faster than float32.
+    """Whether the processor has one of `BF16_UNITS`.
 
-    An image of the articles' transformer (batch 500, two cores) took an AMD EPYC with AVX512-BF16 226 µs in float32 and
-    178 in bfloat16, and an Intel Xeon with AVX512-BF16 but without AMX 230 and 340. AMX and ARM are not measured.
+    A training step of the articles' transformer (batch 500, two cores) took 226 µs per image in float32 and 178 in
+    bfloat16 on an AMD EPYC with AVX512-BF16, but 230 and 340 on an Intel Xeon with AVX512-BF16 and without AMX. AMX and
+    ARM are not measured.
     """
-    flags = (cpuinfo("flags", "Features") or "").split()
-    has_amd_bf16 = "avx512_bf16" in flags and cpuinfo("vendor_id") == "AuthenticAMD"
+    flags = (read_cpuinfo("flags", "Features") or "").split()
+    has_amd_bf16 = "avx512_bf16" in flags and read_cpuinfo("vendor_id") == "AuthenticAMD"
     return has_amd_bf16 or not {"amx_bf16", "bf16"}.isdisjoint(flags)
 
 
@@ -67,24 +68,24 @@ def limit_to_one_core() -> AbstractContextManager[Any]:
     """
     import torch
 
-    torch.get_num_threads()  # Torch sets a new thread to all cores at its first use, which would undo the limit.
+    torch.get_num_threads()  # At its first use in a thread, torch allows the thread all cores, which undoes a limit.
     limits: AbstractContextManager[Any] = _openmp().limit(limits=1, user_api="openmp")
     return limits
 
 
 @cache
 def _openmp() -> ThreadpoolController:
-    """The OpenMP libraries of this process. Looking for them takes a millisecond."""
+    """The OpenMP libraries of this process, cached because finding them takes a millisecond."""
     return ThreadpoolController()
 
 
-def one_core_each() -> Callable[[], AbstractContextManager[Any]]:
-    """The context of threads that decode next to a training step: one core for each, and no core that spins.
+def one_core_per_thread() -> Callable[[], AbstractContextManager[Any]]:
+    """Create a context for threads that decode next to a training step: it limits each to one core, and stops spinning.
 
-    After each operation of torch on several cores, GNU's OpenMP (libgomp) lets its threads spin for 5 to 10 ms, on
-    cores that other threads need: where two threads read pictures of 64×64 next to a training step, a picture took 1.7
-    ms of processor time, and 1.2 ms without. Threads of libgomp do not spin where there are more of them than cores, so
-    the first thread of this context starts a second team, which lives as long as the thread:
+    After each operation of torch on several cores, the threads of GNU's OpenMP (libgomp) spin for 5 to 10 ms on cores
+    that decoding needs: reading pictures of 64×64 in two threads next to a training step took 1.7 ms of processor time
+    per picture, and 1.2 ms without spinning. The threads of libgomp do not spin if there are more of them than cores.
+    So the first thread that enters the context starts a second team, which lives as long as that thread:
     https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html
     """
     entered = count()
@@ -95,7 +96,7 @@ def one_core_each() -> Callable[[], AbstractContextManager[Any]]:
         if next(entered) == 0 and torch.get_num_threads() > 1:
             cores = os.cpu_count() or 1
             with _openmp().limit(limits=cores, user_api="openmp"):
-                torch.zeros(cores * 2**16, device="cpu").add_(1)  # This is large enough for a thread on each core.
+                torch.zeros(cores * 2**16, device="cpu").add_(1)  # A tensor of this size uses a thread on each core.
         return limit_to_one_core()
 
     return enter

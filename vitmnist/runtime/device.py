@@ -1,4 +1,4 @@
-"""The device that a configuration names, and its backend: the streams, events and page-locked memory of loaders."""
+"""Selects the device of a run. Its backend has the streams, events and page-locked memory that loaders use."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ log = logging.getLogger(__name__)
 
 
 def choose_device(name: str, world: World = SINGLE_PROCESS) -> torch.device:
-    """The device that `device=` names; `auto` is the first CUDA device, or the CPU.
+    """Return the device that `device=` names; `auto` is the first CUDA device, or the CPU if there is none.
 
     With several ranks on a machine, each gets the CUDA device of its local rank.
 
     Raises:
-        ConfigError: this machine does not have that device, or not enough of them.
+        ConfigError: this machine does not have that device, or fewer devices than ranks.
     """
     if not re.fullmatch(r"auto|cpu|cuda(:[1-9]?\d)?", name):
-        raise ConfigError(f"device={name}: not known; allowed: auto, cpu, cuda, cuda:0, cuda:1, …")
+        raise ConfigError(f"device={name}: unknown device; allowed: auto, cpu, cuda, cuda:0, cuda:1, …")
     count, is_available = torch.cuda.device_count(), torch.cuda.is_available()
     if name == "auto":
         if count and not is_available:
@@ -63,8 +63,8 @@ def _why_unavailable() -> str:
     return reason
 
 
-class PassedEvent:
-    """An event of a device that ends its work before a call returns."""
+class CompletedEvent:
+    """An event of a device that finishes each operation before the call returns."""
 
     def query(self) -> bool:
         """Whether the device has passed it."""
@@ -74,14 +74,14 @@ class PassedEvent:
         """Block the host until the device has passed it."""
 
 
-Event = PassedEvent | torch.cuda.Event
+Event = CompletedEvent | torch.cuda.Event
 """A point in the work of a stream."""
 
 
 class Backend:
-    """The operations of a device that loaders need. This base class ends each of them before the call returns.
+    """The operations of a device that loaders need. In this base class, each is finished when its call returns.
 
-    "The current stream" is the stream of the calling thread.
+    The current stream is the current stream of the calling thread.
     """
 
     is_async = False
@@ -91,11 +91,11 @@ class Backend:
         self.device = device
 
     def new_stream(self) -> Callable[[], AbstractContextManager[object]]:
-        """A stream whose work may overlap the work of the current stream; within its context it is the current one."""
+        """Create a stream whose work may overlap that of the current stream, and return a context that selects it."""
         return limit_to_one_core
 
     def empty_pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """An uninitialised host tensor from which the device can copy asynchronously."""
+        """Allocate an uninitialised host tensor from which the device can copy asynchronously."""
         return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=self.device.type == "cuda")
 
     def to_device(self, tensor: Tensor) -> Tensor:
@@ -103,11 +103,11 @@ class Backend:
         return tensor.to(self.device, non_blocking=True)
 
     def record_event(self) -> Event:
-        """An event after everything queued on the current stream so far."""
-        return PassedEvent()
+        """Record an event after everything queued on the current stream so far."""
+        return CompletedEvent()
 
     def wait_event(self, event: Event) -> None:
-        """Let later work of the current stream start after `event`; the host does not wait."""
+        """Make later work of the current stream wait for `event`; the host does not wait."""
 
     def record_stream(self, tensor: Tensor) -> None:
         """Keep a tensor's memory from being reused before the current stream is done with it."""
@@ -143,11 +143,12 @@ def backend_of(device: torch.device) -> Backend:
 
 
 def use_deterministic_kernels(deterministic: bool | str, device: torch.device) -> None:
-    """Let a GPU add up in the same order each time, so that a resumed run repeats every bit.
+    """Make a GPU sum in the same order each time, so that a resumed run repeats every bit.
 
-    Otherwise the gradients of some convolutions vary in their last bits, and so do the gradients of attention once its
-    keys take several blocks. Every operation of the models, losses, augmentations and optimizers has a deterministic
-    implementation; other operations raise `RuntimeError`. With `warn_only` torch would leave attention as it is.
+    Otherwise the gradients of some convolutions vary in their last bits, and so do the gradients of attention whose
+    keys span several blocks. Every operation of the models, losses, augmentations and optimizers has a deterministic
+    implementation; other operations raise `RuntimeError`. `warn_only` is no alternative: torch then leaves attention
+    nondeterministic.
 
     Args:
         deterministic: `trainer.deterministic`; `auto` is true on a GPU. On the CPU, kernels repeat every bit anyway.
@@ -157,5 +158,5 @@ def use_deterministic_kernels(deterministic: bool | str, device: torch.device) -
     if is_gpu and not deterministic:
         log.info("trainer.deterministic=false: if this run is resumed, it may differ by rounding")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # Torch reads it at the first matrix product.
-    # Filling memory would cost a kernel for each tensor, and nothing here reads uninitialised memory.
+    # Filling uninitialised memory would cost a kernel per tensor, and nothing here reads such memory.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

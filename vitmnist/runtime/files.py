@@ -14,13 +14,13 @@ import yaml
 
 from vitmnist.errors import first_line
 
-# libyaml is about ten times as fast as the parser in Python. It limits the depth of nesting.
 YAML_LOADER: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The parser of libyaml, which is about ten times as fast as that in Python and limits the depth of nesting."""
 
 
 @contextmanager
-def naming_file(path: Path) -> Iterator[None]:
-    """Give each `OSError` the name of a file: an error of `write` has none, and a temporary file's name says little."""
+def attach_filename(path: Path) -> Iterator[None]:
+    """Set the file name of each `OSError` in the block: errors of `write` have none, others name a temporary file."""
     try:
         yield
     except OSError as error:
@@ -29,19 +29,18 @@ def naming_file(path: Path) -> Iterator[None]:
 
 
 def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> None:
-    """Write `content` to a temporary file and rename it: readers and crashes see the old file or the new one.
-
-    A process that is killed leaves its temporary file, which the next one overwrites.
+    """Write `content` to a temporary file and rename it, so that readers see either the old file or the new one.
 
     Args:
-        previous: a name for the old file, which a crash between two renames leaves under that name only.
+        previous: the path to which the old file is renamed first. After a crash between the two renames, the old file
+            exists under this name only.
 
     Raises:
-        OSError: with `path` as its filename, not the temporary file.
+        OSError: `path` cannot be written; its `filename` is `path`.
     """
-    # Two processes may write the same report.
+    # The process ID keeps two processes apart that write the same report.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with naming_file(path):
+    with attach_filename(path):
         try:
             with temporary.open("wb") as file:
                 file.write(content)
@@ -54,29 +53,29 @@ def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> No
             temporary.unlink(missing_ok=True)
 
 
-def append(path: Path, content: bytes) -> None:
-    """Append to a file; raises `OSError` with `path` as its filename."""
-    with naming_file(path), path.open("ab") as file:
+def append_bytes(path: Path, content: bytes) -> None:
+    """Append to a file; raises `OSError`, whose `filename` is `path`."""
+    with attach_filename(path), path.open("ab") as file:
         file.write(content)
 
 
-def home_expanded(folder: str) -> Path:
-    """A folder whose name may begin with `~` or `~USER`; the name as it is if there is no such user."""
+def expand_home(folder: str) -> Path:
+    """Expand `~` or `~USER` at the beginning of a path; a user that does not exist is left as it is."""
     return Path(os.path.expanduser(folder))
 
 
 def display_path(path: Path | str) -> str:
-    """A path as it is shown: relative below the working directory, absolute otherwise."""
+    """Format a path for messages: relative below the working directory, absolute otherwise."""
     absolute = os.path.abspath(path)
     return os.path.relpath(absolute) if Path(absolute).is_relative_to(Path.cwd()) else absolute
 
 
 class UnreadableError(ValueError):
-    """A file that cannot be used; the message is one line that says why, without the name of the file."""
+    """A file cannot be used. The message is one line that says why, without the name of the file."""
 
 
 def read_plain(path: Path) -> object:
-    """The plain values in a JSON or YAML file; interpolations such as `${oc.env:HOME}` stay text.
+    """Read the plain values in a JSON or YAML file; interpolations such as `${oc.env:HOME}` stay text.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -94,7 +93,7 @@ def read_plain(path: Path) -> object:
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> str:
-    """A CSV table of the columns of some rows, with texts in quotes; a missing value and None are empty cells."""
+    """Format a CSV table with text in quotes; the cells of missing values and of None are empty."""
     text = io.StringIO()
     writer = csv.writer(text, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
     writer.writerow(columns)

@@ -1,4 +1,4 @@
-"""How much memory a set takes and how much is free, checked before it runs out."""
+"""Measures free and used memory, and refuses a set that does not fit before memory runs out."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 
 class DoesNotFitError(ConfigError):
-    """A loader's set is larger than the memory it would be kept in."""
+    """The samples that a loader would keep need more memory than is free."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of host and device memory; on the CPU both are host memory."""
+    """Sizes of host and device memory in bytes; if the device is the CPU, both are host memory."""
 
     host: int = 0
     device: int = 0
@@ -60,10 +60,10 @@ def _container_limits() -> Iterator[int]:
 
 
 def keep_freed_memory() -> None:
-    """Keep up to 2 GiB of freed memory in this process, so that the next batch or step on the CPU reuses it.
+    """Keep up to 2 GiB of freed memory in this process for the next batch or step on the CPU.
 
-    By default glibc returns every block above 32 MiB to the system, which zeroes its pages before it hands them out
-    again: cropping pictures of 224 px into batches of 64 then takes twice as long.
+    By default glibc returns every block above 32 MiB to the system, which zeroes its pages before the next use:
+    cropping pictures of 224 px into batches of 64 then takes twice as long.
     """
     with suppress(AttributeError, OSError):  # The C library may be another one.
         libc = ctypes.CDLL(None)
@@ -72,9 +72,10 @@ def keep_freed_memory() -> None:
 
 
 def reset_host_peak() -> bool:
-    """Reset the peak memory of this process; False if the system cannot (only Linux can).
+    """Reset the peak memory of this process; returns False if the system cannot, which only Linux can.
 
-    Freed memory is returned first: glibc keeps it, and a job of a sweep would be charged for an earlier, larger job.
+    Freed memory that glibc keeps is first returned to the system, so that the peak of a job in a sweep does not include
+    an earlier, larger job.
     """
     gc.collect()
     with suppress(AttributeError, OSError):  # The C library may be another one.
@@ -86,14 +87,14 @@ def reset_host_peak() -> bool:
     return True
 
 
-def host_peak() -> int:
-    """The largest resident memory of this process on Linux, in bytes, since it was reset."""
+def host_peak_bytes() -> int:
+    """The peak resident memory of this process since the reset, in bytes; on Linux only."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 def peak_memory(work: Callable[[], object], device: torch.device) -> Memory:
-    """The peak of the GPU memory that `work` allocates; not measured on the CPU."""
+    """Run `work`, and measure the peak of the GPU memory that it allocates; on the CPU, zero is returned."""
     if device.type != "cuda":
         work()
         return Memory()
@@ -134,11 +135,13 @@ def _shortage(location: str, size: int, model_size: int, available: int) -> str:
     """The message that a set does not fit next to the model; empty if it fits."""
     if not size or size + model_size <= available:
         return ""
-    model = f", and the model needs {mib(model_size)} too" if model_size else ""
+    model = f", and the model needs {format_mib(model_size)} too" if model_size else ""
     ranks = f" for each of {local_world_size()} processes" if local_world_size() > 1 else ""
-    return f"the set takes {mib(size)} of memory {location}, where {mib(available)} are free{ranks}{model}"
+    return (
+        f"the set takes {format_mib(size)} of memory {location}, where {format_mib(available)} are free{ranks}{model}"
+    )
 
 
-def mib(size: int) -> str:
-    """A number of bytes in MiB, as text."""
+def format_mib(size: int) -> str:
+    """Format a number of bytes in MiB."""
     return f"{size / 2**20:,.1f} MiB"

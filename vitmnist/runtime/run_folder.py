@@ -23,44 +23,44 @@ class InUseError(ConfigError):
     exit_code = ExitCode.UNFINISHED
 
 
-_locked: set[Path] = set()
+_locked_folders: set[Path] = set()
 """The folders that this process has locked."""
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Create the folder of a run or sweep if there is none, and keep other processes out of it.
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Create the folder of a run or sweep if there is none, and lock it within the block.
 
-    The lock is the file `.lock`, which stays. It is released at the end of the block, or when this process ends.
+    The lock is on the file `.lock`, which is not removed. The system releases it when this process ends.
 
     Raises:
-        InUseError: another process has locked it, or another part of this one.
-        OSError: it cannot be created or written to.
+        InUseError: another process, or another part of this process, has locked the folder.
+        OSError: the folder cannot be created or written to.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder.resolve()
     # The system would grant this process its own lock again.
-    if path in _locked:
+    if path in _locked_folders:
         raise InUseError(f"{display_path(folder)}: in use by this process")
     file = (path / ".lock").open("a")
     try:
         if not _try_lock(file, folder):
             raise InUseError(f"{display_path(folder)}: in use by another process; wait for it, or stop it")
-        _locked.add(path)
+        _locked_folders.add(path)
         yield
     finally:
-        _locked.discard(path)
+        _locked_folders.discard(path)
         file.close()
 
 
 def _try_lock(file: TextIO, folder: Path) -> bool:
     for _ in range(3):
         try:
-            # lockf and not flock: workers would inherit a flock, and keep it if they outlive this process.
+            # Workers that outlive this process would keep a lock of `flock`, which processes inherit.
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except (BlockingIOError, PermissionError):
-            # `is_in_use` in another process holds a lock for a moment.
+            # Another process may be in `is_in_use`, which holds a lock for a moment.
             time.sleep(0.02)
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOSYS):
@@ -71,10 +71,10 @@ def _try_lock(file: TextIO, folder: Path) -> bool:
 
 
 def is_in_use(folder: Path) -> bool:
-    """Whether another process has locked a folder. Only reads, so it also works on a read-only file system."""
+    """Whether another process has locked a folder. It may be on a read-only file system."""
     path = folder.resolve() / ".lock"
-    # Closing any handle of a file that this process has locked would release its lock.
-    if path.parent in _locked or not path.is_file():
+    # Closing any handle of a file releases the lock of this process on it.
+    if path.parent in _locked_folders or not path.is_file():
         return False
     try:
         with path.open() as file:
@@ -88,5 +88,5 @@ def is_in_use(folder: Path) -> bool:
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Whether a run has left a checkpoint in its folder, complete or not."""
+    """Whether a folder has a checkpoint, complete or not."""
     return any(folder.glob("checkpoints/*.pt"))

@@ -21,11 +21,11 @@ def synchronize(device: torch.device) -> None:
 
 
 class EpochTimer:
-    """Charges the seconds of a loop to phases, from `start` to `stop`, both on an idle device; starts in phase `other`.
+    """Divides the time of a loop into phases, from `start` to `stop`, when the device is idle.
 
-    Each mark ends one phase and begins the next, so the phases add up to the wall clock. On the CPU a mark is a reading
-    of the host's clock. With CUDA the host runs ahead of the device and its clock would charge the wrong phase, so
-    marks are events on the device's stream, read only at the end.
+    Each mark ends one phase and begins the next, so the phases add up to the wall-clock time. On the CPU a mark is a
+    reading of the host's clock. With CUDA the host runs ahead of the device, and its clock would attribute time to the
+    wrong phase, so marks are events on the device's stream, which are read at the end.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -33,12 +33,12 @@ class EpochTimer:
         self._marks: list[tuple[Phase, Mark]] = []
 
     def start(self) -> None:
-        """Synchronise the device, and begin at zero."""
+        """Synchronise the device, discard earlier marks, and begin the phase `other`."""
         self._marks.clear()
         self.stop()
 
     def begin(self, phase: Phase) -> None:
-        """Charge the time from here on to `phase`."""
+        """End the current phase, and begin `phase`."""
         mark: Mark = time.perf_counter()
         if self._device.type == "cuda":
             mark = torch.cuda.Event(enable_timing=True)
@@ -46,32 +46,32 @@ class EpochTimer:
         self._marks.append((phase, mark))
 
     def waiting(self, batches: Iterable[Item]) -> Iterator[Item]:
-        """Yield the batches: `waiting` until each arrives, `computing` from then on."""
+        """Yield the batches. The phase is `waiting` until a batch arrives, then `computing` until the next request."""
         self.begin("waiting")
         for batch in batches:
             self.begin("computing")
             yield batch
             self.begin("waiting")
-        self._marks[-1] = "other", self._marks[-1][1]  # No batch has followed the last one.
+        self._marks[-1] = "other", self._marks[-1][1]  # The last request has found the end, not a batch.
 
     def stop(self) -> None:
-        """Synchronise the device, and end the last phase."""
+        """Synchronise the device, and end the current phase."""
         synchronize(self._device)
         self.begin("other")
 
     def seconds(self) -> dict[Phase, float]:
-        """Seconds of each phase up to the last `begin` or `stop`; synchronises the device."""
+        """Return the seconds of each phase up to the last `begin` or `stop`; synchronises the device."""
         seconds: dict[Phase, float] = dict.fromkeys(get_args(Phase), 0.0)
         for phase, duration in self.spans():
             seconds[phase] += duration
         return seconds
 
     def first_wait(self) -> float:
-        """Seconds from the first `waiting` to the mark after it; 0 if there is none. Synchronises the device."""
+        """Return the seconds of the first phase `waiting`, 0 if there is none; synchronises the device."""
         return next((duration for phase, duration in self.spans() if phase == "waiting"), 0.0)
 
     def spans(self) -> Iterator[tuple[Phase, float]]:
-        """The phases that have ended, in order, with their seconds; synchronises the device."""
+        """Yield the phases that have ended, in order, with their seconds; synchronises the device."""
         synchronize(self._device)
         for (phase, begin), (_, end) in pairwise(self._marks):
             if isinstance(begin, float):

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from vitmnist.errors import DataError
 from vitmnist.runtime.files import read_plain, write_atomic
-from vitmnist.runtime.memory import DoesNotFitError, mib
+from vitmnist.runtime.memory import DoesNotFitError, format_mib
 
 log = logging.getLogger(__name__)
 
@@ -152,8 +152,9 @@ def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) 
                 needed = size * sum(array.nbytes for array in arrays) // max(len(arrays[-1]), 1)
                 if needed > (free := shutil.disk_usage(folder).free):
                     raise DoesNotFitError(
-                        f"cache: the decoded set takes {mib(needed)} on the disk of {folder}, where {mib(free)} are "
-                        f"free; name a folder on another disk with {ADVICE}, or choose data/loader=disk"
+                        f"cache: the decoded set takes {format_mib(needed)} on the disk of {folder}, where "
+                        f"{format_mib(free)} are free; name a folder on another disk with {ADVICE}, or choose "
+                        "data/loader=disk"
                     )
                 _write_headers(files, arrays, counts)
             for file, array in zip(files, arrays, strict=True):

@@ -18,9 +18,8 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from vitmnist.errors import describe_error
-from vitmnist.runtime.cpu import NOTICEABLE
 from vitmnist.runtime.timer import EpochTimer
-from vitmnist.timing.table import Row, Spread
+from vitmnist.timing.table import NOTICEABLE_SHARE, Row, Spread
 
 NUM_BLOCKS = 5
 """The number of timed blocks of each candidate; their range is the noise."""
@@ -52,7 +51,7 @@ class Block:
     @property
     def has_noticeable_wait(self) -> bool:
         """Whether the step waits noticeably for its batches."""
-        return self.waiting_s > NOTICEABLE * self.batch_s
+        return self.waiting_s > NOTICEABLE_SHARE * self.batch_s
 
     def epoch_s(self, batches: float) -> float:
         """The seconds of an epoch of this many batches."""

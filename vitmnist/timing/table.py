@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from enum import Enum
 from statistics import median
 
+NOTICEABLE_SHARE = 0.05
+"""The smallest share of the time that is mentioned."""
+
 
 @dataclass(frozen=True)
 class Spread:

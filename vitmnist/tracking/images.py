@@ -26,18 +26,18 @@ TILE_WIDTH, CAPTION_HEIGHT, GAP = 180, 50, 10  # All are in pixels.
 CAPTION_LETTERS = 24  # So many letters fit the width of a tile.
 
 
-def epoch_images(
+def draw_epoch_images(
     dataset: Dataset, sampler: EpochSampler, preprocess: Preprocess, predictions: Predictions, epoch: int
 ) -> dict[str, Image.Image]:
     """The model's input in an epoch and its worst mistakes after it, by name, for loggers."""
     drawn = {
-        "training_batch": training_batch(dataset.train, sampler, preprocess, epoch),
-        "worst_mistakes": worst_mistakes(dataset.evaluated, predictions),
+        "training_batch": draw_training_batch(dataset.train, sampler, preprocess, epoch),
+        "worst_mistakes": draw_worst_mistakes(dataset.evaluated, predictions),
     }
     return {name: picture for name, picture in drawn.items() if picture is not None}
 
 
-def training_batch(train: Split, sampler: EpochSampler, preprocess: Preprocess, epoch: int) -> Image.Image:
+def draw_training_batch(train: Split, sampler: EpochSampler, preprocess: Preprocess, epoch: int) -> Image.Image:
     """The first images of an epoch as the model saw them, augmented.
 
     They are read by their indices; the loader's own iteration is not disturbed.
@@ -52,22 +52,22 @@ def training_batch(train: Split, sampler: EpochSampler, preprocess: Preprocess, 
         else:
             inputs = preprocess(images, None if keys is None else keys[:size])
         pixels = (inputs * preprocess.std + preprocess.mean).clamp(0, 1).mul(255).round().byte().cpu()
-    return grid([_to_image(image) for image in pixels[:GRID_IMAGES]], GRID_COLUMNS, gap=2)
+    return draw_grid([_to_image(image) for image in pixels[:GRID_IMAGES]], GRID_COLUMNS, gap=2)
 
 
-def worst_mistakes(split: Split, predictions: Predictions) -> Image.Image | None:
+def draw_worst_mistakes(split: Split, predictions: Predictions) -> Image.Image | None:
     """The misclassified images with the highest confidence, captioned; None if every prediction is correct."""
     tiles = []
     for index in predictions.mistakes()[:MISTAKES]:
         tile = Image.new("RGB", (TILE_WIDTH, CAPTION_HEIGHT + TILE_WIDTH), "white")
-        ImageDraw.Draw(tile).text((0, 0), caption(split, predictions, index), "black")
+        ImageDraw.Draw(tile).text((0, 0), format_caption(split, predictions, index), "black")
         enlarged = ImageOps.contain(_to_image(split.images[index]), (TILE_WIDTH,) * 2, Image.Resampling.NEAREST)
         tile.paste(enlarged, (0, CAPTION_HEIGHT))
         tiles.append(tile)
-    return grid(tiles, MISTAKE_COLUMNS, GAP, "white") if tiles else None
+    return draw_grid(tiles, MISTAKE_COLUMNS, GAP, "white") if tiles else None
 
 
-def grid(tiles: Sequence[Image.Image], columns: int, gap: int, background: str = "black") -> Image.Image:
+def draw_grid(tiles: Sequence[Image.Image], columns: int, gap: int, background: str = "black") -> Image.Image:
     """Images of one size in rows, `gap` pixels apart."""
     width, height = (side + gap for side in tiles[0].size)
     canvas = Image.new("RGB", (columns * width, math.ceil(len(tiles) / columns) * height), background)
@@ -77,7 +77,7 @@ def grid(tiles: Sequence[Image.Image], columns: int, gap: int, background: str =
     return canvas
 
 
-def caption(split: Split, predictions: Predictions, index: int) -> str:
+def format_caption(split: Split, predictions: Predictions, index: int) -> str:
     """File name or index, true class, and predicted class with its probability: three lines."""
     # File names differ at their ends.
     name = str(split.name(index))[-CAPTION_LETTERS:]

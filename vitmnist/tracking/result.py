@@ -19,7 +19,7 @@ from vitmnist.config.schema import Config
 from vitmnist.errors import ConfigError, DataError, PeerError, classify
 from vitmnist.metrics.epoch_record import EpochRecord, epochs_of_last_start, summarize
 from vitmnist.metrics.epoch_table import DATA_WAIT_PCT, EPOCH_S, epoch_metrics
-from vitmnist.runtime.files import UnreadableError, append, csv_text, read_plain, write_atomic
+from vitmnist.runtime.files import UnreadableError, append_bytes, csv_text, read_plain, write_atomic
 from vitmnist.runtime.signals import StopSignal, interruption
 from vitmnist.runtime.world import World
 from vitmnist.timing.table import Bottleneck, format_bottleneck
@@ -129,7 +129,7 @@ class Result:
     def append_epoch(self, folder: Path) -> None:
         """Append the last epoch to `epochs.csv`; raises `OSError`. Rewriting it slows a run of 1,000 epochs by half."""
         _, _, row = csv_text(epoch_columns(), self.epochs[-1:]).partition("\n")
-        append(folder / "epochs.csv", row.encode())
+        append_bytes(folder / "epochs.csv", row.encode())
 
     def write_config(self, folder: Path) -> None:
         """Write the configuration that `resume=` reads, and for people the overrides; raises `OSError`."""
@@ -167,7 +167,7 @@ def epoch_columns() -> tuple[str, ...]:
 
 
 @contextmanager
-def recording_outcome(result: Result, config: Config, folder: Path, stop: StopSignal, world: World) -> Iterator[None]:
+def record_outcome(result: Result, config: Config, folder: Path, stop: StopSignal, world: World) -> Iterator[None]:
     """Record in `result.json` how the block ended, once training has begun."""
     try:
         yield

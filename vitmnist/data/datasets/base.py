@@ -24,7 +24,7 @@ from vitmnist.data.images import ImageReader, Mode, Pixels
 from vitmnist.data.sources import TensorSet, digest
 from vitmnist.errors import ConfigError, DataError, classify
 from vitmnist.registry import OptionsClass, Registry
-from vitmnist.runtime.files import home_expanded
+from vitmnist.runtime.files import expand_home
 from vitmnist.runtime.memory import Memory, check_fits
 
 FileReader = Callable[[Path], Pixels | Image.Image]
@@ -266,7 +266,7 @@ def build_dataset(values: Mapping[str, Any], root: str, key: str | None = None) 
     """
     builder, options = DATASETS.resolve(values, key)
     try:
-        return builder(options, home_expanded(root))
+        return builder(options, expand_home(root))
     except OSError as error:
         raise DataError(f"data/dataset={values['name']}: {classify(error).message}") from error
 

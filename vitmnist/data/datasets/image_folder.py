@@ -25,8 +25,8 @@ from vitmnist.data.image_splits import LabelledFiles, label_splits, list_splits,
 from vitmnist.data.images import ImageReader, Mode, Resize, empty_images
 from vitmnist.data.label_table import LabelTable, TableColumns
 from vitmnist.errors import ConfigError, DataError, join_names
-from vitmnist.runtime.cpu import available_cores, one_core_each
-from vitmnist.runtime.files import home_expanded
+from vitmnist.runtime.cpu import available_cores, one_core_per_thread
+from vitmnist.runtime.files import expand_home
 from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.store.cache_file import decode_once
 from vitmnist.store.rows import rows_in_memory
@@ -87,13 +87,13 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
         DataError: a class has no images, or images are unreadable and not to be skipped.
         DoesNotFitError: the disk of `root` has too little room for the decoded images.
     """
-    folder = home_expanded(options.path).absolute()
+    folder = expand_home(options.path).absolute()
     if not folder.is_dir():
         raise ConfigError(f"data.dataset.path={options.path}: there is no such folder; it must hold a folder per class")
     if options.range_32_bit and options.range_32_bit[0] == options.range_32_bit[1]:
         raise ConfigError(f"data.dataset.range_32_bit={[*options.range_32_bit]}: black and white must differ")
     if options.labels:
-        source = home_expanded(options.labels)
+        source = expand_home(options.labels)
         classified = LabelTable(source, options.columns, options.suffix).read(folder, options.skip_unreadable)
     else:
         source, classified = folder, list_splits(folder)
@@ -238,7 +238,7 @@ class FolderDecoder:
         split_of_digest: dict[bytes, int] = {}
         # Threads, because Pillow releases Python's lock while it decodes and resizes.
         with (
-            closing(ordered_map(self._decode_chunk, ranges, threads, 2 * threads, one_core_each())) as decoded,
+            closing(ordered_map(self._decode_chunk, ranges, threads, 2 * threads, one_core_per_thread())) as decoded,
             tqdm(total=len(self.samples), desc="decoding once", leave=False, disable=None) as bar,
         ):
             for (split, indices), chunk in zip(chunks, decoded, strict=True):

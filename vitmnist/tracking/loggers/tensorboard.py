@@ -17,7 +17,7 @@ from torch.utils.tensorboard.summary import image, text
 
 from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.registry import NoOptions
-from vitmnist.runtime.files import append
+from vitmnist.runtime.files import append_bytes
 from vitmnist.tracking.loggers import LOGGERS, Logger, epoch_scalars, step_scalars
 from vitmnist.tracking.result import Result
 
@@ -58,7 +58,7 @@ class TensorBoard(Logger):
         writer = RecordWriter(content)
         for event in events:
             writer.write(event.SerializeToString())
-        append(self._path, content.getvalue())
+        append_bytes(self._path, content.getvalue())
 
 
 def _steps(record: EpochRecord, first: int = 1) -> Iterator[Event]:
