@@ -42,22 +42,15 @@ class Operation(nn.Module):
         """The random parameters for images of this size, `[B, …]` each, by the keys of the images, int64 `[B]`."""
         raise NotImplementedError
 
-    def output_size(self, height: int, width: int, key: str = "") -> tuple[int, int]:
-        """Height and width of the augmented images.
-
-        Args:
-            key: the key of the operation in the configuration, for messages.
-
-        Raises:
-            ConfigError: images of this size cannot be augmented.
-        """
+    def output_size(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of the augmented images."""
         return height, width
 
 
 class Mixing(nn.Module):
-    """Mixes images with their partners; `forward(images, partners, keys)`, both float32 `[B, C, H, W]`.
+    """Mixes images with their partners: `forward(images, partners, keys)`, where both are float32 `[B, C, H, W]`.
 
-    Returns new images, and the weight of `images` in them: float32 `[B]`, 0.5 to 1.
+    It returns new images, and the weight of `images` in them: float32 `[B]`, 0.5 to 1.
     """
 
 

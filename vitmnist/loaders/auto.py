@@ -46,7 +46,6 @@ class LoaderSelection:
     candidates: list[Row]
 
     def table(self) -> str:
-        """The table as text."""
         return f"{format_rows(self.candidates)}\nchosen: {self.name}, {self.reason}"
 
 
@@ -70,11 +69,7 @@ def auto(
 ) -> Loader:
     """The loader with the fastest epoch; prints the table to stderr.
 
-    Args:
-        step: a training step to time the candidates with; without one, batches are dropped.
-
-    Raises:
-        ConfigError: no candidate can be used.
+    `step` is a training step to time the candidates with; without it, batches are dropped. Raises as `select_loader`.
     """
     as_candidate = partial(Candidate, device=device, step=as_one_argument_step(step)) if step else None
     # The number of steps depends on the time they take, but what they draw must not change what follows.
@@ -125,8 +120,8 @@ def _names_to_try(options: AutoOptions, data: SampleSource) -> list[str]:
     for name in options.candidates or ():
         if name not in names:
             raise ConfigError(f"data.loader.candidates={name}: not known; {allowed_names(name, names)}")
-    # Loaders that decode into memory come first, because others reuse the decoded set. Loaders that decode into a file
-    # come last, because they may not be needed then.
+    # Loaders that decode into memory come first, because others reuse the decoded set, and those that decode into a
+    # file last, because they are then not needed.
     order = (Storage.HOST, Storage.DEVICE, Storage.NOT_KEPT, Storage.FILE)
     return sorted(options.candidates or names, key=lambda name: order.index(storage_of(name, data)))
 
@@ -145,7 +140,6 @@ class CandidateBuilder:
         self.as_candidate = as_candidate or partial(Candidate, device=device)
         self.loaders: dict[str, Loader] = {}
         self.decoded_set: SampleSource | None = None
-        """The set in host memory, once a loader has decoded it."""
         self.model_memory = Memory()
         if as_candidate:
             candidate = as_candidate(UnbufferedLoader(data, sampler, device))

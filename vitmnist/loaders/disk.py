@@ -36,8 +36,7 @@ from vitmnist.store.tree import map_tensors
 
 log = logging.getLogger(__name__)
 
-DEFAULT_WORKERS = 2
-"""The number of workers if `num_workers` is `auto`."""
+DEFAULT_WORKERS = 2  # Used if `num_workers` is `auto`
 ReadJob = tuple[Tensor, Tensor, int]
 """The images of a batch, uint8 `[B, C, H, W]`, their indices, int64 `[B]`, and the row that a thread fills."""
 BatchKey = tuple[int, NDArray[np.int64]]

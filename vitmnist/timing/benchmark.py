@@ -21,10 +21,8 @@ from vitmnist.errors import describe_error
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.timing.table import NOTICEABLE_SHARE, Row, Spread
 
-NUM_BLOCKS = 5
-"""The number of timed blocks of each candidate; their range is the noise."""
-WARM_UP_BATCHES = 2
-"""The size of the first block, which does not count: the step may compile, and memory is touched for the first time."""
+NUM_BLOCKS = 5  # The range of the timed blocks of a candidate is the noise.
+WARM_UP_BATCHES = 2  # The first block does not count: a step may compile, and memory is touched for the first time.
 CPU = torch.device("cpu")
 Item = TypeVar("Item")
 Step = Callable[..., object]
@@ -37,10 +35,8 @@ class Block:
     """The times of the first batches of an epoch, in seconds.
 
     Args:
-        first_s: the time from the start of the epoch to the end of the first step.
-        first_waiting_s: the part of `first_s` that is spent waiting for the batch.
-        batch_s: the mean time of each further batch with its step.
-        waiting_s: the part of `batch_s` that is spent waiting for the batch.
+        first_s: from the start of the epoch to the end of the first step; `first_waiting_s` is the wait in it.
+        batch_s: the mean of each further batch with its step; `waiting_s` is the wait in it.
     """
 
     first_s: float
@@ -70,14 +66,11 @@ class Candidate:
 
     Args:
         loader: a `DataLoader`, a loader of this project, or any iterable of batches.
-        device: the device whose clock is used.
         step: trains on a batch; None times loading alone.
         epoch: returns the batches of an epoch; by default `loader.epoch`, or the loader itself if it is iterable.
         length: the number of batches in an epoch, by default the length of the loader; None if it is unknown.
-        set_up_s: the seconds before the first epoch.
         change: the line of code that puts this candidate into a script.
-        is_required: raise an error, instead of storing it in `error`.
-        error: the reason why this candidate cannot be used.
+        is_required: raise an error, instead of storing it as the reason why this candidate cannot be used.
         warm_up: the first block, which does not count.
     """
 
@@ -96,8 +89,7 @@ class Candidate:
 
     def __post_init__(self) -> None:
         self._epochs = count()
-        self.num_batches = 0
-        """The number of batches that have been loaded."""
+        self.num_batches = 0  # Batches loaded so far
         if self.length is None and isinstance(self.loader, Sized):
             with suppress(TypeError):  # A DataLoader has `__len__`, but its sampler may not.
                 self.length = len(self.loader)
@@ -184,8 +176,7 @@ class Benchmark:
         """Time up to `NUM_BLOCKS` further blocks of each candidate, in turns.
 
         Args:
-            batches: the number of batches of each candidate; fewer are timed if `seconds` would be exceeded.
-            seconds: the approximate time for all candidates; one block of each is timed in any case.
+            batches: the number of batches of each candidate; fewer are timed if `seconds` for all would be exceeded.
         """
         deadline = time.perf_counter() + seconds
         live = [candidate for candidate in self.candidates if not candidate.error]

@@ -33,17 +33,11 @@ class Spread:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table, with times in seconds.
+    """A row of the table, with times in seconds; `error` says why a candidate could not be timed.
 
     Args:
-        name: the name of the candidate.
-        batch_s: the time of a batch with its step, over the blocks.
-        epoch_s: the time of an epoch, over the blocks.
-        waiting_pct: the percentage of an epoch that is spent waiting.
-        set_up_s: the time before the first epoch.
-        pays_from: the first epoch by whose end the set-up has paid off, compared with the first row; None if never.
+        pays_from: the epoch in which the set-up has paid off, compared with the first row; None if never.
         change: the line of code that puts this candidate into a script.
-        error: the reason why the candidate could not be timed.
     """
 
     name: str
@@ -76,12 +70,9 @@ def format_rows(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-COMPUTE_BOUND_PCT = 10.0
-"""Below this percentage of waiting, the step limits the loop."""
-INPUT_BOUND_PCT = 60.0
-"""Above this percentage of waiting, the loader limits the loop."""
-MIN_STEPS = 20
-"""The number of steps that a verdict needs."""
+COMPUTE_BOUND_PCT = 10.0  # Below this percentage of waiting, the step limits the loop.
+INPUT_BOUND_PCT = 60.0  # Above this percentage of waiting, the loader limits the loop.
+MIN_STEPS = 20  # With fewer steps there is no verdict.
 
 
 class Bottleneck(str, Enum):
@@ -116,15 +107,10 @@ def format_few_steps(steps: int) -> str:
 
 def format_ms(seconds: float) -> str:
     """Format a time as `0.02 ms`, `5.3 ms` or `1,207 ms`."""
-    return f"{_format_number(1000 * seconds)} ms"
+    number = 1000 * seconds
+    return f"{number:,.0f} ms" if number >= 100 else f"{number:.1f} ms" if number >= 1 else f"{number:.2g} ms"
 
 
 def format_s(seconds: float) -> str:
     """Format a time as `0.03 s`, `4.4 s` or `1,207 s`."""
-    return f"{_format_number(seconds)} s"
-
-
-def _format_number(number: float) -> str:
-    if number >= 100:
-        return f"{number:,.0f}"
-    return f"{number:.1f}" if number >= 1 else f"{number:.2g}"
+    return f"{seconds:,.0f} s" if seconds >= 100 else f"{seconds:.1f} s" if seconds >= 1 else f"{seconds:.2g} s"
