@@ -122,7 +122,6 @@ class _AuditedLoader:
     settings: dict[str, int]
 
     def open(self, **settings: int) -> AbstractContextManager[Any]:
-        """A new loader; if it has a method `close`, the end of the `with` block calls it."""
         seed_generators(0, 0, 0)  # A training script may do so too.
         loader = self.build(self.data, **{**self.settings, **settings})
         return closing(loader) if hasattr(loader, "close") else nullcontext(loader)
@@ -208,7 +207,6 @@ def _order(batches: list[ProbeBatch]) -> list[int]:
 
 
 def _start(loader: Iterable[object], epoch: int) -> Iterator[object]:
-    """Start the next epoch of a loader, which is epoch number `epoch`."""
     if hasattr(loader, "epoch"):
         return iter(loader.epoch(epoch))
     for part in (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
@@ -218,7 +216,7 @@ def _start(loader: Iterable[object], epoch: int) -> Iterator[object]:
 
 
 def _copy(batch: object) -> ProbeBatch:
-    """Copy the indices and values of a batch of any structure; the loader may reuse its memory."""
+    """Copy the indices and values of a batch of any structure, because the loader may reuse its memory."""
     arrays = [np.array(leaf.tolist() if torch.is_tensor(leaf) else leaf, ndmin=1) for leaf in flatten(batch)[0]]
     if not arrays or not np.issubdtype(arrays[0].dtype, np.integer):
         raise DataError("the first value of a batch must be the indices of its samples; deliver samples as they are")
@@ -226,7 +224,6 @@ def _copy(batch: object) -> ProbeBatch:
 
 
 def _compare(expected: list[ProbeBatch], actual: list[ProbeBatch], context: str, start: int = 0) -> None:
-    """Raise `AssertionError` at the first batch that differs."""
     pairs = zip_longest(expected, actual, fillvalue=ProbeBatch(np.array([]), None))
     for index, (batch, other) in enumerate(pairs, start):
         samples, other_samples = batch.indices[:3].tolist(), other.indices[:3].tolist()

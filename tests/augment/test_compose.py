@@ -135,7 +135,7 @@ def test_a_mistake_is_named_with_its_place(operations: str, message: str) -> Non
 
 
 def test_none_is_the_empty_list() -> None:
-    with pytest.raises(ConfigError, match="name=none: is the empty list; for operations, type data/augment=compose"):
+    with pytest.raises(ConfigError, match="name=none: is the empty list; for operations, set data/augment=compose"):
         configured("data.augment.operations=[{name: shift}]")
 
 

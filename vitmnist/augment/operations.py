@@ -23,8 +23,7 @@ from vitmnist.augment.base import (
 from vitmnist.config.validation import config_field
 from vitmnist.errors import DataError
 
-LUMA = (0.2989, 0.587, 0.114)
-"""The weights of red, green and blue in the brightness of a pixel (ITU-R 601-2), as in torchvision."""
+LUMA = (0.2989, 0.587, 0.114)  # Red, green and blue in the brightness of a pixel (ITU-R 601-2), as in torchvision
 
 
 @dataclass
@@ -221,8 +220,7 @@ class ColorJitter(Operation):
         if self.options.brightness:
             images.mul_(brightness).clamp_(0, 1)
         if self.options.contrast:
-            # The mean is taken row by row: torch would divide the sum over a single image among its threads, so that
-            # its rounding would depend on their number.
+            # Row by row, because torch divides the sum over a whole image among its threads and rounds accordingly.
             mean = _luma(images).contiguous().mean(dim=3, keepdim=True).mean(dim=2, keepdim=True)
             torch.lerp(mean, images, contrast, out=images).clamp_(0, 1)
         if self.options.saturation and channels == 3:
@@ -239,8 +237,7 @@ def _luma(images: Tensor) -> Tensor:
     return red.add_(green).add_(blue)
 
 
-QUANTILES = 4096
-"""The number of tabulated quantiles of the beta distribution; values in between are interpolated linearly."""
+QUANTILES = 4096  # The beta distribution is tabulated, and interpolated linearly.
 
 
 @dataclass
@@ -262,8 +259,7 @@ class BetaMixing(Mixing):
     def __init__(self, options: MixingOptions) -> None:
         super().__init__()
         self.alpha = alpha = options.alpha
-        # The smaller weight is x = u^(1/alpha): as a function of u, the density x^(alpha-1) (1-x)^(alpha-1) has no
-        # pole at 0.
+        # The smaller weight is x = u^(1/alpha): in u, the density x^(alpha-1) (1-x)^(alpha-1) has no pole at 0.
         u = np.linspace(0, 0.5**alpha, QUANTILES + 1)
         density = (1 - u ** (1 / alpha)) ** (alpha - 1)
         cumulated = np.concatenate([[0], np.cumsum(density[1:] + density[:-1])])

@@ -87,16 +87,13 @@ def select_loader(
     *,
     as_candidate: Callable[[Loader], Candidate] | None = None,
 ) -> tuple[LoaderSelection, Loader]:
-    """Time the loaders that fit and select the fastest.
+    """Time the loaders that fit, and return the fastest.
 
     Args:
         as_candidate: makes a loader a candidate with a training step; without it, batches are dropped.
 
-    Returns:
-        The selection, and the selected loader, without live iterators.
-
     Raises:
-        ConfigError: an unknown candidate, or none that can be used.
+        ConfigError: a candidate is unknown, or none can be used.
     """
     builder = CandidateBuilder(data, sampler, device, as_candidate)
     with ExitStack() as stack:
@@ -126,25 +123,23 @@ def _names_to_try(options: AutoOptions, data: SampleSource) -> list[str]:
     return sorted(options.candidates or names, key=lambda name: order.index(storage_of(name, data)))
 
 
+@dataclass
 class CandidateBuilder:
     """Builds the loaders that fit into memory next to the model; the arguments are those of `select_loader`."""
 
-    def __init__(
-        self,
-        data: SampleSource,
-        sampler: EpochSampler,
-        device: torch.device,
-        as_candidate: Callable[[Loader], Candidate] | None,
-    ) -> None:
-        self.data, self.sampler, self.device = data, sampler, device
-        self.as_candidate = as_candidate or partial(Candidate, device=device)
+    data: SampleSource
+    sampler: EpochSampler
+    device: torch.device
+    as_candidate: Callable[[Loader], Candidate] | None
+
+    def __post_init__(self) -> None:
         self.loaders: dict[str, Loader] = {}
         self.decoded_set: SampleSource | None = None
         self.model_memory = Memory()
-        if as_candidate:
-            candidate = as_candidate(UnbufferedLoader(data, sampler, device))
+        if self.as_candidate:
+            candidate = self.as_candidate(UnbufferedLoader(self.data, self.sampler, self.device))
             candidate.is_required = True  # A step that fails here cannot be timed with any loader.
-            self.model_memory = peak_memory(candidate.time_block, device)
+            self.model_memory = peak_memory(candidate.time_block, self.device)
 
     def build(self, name: str) -> Candidate:
         """Build a loader; raises `DoesNotFitError` if it does not fit next to the model and the loaders before it."""
@@ -156,7 +151,7 @@ class CandidateBuilder:
         set_up_s = time.perf_counter() - started
         self.loaders[name] = loader
         self.decoded_set = self.decoded_set or loader.decoded_set
-        candidate = self.as_candidate(loader)
+        candidate = self.as_candidate(loader) if self.as_candidate else Candidate(loader, self.device)
         candidate.set_up_s = set_up_s
         return candidate
 

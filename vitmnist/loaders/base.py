@@ -10,7 +10,7 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import torch
@@ -23,8 +23,8 @@ from vitmnist.runtime.memory import Memory
 from vitmnist.store.rows import Storage
 
 LoadedBatch = tuple[Tensor, Tensor]
-"""Images `[B, C, H, W]`, uint8 or normalised float32, and labels int64 `[B]`, both on the run's device. A batch may be a
-view of the loader's set, so do not write to it. Other tensors and datasets keep their shapes and dtypes; `disk`, and
+"""Images `[B, C, H, W]`, uint8 or normalised float32, and labels int64 `[B]`, both on the run's device. A batch may be
+a view of the loader's set, so do not write to it. Other tensors and datasets keep their shapes and dtypes; `disk`, and
 `prefetch` of it, also deliver samples that are not pairs (dict, list, tuple, None, str)."""
 
 Batches = Generator[LoadedBatch, None, None]
@@ -32,7 +32,7 @@ Batches = Generator[LoadedBatch, None, None]
 INDEX_NBYTES = 8  # The bytes of an int64. A device that keeps the set also keeps the permutation of an epoch.
 
 
-class Loader(ABC):
+class Loader(AbstractContextManager["Loader"], ABC):
     """Delivers the batches of a sampler on a device.
 
     A subclass is built from (options, data, sampler, device) and implements `batches`. The generator of an epoch
@@ -90,9 +90,6 @@ class Loader(ABC):
     def close(self) -> None:
         """End live iterators, and release the resources of the loader."""
         _close_all(self._iterators, self._lock)
-
-    def __enter__(self) -> Loader:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import sys
 import threading
@@ -33,8 +32,6 @@ from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.runtime.signals import ignore_stopping
 from vitmnist.store.read_once import unchanged
 from vitmnist.store.tree import map_tensors
-
-log = logging.getLogger(__name__)
 
 DEFAULT_WORKERS = 2  # Used if `num_workers` is `auto`
 ReadJob = tuple[Tensor, Tensor, int]
@@ -122,11 +119,7 @@ class WorkerLoader(Loader):
     def batches(self, epoch: int, start: int) -> Batches:
         workers = self.num_workers
         if not workers and self.reader.is_seeded and threading.current_thread() is not threading.main_thread():
-            workers = 1
-            log.info(
-                "disk: 1 worker in place of num_workers=0: in a background thread, samples would share their random "
-                "generators with the training loop"
-            )
+            workers = 1  # In a background thread, samples would share their random generators with the training loop.
         with warnings.catch_warnings():
             # torch warns of more workers than cores, but samples that wait for a disk gain from more workers.
             warnings.filterwarnings("ignore", "This DataLoader will create")

@@ -27,7 +27,6 @@ CPU = torch.device("cpu")
 Item = TypeVar("Item")
 Step = Callable[..., object]
 """A user's training step: `step(batch)`, or `step(images, labels)` if it has several required arguments."""
-POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ class Candidate:
         return self.loader
 
     def time_block(self, size: int = WARM_UP_BATCHES) -> Block | None:
-        """Time `size` batches of a new epoch, and return the block; None if an error occurs or there is no batch."""
+        """Time `size` batches of a new epoch; None if an error occurs or there is no batch."""
         if self.error:
             return None
         try:
@@ -147,11 +146,7 @@ class Candidate:
 
 @dataclass
 class Benchmark:
-    """Builds candidates next to each other, and times them in turns.
-
-    Args:
-        stack: closes the loaders of the candidates.
-    """
+    """Builds candidates next to each other, whose loaders `stack` closes, and times them in turns."""
 
     stack: ExitStack
     candidates: list[Candidate] = field(init=False, default_factory=list)
@@ -226,8 +221,8 @@ def rows_of(candidates: Sequence[Candidate], length: float | None, has_baseline:
 
 def as_one_argument_step(step: Step) -> Callable[[Any], object]:
     """The step as a function of a batch, which is unpacked if the step has several required arguments."""
-    parameters = inspect.signature(step).parameters.values()
-    required = [p for p in parameters if p.kind in POSITIONAL and p.default is p.empty]
-    if len(required) < 2:
-        return step
-    return lambda batch: step(*batch) if isinstance(batch, (tuple, list)) else step(batch)
+    try:
+        inspect.signature(step).bind(None)
+    except TypeError:
+        return lambda batch: step(*batch) if isinstance(batch, (tuple, list)) else step(batch)
+    return step
