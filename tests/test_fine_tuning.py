@@ -60,15 +60,14 @@ def test_a_run_starts_from_a_run_or_a_file_and_needs_neither_again(
         assert re.findall(r"all names begin with (\S+),", output) == prefixes.split()
         assert all(torch.allclose(value, best[key]) for key, value in weights(tmp_path / name).items())
     assert_same_run(tmp_path / "run", tmp_path / "other")
-    save = "torch.save(torch.load('other.pth', weights_only=False)['state_dict'], 'weights.pth')"
-    for content, held in (
-        ([1], "net; a list"),
+    for content, message in (
+        ([1], "holds no tensors by name, at the top or under step, ema, state_dict_ema, "),
+        ([1], "net; list"),
         ({"state_dict": {"epoch": 1}}, "net; its keys are epoch"),
-        ({"best": np.float64(1), "state_dict": best}, f'python -c "import torch; {save}", and set init=weights.pth'),
+        ({"best": np.float64(1), "state_dict": best}, "its content is not only plain values and tensors; save the"),
     ):
         torch.save(content, tmp_path / "other.pth")
-        assert held in (refused := refuse(*quick, "init=other.pth"))
-        assert ("numpy._core.multiarray.scalar" if "best" in content else "neither at the top nor under") in refused
+        assert message in refuse(*quick, "init=other.pth")
     shutil.rmtree(pretrained)
     succeed("resume=run", "epochs=3")
     Image.new("L", (28, 28)).save(tmp_path / "black.png")

@@ -10,8 +10,8 @@ import pytest
 
 from tests.conftest import Printed, result_of
 from vitmnist.checkpoint import storage
+from vitmnist.metrics.epoch_record import Monitor
 from vitmnist.metrics.epoch_table import find_metric
-from vitmnist.metrics.monitor import Monitor
 from vitmnist.runtime.world import World
 
 HELD_OUT = ("data.holdout=5", "checkpoint.min_interval_s=0")

@@ -11,16 +11,14 @@ from tqdm import tqdm
 
 from vitmnist.checkpoint.manager import CheckpointManager
 from vitmnist.errors import DataError, classify
-from vitmnist.metrics.epoch_record import EpochRecord, epoch_record
+from vitmnist.metrics.epoch_record import EpochRecord, Monitor, epoch_record
 from vitmnist.metrics.epoch_table import EPOCH_S, EVAL_S, SAVE_S, TRAIN_S
-from vitmnist.metrics.monitor import Monitor
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.tracking.environment import PeakMemory
 from vitmnist.tracking.images import draw_epoch_images
 from vitmnist.tracking.log import log_epoch
 from vitmnist.tracking.loggers import Logger
-from vitmnist.training.loop import AfterStep
-from vitmnist.training.predictions import Predictions
+from vitmnist.training.loop import AfterStep, Predictions
 from vitmnist.training.progress import EpochProgress
 
 
@@ -29,7 +27,6 @@ class EpochRecorder:
     """Records, logs and saves the epochs of a run under way.
 
     Args:
-        checkpoints: the checkpoint manager of the run, with its configuration and result.
         loggers: the loggers of rank 0; empty on the other ranks.
         is_first_epoch: no epoch has ended since this process was started.
     """

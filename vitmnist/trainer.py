@@ -28,9 +28,8 @@ from vitmnist.epoch_recorder import EpochRecorder
 from vitmnist.loaders.auto import AutoOptions, select_loader
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.losses import LOSSES
-from vitmnist.metrics.epoch_record import check_metrics
+from vitmnist.metrics.epoch_record import Monitor, check_metrics
 from vitmnist.metrics.epoch_table import find_metric
-from vitmnist.metrics.monitor import Monitor
 from vitmnist.optim.optimizers import EMA, OPTIMIZERS
 from vitmnist.optim.schedules import build_schedule
 from vitmnist.runtime.device import choose_device, use_deterministic_kernels
@@ -140,7 +139,7 @@ class Trainer:
         return result
 
     def load_start(self) -> tuple[Checkpoint | None, Mapping[str, Tensor] | None]:
-        """Load the checkpoint to resume from, or else the initial weights that `init` names; None stands for neither.
+        """Load the checkpoint to resume from, or else the initial weights that `init` names.
 
         Raises:
             ConfigError: a key has changed that may not change on resuming, or there are no such weights.
@@ -168,11 +167,7 @@ class Trainer:
         return dataset, build_sampler(len(dataset.train), *order, rank=world.rank, world_size=world.size)
 
     def build_step(self, train: Split, sampler: EpochSampler, weights: Mapping[str, Tensor] | None) -> TrainStep:
-        """Build model, loss, optimizer and schedule, and the step that uses them.
-
-        Args:
-            weights: the initial weights that `init` names.
-        """
+        """Build model, loss, optimizer and schedule, and the step that uses them."""
         config, device = self.config, self.device
         batch_size = min(sampler.rank_batch_size, sampler.size)
         step_config = self._step_config(batch_size, config.epochs * sampler.size)
@@ -189,12 +184,7 @@ class Trainer:
         return step
 
     def _step_config(self, batch_size: int, images: int) -> StepConfig:
-        """The configuration of the step, as rank 0 resolves it for all ranks.
-
-        Args:
-            batch_size: images per batch of this rank.
-            images: training images of the whole run, over all epochs.
-        """
+        """The configuration of the step, which rank 0 resolves for all ranks; arguments as `resolve_step_config`."""
         resolve = partial(resolve_step_config, self.config.trainer, self.device, batch_size, images, self.world.size)
         step_config = StepConfig(**self.world.broadcast_object(lambda: asdict(resolve())))
         if step_config.reasons:
@@ -206,8 +196,7 @@ class Trainer:
     ) -> tuple[Loader, Loader, Mapping[str, Any]]:
         """Build the loaders of training and evaluation, and compile or capture the step for what they deliver.
 
-        Returns:
-            Both loaders, and the values of `data.loader`; if that is `auto`, the values of the selected loader.
+        The third value is `data.loader`, in which the selected loader replaces `auto`.
         """
         if self.device.type == "cpu":
             keep_freed_memory()
@@ -301,11 +290,7 @@ class Trainer:
         return EpochRecorder(checkpoints, self.monitor, loggers, peak_memory)
 
     def _evaluate_on_test(self, loader_config: Mapping[str, Any], checkpoints: CheckpointManager) -> None:
-        """Evaluate the best weights on the test split, if epochs were evaluated on a validation split.
-
-        Raises:
-            TrainingError: a loss or metric is not finite.
-        """
+        """Evaluate the best weights on the test split, if epochs were evaluated on a validation split."""
         dataset, step = checkpoints.dataset, checkpoints.step
         if dataset.validation is None or dataset.test is None:
             return

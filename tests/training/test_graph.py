@@ -17,7 +17,7 @@ from tests.training.test_step import BATCH, CUTMIX, SHIFT, make_loader, make_ste
 from vitmnist.augment.preprocess import Compose
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.errors import ConfigError
-from vitmnist.training.graph import GraphedModule
+from vitmnist.training.step_backend import GraphedModule
 
 
 def simulated_graph(

@@ -15,20 +15,19 @@ from vitmnist.augment.preprocess import Preprocess, build_augment, input_size
 from vitmnist.checkpoint.storage import WEIGHTS, read_weights, reporting_damage, weights_file
 from vitmnist.config.schema import Config, may_change
 from vitmnist.data.datasets.base import DATASETS, FileReader, Split, file_reader
-from vitmnist.errors import ConfigError, DataError, UserError, classify, join_names
+from vitmnist.errors import ConfigError, join_names
 from vitmnist.models import MODELS
 
 
 @dataclass(frozen=True)
 class InferenceModel:
-    """A model in evaluation mode on its device, with all that its use needs.
+    """A trained model in evaluation mode on its device, with everything needed to use it.
 
     Args:
         shape: `(C, H, W)` of the images.
-        mean: the mean of each channel, by which images are normalised.
-        std: the standard deviation of each channel, by which images are normalised.
+        mean: the mean of each channel, by which images are normalised; likewise `std`.
         size: height and width of the centre crop that the model sees.
-        dataset: the options of the dataset, apart from those that may change.
+        dataset: the options of the dataset, except those that may change on resuming.
     """
 
     model: nn.Module
@@ -87,12 +86,11 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
     """Load the model of a run.
 
     Args:
-        folder: the folder of the run.
-        weights: best, final or last; None takes the first that exists.
+        weights: best, final or last; None: the first of them that exists.
 
     Raises:
-        ConfigError: the folder does not contain these weights.
-        DataError: they are damaged, or their model cannot be built.
+        ConfigError: the folder does not contain these weights, or their model cannot be built.
+        DataError: they are damaged.
     """
     path = weights_file(folder, [weights] if weights else [*WEIGHTS])
     with reporting_damage(path):
@@ -100,13 +98,7 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
         shape, classes = tuple(map(int, info["shape"])), tuple(map(str, info["classes"]))
         mean, std = (tuple(map(float, info[key])) for key in ("mean", "std"))
         size, dataset = tuple(map(int, info["size"])), dict(info["dataset"])
-        try:
-            model = MODELS.build(MODELS.complete(info["model"]), (shape[0], *size), len(classes))
-        # Its package or module may be missing, or a file that its options name.
-        except (UserError, OSError) as error:
-            reason = classify(error).message
-            raise DataError(
-                f"{path}: its model cannot be built: {reason}; put back what it was trained with"
-            ) from error
+    model = MODELS.build(MODELS.complete(info["model"]), (shape[0], *size), len(classes))
+    with reporting_damage(path):
         model.load_state_dict(tensors)
-        return InferenceModel(model.eval().to(device), path, shape, classes, mean, std, size, dataset)
+    return InferenceModel(model.eval().to(device), path, shape, classes, mean, std, size, dataset)

@@ -36,9 +36,6 @@ class Checkpoint:
     right, increase `storage.FORMAT`.
 
     Args:
-        config: the configuration, as plain values.
-        model_info: see `model_info`.
-        dataset_sha256: checksums of the dataset's tensors.
         step: `TrainStep.state_dict()`.
         epochs: the records of the completed epochs.
         rng: `RandomState.to_dict()` of each rank.
@@ -97,7 +94,7 @@ class CheckpointManager:
         Raises:
             DataError: the dataset is another one, or the checkpoint is damaged.
         """
-        with storage.reporting_damage(self.folder / storage.FOLDER):
+        with storage.reporting_damage(self.folder / storage.FOLDER / storage.WEIGHTS["last"]):
             checksums = (self.result.dataset or {})["sha256"]
             differing = [name for name, value in checksums.items() if checkpoint.dataset_sha256.get(name) != value]
             if differing:
@@ -111,22 +108,16 @@ class CheckpointManager:
         log.info("resumed after %d epochs and %d batches", len(checkpoint.epochs), progress.metrics.steps)
         before, schedule = int(checkpoint.config["epochs"]), self.config.schedule["name"]
         if before != self.config.epochs and schedule != "constant":
-            log.warning(
-                "epochs=%d (it was %d): schedule=%s continues at this step of the new curve, so the run differs from "
-                "one that began with as many epochs",
-                self.config.epochs,
-                before,
-                schedule,
+            message = (
+                "epochs=%d (it was %d): schedule=%s continues at this step of the curve for the new number of epochs"
             )
+            log.warning(message, self.config.epochs, before, schedule)
 
     def after_step(self, progress: EpochProgress, timer: EpochTimer) -> None:
-        """Save in the middle of an epoch if it is time to, or if the run is to stop.
+        """Save within an epoch if due; if the run is to stop, save and raise `RunInterrupted`.
 
         Args:
-            timer: the timer of the pass under way, training or evaluation.
-
-        Raises:
-            RunInterrupted: the run is to stop, and is saved.
+            timer: the timer of the current pass, training or evaluation.
         """
         minutes = self.config.checkpoint.every_minutes
         is_due = minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
@@ -144,13 +135,11 @@ class CheckpointManager:
             self._interrupt(stopping)
 
     def after_epoch(self, is_last: bool, is_best: bool, must_save: bool = False) -> None:
-        """Save after an epoch (already in `result`) if due, or if any rank asks for it.
+        """Save after an epoch (already in `result`) if due; if the run is to stop, save and raise `RunInterrupted`.
 
         Args:
-            is_best: the epoch is the best one so far on a validation split; `best.pt` is then saved too.
-
-        Raises:
-            RunInterrupted: the run is to stop, and is saved.
+            is_best: also write `best.pt`.
+            must_save: save even if it is not due.
         """
         interval = self.config.checkpoint.min_interval_s
         is_due = interval is not None and time.monotonic() - self._saved_at >= interval
@@ -167,13 +156,7 @@ class CheckpointManager:
         raise interruption(request)
 
     def load_best_weights(self) -> str:
-        """Load the weights of the best epoch, if there are any, into the model that is evaluated; returns their name.
-
-        Rank 0 reads them for all.
-
-        Raises:
-            DamagedError: they are damaged.
-        """
+        """Load the weights of the best epoch, if there are any, into the evaluated model; returns `best` or `final`."""
         best = self.folder / storage.FOLDER / storage.WEIGHTS["best"]
         weights = self.world.broadcast_object(lambda: storage.read_weights(best)[1] if best.is_file() else None)
         if weights is None:
@@ -192,9 +175,7 @@ class CheckpointManager:
 
 
 def load_checkpoint(config: Config, folder: Path, world: World) -> Checkpoint | None:
-    """The checkpoint from which a run is resumed; None if it was stopped before the first.
-
-    Rank 0 reads it for all.
+    """Load the checkpoint to resume from, which rank 0 reads for all ranks; None if there is none.
 
     Raises:
         ConfigError: the configuration differs in a key that may not change, or has fewer epochs than are done.
@@ -203,7 +184,7 @@ def load_checkpoint(config: Config, folder: Path, world: World) -> Checkpoint | 
     state = world.broadcast_object(lambda: storage.load(folder))
     if state is None:
         return None
-    with storage.reporting_damage(folder / storage.FOLDER):
+    with storage.reporting_damage(folder / storage.FOLDER / storage.WEIGHTS["last"]):
         fields = {name: value for name, value in state.items() if name != "format"}
         checkpoint = Checkpoint(**fields | {"config": complete_record(fields["config"])})
     check_resumable(checkpoint.config, to_plain_dict(config))

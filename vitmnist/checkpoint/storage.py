@@ -1,8 +1,7 @@
 """Reads and writes checkpoints, so that a complete one exists at any moment, and reads the weights for `init`.
 
-checkpoints/last.pt            the newest
-checkpoints/previous.pt        the one before it
-checkpoints/best.pt            with a validation split, the one with the best monitored metric
+checkpoints/last.pt            the newest checkpoint
+checkpoints/best.pt            with a validation split, the checkpoint of the best epoch
 checkpoints/final.safetensors  the weights at the end
 
 A `.pt` file is what `torch.save` writes, followed by its SHA-256. `torch.load` ignores these 32 bytes.
@@ -20,12 +19,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from zipfile import is_zipfile
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
+from torch.serialization import safe_globals
 
 from vitmnist.errors import ConfigError, DataError, classify, join_names
 from vitmnist.runtime.files import display_path, expand_home, write_atomic
@@ -43,21 +41,19 @@ WRAPPERS = ("step", "ema", "state_dict_ema", "state_dict", "model_state_dict", "
 
 
 class DamagedError(DataError):
-    """The content of a checkpoint, or of all checkpoints of a run, is damaged."""
+    """The content of a checkpoint is damaged."""
 
 
 def save(folder: Path, state: dict[str, Any], best: bool = False) -> None:
-    """Write `last.pt`, and `best.pt` if `best` is true. The checkpoint before it becomes `previous.pt`.
+    """Write `last.pt` in the folder of a run, and `best.pt` if `best` is true.
 
     Args:
-        folder: the folder of the run.
         state: dicts, lists, numbers, strings and tensors; nothing that unpickling would have to call.
 
     Raises:
         DataError: it cannot be written; the earlier checkpoints are as they were.
     """
     checkpoints = folder / FOLDER
-    last, previous = checkpoints / "last.pt", checkpoints / "previous.pt"
     buffer = io.BytesIO()
     torch.save({"format": FORMAT, **state}, buffer)
     content = buffer.getvalue()
@@ -65,34 +61,21 @@ def save(folder: Path, state: dict[str, Any], best: bool = False) -> None:
     try:
         checkpoints.mkdir(exist_ok=True)
         # `best.pt` is the first: a run that is killed in between repeats the epoch and writes it again.
-        if best:
-            write_atomic(checkpoints / "best.pt", content)
-        write_atomic(last, content, previous if last.exists() else None)
+        for name in ["best.pt", "last.pt"] if best else ["last.pt"]:
+            write_atomic(checkpoints / name, content)
     except OSError as error:
         kept = ""
-        if last.exists() or previous.exists():
-            kept = f"; the previous checkpoint is kept, and resume={display_path(folder)} continues from it"
+        if (checkpoints / "last.pt").exists():
+            kept = f"; the earlier checkpoint is kept, and resume={display_path(folder)} continues from it"
         raise DataError(
             f"cannot write the checkpoint {error.filename or checkpoints}: {error.strerror}{kept}"
         ) from error
 
 
 def load(folder: Path) -> dict[str, Any] | None:
-    """The newest undamaged checkpoint of a run, on the CPU; None if there is no checkpoint.
-
-    Raises:
-        DamagedError: all checkpoints are damaged.
-        DataError: one is of another version of the program.
-    """
-    last, previous = folder / FOLDER / "last.pt", folder / FOLDER / "previous.pt"
-    if last.exists():
-        try:
-            return read(last)
-        except DamagedError as error:
-            if not previous.exists():
-                raise
-            log.warning("%s; %s is read instead", error, previous.name)
-    return read(previous) if previous.exists() else None
+    """The newest checkpoint of a run, on the CPU; None if there is none; raises as `read`."""
+    last = folder / FOLDER / "last.pt"
+    return read(last) if last.exists() else None
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -132,7 +115,7 @@ def reporting_damage(path: Path) -> Iterator[None]:
         reason = " ".join(message.split()) or type(error).__name__
         # torch's own message advises to load the file anyway.
         if isinstance(error, pickle.UnpicklingError) or "weights_only" in reason:
-            reason = "its content is not only plain values and tensors"
+            reason = "its content is not only plain values and tensors; save the state_dict of the model alone"
         raise DamagedError(
             f"{path}: is damaged, or not of this version of the program or of the model's code: {reason:.1000}"
         ) from error
@@ -181,30 +164,15 @@ def read_initial_weights(init: str) -> dict[str, torch.Tensor]:
 
 
 def _read_foreign(path: Path) -> dict[str, torch.Tensor]:
-    """The weights in a file, within a `.pt` or `.pth` file from the first of `WRAPPERS`; unpickling runs no code."""
+    """The weights in a file of any program; in a `.pt` or `.pth` file they may be nested under some of `WRAPPERS`."""
     if path.suffix == ".safetensors":
         return load_file(path)
-    # timm's checkpoints hold the arguments of its command as a `Namespace`.
-    with safe_globals([Namespace]):
-        if is_zipfile(path) and (classes := get_unsafe_globals_in_checkpoint(path)):
-            save = f"torch.save(torch.load({str(path)!r}, weights_only=False)['state_dict'], 'weights.pth')"
-            raise DataError(
-                f"{path}: has objects of {', '.join(classes)}, which may run code when they are read; if you trust it, "
-                f'save its weights alone: python -c "import torch; {save}", and set init=weights.pth'
-            )
-        state = _unwrap(torch.load(path, map_location="cpu", weights_only=True))
+    with safe_globals([Namespace]):  # timm's checkpoints hold the arguments of its command.
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    while isinstance(state, dict) and (keys := [key for key in WRAPPERS if isinstance(state.get(key), dict)]):
+        log.info("init: the weights are read from %s", keys[0])
+        state = state[keys[0]]
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        held = f"a {type(state).__name__}"
-        if isinstance(state, dict):
-            held = f"its keys are {join_names(map(str, state))}"
-        raise DataError(f"{path}: holds no tensors by name, neither at the top nor under {', '.join(WRAPPERS)}; {held}")
-    return state
-
-
-def _unwrap(state: Any) -> Any:
-    """The dict of weights in what a file holds, under as many of `WRAPPERS` as it is wrapped in."""
-    for key in WRAPPERS:
-        if isinstance(state, dict) and isinstance(state.get(key), dict):
-            log.info("init: the weights are read from %s", key)
-            return _unwrap(state[key])
+        content = f"its keys are {join_names(map(str, state))}" if isinstance(state, dict) else type(state).__name__
+        raise DataError(f"{path}: holds no tensors by name, at the top or under {', '.join(WRAPPERS)}; {content}")
     return state

@@ -1,4 +1,4 @@
-"""The log lines of a run."""
+"""Writes the log lines of a run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.loaders.base import Loader
-from vitmnist.metrics.epoch_record import EpochRecord
-from vitmnist.metrics.monitor import Monitor
+from vitmnist.metrics.epoch_record import EpochRecord, Monitor
 from vitmnist.runtime.world import World
 from vitmnist.timing.table import Bottleneck
 from vitmnist.tracking.result import Result
@@ -28,23 +27,16 @@ EPOCH_LINE = (
 
 def log_setup(config: Config, result: Result, dataset: Dataset, step: TrainStep, loader: Loader, world: World) -> None:
     """Log model, dataset, loader and device."""
-    parameters = list(step.model.parameters())
-    total = sum(parameter.numel() for parameter in parameters)
-    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-    log.info(
-        "%s (%s parameters%s) on %s, %s loader%s, %s batches of %d%s, device=%s is %s",
-        config.model["name"],
-        f"{total:,}",
-        "" if trained == total else f", {trained:,} trained",
-        dataset.name,
-        (result.auto or config.data.loader)["name"],
-        "".join(f" with {key}={value}" for key, value in loader.resolved_options.items()),
-        f"{len(loader):,}",
-        config.batch_size,
-        f", divided among {world.size} processes" if world.size > 1 else "",
-        config.device,
-        step.device,
-    )
+    sizes = {parameter: parameter.numel() for parameter in step.model.parameters()}
+    trained = sum(size for parameter, size in sizes.items() if parameter.requires_grad)
+    total = sum(sizes.values())
+    trained_text = "" if trained == total else f", {trained:,} trained"
+    loader_name = (result.auto or config.data.loader)["name"]
+    options = "".join(f" with {key}={value}" for key, value in loader.resolved_options.items())
+    ranks = f", divided among {world.size} processes" if world.size > 1 else ""
+    log.info("%s (%s parameters%s) on %s", config.model["name"], f"{total:,}", trained_text, dataset.name)
+    log.info("%s loader%s, %s batches of %d%s", loader_name, options, f"{len(loader):,}", config.batch_size, ranks)
+    log.info("device=%s is %s", config.device, step.device)
     log.info("each epoch is evaluated on the %s", dataset.evaluated_on())
     if compile_s := step.backend.compile_s:
         action = "compilation" if step.backend.config.compile else "capturing the graph"

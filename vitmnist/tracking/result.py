@@ -1,4 +1,4 @@
-"""`result.json`: what a run did, its results, and how it ended."""
+"""`result.json` and the other records of a run: its configuration, its results, and how it ended."""
 
 from __future__ import annotations
 
@@ -34,8 +34,6 @@ CONFIG = Path(".hydra/config.yaml")
 """The configuration in the folder of a run, under Hydra's name."""
 OVERRIDES = Path(".hydra/overrides.yaml")
 """The overrides in the folder of a run, under Hydra's name."""
-
-
 MAX_TIME = 1e11
 """The largest number of seconds, or of seconds since 1970, in a record: a date that Python can represent."""
 MAX_METRIC = 1e100
@@ -48,7 +46,7 @@ MIN_EPOCH_S = 1e-9
 class Result:
     """The content of `result.json`; docs/records.md describes each key.
 
-    `status` is completed, failed or interrupted. It is failed until the run ends.
+    `status` is one of `ENDED`; it is failed until the run ends.
     """
 
     status: str = "failed"
@@ -95,17 +93,17 @@ class Result:
         return cls(**{item.name: content[item.name] for item in recorded})
 
     def bottleneck(self) -> Bottleneck | None:
-        """What limits training, the loader or the step; None before the end of an epoch."""
-        waiting = self._waiting()
+        """What limits training, the loader or the step; None before the end of the first epoch."""
+        waiting = self._waiting_and_steps()
         return Bottleneck.of(*waiting) if waiting else None
 
     def verdict(self) -> str | None:
-        """What limits training, in one sentence."""
-        waiting = self._waiting()
+        """A sentence that says what limits training; None before the end of the first epoch."""
+        waiting = self._waiting_and_steps()
         return format_bottleneck(Bottleneck.of(*waiting), *waiting) if waiting else None
 
-    def _waiting(self) -> tuple[float, int] | None:
-        """The percentage of training spent waiting for data, and the number of steps since the last start."""
+    def _waiting_and_steps(self) -> tuple[float, int] | None:
+        """The percentage of training spent waiting for data, and the number of steps, since the last start."""
         waiting_pct = summarize(self.epochs, DATA_WAIT_PCT)
         images = (self.dataset or {}).get("train_size", 0)
         batches = math.ceil(images / (self.config or {}).get("batch_size", math.inf))
@@ -123,23 +121,26 @@ class Result:
         write_atomic(folder / "result.json", json.dumps(content, indent=2, allow_nan=False).encode())
 
     def write_epochs(self, folder: Path) -> None:
-        """Write `epochs.csv`, for spreadsheets and pandas: a row for each epoch; raises `OSError`."""
+        """Write `epochs.csv`, a row for each epoch, for spreadsheets and pandas; raises `OSError`."""
         write_atomic(folder / "epochs.csv", csv_text(epoch_columns(), self.epochs).encode())
 
     def append_epoch(self, folder: Path) -> None:
-        """Append the last epoch to `epochs.csv`; raises `OSError`. Rewriting it slows a run of 1,000 epochs by half."""
+        """Append the last epoch to `epochs.csv`; raises `OSError`.
+
+        Rewriting the file after each epoch would make a run of 1,000 epochs half as long again.
+        """
         _, _, row = csv_text(epoch_columns(), self.epochs[-1:]).partition("\n")
         append_bytes(folder / "epochs.csv", row.encode())
 
     def write_config(self, folder: Path) -> None:
-        """Write the configuration that `resume=` reads, and for people the overrides; raises `OSError`."""
+        """Write the configuration, which `resume=` reads, and the overrides; raises `OSError`."""
         (folder / CONFIG).parent.mkdir(exist_ok=True)
         for name, record in ((CONFIG, self.config), (OVERRIDES, self.overrides)):
             write_atomic(folder / name, yaml.safe_dump(record, sort_keys=False, allow_unicode=True).encode())
 
 
 def _has_type(value: object, annotation: Any) -> bool:
-    """Whether a value in JSON has a type such as `dict[str, Any] | None`. A float must be a time in seconds."""
+    """Whether a JSON value has a type such as `dict[str, Any] | None`; all floats are times in seconds."""
     types = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
     if float in types and value is not None:
         return _is_number(value, 0, MAX_TIME)
@@ -162,19 +163,19 @@ def _is_number(value: object, low: float, high: float) -> bool:
 
 
 def epoch_columns() -> tuple[str, ...]:
-    """The columns of `epochs.csv`."""
+    """Return the columns of `epochs.csv`."""
     return "epoch", *epoch_metrics(), "first_of_start", "ended_at"
 
 
 @contextmanager
 def record_outcome(result: Result, config: Config, folder: Path, stop: StopSignal, world: World) -> Iterator[None]:
-    """Record in `result.json` how the block ended, once training has begun."""
+    """Record in `result.json` how the block ended."""
     try:
         yield
     except BaseException as raised:
         error = world.first_failure(raised)
         if stop.request and classify(error).cause == "worker":
-            # The signal that stops the run stops its workers too.
+            # The signal that stops the run has stopped its workers, too.
             error = interruption(stop.request)
         record_failure(error, result, config, folder, world)
         if error is raised:
@@ -187,7 +188,7 @@ def record_outcome(result: Result, config: Config, folder: Path, stop: StopSigna
 
 
 def record_failure(error: BaseException, result: Result, config: Config, folder: Path, world: World) -> None:
-    """Record why a run ended before its end. A run that was refused before it began has no record."""
+    """Record why a run has not completed, unless it was refused before it began."""
     has_begun = result.setup_s is not None
     failure = classify(error)
     if failure.status == "interrupted" and has_begun:
@@ -199,6 +200,6 @@ def record_failure(error: BaseException, result: Result, config: Config, folder:
     try:
         if world.is_main:
             result.write(folder)
-    except OSError as unwritten:
+    except OSError as write_error:
         # This must not hide the error that ended the run.
-        log.warning("cannot write the records: %s", classify(unwritten).message)
+        log.warning("cannot write the records: %s", classify(write_error).message)

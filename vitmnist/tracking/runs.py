@@ -12,9 +12,8 @@ from typing import Any
 
 from vitmnist.config.schema import flatten
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.metrics.epoch_record import steady_epochs, summarize
+from vitmnist.metrics.epoch_record import Monitor, steady_epochs, summarize
 from vitmnist.metrics.epoch_table import Metric, epoch_metrics, find_metric
-from vitmnist.metrics.monitor import Monitor
 from vitmnist.runtime.files import UnreadableError, read_plain
 from vitmnist.runtime.run_folder import is_in_use
 from vitmnist.tracking.result import CONFIG, Result

@@ -1,20 +1,21 @@
-"""The training loop and the evaluation loop."""
+"""The training loop, and the evaluation loop with its predictions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from vitmnist.augment.preprocess import Preprocess
+from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import Loader
 from vitmnist.metrics import batch_metrics, confusion_metrics
 from vitmnist.metrics.epoch_table import EVAL_S, SAVE_S, metric_name
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
-from vitmnist.training.predictions import PredictionCollector, Predictions
 from vitmnist.training.progress import EpochProgress, MetricAccumulator
 from vitmnist.training.step import TrainStep
 
@@ -25,10 +26,7 @@ AfterStep = Callable[[EpochTimer], object]
 def train_epoch(
     step: TrainStep, loader: Loader, progress: EpochProgress, after_step: AfterStep = lambda timer: None
 ) -> dict[str, float]:
-    """Train on the remaining batches of an epoch, one step per batch.
-
-    Returns:
-        The epoch's metrics by their names in `vitmnist.metrics.epoch_table`.
+    """Train on the remaining batches of an epoch; returns its metrics by their names in `epoch_table`.
 
     Raises:
         DataError: the loader delivers too few batches.
@@ -57,10 +55,8 @@ def evaluate(
 ) -> tuple[dict[str, float], Predictions]:
     """Evaluate a model on the loader's epoch 0, in float32 and without augmentation.
 
-    With several ranks, each evaluates a part, and all return the metrics and predictions of every image.
-
-    Returns:
-        The metrics by their names in `vitmnist.metrics.epoch_table`, and the predictions.
+    Each rank evaluates its part; every rank returns the metrics (by their names in `epoch_table`) and predictions of
+    all images.
 
     Raises:
         DataError: the loader delivers too few batches.
@@ -92,3 +88,58 @@ def evaluate(
     for name, value in confusion_metrics(collected.confusion_matrix(logits.shape[1])).items():
         values[metric_name("eval", name)] = value
     return {**values, EVAL_S.name: sum(seconds.values()), SAVE_S.name: saving}, collected
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Predicted class and softmax confidence per image, in split order, on the device.
+
+    Args:
+        labels: int64 `[N]`, the most likely class.
+        confidence: float `[N]`, its softmax probability.
+        targets: int64 `[N]`, the true class.
+    """
+
+    labels: Tensor
+    confidence: Tensor
+    targets: Tensor
+
+    def confusion_matrix(self, classes: int) -> Tensor:
+        """Number of images by true class (rows) and predicted class (columns): int64 `[classes, classes]`, CPU."""
+        pairs = self.targets * classes + self.labels
+        return torch.bincount(pairs, minlength=classes * classes).view(classes, classes).cpu()
+
+    def mistakes(self) -> list[int]:
+        """Indices of the misclassified images, the most confident first."""
+        wrong = (self.labels != self.targets).nonzero().flatten()
+        order = self.confidence[wrong].argsort(descending=True, stable=True)
+        indices: list[int] = wrong[order].tolist()
+        return indices
+
+
+class PredictionCollector:
+    """Collects the predictions of this rank's batches, and gathers them over the ranks."""
+
+    def __init__(self, sampler: EpochSampler, world: World) -> None:
+        self._sampler, self._world = sampler, world
+        self._labels: list[Tensor] = []
+        self._confidence: list[Tensor] = []
+        self._targets: list[Tensor] = []
+
+    def update(self, logits: Tensor, targets: Tensor) -> None:
+        """Add a batch without padding: float32 logits `[B, classes]` and int64 targets `[B]`."""
+        self._labels.append(logits.argmax(dim=1))
+        self._confidence.append(logits.softmax(dim=1).amax(dim=1))
+        self._targets.append(targets)
+
+    def compute(self) -> Predictions:
+        """The predictions of all images; every rank must call it."""
+        return Predictions(*map(self._gather, (self._labels, self._confidence, self._targets)))
+
+    def _gather(self, batches: list[Tensor]) -> Tensor:
+        """The values of the images of all ranks, in split order."""
+        values = torch.cat(batches)
+        # The rank's padding image, if it has one, is the last one. It has no prediction.
+        indices = self._sampler.indices(0, device=values.device)[: len(values)]
+        gathered = values.new_zeros(self._sampler.size).index_copy_(0, indices, values)
+        return self._world.all_reduce_sum(gathered)

@@ -32,8 +32,7 @@ class EpochProgress:
 
     Args:
         epoch: counted from 0.
-        sampler: the sampler of the training loader.
-        log_every: log loss, learning rate and gradient norm of every n-th step of the run; None logs none.
+        log_every: log loss, learning rate and gradient norm every this many steps of the run; None: never.
     """
 
     def __init__(
@@ -66,10 +65,7 @@ class EpochProgress:
             self._gradient_norms[index] = nn.utils.get_total_norm(gradients)
 
     def logged_steps(self) -> list[dict[str, Any]]:
-        """Step (counted over the run), loss, lr and grad_norm of the logged steps; None for a norm that is not finite.
-
-        Waits for the device.
-        """
+        """Step (counted over the run), loss, lr and grad_norm (None if not finite) of the logged steps."""
         losses = self.metrics.per_batch("loss")
         return [
             {
@@ -91,11 +87,7 @@ class EpochProgress:
                 )
 
     def compute(self) -> dict[str, float]:
-        """The metrics so far, by their names in `vitmnist.metrics.epoch_table`; waits for the device.
-
-        Raises:
-            TrainingError: a loss is not finite.
-        """
+        """The metrics so far, by their names in `epoch_table`; raises as `check_finite`."""
         self.check_finite()
         seconds = self._seconds()
         train_s = seconds["waiting"] + seconds["computing"] + seconds["other"]
@@ -140,9 +132,6 @@ class MetricAccumulator:
     """The sums of each batch of a pass, by name.
 
     Each rank accumulates its own images. Reading is an all-reduce over the ranks, so all must read when one does.
-
-    Args:
-        sampler: gives the number of batches, and how many images each has.
     """
 
     def __init__(self, sampler: EpochSampler, device: torch.device, world: World = SINGLE_PROCESS) -> None:
@@ -155,11 +144,7 @@ class MetricAccumulator:
         }
 
     def update(self, sums: dict[str, Tensor]) -> None:
-        """Add a batch.
-
-        Args:
-            sums: the sums over this rank's images; `loss` is divided by the size of the global batch.
-        """
+        """Add the sums over this rank's images of a batch; `loss` is divided by the size of the global batch."""
         for name, values in self._sums.items():
             values[self.steps] = sums[name]
         self.steps += 1
@@ -180,10 +165,7 @@ class MetricAccumulator:
         return values
 
     def compute(self, split: str) -> dict[str, float]:
-        """Means over the images so far, in percent where that is the unit: `SPLIT_loss`, `SPLIT_acc`, …
-
-        Waits for the device.
-        """
+        """Means over the images so far, in percent where that is the unit: `SPLIT_loss`, `SPLIT_acc`, …"""
         sizes = self.sizes
         # Batches are weighted by their size, because the last one may be smaller.
         means = {"loss": math.fsum(map(mul, self.per_batch("loss"), sizes)) / sum(sizes)}

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +24,6 @@ from vitmnist.metrics import batch_metrics
 from vitmnist.runtime.world import World
 from vitmnist.training.batch import Batch
 from vitmnist.training.fine_tuning import BATCH_NORMS
-from vitmnist.training.graph import GraphedModule
 from vitmnist.training.step_options import StepConfig
 
 log = logging.getLogger(__name__)
@@ -188,6 +189,48 @@ class ModelAndLoss(nn.Module):
         loss = self._loss(logits, inputs.get("targets", labels))
         logits = logits.detach()
         return {"loss": loss} | {name: compute(logits, labels) for name, compute in self._metrics.items()}
+
+
+class GraphedModule(nn.Module):
+    """Replays forward and backward as a CUDA graph, which the GPU runs without waiting for Python.
+
+    With small batches the host needs longer to launch the kernels of a step than the GPU to compute them. A graph
+    launches all of them at once (`torch.cuda.make_graphed_callables`). Inputs whose names, shapes or dtypes were not
+    captured go through the module itself: a replay would broadcast and convert them silently. Each replay writes its
+    outputs and gradients to the same memory, so the caller must copy the outputs, and set the gradients to None before
+    each call. The parameters of the module must stay at their addresses.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self._graphs: dict[object, Callable[..., Any]] = {}
+
+    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        call = self._graphs.get(_signature(inputs), self.module)
+        outputs: dict[str, Tensor] = call(inputs)
+        return outputs
+
+    def capture(self, inputs: dict[str, Tensor]) -> None:
+        """Capture forward and backward for inputs of these names, shapes and dtypes, if this has not been done.
+
+        No other thread may allocate memory on the GPU meanwhile. Changes the module's buffers, such as the statistics
+        of batch normalisation, and the state of the random generators. Raises `RuntimeError` if the module waits for
+        the GPU, or does something else that cannot be captured.
+        """
+        if _signature(inputs) in self._graphs:
+            return
+        samples = {name: tensor.clone() for name, tensor in inputs.items()}
+        # The graph keeps autograd's nodes alive, and they belong to the stream of the capture.
+        warnings.filterwarnings("ignore", "The AccumulateGrad node's stream does not match")
+        make_graphs: Callable[..., Any] = torch.cuda.make_graphed_callables
+        # Torch replaces `forward` of the module that it is given, and `self.module` must stay as it is.
+        wrapper = nn.Sequential(self.module)
+        self._graphs[_signature(inputs)] = make_graphs(wrapper, (samples,), allow_unused_input=True)
+
+
+def _signature(inputs: dict[str, Tensor]) -> object:
+    return tuple((name, tensor.shape, tensor.dtype) for name, tensor in inputs.items())
 
 
 @contextmanager

@@ -83,11 +83,7 @@ def resolve_step_config(
 
 
 def _graph_obstacle(config: TrainerConfig, device: torch.device, batch_size: int, ranks: int) -> str | None:
-    """Why the step cannot be a graph; None if it can.
-
-    Raises:
-        ConfigError: it cannot, and `trainer.graph=true`.
-    """
+    """Why the step cannot be a graph; None if it can. Raises `ConfigError` if it cannot and `trainer.graph=true`."""
     obstacle = None
     if device.type != "cuda":
         obstacle = "only CUDA devices have graphs"

@@ -16,7 +16,6 @@ from tests.conftest import CallHere, Printed, Train, result_of
 from tests.data.datasets.test_image_folder import folder, load, overrides
 from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.cli import evaluate
-from vitmnist.cli.evaluate import load_run
 from vitmnist.cli.export import describe_model
 from vitmnist.data.datasets import image_folder
 from vitmnist.data.images import ImageReader, Pixels
@@ -90,7 +89,7 @@ def test_a_run_records_the_range_of_32_bit_pictures_for_all_that_read_files_late
     model = load_inference_model(tmp_path / "run", torch.device("cpu"))
     grey = round(255 * 0.17 / 0.5)
     assert (model.reader()(folder / "dog" / "7.tif") == grey).all()
-    *_, dataset = load_run(tmp_path / "run", [f"data.dataset.path={folder}"], None)
-    assert (dataset.train.images[dataset.train.files.names.index("dog/7.tif")] == grey).all()
+    split = evaluate.evaluate(tmp_path / "run", ["data.dataset.test_share=0"], None).split
+    assert (split.images[split.files.names.index("dog/7.tif")] == grey).all()
     assert call_here(evaluate.main, "run").stderr == ""
     assert '"range_32_bit": [\n      0.0,\n      0.5\n    ]' in describe_model("model.pt2", b"", model, "", [])

@@ -61,7 +61,7 @@ class ImageFolderOptions(SizeOptions):
     draft: bool = True
     max_16_bit: int = config_field(65_535, at_least=1, at_most=65_535)
     # The bounds hold any float32.
-    range_32_bit: tuple[float, float] | None = config_field(None, at_least=-3.5e38, at_most=3.5e38)
+    range_32_bit: tuple[float, float] | None = config_field(None, is_range=True, at_least=-3.5e38, at_most=3.5e38)
 
     @property
     def shape(self) -> tuple[int, int, int]:

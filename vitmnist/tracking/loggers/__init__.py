@@ -1,4 +1,4 @@
-"""The base class of loggers, and their registry: every module in this folder may register one."""
+"""The base class of loggers, and their registry. A module in this folder registers a logger."""
 
 from __future__ import annotations
 
@@ -14,40 +14,41 @@ if TYPE_CHECKING:
 
 
 STEP_METRICS = ("loss", "lr", "grad_norm")
-"""The values of a logged step."""
+"""The metrics of a logged step."""
 
 
 class Logger:
-    """Sends a run elsewhere; rank 0 alone has one. A context manager, entered once the run is set up.
+    """Sends the metrics of a run to another program. It is a context manager, which rank 0 enters once set-up is done.
 
-    Built with (options, folder of the run, result), where `result` grows with the run. A resumed run builds another one
-    for the same folder, whose `result.epochs` are those before; it has to drop what it got of later ones.
+    A subclass is built with (options, folder of the run, result); `result.epochs` grows with the run. A resumed run
+    builds another logger for the same folder. `result.epochs` then has the epochs before the checkpoint, and the logger
+    must drop later epochs that it has logged.
 
     Raises:
-        OSError: it cannot be reached; the methods may raise it too, and the run then ends with a checkpoint.
+        OSError: the other program cannot be reached. The methods may raise it too; the run then ends with a checkpoint.
     """
 
     def __enter__(self) -> Logger:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        """End the run; `kind` is None if it was completed."""
+        """End the run; `kind` is None if the run was completed."""
 
     def add_epoch(self, record: EpochRecord) -> None:
-        """Log an epoch, before its checkpoint is saved. Records count epochs and steps from 0."""
+        """Log an epoch before its checkpoint is saved. Records count epochs and steps from 0."""
         raise NotImplementedError
 
     def add_images(self, images: Mapping[str, Image.Image], epoch: int) -> None:
-        """Log images of an epoch, by name."""
+        """Log the images of an epoch, which are given by name."""
 
 
 def epoch_scalars(record: EpochRecord) -> dict[str, float]:
-    """The measured metrics of an epoch, by their tags."""
+    """Return the metrics of an epoch that were measured, by tag."""
     return {metric.tag: record[name] for name, metric in epoch_metrics().items() if record.get(name) is not None}
 
 
 def step_scalars(step: Mapping[str, float | None]) -> dict[str, float]:
-    """The measured values of a logged step, by their tags."""
+    """Return the metrics of a logged step that were measured, by tag."""
     return {f"step/{name}": value for name in STEP_METRICS if (value := step.get(name)) is not None}
 
 
@@ -55,10 +56,13 @@ LOGGERS: Registry[OptionsClass, Logger] = Registry("logger", __package__)
 
 
 def parse_loggers(values: Sequence[Any]) -> list[Mapping[str, Any]]:
-    """The name and all options of each configured logger, which is a name or a mapping with `name` and options.
+    """Return the name and all options of each configured logger.
+
+    Args:
+        values: for each logger its name, or a mapping with `name` and options.
 
     Raises:
-        ConfigError: an unknown name or option.
+        ConfigError: a name or an option is unknown.
     """
     named = [{"name": value} if isinstance(value, str) else value for value in values]
     loggers = [LOGGERS.complete(value) if isinstance(value, Mapping) else value for value in named]

@@ -22,15 +22,15 @@ from vitmnist.tracking.loggers import LOGGERS, Logger, epoch_scalars, step_scala
 from vitmnist.tracking.result import Result
 
 EVENTS = "events.out.tfevents"
-"""The names of event files begin so. The time follows, because TensorBoard reads a folder in the order of the names."""
+"""The prefix of the names of event files, before the time: TensorBoard reads files in the order of their names."""
 
 
 @LOGGERS.register("tensorboard")
 class TensorBoard(Logger):
-    """The event file of one start of a run.
+    """Writes the event file of one start of a run.
 
-    Epochs and steps count from 1 here, as in the log, and from 0 in the records. Events are written when they are
-    added, without `SummaryWriter`, whose thread prints a traceback if it cannot write.
+    TensorBoard counts epochs and steps from 1, as the log does. Events are written at once, without `SummaryWriter`,
+    whose thread prints a traceback if it cannot write.
 
     Raises:
         OSError: a file cannot be written; the methods raise it too.
@@ -39,19 +39,19 @@ class TensorBoard(Logger):
     def __init__(self, options: NoOptions, folder: Path, result: Result) -> None:
         self._path, first = folder / f"{EVENTS}.{time.time_ns()}", len(result.epochs) + 1
         version = Event(wall_time=time.time(), step=first, file_version="brain.Event:2")
-        # Hide what an interrupted run wrote after its last checkpoint. TensorBoard drops all tags from this step on, so
-        # the `step/…` tags, which count faster than epochs, are written again from the records.
+        # At this event, TensorBoard drops the epochs that an interrupted run has logged after its last checkpoint. It
+        # drops all tags from this step on, also `step/…`, which count faster than epochs and so are written again.
         start = Event(wall_time=time.time(), step=first, session_log=SessionLog(status=SessionLog.START))
         config = _event(text("config", f"```yaml\n{yaml.safe_dump(result.config, sort_keys=False)}```"), first)
-        again = [event for record in result.epochs for event in _steps(record, first)]
-        self._append(version, start, config, *again)
+        earlier_steps = [event for record in result.epochs for event in _steps(record, first)]
+        self._append(version, start, config, *earlier_steps)
 
     def add_epoch(self, record: EpochRecord) -> None:
         self._append(*_scalars(epoch_scalars(record), record["epoch"] + 1, record["ended_at"]), *_steps(record))
 
     def add_images(self, images: Mapping[str, Image.Image], epoch: int) -> None:
-        for name, drawn in images.items():
-            self._append(_event(image(f"images/{name}", np.asarray(drawn), dataformats="HWC"), epoch + 1))
+        for name, picture in images.items():
+            self._append(_event(image(f"images/{name}", np.asarray(picture), dataformats="HWC"), epoch + 1))
 
     def _append(self, *events: Event) -> None:
         content = io.BytesIO()
@@ -62,14 +62,14 @@ class TensorBoard(Logger):
 
 
 def _steps(record: EpochRecord, first: int = 1) -> Iterator[Event]:
-    """The logged steps of an epoch from step `first` on."""
+    """Yield the events of the logged steps of an epoch, from step `first` on."""
     for values in record["steps"]:
         if values["step"] + 1 >= first:
             yield from _scalars(step_scalars(values), values["step"] + 1, record["ended_at"])
 
 
 def _scalars(values: Mapping[str, float], step: int, wall_time: float) -> Iterator[Event]:
-    """An event for each value, so that a torn file loses few."""
+    """Yield an event for each value, so that a file that is cut off loses few."""
     for tag, value in values.items():
         summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
         yield Event(wall_time=wall_time, step=step, summary=summary)

@@ -15,26 +15,27 @@ from vitmnist.tracking.result import Result
 if TYPE_CHECKING:
     from PIL import Image
 
-ID = "wandb-id.txt"  # This file of a run folder names the run at the server of wandb, which resuming continues.
+ID_FILE = "wandb-id.txt"
+"""The file in the folder of a run that has the ID of the run on the server of wandb."""
 
 
 @dataclass
 class WandbOptions:
-    """The options of `logger=[{name: wandb, …}]`; WANDB_MODE=offline, WANDB_ENTITY and others are wandb's own."""
+    """The options of `logger=[{name: wandb, …}]`. wandb itself reads WANDB_MODE, WANDB_ENTITY and other variables."""
 
     project: str = "vitmnist"
 
 
 @LOGGERS.register("wandb", WandbOptions)
 class Wandb(Logger):
-    """One run of wandb, with the metrics, tags and images of TensorBoard; its x-axes are the epoch and the step.
+    """Logs the metrics and images of a run, with the tags that TensorBoard has, over the epochs and steps.
 
-    Offline, wandb cannot continue a run: two of the same id replace or repeat each other's epochs when they are
-    synchronised. So each start is then a run with its own id, and has all epochs from the first.
+    Offline, wandb cannot continue a run: two runs with one ID replace or repeat each other's epochs when they are
+    synchronised. So each start is then a run with its own ID, which has all epochs from the first.
 
     Raises:
         ConfigError: wandb cannot be reached.
-        MissingExtraError: it is not installed.
+        MissingExtraError: wandb is not installed.
     """
 
     def __init__(self, options: WandbOptions, folder: Path, result: Result) -> None:
@@ -42,7 +43,7 @@ class Wandb(Logger):
             import wandb
         except ImportError as error:
             raise MissingExtraError("wandb", "wandb") from error
-        self._wandb, path = wandb, folder / ID
+        self._wandb, path = wandb, folder / ID_FILE
         is_continued = path.exists() and wandb.setup().settings.mode not in ("offline", "dryrun")
         try:
             self._run = wandb.init(
@@ -52,7 +53,7 @@ class Wandb(Logger):
                 id=path.read_text().strip() if is_continued else None,
                 resume="allow",
                 config=result.config,
-                # The log of the run is in its folder.
+                # The folder of the run already has its log.
                 settings=wandb.Settings(console="off", silent=True),
             )
         except wandb.Error as error:
@@ -61,7 +62,7 @@ class Wandb(Logger):
             self._run.define_metric(prefix, step_metric=axis)
         if not self._run.offline:
             path.write_text(self._run.id)
-        # A run that was killed has sent epochs after its last checkpoint. They are trained again, with the same result.
+        # The server may have epochs after the last checkpoint. They are trained again, with the same result.
         self._epochs_sent = int(dict(self._run.summary).get("epoch", 0)) if self._run.resumed else 0
         for record in result.epochs:
             self.add_epoch(record)
@@ -77,5 +78,5 @@ class Wandb(Logger):
         self._run.log({"epoch": record["epoch"] + 1, **epoch_scalars(record)})
 
     def add_images(self, images: Mapping[str, Image.Image], epoch: int) -> None:
-        drawn = {f"images/{name}": self._wandb.Image(image) for name, image in images.items()}
-        self._run.log({"epoch": epoch + 1, **drawn})
+        logged = {f"images/{name}": self._wandb.Image(image) for name, image in images.items()}
+        self._run.log({"epoch": epoch + 1, **logged})
