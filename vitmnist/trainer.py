@@ -203,8 +203,8 @@ class Trainer:
         loader_config = self._select_loader(dataset.train, sampler, step)
         train_loader = LOADERS.build(loader_config, dataset.train, sampler, self.device)
         self._open_loaders.enter_context(train_loader)
-        eval_sampler = self._eval_sampler(dataset.evaluated, step)
-        eval_loader = LOADERS.build(loader_config, dataset.evaluated, eval_sampler, self.device)
+        eval_sampler = self._eval_sampler(dataset.evaluation, step)
+        eval_loader = LOADERS.build(loader_config, dataset.evaluation, eval_sampler, self.device)
         self._open_loaders.enter_context(eval_loader)
         step.prepare(train_loader)
         return train_loader, eval_loader, loader_config

@@ -28,7 +28,7 @@ from vitmnist.cli.arguments import key_of
 from vitmnist.cli.command import command, echo
 from vitmnist.cli.resume import recorded_config
 from vitmnist.config.schema import Config, is_under
-from vitmnist.data.datasets.base import Dataset, Split, build_dataset, prepare
+from vitmnist.data.datasets.base import Dataset, Split, apply_config, build_dataset
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders.make_loader import make_loader
 from vitmnist.metrics import METRICS
@@ -98,7 +98,7 @@ def evaluation_config(folder: Path, overrides: list[str], overridable: Sequence[
 
 def evaluation_dataset(folder: Path, config: Config) -> Dataset:
     """The dataset of an evaluation; warns if images of the run have changed since training."""
-    dataset = prepare(build_dataset(config.data.dataset, config.data.root), config.data)
+    dataset = apply_config(build_dataset(config.data.dataset, config.data.root), config.data)
     if replace(config.data, root="") == replace(recorded_config(folder, []).data, root=""):
         recorded = (read_run(folder).result.dataset or {}).get("sha256", {})
         for name in dataset.splits:

@@ -111,7 +111,7 @@ def export_model(kind: Format, trained: InferenceModel, dataset: Dataset, batch_
         ConfigError: the images or classes of the dataset do not fit the model.
         UserError: the exported model predicts another class for some image.
     """
-    split = trained.normalized(dataset.evaluated)
+    split = trained.normalized(dataset.evaluation)
     original = nn.Sequential(trained.preprocess(), trained.model).eval()
     # Two images: torch.export would treat a batch size of one as a constant.
     example = torch.zeros(2, *trained.shape, dtype=torch.uint8)
@@ -123,7 +123,7 @@ def export_model(kind: Format, trained: InferenceModel, dataset: Dataset, batch_
         pairs = [(original(images), reloaded(images)) for images in split.images.split(batch_size)]
     expected, actual = (torch.cat(logits) for logits in zip(*pairs, strict=True))
     predicted = actual.argmax(dim=1)
-    checked_on = f"{dataset.name}, {dataset.evaluated_on()}"
+    checked_on = f"{dataset.name}, {dataset.describe_evaluation()}"
     if differing := int((predicted != expected.argmax(dim=1)).sum()):
         raise UserError(
             f"the exported model predicts another class than {trained.path} for {differing:,} images of {checked_on}; "
