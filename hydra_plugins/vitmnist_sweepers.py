@@ -71,7 +71,6 @@ class SearchSweeper(Sweeper):
         """Called by Hydra before `sweep`; `task_function` is the `Job` of vitmnist/cli/sweep.py."""
         self.hydra_context = hydra_context
         self.config = config
-        self.stop = task_function.stop  # type: ignore[attr-defined]
         self.launcher = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
 
     def sweep(self, arguments: list[str]) -> None:
@@ -99,7 +98,7 @@ class SearchSweeper(Sweeper):
             self.validate_batch_is_legal(jobs)
             returned = self.launcher.launch(jobs, initial_job_idx=first)
             # The next trials depend on the results of these.
-            if self.stop.request or any(map(_is_unfinished, returned)):
+            if any(map(_is_unfinished, returned)):
                 return
             for trial, job in zip(trials, returned, strict=True):
                 state = optuna.trial.TrialState.FAIL if job.return_value is None else None
@@ -111,7 +110,6 @@ class SearchSweeper(Sweeper):
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         texts = [*(f"{key!s}={self.params[key]}" for key in self.params), *arguments]
         overrides = {key_of(override.get_key_element()): override for override in parser.parse_overrides(texts)}
-        overrides.pop("resume", None)
         space = {key: _distribution(overrides[key]) for key in sorted(overrides) if overrides[key].is_sweep_override()}
         if "seed" in space:
             raise ConfigError("seed: a search compares trials of one seed; sweep the best values over seeds with -m")

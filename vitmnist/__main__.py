@@ -5,7 +5,6 @@ Imports neither torch nor Hydra, so the list of commands is shown at once.
 
 from __future__ import annotations
 
-import re
 import signal
 import sys
 from collections.abc import Callable
@@ -41,7 +40,7 @@ def main() -> None:
     elif first in COMMANDS:
         del sys.argv[1]
         command_main(first)()
-    elif re.fullmatch(r"[\w./]+", first):
+    elif first and not first.startswith(("-", "~")) and "=" not in first:
         print(f"error: {first}: there is no such command; {allowed_names(first, COMMANDS)}", file=sys.stderr)
         print("Keys and groups for training are typed as KEY=VALUE; --help explains more", file=sys.stderr)
         sys.exit(ExitCode.USAGE)

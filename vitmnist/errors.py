@@ -166,11 +166,11 @@ def classify(error: BaseException) -> Failure:
 FEWER_WORKERS = "type fewer workers with data.loader.num_workers=N (0 needs none)"
 LESS_HOST_MEMORY = "try a smaller batch_size, a smaller model, or data/loader=cache or disk, which keep images in files"
 LESS_GPU_MEMORY = "try a smaller batch_size, a smaller model, or data/loader=ram, which keeps the dataset off the GPU"
-FAILURES: tuple[tuple[type[BaseException], str, Failure], ...] = (
+FAILURES: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str, Failure], ...] = (
     (RunInterrupted, "", Failure("{error}", ExitCode.UNFINISHED, "interrupted")),
     (KeyboardInterrupt, "", Failure("interrupted", ExitCode.INTERRUPTED, "interrupted")),
     (
-        Exception,
+        (RuntimeError, OSError),
         ".*(</torch_.*No space left|out of shared memory|insufficient shared memory).*",
         Failure(
             "the shared memory /dev/shm, through which workers hand over their batches, is full or read-only: {text}; "
@@ -178,7 +178,7 @@ FAILURES: tuple[tuple[type[BaseException], str, Failure], ...] = (
         ),
     ),
     (
-        Exception,
+        (RuntimeError, OSError),
         r".*(Too many open files|received \d+ items of ancdata).*",
         Failure(f"too many open files: {{text}}; allow more with ulimit -n 4096, or {FEWER_WORKERS}"),
     ),

@@ -17,7 +17,8 @@ from torch import distributed
 
 from tests.conftest import BRIEF, STATEFUL, StartRanks, Train, assert_same_run, result_of, weights, write_mnist_like
 from tests.support.processes import REPOSITORY, free_port
-from vitmnist.cli.train import connect_ranks
+from vitmnist.cli.command import launch_command
+from vitmnist.cli.process import TrainingProcess
 from vitmnist.errors import ConfigError, ExitCode
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.torch_world import TorchWorld
@@ -152,11 +153,27 @@ def test_machines_may_keep_the_data_elsewhere(quick: list[str], ranks: StartRank
     assert result_of(tmp_path / "run")["status"] == "completed"
 
 
+@pytest.mark.parametrize(
+    ("script", "ranks_per_node", "command"),
+    [
+        ("train.py", "4", "torchrun --nproc-per-node=4 train.py"),
+        ("train.py", "2", "torchrun --nnodes=2 --nproc-per-node=2 train.py"),
+        ("bin/vitmnist", "1", "torchrun --nnodes=4 --nproc-per-node=1 -m vitmnist"),
+    ],
+)
+def test_the_resume_hint_names_nodes_and_processes_per_node(
+    script: str, ranks_per_node: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks_per_node)
+    monkeypatch.setattr(sys, "argv", [script])
+    assert launch_command(4) == command
+
+
 def test_a_restart_is_for_a_command_that_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
     with pytest.raises(ConfigError, match="would begin a new run; type hydra"):
-        connect_ranks(["seed=1"])
-    connect_ranks(["resume=auto"])
+        TrainingProcess(["seed=1"]).connect_ranks()
+    TrainingProcess(["resume=auto"]).connect_ranks()
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.scripts import SLOW_DATA, diagnose
-from vitmnist.diagnosis.observer import LoaderInfo, Unmeasured
-from vitmnist.diagnosis.report import Incomplete
+from vitmnist.diagnosis.loop import LoaderInfo, Unmeasured
+from vitmnist.diagnosis.report import NO_LOADER
 
 
 def test_loops_of_each_kind_are_observed_and_others_tried_for_those_that_wait(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ for batch in loader:
     pass
 """
     ended, report = diagnose(tmp_path, script)
-    assert (report["incomplete"], report["not_observed"]) == (Incomplete.NO_LOADER, ["__main__.Pipeline"])
+    assert (report["incomplete"], report["not_observed"]) == (NO_LOADER, ["__main__.Pipeline"])
     assert "not observed: __main__.Pipeline, which is none of torch.utils.data" in ended.stderr
     assert (report["waiting_pct"], ended.returncode) == (None, 0)
 
@@ -127,7 +127,7 @@ while batches.get() is not None:
 """
     ended, report = diagnose(tmp_path, script, "--warm-up=0")
     (loop,) = report["loops"]
-    assert (report["waiting_pct"], report["bottleneck"], report["incomplete"]) == (None, None, Incomplete.OTHER_THREAD)
+    assert (report["waiting_pct"], report["bottleneck"]) == (None, None)
     assert (loop["batches"], loop["waiting_pct"], loop["unmeasured"]) == (24, None, Unmeasured.OTHER_THREAD)
     assert "verdict" not in ended.stderr
 

@@ -109,8 +109,8 @@ class RandomResizedCropOptions:
     """size: side of the result, null: that of the image. scale: area of the crop. ratio: its width over height."""
 
     size: int | None = config_field(None, at_least=1)
-    scale: tuple[float, float] = config_field((0.08, 1.0), above=0, at_most=1)
-    ratio: tuple[float, float] = config_field((0.75, 1.3333), above=0)
+    scale: tuple[float, float] = config_field((0.08, 1.0), is_range=True, above=0, at_most=1)
+    ratio: tuple[float, float] = config_field((0.75, 1.3333), is_range=True, above=0)
 
 
 @OPERATIONS.register("random_resized_crop", RandomResizedCropOptions)
@@ -180,8 +180,8 @@ class RandomErasingOptions:
     """p: probability. scale: area of the box as a share of the image's. ratio: its height over width."""
 
     p: float = config_field(0.5, at_least=0, at_most=1)
-    scale: tuple[float, float] = config_field((0.02, 0.33), at_least=0, at_most=1)
-    ratio: tuple[float, float] = config_field((0.3, 3.3), above=0)
+    scale: tuple[float, float] = config_field((0.02, 0.33), is_range=True, at_least=0, at_most=1)
+    ratio: tuple[float, float] = config_field((0.3, 3.3), is_range=True, above=0)
 
 
 @OPERATIONS.register("random_erasing", RandomErasingOptions)

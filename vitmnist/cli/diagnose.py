@@ -57,19 +57,17 @@ def main(options: Namespace) -> None:
         options.json.parent.stat()  # Raises if there is none, before the script runs.
     sys.argv = options.module or options.script
     observer = Observer(options.steps, options.warm_up, options.stop)
-    process_id = os.getpid()
-    ended = _run(bool(options.module))
-    if os.getpid() != process_id:  # The script has forked a child that goes on to the end.
-        sys.exit(_exit_code(ended))
+    exit_code = _exit_code(_run(bool(options.module)))
+    if os.getpid() != observer.process_id:  # This is a child that the script has forked.
+        sys.exit(exit_code)
     observer.end()
-    report = describe_script(observer, _exit_code(ended))
-    # The script may have replaced or closed `sys.stderr`.
-    with suppress(ValueError, OSError):
+    report = describe_script(observer, exit_code)
+    with suppress(ValueError, OSError):  # The script may have closed `sys.__stderr__`.
         print(format_report(report), file=sys.__stderr__)
     if json_file:
         json_file = json_file if report.rank is None else json_file.with_stem(f"{json_file.stem}-rank{report.rank}")
         json_file.write_text(json.dumps(asdict(report), indent=2) + "\n")
-    sys.exit(report.exit_code)
+    sys.exit(exit_code)
 
 
 def _run(is_module: bool) -> BaseException | None:
@@ -77,14 +75,11 @@ def _run(is_module: bool) -> BaseException | None:
     name = sys.argv[0]
     # As Python does, the import path begins with the working directory, or with the folder of the script.
     sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(name))
-    if is_module:
-        try:
-            if find_spec(name) is None:
-                raise ModuleNotFoundError("there is no such module")
-        except ModuleNotFoundError as error:
-            raise DataError(f"-m {name}: {error}") from error
-    elif not os.path.isfile(name):
-        raise DataError(f"{name}: there is no such file; type the path of a Python file")
+    exists = not is_module and os.path.isfile(name)
+    with suppress(ModuleNotFoundError):
+        exists = exists or (is_module and find_spec(name) is not None)
+    if not exists:
+        raise DataError(f"{name}: there is no such {'module' if is_module else 'Python file'}")
     try:
         if is_module:
             runpy.run_module(name, run_name="__main__", alter_sys=True)
@@ -111,9 +106,9 @@ def _run_script(path: str) -> None:
     exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), main.__dict__)
 
 
-def _exit_code(ended: BaseException | None) -> int:
+def _exit_code(error: BaseException | None) -> int:
     """The exit code of a process that is ended by this exception."""
-    if isinstance(ended, KeyboardInterrupt):
+    if isinstance(error, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
-    code = ended.code if isinstance(ended, SystemExit) else int(ended is not None)
+    code = error.code if isinstance(error, SystemExit) else int(error is not None)
     return code & 0xFF if isinstance(code, int) else int(code is not None)

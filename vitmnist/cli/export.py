@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 import vitmnist
-from vitmnist.checkpoint.inference import InferenceModel
+from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
 from vitmnist.cli.command import command, echo
-from vitmnist.cli.evaluate import add_run, load_run
+from vitmnist.cli.evaluate import IMAGE_KEYS, add_run, evaluation_config, evaluation_dataset
 from vitmnist.cli.resume import recorded_overrides
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.images import ImageReader
@@ -82,16 +82,11 @@ def describe_model(file: str, content: bytes, trained: InferenceModel, summary: 
     """What a program that uses the exported model needs to know, as JSON.
 
     Args:
-        file: the name of the exported file.
-        content: the bytes of that file.
+        content: the bytes of the exported file.
         summary: what `export_model` says about the accuracy and the logits.
         overrides: the command line of the training.
     """
-    try:
-        reader = trained.reader()
-    except ConfigError:
-        # The dataset of such images is not registered here.
-        reader = None
+    reader = trained.reader()
     description = {
         "file": file,
         "sha256": hashlib.sha256(content).hexdigest(),
@@ -116,7 +111,7 @@ def export_model(kind: Format, trained: InferenceModel, dataset: Dataset, batch_
         ConfigError: the images or classes of the dataset do not fit the model.
         UserError: the exported model predicts another class for some image.
     """
-    split = trained.normalized(dataset.evaluated)
+    split = trained.normalized(dataset.evaluation)
     original = nn.Sequential(trained.preprocess(), trained.model).eval()
     # Two images: torch.export would treat a batch size of one as a constant.
     example = torch.zeros(2, *trained.shape, dtype=torch.uint8)
@@ -128,7 +123,7 @@ def export_model(kind: Format, trained: InferenceModel, dataset: Dataset, batch_
         pairs = [(original(images), reloaded(images)) for images in split.images.split(batch_size)]
     expected, actual = (torch.cat(logits) for logits in zip(*pairs, strict=True))
     predicted = actual.argmax(dim=1)
-    checked_on = f"{dataset.name}, {dataset.evaluated_on()}"
+    checked_on = f"{dataset.name}, {dataset.describe_evaluation()}"
     if differing := int((predicted != expected.argmax(dim=1)).sum()):
         raise UserError(
             f"the exported model predicts another class than {trained.path} for {differing:,} images of {checked_on}; "
@@ -161,7 +156,9 @@ def main(options: Namespace) -> None:
     for file in (output, description):
         if file.exists():
             raise ConfigError(f"{file}: exists; remove it, or choose another --output")
-    config, _, trained, dataset = load_run(options.run, [*options.overrides, "device=cpu"], options.weights)
+    config = evaluation_config(options.run, options.overrides, IMAGE_KEYS)
+    trained = load_inference_model(options.run, torch.device("cpu"), options.weights)
+    dataset = evaluation_dataset(options.run, config)
     content, summary = export_model(kind, trained, dataset, config.batch_size)
     text = describe_model(output.name, content, trained, summary, recorded_overrides(options.run))
     write_atomic(output, content)

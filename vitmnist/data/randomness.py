@@ -64,7 +64,7 @@ class RandomState:
 
     Args:
         owners: objects that may refer to generators, such as datasets and transforms.
-        device: a CUDA device, which has a global generator too.
+        device: a CUDA device has a global generator too.
     """
 
     def __init__(self, *owners: object, device: torch.device | None = None) -> None:
@@ -120,12 +120,7 @@ def preserved_random_state(*owners: object, device: torch.device | None = None) 
 
 
 class RandomSampleError(ConfigError):
-    """A sample is random, so storing it would repeat one version of it.
-
-    Args:
-        index: the index of the sample in its dataset.
-        reason: names the generator that the sample uses, or says that the sample differs when it is read again.
-    """
+    """A sample is random, so storing it would repeat one version of it."""
 
     def __init__(self, index: int, reason: str) -> None:
         super().__init__(index, reason)
@@ -145,7 +140,7 @@ def detect_randomness(
 
     Args:
         owners: objects that may refer to generators.
-        always_repeat: call the function twice in any case, to compare the results.
+        always_repeat: call a function that uses no generator twice too, and compare the results.
     """
     before = RandomState(owners)
     result = function()
@@ -191,7 +186,6 @@ def refuse_random_samples(read: Callable[[int], object], indices: Sequence[int],
 
 
 def _reachable(owners: Iterable[Any]) -> Iterable[Any]:
-    """The objects that `owners` refer to, directly or not, breadth first."""
     reached: dict[int, Any] = {}
     waiting = deque(owners)
     while waiting and len(reached) < MAX_SEARCHED:
@@ -204,7 +198,6 @@ def _reachable(owners: Iterable[Any]) -> Iterable[Any]:
 
 
 def _referents(value: object) -> Iterable[object]:
-    """The objects that an object refers to, and that may be generators or refer to some."""
     if isinstance(value, list | tuple | set | frozenset | dict):
         parts = value.values() if isinstance(value, dict) else value
         return parts if len(value) <= MAX_ELEMENTS else ()

@@ -11,12 +11,12 @@ from itertools import repeat
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from vitmnist.data.randomness import preserved_random_state
-from vitmnist.diagnosis.candidates import AS_IT_IS, add_alternatives
+from vitmnist.diagnosis.candidates import BASELINE, add_alternatives
 from vitmnist.errors import DataError
 from vitmnist.replacement.original import rebuild
 from vitmnist.runtime.device import backend_of
@@ -61,12 +61,11 @@ class Diagnosis:
         return Spread(median, low, high, self.step_s.n)
 
     def __str__(self) -> str:
-        times = {
-            "loading alone (T1)": self.loading_s,
-            "step alone (T2)": self.step_s,
-            "both together (T)": self.batch_s,
-        }
-        lines = [f"{name:<20}{spread.text(format_ms)} a batch" for name, spread in times.items()]
+        lines = [
+            f"loading alone (T1)  {self.loading_s.text(format_ms)} a batch",
+            f"step alone (T2)     {self.step_s.text(format_ms)} a batch",
+            f"both together (T)   {self.batch_s.text(format_ms)} a batch",
+        ]
         if self.bottleneck is Bottleneck.TOO_FEW_STEPS:
             lines.append(f"{format_few_steps(self.steps)}; give larger batches= or seconds=")
         else:
@@ -105,50 +104,53 @@ def diagnose(
     Raises:
         DataError: the loader has no batches, or is a generator, which cannot begin again.
     """
-    parameter = next(model.parameters(), None) if model is not None else None
-    in_use = torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
-    device = in_use if parameter is None else parameter.device
+    device = torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
+    for parameter in model.parameters() if model is not None else ():
+        device = parameter.device
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         stack.enter_context(_restored(model, optimizer))
         stack.enter_context(preserved_random_state(loader, device=device))
         warnings.simplefilter("ignore")  # For example, torch warns of more workers than cores.
-        diagnosis = _measure(loader, step, batches, seconds, device, stack)
+        benchmark = Benchmark(stack)
+        loading, step_alone, together = _add_candidates(benchmark, loader, as_one_argument_step(step), device)
+        benchmark.run(batches, seconds)
+    diagnosis = Diagnosis(
+        loading_s=Spread.of(block.batch_s for block in loading.blocks),
+        step_s=Spread.of(block.batch_s for block in step_alone.blocks),
+        batch_s=Spread.of(block.batch_s for block in together.blocks),
+        waiting_pct=Spread.of(block.waiting_pct(None) for block in together.blocks),
+        steps=together.delivered,
+        rows=rows_of([together, *benchmark.candidates[3:]], together.length),
+    )
     print(diagnosis)
     if model is None or optimizer is None:
         print("note: the step has trained: give model= and optimizer= to have what it changed restored")
     return diagnosis
 
 
-def _measure(
-    loader: Iterable[object] | Loader, step: Step, batches: int, seconds: float, device: torch.device, stack: ExitStack
-) -> Diagnosis:
-    plain = None
-    if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
-        loader = plain = rebuild(loader)  # Persistent workers of the original belong to the loop.
-    step = as_one_argument_step(step)
-    loading = Candidate(loader, device, is_required=True)
-    both = Candidate(loader, device, step, is_required=True, name=AS_IT_IS)
+def _add_candidates(
+    benchmark: Benchmark, loader: Iterable[object] | Loader, step: Step, device: torch.device
+) -> tuple[Candidate, Candidate, Candidate]:
+    """Add loading alone, the step alone, both together, and the alternatives; returns the first three."""
     if isinstance(loader, Iterator):
         raise DataError("the loader is an iterator, which cannot begin again; give a DataLoader or a list")
-    first = next(iter(loading.batches(0)), None)
-    if first is None:
+    plain = None
+    if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
+        loader = plain = rebuild(loader)  # Persistent workers of the original belong to the training loop.
+    loading = Candidate(loader, device, is_required=True)
+    first_batch = next(iter(loading.batches(0)), None)
+    if first_batch is None:
         raise DataError("the loader has no batches")
-    resident = repeat(map_tensors(backend_of(device).to_device, first))
-    alone = Candidate(resident, device, step, is_required=True)
-    benchmark = Benchmark(stack)
-    benchmark.candidates += [loading, alone, both]
-    for candidate in benchmark.candidates:
+    resident_batch = map_tensors(backend_of(device).to_device, first_batch)
+    step_alone = Candidate(repeat(resident_batch), device, step, is_required=True)
+    together = Candidate(loader, device, step, is_required=True, name=BASELINE)
+    for candidate in (loading, step_alone, together):
+        benchmark.candidates.append(candidate)
         candidate.time_block()
     if plain is not None:
-        add_alternatives(benchmark, plain, both)
-    benchmark.run(batches, seconds)
-    loading_s, step_s, batch_s = (
-        Spread.of(block.batch_s for block in candidate.blocks) for candidate in (loading, alone, both)
-    )
-    waiting_pct = Spread.of(100 * block.waiting_s / block.batch_s for block in both.blocks)
-    rows = rows_of(benchmark.candidates[2:], both.length)
-    return Diagnosis(loading_s, step_s, batch_s, waiting_pct, both.delivered, rows)
+        add_alternatives(benchmark, plain, together)
+    return loading, step_alone, together
 
 
 @contextmanager
@@ -156,37 +158,18 @@ def _restored(model: nn.Module | None, optimizer: Optimizer | None) -> Iterator[
     """Restore the state of model and optimizer on exit, and zero the gradients."""
     owners = [owner for owner in (model, optimizer) if owner is not None]
     states = [deepcopy(owner.state_dict()) for owner in owners]
-    try:
-        with ExitStack() as stack:
-            for module in model.modules() if model is not None else ():
-                stack.enter_context(_restored_module(module))
-            yield
-    finally:
-        for owner, state in zip(owners, states, strict=True):
-            owner.load_state_dict(state)
-            owner.zero_grad()
-
-
-@contextmanager
-def _restored_module(module: nn.Module) -> Iterator[None]:
-    """Restore the training mode of a module and its own buffers on exit.
-
-    A `state_dict` lacks the buffers that are not persistent, and those that were None when it was taken.
-    """
-    is_training = module.training
-    buffers = _own_buffers(module)
-    values = {name: buffer.detach().clone() for name, buffer in buffers.items()}
+    modules = list(model.modules()) if model is not None else []
+    modes = [module.training for module in modules]
+    buffers = [dict(module.named_buffers(recurse=False, remove_duplicate=False)) for module in modules]
+    values = [{name: buffer.detach().clone() for name, buffer in named.items()} for named in buffers]
     try:
         yield
     finally:
-        module.training = is_training
-        for name in _own_buffers(module).keys() - buffers.keys():
-            setattr(module, name, None)
-        for name, buffer in buffers.items():
-            with torch.no_grad():
-                setattr(module, name, buffer.copy_(values[name]))
-
-
-def _own_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """The buffers of a module without those of its submodules."""
-    return dict(module.named_buffers(recurse=False, remove_duplicate=False))
+        for module, mode, named, saved in zip(modules, modes, buffers, values, strict=True):
+            module.training = mode
+            for name, buffer in named.items():  # A state_dict lacks the buffers that are not persistent.
+                with torch.no_grad():
+                    setattr(module, name, buffer.copy_(saved[name]))
+        for owner, state in zip(owners, states, strict=True):
+            owner.load_state_dict(state)
+            owner.zero_grad()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import os
 from dataclasses import dataclass, field
-from enum import Enum
 from itertools import pairwise
 from math import inf
 
-from vitmnist.diagnosis.observer import LoaderInfo, Loop, Observer, Unmeasured
+from vitmnist.diagnosis.loop import LoaderInfo, Loop, Unmeasured, merged_passes
+from vitmnist.diagnosis.observer import Observer
 from vitmnist.timing.table import (
     COMPUTE_BOUND_PCT,
     NOTICEABLE_SHARE,
@@ -21,14 +21,8 @@ from vitmnist.timing.table import (
     format_s,
 )
 
-
-class Incomplete(str, Enum):
-    """Why the script was not observed as asked for."""
-
-    NO_LOADER = "no DataLoader was iterated in this process before the script's last statement had ended"
-    OTHER_THREAD = "a loader is iterated in another thread, so how long the script waits for batches is not known"
-    TOO_FEW_BATCHES = "there were no batches after the warm-up; lower --warm-up"
-    ENDED_EARLY = "the script ended before --steps batches"
+NO_LOADER = "no DataLoader was iterated in this process before the script's last statement had ended"
+NO_BATCHES = "there were no batches after the warm-up; lower --warm-up"
 
 
 @dataclass
@@ -36,11 +30,10 @@ class LoopReport:
     """A loop over a loader; times in seconds.
 
     Args:
-        seconds: the duration of all passes, where overlapping ones count once; `waiting_s` is the part that is spent
-            inside `iter()` and `next()`.
-        waiting_pct: None if `unmeasured` says why.
+        seconds: the duration of all passes, where overlapping ones count once.
+        waiting_s: seconds inside `iter()` and `next()`; `waiting_pct` is None if `unmeasured` says why.
         step_s: the median time between two requests for batches.
-        parts: where the time of a sample goes: reading, each transform, collating.
+        parts: seconds per sample of reading, each transform, collating.
         rows: the loader as it is and others, timed after the script with an imitated step.
         change: the line to change in the script, if another loader saves a noticeable part of its time.
     """
@@ -52,10 +45,26 @@ class LoopReport:
     waiting_s: float
     waiting_pct: float | None
     step_s: float
-    unmeasured: Unmeasured | None = None
+    unmeasured: Unmeasured | None
     parts: dict[str, float] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     change: str | None = None
+
+    @classmethod
+    def of(cls, loop: Loop, end_time: float) -> LoopReport:
+        """What was observed of a loop."""
+        seconds = sum(end - start for start, end in merged_passes([loop], end_time))
+        passes = sum(pass_.batches > 0 for pass_ in loop.passes)
+        pct = None if loop.unmeasured else 100 * loop.waiting_s / seconds
+        return cls(loop.info, passes, loop.batches, seconds, loop.waiting_s, pct, loop.step_s, loop.unmeasured)
+
+    def try_loaders(self, loop: Loop, is_stopped: bool) -> None:
+        """Add the table, and the change that saves most of the script's time."""
+        from vitmnist.diagnosis.candidates import best_change, try_loaders  # Imports what the script may never need.
+
+        self.rows, self.parts = try_loaders(loop)
+        repeats = self.batches if loop.epoch_length is None else self.passes
+        self.change = best_change(self.rows, inf if is_stopped else repeats)
 
 
 @dataclass(frozen=True)
@@ -63,11 +72,10 @@ class Report:
     """A script; times in seconds, percentages 0 to 100, None for what is not known.
 
     Args:
-        warm_up: how many batches were not observed.
-        steps: how many batches the loader that gave most has delivered after the warm-up.
+        rank: of this process, if a launcher such as torchrun has started it.
+        steps: how many batches the loader that gave most has delivered after `warm_up` batches.
         not_observed: classes of loaders that are none of `torch.utils.data`, if nothing else was iterated.
-        seconds: the duration of all passes, where overlapping ones count once.
-        between_s: the time between passes.
+        seconds: the duration of all passes, where overlapping ones count once; `between_s` is the time between them.
     """
 
     exit_code: int
@@ -75,7 +83,7 @@ class Report:
     rank: int | None
     warm_up: int
     steps: int
-    incomplete: Incomplete | None
+    incomplete: str | None
     not_observed: list[str]
     seconds: float
     waiting_s: float
@@ -87,37 +95,30 @@ class Report:
 
 def describe_script(observer: Observer, exit_code: int) -> Report:
     """Describe what was observed of a script, and try other loaders with an imitated step where it waits."""
-    ended = observer.ended or inf
+    end_time = observer.end_time or inf
     loops = [loop for loop in observer.loops if loop.batches and observer.is_warm]
-    steps = max((loop.batches for loop in loops), default=0)
-    incomplete = _why_incomplete(observer, loops, steps)
     measured = [loop for loop in loops if not loop.unmeasured]
-    seconds = sum(end - begin for begin, end in _merged_passes(measured, ended))
+    steps = max((loop.batches for loop in loops), default=0)
+    seconds = sum(end - start for start, end in merged_passes(measured, end_time))
     waiting_s = sum(loop.waiting_s for loop in measured)
-    waiting_pct = 100 * waiting_s / seconds if seconds and incomplete is not Incomplete.OTHER_THREAD else None
-    bottleneck = None if waiting_pct is None else Bottleneck.of(waiting_pct, steps)
-    reports = [_describe_loop(loop, ended) for loop in loops]
+    waiting_pct, bottleneck = None, None
+    if seconds and all(loop.unmeasured is not Unmeasured.OTHER_THREAD for loop in loops):
+        waiting_pct = 100 * waiting_s / seconds
+        bottleneck = Bottleneck.of(waiting_pct, steps)
+    reports = [LoopReport.of(loop, end_time) for loop in loops]
     if bottleneck in (Bottleneck.INPUT, Bottleneck.BALANCED) and exit_code == 0:
-        from vitmnist.diagnosis.candidates import best_change, try_loaders  # Imports what the script may never need
-
         longest_s = max(loop.waiting_s for loop in measured)
         for loop, report in zip(loops, reports, strict=True):
             if report.waiting_s >= longest_s / 2 and (report.waiting_pct or 0.0) >= COMPUTE_BOUND_PCT:
-                report.rows, report.parts = try_loaders(loop)
-                repeats = report.batches if loop.epoch_length is None else report.passes
-                report.change = best_change(report.rows, inf if observer.is_stopped else repeats)
-                if report.change and (subclass := report.loader.own_iteration):
-                    report.change += f"  # of the plain DataLoader, before it becomes a {subclass}"
-    passes = _merged_passes(loops, ended)
-    # torchrun and other launchers set these variables.
-    is_rank = "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
+                report.try_loaders(loop, observer.is_stopped)
+    passes = merged_passes(loops, end_time)
     return Report(
         exit_code=exit_code,
         stopped=observer.is_stopped,
-        rank=int(os.environ["RANK"]) if is_rank else None,
+        rank=int(os.environ["RANK"]) if "RANK" in os.environ else None,
         warm_up=observer.warm_up,
         steps=steps,
-        incomplete=incomplete,
+        incomplete=None if steps else NO_BATCHES if observer.loops else NO_LOADER,
         not_observed=[] if observer.loops else _other_loaders(),
         seconds=seconds,
         waiting_s=waiting_s,
@@ -126,42 +127,6 @@ def describe_script(observer: Observer, exit_code: int) -> Report:
         bottleneck=bottleneck,
         loops=reports,
     )
-
-
-def _merged_passes(loops: list[Loop], ended: float) -> list[tuple[float, float]]:
-    """Begin and end of the passes in order, where overlapping ones are one."""
-    merged: list[tuple[float, float]] = []
-    for begin, end in sorted(interval for loop in loops for interval in loop.intervals(ended)):
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(merged[-1][1], end)
-        else:
-            merged.append((begin, end))
-    return merged
-
-
-def _describe_loop(loop: Loop, ended: float) -> LoopReport:
-    seconds = sum(end - begin for begin, end in _merged_passes([loop], ended))
-    waiting_pct = None if loop.unmeasured else 100 * loop.waiting_s / seconds
-    return LoopReport(
-        loader=loop.info,
-        passes=sum(pass_.batches > 0 for pass_ in loop.passes),
-        batches=loop.batches,
-        seconds=seconds,
-        waiting_s=loop.waiting_s,
-        waiting_pct=waiting_pct,
-        step_s=loop.step_s,
-        unmeasured=loop.unmeasured,
-    )
-
-
-def _why_incomplete(observer: Observer, loops: list[Loop], steps: int) -> Incomplete | None:
-    if not observer.loops:
-        return Incomplete.NO_LOADER
-    if any(loop.unmeasured is Unmeasured.OTHER_THREAD for loop in loops):
-        return Incomplete.OTHER_THREAD
-    if not steps:
-        return Incomplete.TOO_FEW_BATCHES
-    return Incomplete.ENDED_EARLY if steps < (observer.steps or 0) else None
 
 
 def _other_loaders() -> list[str]:
@@ -176,10 +141,10 @@ def _other_loaders() -> list[str]:
 def format_report(report: Report) -> str:
     """The report as it is printed."""
     rank = "" if report.rank is None else f", rank {report.rank}"
-    ended = "was stopped, as --stop says" if report.stopped else f"ended with exit code {report.exit_code}"
-    lines = [f"\nvitmnist diagnose{rank}: the script {ended}"]
+    outcome = "was stopped, as --stop says" if report.stopped else f"ended with exit code {report.exit_code}"
+    lines = [f"\nvitmnist diagnose{rank}: the script {outcome}"]
     if report.incomplete:
-        lines.append(f"incomplete: {report.incomplete.value}")
+        lines.append(f"incomplete: {report.incomplete}")
     if report.not_observed:
         lines.append(f"not observed: {', '.join(report.not_observed)}, which is none of torch.utils.data")
     if report.seconds:

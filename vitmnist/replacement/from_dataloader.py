@@ -48,7 +48,7 @@ from vitmnist.replacement.transform_guard import TransformGuard
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.memory import DoesNotFitError, keep_freed_memory
 from vitmnist.store.cache_file import DEFAULT_FOLDER
-from vitmnist.store.read_once import unchanged
+from vitmnist.store.read_once import identity
 from vitmnist.store.rows import Location, Storage
 from vitmnist.store.tree import copy_tree
 
@@ -262,7 +262,7 @@ def _build_collated(dataloader: DataLoader[Any], location: Location, examples: S
     dataset: Any = dataloader.dataset
     guard = TransformGuard(dataset, dataset_transforms(dataset))
     samples = decode_samples(dataloader, dataset.__getitem__, examples, location)
-    decoded = TransformedDataset(dataset, guard, samples, unchanged)
+    decoded = TransformedDataset(dataset, guard, samples, identity)
     replacement = rebuild(dataloader, DecodedDataLoader, dataset=decoded)
     check_same_batches(dataloader, replacement)
     guard.ignore_changes()

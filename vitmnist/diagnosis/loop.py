@@ -1,0 +1,168 @@
+"""What is measured of the loops of a script: their loaders, their passes, the waiting, and the steps."""
+
+from __future__ import annotations
+
+import inspect
+import sysconfig
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import Enum
+from math import inf
+from pathlib import Path
+from statistics import median_low
+from traceback import walk_stack
+from typing import TYPE_CHECKING
+
+from vitmnist.runtime.files import display_path
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+LIBRARIES = (sysconfig.get_paths()["stdlib"], str(Path(__file__).parent.parent), "<frozen")
+"""Prefixes of the paths of files that belong to Python's standard library or to this package."""
+PACKAGES = {"site-packages", "dist-packages"}
+"""Names of the folders that hold installed packages."""
+COLLECTING_S = 0.0002
+"""A loop that keeps its batches, and whose median step is shorter than this many seconds, works on them later."""
+
+
+class Unmeasured(str, Enum):
+    """Why the share of waiting of a loop is not known."""
+
+    COLLECTS = "collects its batches, and works on them later"
+    OTHER_THREAD = "is iterated in another thread than the main one"
+
+
+@dataclass(frozen=True)
+class LoaderInfo:
+    """The settings of a loader, and the line of the script that iterates it first; None is unknown."""
+
+    dataset: str
+    samples: int | None
+    batch_size: int | None
+    num_workers: int
+    where: str
+
+    @classmethod
+    def of(cls, loader: DataLoader[object]) -> LoaderInfo:
+        """Read the settings of a loader that the script begins to iterate."""
+        samples = None
+        with suppress(Exception):  # The script may never call `len()`; ignore errors.
+            samples = len(loader.dataset)  # type: ignore[arg-type]
+        batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+        return cls(type(loader.dataset).__name__, samples, batch_size, loader.num_workers, _line_of_script())
+
+
+def _line_of_script() -> str:
+    """File and line of the innermost frame that is neither in a library, such as tqdm, nor in this package."""
+    for frame, line in walk_stack(inspect.currentframe()):
+        file = frame.f_code.co_filename
+        if not file.startswith(LIBRARIES) and PACKAGES.isdisjoint(Path(file).parts):
+            return f"{display_path(file)}:{line}"
+    return "in an installed package"
+
+
+@dataclass
+class Pass:
+    """The use of one iterator, from `iter()` to `last_return`, the end of its last `next()`.
+
+    Args:
+        next_start: when another pass has begun after that; None if none has.
+        iterator_ref: a weak reference to the iterator; `first_batch_ref` is one to its first batch.
+    """
+
+    start: float
+    last_return: float
+    next_start: float | None = None
+    iterator_ref: Callable[[], object] = object
+    first_batch_ref: Callable[[], object] = object
+    batches: int = 0
+    is_exhausted: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the script can request further batches."""
+        return not self.is_exhausted and self.iterator_ref() is not None
+
+    def end(self, step_s: float) -> float:
+        """When it has ended; after a `break`, the script works on the last batch for a step, or until another pass."""
+        return self.last_return if self.is_exhausted else min(self.last_return + step_s, self.next_start or inf)
+
+
+@dataclass
+class Loop:
+    """All passes over one `DataLoader`, or over several with the same settings that are built in turn.
+
+    Args:
+        loader_ref: a weak reference to the last loader.
+        plain_copy: a plain `DataLoader` with the settings of the last loader; None if it cannot be built.
+        steps_s: seconds between each `next()` and the one that follows it; `steps_cpu_s` is their processor time.
+    """
+
+    info: LoaderInfo
+    loader_ref: Callable[[], object] = object
+    plain_copy: DataLoader[object] | None = None
+    passes: list[Pass] = field(default_factory=list)
+    batches: int = 0
+    waiting_s: float = 0.0
+    steps_s: list[float] = field(default_factory=list)
+    steps_cpu_s: float = 0.0
+    unmeasured: Unmeasured | None = None
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of the median step; if each pass has a single batch, a step lasts until the next pass."""
+        single = [pass_.next_start - pass_.last_return for pass_ in self.passes if pass_.batches and pass_.next_start]
+        steps_s = self.steps_s or single
+        return median_low(steps_s) if steps_s else 0.0
+
+    @property
+    def cores(self) -> float:
+        """How many processor cores this process uses during a step."""
+        return self.steps_cpu_s / (sum(self.steps_s) or inf)
+
+    @property
+    def epoch_length(self) -> int | None:
+        """Batches in an epoch; None if the loader does not say, and no pass has reached its end."""
+        if self.plain_copy is not None:
+            with suppress(Exception):  # The script may never call `len()`; ignore errors.
+                return len(self.plain_copy)
+        return max((pass_.batches for pass_ in self.passes if pass_.is_exhausted and pass_.batches), default=None)
+
+    def attach(self, loader: DataLoader[object]) -> None:
+        """Make a loader the last one."""
+        from vitmnist.replacement.original import rebuild  # Not at the top, because it imports torch.
+
+        self.loader_ref, self.plain_copy = weakref.ref(loader), None
+        with suppress(Exception):  # A subclass may lack any attribute.
+            self.plain_copy = rebuild(loader)
+
+    def mark_if_collecting(self) -> None:
+        """Set `unmeasured` if the script keeps the batches, and hardly works between requests for them."""
+        is_kept = any(pass_.batches > 1 and pass_.first_batch_ref() is not None for pass_ in self.passes)
+        if is_kept and self.step_s < COLLECTING_S:
+            self.unmeasured = self.unmeasured or Unmeasured.COLLECTS
+
+    def reset(self, now: float) -> None:
+        """Drop what was measured; a pass that goes on begins now."""
+        self.passes = [pass_ for pass_ in self.passes if pass_.is_open]
+        for pass_ in self.passes:
+            pass_.start, pass_.last_return, pass_.next_start, pass_.batches = now, now, None, 0
+        self.batches, self.waiting_s, self.steps_s, self.steps_cpu_s = 0, 0.0, [], 0.0
+
+
+def merged_passes(loops: Iterable[Loop], end: float) -> list[tuple[float, float]]:
+    """Start and end of all passes up to the time `end`, in order; passes that overlap are one."""
+    intervals = []
+    for loop in loops:
+        step_s = loop.step_s
+        intervals += [(pass_.start, min(pass_.end(step_s), end)) for pass_ in loop.passes]
+    merged: list[tuple[float, float]] = []
+    for start, stop in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], stop)
+        else:
+            merged.append((start, stop))
+    return merged
