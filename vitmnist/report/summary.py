@@ -5,12 +5,12 @@ A sentence spells out the overrides of one configuration at most; the table has 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from statistics import median
 
 from vitmnist.metrics.epoch_table import Metric
 from vitmnist.report.comparison import Comparison, Configuration, loader_groups
-from vitmnist.report.statistics import MIN_ROUNDS, Difference, Differences, format_seconds, format_spread
+from vitmnist.report.statistics import Differences, format_seconds, format_spread
 
 NO_TIME = "No run is ranked: it takes a completed run, alone on the machine, with two epochs since its last start."
 
@@ -69,9 +69,12 @@ def summarize_times(comparison: Comparison) -> list[str]:
     if len(ranked) < 2:
         return [f"Time: {_name_and_time(row.label, row)}" for row in ranked] or [NO_TIME]
     groups = {shared: rows for shared, rows in loader_groups(ranked).items() if len(rows) > 1}
-    if not groups:
-        return [_join(f"Lowest time: {_name_and_time(ranked[0].label, ranked[0])}", _time_noise(comparison, ranked))]
-    return [_compare_loaders(comparison, shared, rows) for shared, rows in groups.items()]
+    if groups:
+        return [_compare_loaders(comparison, shared, rows) for shared, rows in groups.items()]
+    ratios = [comparison.ratio(row) for row in ranked[1:]]
+    within_noise = sum(ratio is not None and ratio.low is not None and not ratio.is_clear for ratio in ratios)
+    noise = f" Within noise of it: {within_noise} of {len(ratios)} others." if within_noise else ""
+    return [f"Lowest time: {_name_and_time(ranked[0].label, ranked[0])}{noise}"]
 
 
 def _compare_loaders(comparison: Comparison, shared: str, rows: Sequence[Configuration]) -> str:
@@ -80,28 +83,10 @@ def _compare_loaders(comparison: Comparison, shared: str, rows: Sequence[Configu
     ratios = {row.loader: comparison.ratio(row, best) for row in others}
     relative = ", ".join(f"{loader} {ratio}" for loader, ratio in ratios.items() if ratio)
     title = f"Lowest time at {shared}" if shared else "Lowest time"
-    lowest = f"{title}: {_name_and_time(best.loader, best)}"
-    return _join(lowest, relative and f"Relative to it: {relative}.", _too_few_rounds(ratios.values()))
-
-
-def _time_noise(comparison: Comparison, ranked: Sequence[Configuration]) -> str:
-    ratios = [comparison.ratio(row, ranked[0]) for row in ranked[1:]]
-    within_noise = sum(ratio is not None and not ratio.is_clear for ratio in ratios)
-    noise = f"Within noise of it: {within_noise} of {len(ratios)} others." if within_noise else ""
-    return _too_few_rounds(ratios) or noise
-
-
-def _too_few_rounds(ratios: Iterable[Difference | None]) -> str:
-    if all(ratio and ratio.low is not None for ratio in ratios):
-        return ""
-    return f"Fewer than {MIN_ROUNDS} rounds do not show the noise; set repeats={MIN_ROUNDS} or more."
+    return f"{title}: {_name_and_time(best.loader, best)}" + (f" Relative to it: {relative}." if relative else "")
 
 
 def _name_and_time(name: str, row: Configuration) -> str:
     assert row.epoch_s
     time = f"{format_seconds(row.epoch_s.median)} s per epoch ({format_spread(row.epoch_s)})."
     return f"{name}, {time}" if name else time
-
-
-def _join(*sentences: str) -> str:
-    return " ".join(filter(None, sentences))

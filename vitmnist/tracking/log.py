@@ -58,11 +58,7 @@ def log_early_stop(result: Result, monitor: Monitor) -> None:
 
 
 def log_test(test: Mapping[str, Any], best: int | None) -> None:
-    """Log the evaluation on the test split.
-
-    Args:
-        best: the best epoch, counted from 0.
-    """
+    """Log the evaluation on the test split; `best` is the best epoch, counted from 0."""
     weights = "final weights"
     if test["weights"] == "best" and best is not None:
         weights = f"best weights, of epoch {best + 1}"

@@ -35,7 +35,6 @@ class Run:
 
     @property
     def status(self) -> str:
-        """How the run ended, or how far it has got."""
         return self.result.status
 
     @cached_property
