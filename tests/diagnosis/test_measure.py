@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from tests.support.samples import Made
 from vitmnist import diagnose, make_loader
-from vitmnist.auditing import left_since, running
+from vitmnist.auditing import leftovers_since, running
 from vitmnist.diagnosis.measure import Diagnosis
 from vitmnist.errors import DataError
 from vitmnist.timing.benchmark import Candidate
@@ -180,7 +180,7 @@ def test_a_step_that_raises_leaves_nothing_behind() -> None:
     with pytest.raises(ZeroDivisionError, match="of the step"):
         brief(DataLoader(samples(), 4), step, model=model)
     assert torch.equal(model.weight, before)
-    assert not left_since(before_it)
+    assert not leftovers_since(before_it)
 
 
 def only_here(index: int) -> tuple[Tensor, int]:

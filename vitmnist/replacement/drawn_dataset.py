@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate, get_worker_info
 
-from vitmnist.data.collate import collate_with
 from vitmnist.data.randomness import preserved_random_state, seed_generators
+from vitmnist.data.sources import collate_with
 from vitmnist.errors import DataError, error_context
 from vitmnist.replacement.decoded_dataset import DecodedDataset, FetchedBatch
 from vitmnist.replacement.split_transforms import SplitTransforms, Transform, TransformPlaceholder, apply_transforms
