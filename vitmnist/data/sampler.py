@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitmnist.errors import ConfigError, allowed_names
+from vitmnist.errors import ConfigError, suggest_names
 
 ORDERS = ("sample", "batch", "none")
 """The values of `shuffle`."""
@@ -32,7 +32,7 @@ def build_sampler(
         ConfigError: a value is out of bounds, `batch_size` is below `world_size`, or `drop_last` leaves no batch.
     """
     if shuffle not in ORDERS:
-        raise ConfigError(f"shuffle={shuffle}: {allowed_names(str(shuffle), ORDERS)}")
+        raise ConfigError(f"shuffle={shuffle}: {suggest_names(str(shuffle), ORDERS)}")
     if not isinstance(drop_last, bool):  # The text "false" would be true.
         raise ConfigError(f"drop_last={drop_last}: must be True or False")
     if batch_size < 1:
@@ -88,7 +88,7 @@ class EpochSampler:
     @property
     def rank_batch_size(self) -> int:
         """Number of images in this rank's part of a full batch."""
-        return len(self._part(self.batch_size))
+        return len(self._rank_rows(self.batch_size))
 
     def num_images(self, batch: int) -> int:
         """Number of images in batch `batch`, of all ranks together."""
@@ -96,7 +96,7 @@ class EpochSampler:
 
     def num_valid(self, batch: int) -> int:
         """Number of images in this rank's part of batch `batch`; 0 if its one image is padding."""
-        return len(self._part(self.num_images(batch)))
+        return len(self._rank_rows(self.num_images(batch)))
 
     def batches(self, epoch: int, start: int = 0, device: torch.device | str = "cpu") -> Iterator[slice | Tensor]:
         """The indices of each batch from batch `start` on: a slice where they are contiguous, else int64 `[B]`.
@@ -107,12 +107,12 @@ class EpochSampler:
             ValueError: `start` is neither a batch of the epoch nor its end.
         """
         if self.shuffle != "sample":
-            yield from self._spans(epoch, start)
+            yield from self._slices(epoch, start)
             return
-        permuted = self._permuted(epoch, start, device)
+        permuted = self._permuted_indices(epoch, start, device)
         # `split` would make an empty batch of no samples.
         for batch in permuted.split(self.batch_size) if len(permuted) else ():
-            rows = self._part(len(batch)) or range(1)
+            rows = self._rank_rows(len(batch)) or range(1)
             yield batch[rows.start : rows.stop]
 
     def indices(self, epoch: int, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
@@ -121,35 +121,35 @@ class EpochSampler:
         Every batch but the last has `rank_batch_size` of them, since a short block stays last.
         """
         if self.shuffle == "sample" and self.world_size == 1:
-            return self._permuted(epoch, start, device)
+            return self._permuted_indices(epoch, start, device)
         batches = [as_tensor(slice(0, 0)), *map(as_tensor, self.batches(epoch, start))]
         return torch.cat(batches).to(device)
 
-    def _permuted(self, epoch: int, start: int, device: torch.device | str) -> Tensor:
-        self._check(start)
+    def _permuted_indices(self, epoch: int, start: int, device: torch.device | str) -> Tensor:
+        self._check_start(start)
         stop = len(self) * self.batch_size  # Beyond the end, unless the short batch is dropped.
         # A copy, because the next call returns the same cached permutation.
         return _permutation(self.size, self.seed, epoch)[start * self.batch_size : stop].to(device, copy=True)
 
-    def _spans(self, epoch: int, start: int) -> Iterator[slice]:
+    def _slices(self, epoch: int, start: int) -> Iterator[slice]:
         """The batches of the orders `batch` and `none`, which are contiguous."""
-        self._check(start)
+        self._check_start(start)
         blocks = list(range(len(self)))
         if self.shuffle == "batch":
             full = self.size // self.batch_size
             blocks[:full] = torch.randperm(full, generator=_generator(self.seed, epoch), device="cpu").tolist()
         for block in blocks[start:]:
             first = block * self.batch_size
-            rows = self._part(min(self.batch_size, self.size - first)) or range(1)
+            rows = self._rank_rows(min(self.batch_size, self.size - first)) or range(1)
             yield slice(first + rows.start, first + rows.stop)
 
-    def _part(self, count: int) -> range:
+    def _rank_rows(self, count: int) -> range:
         """The rows of a batch of `count` images that belong to this rank; the first ranks get one more."""
         each, extra = divmod(count, self.world_size)
         start = self.rank * each + min(self.rank, extra)
         return range(start, start + each + (self.rank < extra))
 
-    def _check(self, start: int) -> None:
+    def _check_start(self, start: int) -> None:
         if not 0 <= start <= len(self):
             raise ValueError(f"start={start}: an epoch has {len(self)} batches")
 

@@ -56,9 +56,9 @@ def store_rows(
     filled = 0
     for chunk in chunks():
         # Allocated at full size: concatenating all chunks would need twice the memory.
-        tensors = tensors or tuple(part.new_empty((size, *part.shape[1:])) for part in chunk)
-        for tensor, part in zip(tensors, chunk, strict=True):
-            tensor[filled : filled + len(part)] = part
+        tensors = tensors or tuple(rows.new_empty((size, *rows.shape[1:])) for rows in chunk)
+        for tensor, rows in zip(tensors, chunk, strict=True):
+            tensor[filled : filled + len(rows)] = rows
         filled += len(chunk[0])
     if not tensors:
         raise DataError("the dataset is empty")

@@ -167,20 +167,20 @@ class _SamplePickler(pickle.Pickler):
         self.buffers: list[Buffer] = []
         super().__init__(self.head, protocol=5, buffer_callback=lambda buffer: self.buffers.append(buffer.raw()))
 
-    def persistent_id(self, value: object) -> tuple[str, tuple[int, int]] | None:
-        if not isinstance(value, Image.Image) or value.mode not in IMAGE_MODES:
+    def persistent_id(self, obj: object) -> tuple[str, tuple[int, int]] | None:
+        if not isinstance(obj, Image.Image) or obj.mode not in IMAGE_MODES:
             return None
-        self.buffers.append(value.tobytes())
-        return value.mode, value.size
+        self.buffers.append(obj.tobytes())
+        return obj.mode, obj.size
 
-    def reducer_override(self, value: object) -> Any:
-        if type(value) is torch.UntypedStorage:
-            return _from_buffer, (pickle.PickleBuffer(_bytes_of(value, 0, value.nbytes())),)
-        if type(value) is not Tensor or value.layout != torch.strided or value.device.type != "cpu":
+    def reducer_override(self, obj: object) -> Any:
+        if type(obj) is torch.UntypedStorage:
+            return _from_buffer, (pickle.PickleBuffer(_bytes_of(obj, 0, obj.nbytes())),)
+        if type(obj) is not Tensor or obj.layout != torch.strided or obj.device.type != "cpu":
             return NotImplemented
-        if value.requires_grad or value.is_conj() or value.is_neg() or value.is_nested:
+        if obj.requires_grad or obj.is_conj() or obj.is_neg() or obj.is_nested:
             return NotImplemented  # Torch pickles these itself.
-        tensor = _without_gaps(value)
+        tensor = _without_gaps(obj)
         layout = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
         return _load_tensor, (tensor.untyped_storage(), tensor.dtype, *layout)
 
