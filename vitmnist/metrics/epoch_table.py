@@ -13,7 +13,7 @@ from typing import Any, Literal
 from omegaconf import DictConfig
 
 from vitmnist.config.schema import Config
-from vitmnist.errors import ConfigError, allowed_names
+from vitmnist.errors import ConfigError, suggest_names
 from vitmnist.metrics import METRICS, batch_metrics
 
 
@@ -102,7 +102,7 @@ def find_metric(name: str, key: str) -> Metric:
     by_name = epoch_metrics()
     if metric := by_name.get(name) or by_name.get(metric_name("eval", name)):
         return metric
-    raise ConfigError(f"{key}={name}: not a metric of an epoch; {allowed_names(name, by_name)}")
+    raise ConfigError(f"{key}={name}: not a metric of an epoch; {suggest_names(name, by_name)}")
 
 
 def search_objective(config: Config | DictConfig) -> Metric:
