@@ -24,7 +24,7 @@ from vitmnist.data.images import to_tensor
 from vitmnist.data.randomness import preserved_random_state, seed_generators
 from vitmnist.errors import DataError
 from vitmnist.replacement.drawn_dataset import DrawnDataset
-from vitmnist.replacement.tensor_transforms import tensor_transforms
+from vitmnist.replacement.tensor_transforms import tensor_pipeline
 
 CLOSE = [v1.ToTensor(), v1.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))]
 CLOSE_V2 = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))]
@@ -32,9 +32,7 @@ MIXED = [
     v1.RandomResizedCrop(130),
     v1.RandomHorizontalFlip(),
     v1.ColorJitter(0.3, 0.2),
-    v1.ToTensor(),
-    v1.RandomErasing(0.5, value="random"),
-    CLOSE[1],
+    *CLOSE,
 ]
 
 
@@ -47,7 +45,7 @@ class Photos(Dataset[Any]):
     """
 
     def __init__(self, transforms: list[Any], views: int = 1, small: int = -1, as_tensors: bool = False) -> None:
-        converted = tensor_transforms(transforms) if as_tensors else transforms
+        converted = for_tensors(transforms) if as_tensors else transforms
         self.transform, self.views = v1.Compose(deepcopy(converted)), views
         self.small, self.as_tensors = small, as_tensors
 
@@ -58,6 +56,13 @@ class Photos(Dataset[Any]):
         image: Any = smooth(index, (50, 40) if index == self.small else (150, 140))
         image = to_tensor(image) if self.as_tensors else image
         return tuple(self.transform(image) for _ in range(self.views)), {"label": index}
+
+
+def for_tensors(transforms: list[Any]) -> list[Any]:
+    """The transforms of torchvision for uint8 tensors, which draw and apply at once."""
+    pipeline = tensor_pipeline(transforms)
+    to_float = [pipeline.to_float] if pipeline.to_float else []
+    return [*pipeline.transforms, *to_float, *(step for step in transforms if type(step).__name__ == "Normalize")]
 
 
 def replaced(loader: DataLoader[Any]) -> DataLoader[Any]:
@@ -110,7 +115,6 @@ def of_either_version(module: Any, close: list[Any]) -> dict[str, list[Any]]:
         "RandomCrop": [module.RandomCrop(145, 4), *close],
         "flips": [module.RandomVerticalFlip(), module.RandomHorizontalFlip(0.3), module.PILToTensor()],
         "ColorJitter": [module.PILToTensor(), module.ColorJitter(0.4, 0.3, 0.2, 0.1), FLOAT],
-        "RandomErasing": [module.RandomCrop(130), *close[:-1], module.RandomErasing(value="random"), close[-1]],
         "RandomRotation": [module.PILToTensor(), module.RandomRotation(20, fill=7), FLOAT],
     }
 
@@ -119,10 +123,7 @@ FLOAT = v1.ConvertImageDtype(torch.float32)
 OTHERS: dict[str, list[Any]] = {
     "padded by reflection": [v1.RandomCrop(145, (3, 5), padding_mode="reflect"), *CLOSE],
     "RandomCrop of the whole width": [v1.RandomCrop((130, 150)), v1.RandomHorizontalFlip(), *CLOSE],
-    "RandomErasing of values": [v1.RandomCrop(130), *CLOSE, v1.RandomErasing(1.0, value=(1, 2, 3))],
-    "RandomErasing of large areas": [v1.RandomCrop(130), *CLOSE, v1.RandomErasing(1.0, (1.0, 1.0))],
     "between": [v1.RandomCrop(140), v1.Resize(135), v1.CenterCrop(134), v1.Grayscale(3), v1.RandomCrop(130), *CLOSE],
-    "kept as floats": [v1.ToTensor(), v1.RandomCrop(130), CLOSE[1]],
     "kept as images": [v2.ToImage(), v2.RandomResizedCrop(130), *CLOSE_V2[1:]],
 }
 CASES = OTHERS | {

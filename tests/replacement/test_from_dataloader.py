@@ -35,7 +35,7 @@ from tests.support.pictures import Pictures, assert_same, check_same, run
 from tests.support.samples import SIZE, Made, Pairs
 from vitmnist import from_dataloader
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.replacement import decoding
+from vitmnist.replacement import decoded_dataset
 from vitmnist.replacement.decoded_dataset import DecodedDataLoader, DecodedDataset, GatheredDataset
 from vitmnist.runtime import memory
 from vitmnist.runtime.memory import DoesNotFitError, Memory
@@ -243,8 +243,8 @@ def test_a_set_larger_than_memory_is_kept_in_a_file(
 def test_later_replacements_find_the_file_by_its_fingerprint(
     transforms: list[Any], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoded, read_once = [], decoding.read_once
-    monkeypatch.setattr(decoding, "read_once", lambda *parts: decoded.append(1) or read_once(*parts))
+    decoded, read_once = [], decoded_dataset.read_once
+    monkeypatch.setattr(decoded_dataset, "read_once", lambda *parts: decoded.append(1) or read_once(*parts))
     stored: dict[str, Any] = {"loader": "cache", "folder": str(tmp_path), "fingerprint": "pictures"}
     for _ in range(2):
         dataset = Pictures(folder, Compose(transforms))

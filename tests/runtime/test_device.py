@@ -19,7 +19,7 @@ from vitmnist.data.sources import TensorSet
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.loaders.decoded import PinnedBuffers
-from vitmnist.replacement.decoding import BatchRows
+from vitmnist.replacement.decoded_dataset import BatchRows
 from vitmnist.runtime import device as device_module
 from vitmnist.runtime.device import CompletedEvent, choose_device
 from vitmnist.store.tree import find_difference

@@ -1,11 +1,14 @@
-"""Decoded images whose random transforms are drawn in order, and applied to the images of a batch in threads."""
+"""Decoded images whose random transforms are drawn as by the workers of a `DataLoader`, and applied in threads."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from itertools import cycle, islice
+from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -14,24 +17,24 @@ from torch.utils.data import default_collate, get_worker_info
 from vitmnist.data.randomness import preserved_random_state, seed_generators
 from vitmnist.data.sources import collate_with
 from vitmnist.errors import DataError, error_context
-from vitmnist.replacement.decoded_dataset import DecodedDataset, FetchedBatch
-from vitmnist.replacement.split_transforms import SplitTransforms, Transform, TransformPlaceholder, apply_transforms
+from vitmnist.replacement.decoded_dataset import DecodedDataLoader, DecodedDataset, FetchedBatch
+from vitmnist.replacement.split_transforms import SplitTransforms, Transform, TransformGuard, TransformPlaceholder
 from vitmnist.replacement.tensor_transforms import (
-    Normalize,
-    ToFloat,
+    Shape,
+    TensorPipeline,
     draw_parameters,
-    tensor_transforms,
+    tensor_pipeline,
     torchvision_name,
 )
-from vitmnist.replacement.transform_guard import TransformGuard
-from vitmnist.runtime.cpu import available_cores
-from vitmnist.runtime.ordered_map import map_slices
+from vitmnist.runtime.ordered_map import map_slices, ordered_map
 from vitmnist.store.read_once import MapStyleDataset
 from vitmnist.store.samples import Samples
-from vitmnist.store.tree import flatten
+from vitmnist.store.tree import flatten, map_tensors
 
 TOLERANCE = 8
 """Largest accepted difference from PIL's pixels, in steps of 1/255. Resizing rounds by up to 5."""
+AHEAD = 2
+"""Number of batches that are made while the script computes."""
 
 
 class DrawnImage(NamedTuple):
@@ -39,16 +42,13 @@ class DrawnImage(NamedTuple):
 
     image: Tensor
     steps: Sequence[Transform]
-    shape: tuple[int, ...]
+    shape: Shape
+    pipeline: TensorPipeline
 
 
 @dataclass(frozen=True)
 class DrawnSample:
-    """A sample before its random transforms are applied.
-
-    Args:
-        decoded: has placeholders for the images.
-    """
+    """A sample before its random transforms are applied; `decoded` has placeholders for the images."""
 
     index: int
     decoded: object
@@ -61,88 +61,81 @@ class DrawnDataset(DecodedDataset):
     Args:
         samples: what `SplitTransforms.decode` makes of the samples.
         random: the random transforms of each attribute of the original.
-        threads: apply the transforms, at least as many as torch uses; in a worker, one.
     """
 
     def __init__(
-        self,
-        original: MapStyleDataset,
-        guard: TransformGuard,
-        samples: Samples,
-        random: Sequence[Sequence[Transform]],
-        threads: int,
+        self, original: MapStyleDataset, guard: TransformGuard, samples: Samples, random: Sequence[Sequence[Transform]]
     ) -> None:
         super().__init__(original, guard, samples.nbytes / len(samples))
-        vars(self).update(_samples=samples, _random=random, _threads=min(threads, available_cores()))
+        vars(self).update(_samples=samples, _random=random)
 
     def __getitems__(self, indices: Sequence[int]) -> FetchedBatch:
         samples = draw_samples(self._samples, self._random, indices)
-        threads = 1 if get_worker_info() else max(torch.get_num_threads(), self._threads)
         # Allocated in the consumer's thread: glibc gives up the memory of threads that end with an epoch.
-        return FetchedBatch(partial(finish_batch, samples, empty_batches(samples), threads))
+        return FetchedBatch(partial(finish_batch, samples, empty_batches(samples)))
 
 
 def draw_samples(samples: Samples, random: Sequence[Sequence[Transform]], indices: Sequence[int]) -> list[DrawnSample]:
     """Draw the parameters of the random transforms of some samples, from torch's generator."""
-    transforms = list(map(tensor_transforms, random))
+    pipelines = list(map(tensor_pipeline, random))
     drawn = []
     for index in indices:
         with error_context(f"sample {index}"):
             decoded, calls = samples.load(index, as_views=True)
-            images = [_draw_image(inputs, transforms[attribute]) for attribute, inputs in calls]
+            images = [_draw_image(inputs, pipelines[attribute]) for attribute, inputs in calls]
             drawn.append(DrawnSample(index, decoded, images))
     return drawn
 
 
-def _draw_image(inputs: Any, transforms: Sequence[Transform]) -> DrawnImage:
+def _draw_image(inputs: Any, pipeline: TensorPipeline) -> DrawnImage:
     if not isinstance(inputs, tuple) or len(inputs) > 1:
         raise DataError("its transform gets more than an image")
-    return DrawnImage(inputs[0], *draw_parameters(transforms, tuple(inputs[0].shape)))
+    image = inputs[0].as_subclass(Tensor)
+    return DrawnImage(image, *draw_parameters(pipeline.transforms, tuple(image.shape)), pipeline)
 
 
 def empty_batches(samples: Sequence[DrawnSample]) -> list[Tensor]:
-    """A batch for the images of each call of a transform, float32 `[B, C, H, W]`, not filled yet."""
-    return [torch.empty((len(samples), *drawn.shape), device="cpu") for drawn in samples[0].images]
+    """A batch `[B, C, H, W]` for the images of each call of a transform, not filled yet."""
+    return [
+        torch.empty((len(samples), *drawn.shape), dtype=torch.float32 if drawn.pipeline.to_float else drawn.image.dtype)
+        for drawn in samples[0].images
+    ]
 
 
-def finish_batch(samples: Sequence[DrawnSample], batches: Sequence[Tensor], threads: int) -> object:
+def finish_batch(samples: Sequence[DrawnSample], batches: Sequence[Tensor]) -> object:
     """Apply the transforms of drawn samples in threads, and collate them as torch's `default_collate` does.
 
     Args:
         batches: those of `empty_batches`. Images are finished in their rows, so that none is copied.
     """
-    rows = [list(batch) for batch in batches]
-    finished = [list(batch) for batch in batches]
 
     def finish(positions: slice) -> None:
         for position in range(*positions.indices(len(samples))):
             with error_context(f"sample {samples[position].index}"):
-                for call, drawn in enumerate(samples[position].images):
-                    finished[call][position] = _finish_image(drawn, rows[call][position])
+                for batch, drawn in zip(batches, samples[position].images, strict=True):
+                    _finish_image(drawn, batch[position])
 
-    def stack(placeholders: Sequence[TransformPlaceholder], *, collate_fn_map: object = None) -> Tensor:
-        images = [finished[placeholder.call][position] for position, placeholder in enumerate(placeholders)]
-        call = placeholders[0].call
-        is_in_rows = all(image is row for image, row in zip(images, rows[call], strict=True))
-        return batches[call] if is_in_rows else torch.stack(images)
+    def batch_of(placeholders: Sequence[TransformPlaceholder], *, collate_fn_map: object = None) -> Tensor:
+        (call,) = {placeholder.call for placeholder in placeholders}
+        return batches[call]
 
-    map_slices(finish, len(samples), 1, threads)
-    return collate_with({TransformPlaceholder: stack}, [sample.decoded for sample in samples])
+    map_slices(finish, len(samples), 1, 1 if get_worker_info() else None)
+    return collate_with({TransformPlaceholder: batch_of}, [sample.decoded for sample in samples])
 
 
-def _finish_image(drawn: DrawnImage, row: Tensor) -> Tensor:
-    """The transformed image: in the row of the batch if that has its shape and dtype, or else a tensor of its own."""
-    image = drawn.image
-    for transform in drawn.steps:
-        makes_row = isinstance(transform, ToFloat) or (isinstance(transform, Normalize) and image.dtype == row.dtype)
-        if makes_row and image.shape == row.shape:
-            image = transform(image, out=row)
-        else:
-            (image,) = apply_transforms([transform], (image,))
-    if image is not row and (image.shape, image.dtype) == (row.shape, row.dtype):
+def _finish_image(drawn: DrawnImage, row: Tensor) -> None:
+    image, pipeline = drawn.image, drawn.pipeline
+    for step in drawn.steps:
+        image = step(image)
+    if image.shape != row.shape:
+        raise DataError(f"images of a batch have different shapes, {list(image.shape)} and {list(row.shape)}")
+    if pipeline.to_float and not image.is_floating_point():
+        pipeline.to_float(image, out=row)
+    else:
         row.copy_(image)
-        return row
-    return image
+    if pipeline.mean_and_std:
+        mean, std = pipeline.mean_and_std
+        row.sub_(mean.to(row.dtype)).div_(std.to(row.dtype))
 
 
 def check_rounding(split: SplitTransforms, images: Samples, tensors: Samples, indices: Sequence[int]) -> None:
@@ -159,7 +152,7 @@ def check_rounding(split: SplitTransforms, images: Samples, tensors: Samples, in
         all_expected = [default_collate([split.transform(images[index], random)]) for index in indices]
         seed_generators(0, 0, 0)
         drawn = [draw_samples(tensors, random, [index]) for index in indices]
-    all_actual = [finish_batch(samples, empty_batches(samples), threads=1) for samples in drawn]
+    all_actual = [finish_batch(samples, empty_batches(samples)) for samples in drawn]
     for index, expected, actual in zip(indices, all_expected, all_actual, strict=True):
         with error_context(f"sample {index}"):
             for leaf, expected_leaf in zip(flatten(actual)[0], flatten(expected)[0], strict=True):
@@ -168,7 +161,6 @@ def check_rounding(split: SplitTransforms, images: Samples, tensors: Samples, in
 
 
 def _check_close(actual: Tensor, expected: Tensor) -> None:
-    """Raise `DataError` if two tensors differ by more than rounding; floats are taken as 0 to 1."""
     if (actual.dtype, actual.shape) != (expected.dtype, expected.shape):
         raise DataError("tensors get another shape or dtype than PIL images")
     scale = 255 if expected.is_floating_point() else 1
@@ -177,3 +169,110 @@ def _check_close(actual: Tensor, expected: Tensor) -> None:
         raise DataError(
             f"pixels differ by up to {difference:.3g} of 255 from PIL's, more than the {TOLERANCE} of rounding"
         )
+
+
+class SimulatedWorkers:
+    """Draws batches with the random generators that the workers of a `DataLoader` would have.
+
+    Args:
+        base_seed: the seed of the `DataLoader`; each worker adds its number.
+        count: the number of workers.
+    """
+
+    def __init__(self, base_seed: int, count: int) -> None:
+        seeds = [base_seed + worker for worker in range(count)]
+        self._states = [torch.Generator().manual_seed(seed).get_state() for seed in seeds]
+        self._sent: deque[tuple[list[int], int]] = deque()
+        self._turns: Iterator[int] = iter(())
+
+    def start_epoch(self, batches: Iterable[list[int]]) -> None:
+        """Send the indices of the first batches, beginning with the first worker."""
+        self._turns = cycle(range(len(self._states)))
+        self.send(batches)
+
+    def send(self, batches: Iterable[list[int]]) -> None:
+        """Send the indices of more batches, each to the next worker."""
+        self._sent.extend(zip(batches, self._turns, strict=False))
+
+    def draw(self, dataset: DrawnDataset) -> Iterator[FetchedBatch]:
+        """Draw the batches in the order in which they were sent, until none is left.
+
+        Making a batch raises the error of drawing it.
+        """
+        while self._sent:
+            indices, worker = self._sent.popleft()
+            try:
+                # A batch may be used in another inference mode than the one before it.
+                with self._generator_of(worker), torch.inference_mode(False):
+                    batch = dataset.__getitems__(indices)
+            except Exception as error:
+                batch = FetchedBatch(partial(_raise, error))
+            yield batch
+
+    @contextmanager
+    def _generator_of(self, worker: int) -> Iterator[None]:
+        """Use the state of a worker's generator in torch's global one."""
+        state = torch.get_rng_state()
+        torch.set_rng_state(self._states[worker])
+        try:
+            yield
+        finally:
+            self._states[worker] = torch.get_rng_state()
+            torch.set_rng_state(state)
+
+
+class ThreadedDataLoader(DecodedDataLoader):
+    """Makes batches in threads where torch's generator alone decides what its workers would make.
+
+    A framework that builds another kind of `DataLoader` from its arguments gets the same batches from workers.
+    """
+
+    _persistent: tuple[SimulatedWorkers, Iterator[FetchedBatch]] | None = None
+    """The workers of the epoch before, if they persist, and the batches that they have not drawn yet."""
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        """Draw at once what torch draws in this call, from samplers too: the indices that workers get in advance."""
+        if not self._can_simulate_workers():
+            return super().__iter__()
+        self.check_transforms()
+        sampler: Any = self.batch_sampler or self.sampler
+        if self._persistent:
+            workers, undrawn = self._persistent
+            deque(undrawn, maxlen=0)  # After a break, persistent workers draw all that they were sent.
+        else:
+            iter(sampler)  # torch makes an iterator that it does not use before it draws the seed.
+            seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator))
+            workers = SimulatedWorkers(seed, self.num_workers)
+        indices = iter(sampler)
+        sent_ahead = self.num_workers * (self.prefetch_factor or 0)
+        workers.start_epoch(islice(indices, sent_ahead))
+        drawn = workers.draw(cast(DrawnDataset, self.dataset))
+        if self.persistent_workers:
+            self._persistent = workers, drawn
+        batches = ordered_map(self._collate_and_pin, drawn, AHEAD, min(AHEAD, sent_ahead - 1))
+        return _send_after_each(batches, workers, indices)
+
+    def _can_simulate_workers(self) -> bool:
+        """Whether there are workers, and nothing but the random transforms depends on them."""
+        depends_on_workers = not self.in_order or self.worker_init_fn is not None
+        return self.num_workers > 0 and not depends_on_workers and isinstance(self.dataset, DrawnDataset)
+
+    def _collate_and_pin(self, fetched: Any) -> object:
+        batch = self.collate_fn(fetched)
+        if self.pin_memory and torch.cuda.is_available():
+            return map_tensors(Tensor.pin_memory, batch)
+        return batch
+
+
+def _send_after_each(
+    batches: ordered_map[FetchedBatch, object], workers: SimulatedWorkers, indices: Iterator[list[int]]
+) -> Iterator[object]:
+    """Yield batches; after each, the indices of another one are sent, as by a `DataLoader`."""
+    with closing(batches):
+        for batch in batches:
+            workers.send(islice(indices, 1))
+            yield batch
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error

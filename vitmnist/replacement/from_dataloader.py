@@ -21,15 +21,17 @@ from vitmnist.data.randomness import (
 )
 from vitmnist.errors import ConfigError, DataError, UserError, describe_error, suggest_names
 from vitmnist.replacement.decoded_dataset import (
+    BatchRows,
     Collator,
     DecodedDataLoader,
     DecodedDataset,
     EagerDataLoader,
     GatheredDataset,
     TransformedDataset,
+    decode_rows,
+    decode_samples,
 )
-from vitmnist.replacement.decoding import BatchRows, decode_rows, decode_samples
-from vitmnist.replacement.drawn_dataset import DrawnDataset, check_rounding
+from vitmnist.replacement.drawn_dataset import DrawnDataset, ThreadedDataLoader, check_rounding
 from vitmnist.replacement.original import (
     COMPARED_SIZE,
     NoRowsError,
@@ -40,10 +42,8 @@ from vitmnist.replacement.original import (
     rebuild,
     workers_for_order,
 )
-from vitmnist.replacement.simulated_workers import ThreadedDataLoader
-from vitmnist.replacement.split_transforms import SplitTransforms, dataset_transforms
-from vitmnist.replacement.tensor_transforms import can_be_drawn
-from vitmnist.replacement.transform_guard import TransformGuard, class_or_function_name
+from vitmnist.replacement.split_transforms import SplitTransforms, TransformGuard, dataset_transforms
+from vitmnist.replacement.tensor_transforms import tensor_pipeline
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.memory import DoesNotFitError, keep_freed_memory
 from vitmnist.store.cache_file import DEFAULT_FOLDER
@@ -246,7 +246,10 @@ def _build_transformed(
     dataset: Any = dataloader.dataset
     split = SplitTransforms(dataset, probes)
     if to_tensors:
-        _check_tensors_are_possible(split, dataloader.collate_fn)
+        if dataloader.collate_fn is not default_collate:
+            raise ConfigError("transforms='tensor' is not for a collate_fn; use transforms='exact'")
+        for transforms in split.random:
+            tensor_pipeline(transforms)
     guard = TransformGuard(dataset, chain.from_iterable(split.deterministic))
     samples = decode_samples(dataloader, split.decode, split.probed, location)
     exact = _with_checked_dataset(dataloader, TransformedDataset(dataset, guard, samples, split.transform))
@@ -257,7 +260,7 @@ def _build_transformed(
         check_rounding(split, samples, tensors, probes)
     except DataError as error:
         raise ConfigError(f"transforms='tensor': {error}; use transforms='exact'") from error
-    drawn = DrawnDataset(dataset, guard, tensors, split.random, threads=dataloader.num_workers)
+    drawn = DrawnDataset(dataset, guard, tensors, split.random)
     return rebuild(dataloader, ThreadedDataLoader, dataset=drawn, collate_fn=Collator(default_collate))
 
 
@@ -267,14 +270,3 @@ def _with_checked_dataset(dataloader: DataLoader[Any], decoded: TransformedDatas
     check_same_batches(dataloader, replacement)
     decoded._guard.ignore_changes()
     return replacement
-
-
-def _check_tensors_are_possible(split: SplitTransforms, collate: object) -> None:
-    """Raise `ConfigError` if something other than the transforms of `draw_parameters` is applied to samples."""
-    others = [transform for transform in chain.from_iterable(split.random) if not can_be_drawn(transform)]
-    if others or collate is not default_collate:
-        reason = f"{class_or_function_name(others[0])} is unknown" if others else "the DataLoader has a collate_fn"
-        raise ConfigError(
-            f"transforms='tensor': {reason}; it applies only torchvision's crops, flips, ColorJitter, RandomErasing, "
-            "RandomRotation, resizing and conversions, and default_collate; use transforms='exact'"
-        )

@@ -1,91 +1,96 @@
-"""Transforms of PIL images as transforms of uint8 tensors, and their random parameters, drawn before they run."""
+"""Random transforms of PIL images for uint8 tensors: their parameters are drawn first, and applied afterwards."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vitmnist.errors import error_context
-from vitmnist.replacement.split_transforms import Transform
+from vitmnist.errors import ConfigError, error_context
+from vitmnist.replacement.split_transforms import Transform, transform_name
 
 Shape = tuple[int, ...]
 V1, V2 = "torchvision.transforms.transforms", "torchvision.transforms.v2."
-SAME_DRAWS_IN_V2 = (
-    "RandomResizedCrop",
-    "RandomHorizontalFlip",
-    "RandomVerticalFlip",
-    "ColorJitter",
-    "RandomErasing",
-    "RandomRotation",
-)
+SAME_DRAWS_IN_V2 = ("RandomResizedCrop", "RandomHorizontalFlip", "RandomVerticalFlip", "ColorJitter", "RandomRotation")
 """Random transforms that draw the same numbers in v1 and v2 of torchvision."""
 RANDOM = ("RandomCrop", *SAME_DRAWS_IN_V2)
 RESIZING = ("Resize", "CenterCrop", "Pad", "Grayscale")
-"""Deterministic transforms that change the shape of an image."""
-SHAPE_KEEPING = ("ToFloat", "ToImage", "Normalize", "ConvertImageDtype", "ToDtype", "ToPureTensor")
+NO_CHANGE = ("PILToTensor", "ToImage", "ToPureTensor")
+"""Conversions that leave the values of a uint8 tensor as they are."""
 
 
-@dataclass(frozen=True)
-class ToFloat:
-    """`ToTensor` for an image that is a uint8 tensor already."""
+@dataclass
+class TensorPipeline:
+    """Transforms of uint8 tensors `[C, H, W]`, then the conversion to floats, then normalisation.
 
-    def __call__(self, image: Tensor, out: Tensor | None = None) -> Tensor:
-        return torch.div(image, 255, out=out)
-
-
-@dataclass(frozen=True)
-class Normalize:
-    """`Normalize` whose result may be written into a row of a batch; `mean` and `std` are `[C, 1, 1]`."""
-
-    mean: Tensor
-    std: Tensor
-
-    def __call__(self, image: Tensor, out: Tensor | None = None) -> Tensor:
-        return torch.sub(image, self.mean.to(image.dtype), out=out).div_(self.std.to(image.dtype))
-
-
-def tensor_transforms(transforms: Iterable[Transform]) -> list[Transform]:
-    """The same transforms for uint8 tensors `[C, H, W]`, with the attributes that they have now.
-
-    Transforms of v1 become those of v2, which are faster on bytes, where both draw the same numbers.
+    Args:
+        to_float: called as `to_float(image, out=row)`; None keeps the dtype.
+        mean_and_std: `[C, 1, 1]` each; None does not normalise.
     """
-    return [converted for transform in transforms for converted in _tensor_transform(transform)]
+
+    transforms: list[Transform] = field(default_factory=list)
+    to_float: Callable[..., Tensor] | None = None
+    mean_and_std: tuple[Tensor, Tensor] | None = None
 
 
-def _tensor_transform(transform: Any) -> list[Transform]:
-    name = torchvision_name(transform)
-    if name == "PILToTensor":
-        return []
-    if name == "ToTensor":
-        return [ToFloat()]
-    if name == "Normalize":
-        mean, std = (torch.as_tensor(values).view(-1, 1, 1) for values in (transform.mean, transform.std))
-        return [Normalize(mean, std)]
-    if type(transform).__module__ != V1:
-        return [transform]
-    if name in ("Resize", *SAME_DRAWS_IN_V2):
-        return [_as_v2(transform)]
-    return _separate_padding(transform) if name == "RandomCrop" and transform.padding is not None else [transform]
+def tensor_pipeline(transforms: Iterable[Any]) -> TensorPipeline:
+    """The same transforms for uint8 tensors, with the attributes that they have now.
+
+    Those of v1 become those of v2, which are faster on bytes, where both draw the same numbers.
+
+    Raises:
+        ConfigError: another transform than the common ones of torchvision, or in another order.
+    """
+    pipeline = TensorPipeline()
+    for transform in transforms:
+        name = torchvision_name(transform)
+        is_uint8 = pipeline.to_float is None and pipeline.mean_and_std is None
+        if name in (*RANDOM, *RESIZING) and is_uint8 and not _changes_shape(transform):
+            pipeline.transforms += _for_tensors(transform, name)
+        elif name == "ToTensor" or (name == "ConvertImageDtype" and transform.dtype == torch.float32):
+            pipeline.to_float = partial(torch.div, other=255)
+        elif name == "ToDtype" and transform.dtype == torch.float32 and transform.scale:
+            pipeline.to_float = partial(torch.mul, other=1 / 255)
+        elif name == "Normalize" and pipeline.mean_and_std is None:
+            mean, std = (torch.as_tensor(values).view(-1, 1, 1) for values in (transform.mean, transform.std))
+            pipeline.mean_and_std = mean, std
+        elif name not in NO_CHANGE:
+            raise ConfigError(
+                f"transforms='tensor' applies crops, flips, ColorJitter, RandomRotation and resizing of torchvision, "
+                f"then ToTensor and Normalize, not {transform_name(transform)} as it is; use transforms='exact'"
+            )
+    return pipeline
 
 
 def torchvision_name(transform: Transform) -> str:
-    """The name of a class of torchvision or of this module, or ""; a user's of the same name may do something else."""
+    """The name of a class of torchvision, or ""; a user's of the same name may do something else."""
     cls = type(transform)
-    return cls.__name__ if cls.__module__.startswith((V1, V2, __name__)) else ""
+    return cls.__name__ if cls.__module__.startswith((V1, V2)) else ""
 
 
-def _as_v2(transform: Transform) -> Transform:
+def _changes_shape(transform: Transform) -> bool:
+    return any(getattr(transform, option, False) for option in ("expand", "pad_if_needed"))
+
+
+def _for_tensors(transform: Any, name: str) -> list[Transform]:
     from torchvision.transforms import v2
 
-    cls = getattr(v2, type(transform).__name__)
-    return cls(**{name: getattr(transform, name) for name in _parameters(cls)})  # type: ignore[no-any-return]
+    if type(transform).__module__ != V1:
+        return [transform]
+    if name in ("Resize", *SAME_DRAWS_IN_V2):
+        cls = getattr(v2, name)
+        return [cls(**{parameter: getattr(transform, parameter) for parameter in _parameters(cls)})]
+    if name != "RandomCrop" or transform.padding is None:
+        return [transform]
+    unpadded = copy(transform)
+    unpadded.padding = None
+    return [v2.Pad(transform.padding, transform.fill, transform.padding_mode), unpadded]
 
 
 @lru_cache
@@ -93,31 +98,10 @@ def _parameters(cls: type) -> tuple[str, ...]:
     return tuple(inspect.signature(cls).parameters)
 
 
-def _separate_padding(crop: Any) -> list[Transform]:
-    """A `RandomCrop` of v1 in two steps: padding, and a crop without padding."""
-    from torchvision.transforms import v2
-
-    unpadded = copy(crop)
-    unpadded.padding = None
-    return [v2.Pad(crop.padding, crop.fill, crop.padding_mode), unpadded]
-
-
-def can_be_drawn(transform: Transform) -> bool:
-    """Whether `draw_parameters` knows the class of a transform; a user's subclass may draw more."""
-    has_other_shape = any(getattr(transform, option, False) for option in ("expand", "pad_if_needed"))
-    changes_input = getattr(transform, "inplace", False)
-    is_known = all(
-        torchvision_name(converted) in (*RANDOM, *RESIZING, *SHAPE_KEEPING)
-        for converted in _tensor_transform(transform)
-    )
-    return is_known and not has_other_shape and not changes_input
-
-
-def draw_parameters(transforms: Sequence[Transform], shape: Shape) -> tuple[list[Transform], Shape]:
+def draw_parameters(transforms: Iterable[Any], shape: Shape) -> tuple[list[Transform], Shape]:
     """Draw the parameters of the transforms of an image from torch's generator, in torchvision's order.
 
     Args:
-        transforms: those of `tensor_transforms`.
         shape: `[C, H, W]` of the image.
 
     Returns:
@@ -131,13 +115,12 @@ def draw_parameters(transforms: Sequence[Transform], shape: Shape) -> tuple[list
         if name in RESIZING:
             shape = tuple(transform(_meta_image(shape)).shape)
         elif name in ("RandomCrop", "RandomResizedCrop"):
-            shape = (shape[0], *transform.size)  # type: ignore[attr-defined]
+            shape = (shape[0], *transform.size)
     return steps, shape
 
 
 @lru_cache(maxsize=1024)
 def _meta_image(shape: Shape) -> Tensor:
-    """An image without memory, for which parameters are drawn."""
     return torch.empty(shape, dtype=torch.uint8, device="meta")
 
 
@@ -156,7 +139,6 @@ def _draw(transform: Any, image: Tensor) -> list[Transform]:
 
 
 def _crop_and_resize(image: Tensor, transform: Any, top: int, left: int, height: int, width: int) -> Tensor:
-    """A box of an image, resized as by a `RandomResizedCrop`."""
     from torchvision.transforms.v2 import functional
 
     crop = image[..., top : top + height, left : left + width]
