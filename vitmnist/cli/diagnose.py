@@ -41,10 +41,6 @@ def _parse(parser: ArgumentParser) -> Namespace:
     options = parser.parse_args()
     if options.steps is None and options.stop:
         options.steps = 200
-    if options.steps is not None and options.steps < 1:
-        parser.error(f"--steps {options.steps}: must be at least 1")
-    if options.warm_up < 0:
-        parser.error(f"--warm-up {options.warm_up}: must be at least 0")
     if not (options.module or options.script):
         parser.error("which script? Type SCRIPT.py or -m package.module after the options")
     return options
@@ -87,8 +83,7 @@ def _run(is_module: bool) -> BaseException | None:
             _run_script(os.path.abspath(name))
     except SystemExit as error:
         if not isinstance(error.code, int | None):
-            with suppress(ValueError):  # The script may have closed stderr.
-                print(error.code, file=sys.stderr)
+            print(error.code, file=sys.stderr)
         return error
     except BaseException as error:
         traceback = error.__traceback__

@@ -15,7 +15,7 @@ from threading import current_thread, get_ident, main_thread
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Any
 
-from vitmnist.diagnosis.loop import LoaderInfo, Loop, Pass, Unmeasured
+from vitmnist.diagnosis.loop import OTHER_THREAD, LoaderInfo, Loop, Pass
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -62,7 +62,7 @@ class Observer:
                 pass_.last_return, pass_.next_start = perf_counter(), None
                 loop.waiting_s += pass_.last_return - start
                 if current_thread() is not main_thread():
-                    loop.unmeasured = Unmeasured.OTHER_THREAD
+                    loop.unmeasured = OTHER_THREAD
 
     def check_limits(self) -> None:
         """End the warm-up or the observation if it is time; raises `SystemExit` with `stop`."""
@@ -105,7 +105,6 @@ class Observer:
         loader_class.__init__ = observed_init
 
     def _wrap_iter(self, loader_class: Any) -> None:
-        """Wrap the `__iter__` that a class defines itself, once."""
         original_iter = vars(loader_class).get("__iter__")
         if original_iter is None or loader_class in self._wrapped_classes:
             return
