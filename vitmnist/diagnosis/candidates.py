@@ -175,7 +175,7 @@ def try_loaders(loop: Loop) -> tuple[list[Row], dict[str, float]]:
     loader = loop.plain_copy
     if loader is None:
         return [Row(BASELINE, error="this loader cannot be built again")], {}
-    step = ImitatedStep(loop.step_s, loop.cores)
+    step = ImitatedStep(loop.step_s, cores=loop.steps_cpu_s / (sum(loop.steps_s) or inf))
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # For example, torch warns of more workers than cores.

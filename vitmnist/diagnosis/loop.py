@@ -106,11 +106,6 @@ class Loop:
         return median_low(steps_s) if steps_s else 0.0
 
     @property
-    def cores(self) -> float:
-        """How many processor cores this process uses during a step."""
-        return self.steps_cpu_s / (sum(self.steps_s) or inf)
-
-    @property
     def epoch_length(self) -> int | None:
         """Batches in an epoch; None if the loader does not say, and no pass has reached its end."""
         if self.plain_copy is not None:

@@ -25,8 +25,7 @@ class Observer:
     """Times the passes over the `DataLoader`s of this process, from the import of torch on.
 
     Args:
-        steps: how many batches to observe after the warm-up, of the loader that gives most; None: all of the script.
-        warm_up: batches before that.
+        steps: how many batches to observe after `warm_up` batches, of the loader that gives most; None: all.
         stop: end the script then.
     """
 
@@ -112,9 +111,11 @@ class Observer:
 
         @wraps(original_iter)
         def observed_iter(loader: DataLoader[object]) -> object:
-            if not self.is_active or hasattr(loader, "is_internal"):
+            is_internal = hasattr(loader, "is_internal")
+            if self.is_active and not is_internal:
+                self.check_limits()
+            if not self.is_active or is_internal:
                 return original_iter(loader)
-            self.check_limits()
             loop = self._loop_of(loader)
             now = perf_counter()
             for earlier in (other.passes[-1] for other in self.loops if other.passes):
