@@ -23,11 +23,10 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from vitmnist.cli.arguments import key_of
-from vitmnist.config.schema import value_text
 from vitmnist.errors import ConfigError, MissingExtraError
 from vitmnist.metrics.epoch_table import search_objective
 from vitmnist.runtime.files import write_atomic
-from vitmnist.tracking.runs import SEARCH_RESULT, read_run
+from vitmnist.tracking.runs import read_run
 
 # Hydra imports this module at every start, but only a search needs Optuna.
 if TYPE_CHECKING:
@@ -71,7 +70,6 @@ class SearchSweeper(Sweeper):
         """Called by Hydra before `sweep`; `task_function` is the `Job` of vitmnist/cli/sweep.py."""
         self.hydra_context = hydra_context
         self.config = config
-        self.stop = task_function.stop  # type: ignore[attr-defined]
         self.launcher = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
 
     def sweep(self, arguments: list[str]) -> None:
@@ -99,7 +97,7 @@ class SearchSweeper(Sweeper):
             self.validate_batch_is_legal(jobs)
             returned = self.launcher.launch(jobs, initial_job_idx=first)
             # The next trials depend on the results of these.
-            if self.stop.request or any(map(_is_unfinished, returned)):
+            if any(map(_is_unfinished, returned)):
                 return
             for trial, job in zip(trials, returned, strict=True):
                 state = optuna.trial.TrialState.FAIL if job.return_value is None else None
@@ -111,7 +109,6 @@ class SearchSweeper(Sweeper):
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         texts = [*(f"{key!s}={self.params[key]}" for key in self.params), *arguments]
         overrides = {key_of(override.get_key_element()): override for override in parser.parse_overrides(texts)}
-        overrides.pop("resume", None)
         space = {key: _distribution(overrides[key]) for key in sorted(overrides) if overrides[key].is_sweep_override()}
         if "seed" in space:
             raise ConfigError("seed: a search compares trials of one seed; sweep the best values over seeds with -m")
@@ -120,22 +117,12 @@ class SearchSweeper(Sweeper):
         return space, [str(override.input_line) for key, override in overrides.items() if key not in space]
 
     def _write_best(self, study: Study) -> None:
-        """Write the best trial to a file, with the sentence for the report, which ends the sweep."""
-        metric = search_objective(self.config)
-        best: dict[str, object] = {"summary": f"No trial has a value of {metric.name}."}
+        """Write the best trial to a file, if any trial has a value."""
         if any(trial.value is not None for trial in study.trials):
             trial = study.best_trial
-            parameters = " ".join(f"{key}={value_text(value)}" for key, value in trial.params.items())
-            value = f"{trial.value:.6g} {metric.unit}".rstrip()
-            best = {
-                "best_params": trial.params,
-                "best_value": trial.value,
-                "best_trial": trial.number,
-                "summary": f"Best of {len(study.trials)} trials by {metric.name}: {value} in trial {trial.number}, "
-                f"with {parameters}.",
-            }
-        content = yaml.safe_dump(best, sort_keys=False).encode()
-        write_atomic(Path(self.config.hydra.sweep.dir) / SEARCH_RESULT, content)
+            best = {"best_params": trial.params, "best_value": trial.value, "best_trial": trial.number}
+            content = yaml.safe_dump(best, sort_keys=False).encode()
+            write_atomic(Path(self.config.hydra.sweep.dir) / "optimization_results.yaml", content)
 
 
 def _distribution(override: Override) -> BaseDistribution:

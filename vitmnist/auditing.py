@@ -25,18 +25,18 @@ from vitmnist.data.randomness import GLOBAL_GENERATORS, preserved_random_state, 
 from vitmnist.errors import DataError, UserError, first_line
 from vitmnist.store.tree import flatten
 
-GRACE_S = 5.0  # Seconds after which a thread or process counts as left behind; on a busy machine, most need one.
+GRACE_S = 5.0  # Threads and processes have this many seconds to end; on a busy machine, most of them need one.
 
 
 class ProbeBatch(NamedTuple):
-    """Copies of the indices `[B]` and random numbers `[B, 3]` of a batch; None if the loader leaves the numbers out."""
+    """Copies of the indices `[B]` and the values `[B, 3]` of a batch; None if the loader does not deliver values."""
 
     indices: np.ndarray[Any, Any]
-    numbers: Any
+    values: Any
 
 
 class Property(NamedTuple):
-    """One line of the report; `detail` is the first divergence, what was checked, or why it was not."""
+    """A line of the report; `detail` is the first divergence, the extent of the check, or why there was no check."""
 
     name: str
     status: Literal["ok", "FAILED", "not checked"]
@@ -44,13 +44,13 @@ class Property(NamedTuple):
 
 
 class Audit(NamedTuple):
-    """The result of `audit`; as a string, the printed report."""
+    """The result of `audit`; its string is the printed report."""
 
     properties: tuple[Property, ...]
 
     @property
     def ok(self) -> bool:
-        """Whether nothing failed. What was not checked did not fail."""
+        """Whether no property failed; a property that was not checked did not fail."""
         return all(item.status != "FAILED" for item in self.properties)
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Audit(NamedTuple):
 
 
 class ProbeDataset(torch.utils.data.Dataset[tuple[int, Any]]):
-    """Sample i is i and float64 `[3]`: a number from each of the global generators, or i itself if it is not random."""
+    """Sample i is i and float64 `[3]`: a number from each global generator, or i three times if it is not random."""
 
     def __init__(self, size: int, is_random: bool = True) -> None:
         self.size, self.is_random = size, is_random
@@ -80,21 +80,21 @@ def audit(loader_factory: Callable[..., Any], *, samples: int = 1009, strict: bo
         loader_factory: `loader_factory(dataset)` returns a new loader over a dataset whose sample i is (i, random
             numbers `[3]`), which it may collate; `num_workers` and `seed` are passed too, if it takes them. The loader
             has `epoch(number, start)`, or its n-th `iter` is epoch n; its `set_epoch`, or its sampler's, is called.
-        samples: at least 16. For a full check no multiple of the batch size, and four batches or more.
-        strict: raise `AssertionError` at the first property that fails, whose name begins the message.
+        samples: the size of the dataset, at least 16. A full check needs four batches, the last one a short batch.
+        strict: raise `AssertionError` at the first property that fails; the message begins with its name.
     """
-    parameters = signature(loader_factory).parameters
-    settings = {name: value for name, value in {"num_workers": 2, "seed": 0}.items() if name in parameters}
-    subject = _Subject(loader_factory, ProbeDataset(samples), settings)
+    settings = {"num_workers": 2, "seed": 0}
+    accepted = {name: settings[name] for name in settings.keys() & signature(loader_factory).parameters}
+    loader = _AuditedLoader(loader_factory, ProbeDataset(samples), accepted)
     checks = {
-        "an epoch has every index once": subject.check_indices,
-        "epochs have different orders": subject.check_orders,
-        "batches depend on the seed and the epoch alone": subject.check_workers,
-        "a resumed epoch neither skips nor repeats": subject.check_resuming,
-        "samples do not share random numbers": subject.check_random_numbers,
-        "an abandoned epoch and a closed loader leave nothing running": subject.check_leftovers,
+        "an epoch has every index once": loader.check_indices,
+        "epochs have different orders": loader.check_orders,
+        "batches depend on the seed and the epoch alone": loader.check_workers,
+        "a resumed epoch neither skips nor repeats": loader.check_resuming,
+        "samples do not share random numbers": loader.check_random_numbers,
+        "an abandoned epoch and a closed loader leave nothing running": loader.check_leftovers,
     }
-    properties: list[Property] = []
+    properties = []
     with preserved_random_state():
         for name, check in checks.items():
             try:
@@ -108,29 +108,28 @@ def audit(loader_factory: Callable[..., Any], *, samples: int = 1009, strict: bo
                 result = Property(name, "FAILED", detail)
             print(Audit((result,)), flush=True)  # Some loaders take seconds to start.
             properties.append(result)
-            if "epochs" not in vars(subject):  # Nothing else can be checked without batches.
+            if "epochs" not in vars(loader):  # Without batches, nothing else can be checked.
                 break
     return Audit(tuple(properties))
 
 
 @dataclass
-class _Subject:
-    """A loader that is audited. Each check returns what was checked, or raises `AssertionError` or `SkipTest`."""
+class _AuditedLoader:
+    """Reads and checks a loader. Each check returns its extent, or raises `AssertionError` or `SkipTest`."""
 
     build: Callable[..., Any]
     data: ProbeDataset
     settings: dict[str, int]
 
-    def open(self, **changed: int) -> AbstractContextManager[Any]:
-        """A new loader; if it can be closed, it is closed at the end of the `with` block."""
+    def open(self, **settings: int) -> AbstractContextManager[Any]:
         seed_generators(0, 0, 0)  # A training script may do so too.
-        loader = self.build(self.data, **{**self.settings, **changed})
+        loader = self.build(self.data, **{**self.settings, **settings})
         return closing(loader) if hasattr(loader, "close") else nullcontext(loader)
 
-    def read(self, **changed: int) -> list[list[ProbeBatch]]:
-        """Epochs 0 and 1 of a new loader; raises `DataError` if one is empty or endless."""
+    def read(self, **settings: int) -> list[list[ProbeBatch]]:
+        """Read epochs 0 and 1 of a new loader; raises `DataError` if an epoch is empty or endless."""
         size = self.data.size
-        with self.open(**changed) as loader:
+        with self.open(**settings) as loader:
             epochs = [[_copy(batch) for batch in islice(_start(loader, epoch), size + 1)] for epoch in (0, 1)]
         for epoch, batches in enumerate(epochs):
             if not 0 < len(batches) <= size:
@@ -139,7 +138,7 @@ class _Subject:
 
     @cached_property
     def epochs(self) -> list[list[ProbeBatch]]:
-        """Epochs 0 and 1 with the usual settings; of constant samples, if the loader refuses random ones."""
+        """Epochs 0 and 1 with the default settings; their samples are constant if the loader refuses random ones."""
         try:
             return self.read()
         except UserError:
@@ -147,17 +146,17 @@ class _Subject:
             return self.read()
 
     def check_indices(self) -> str:
-        """An index may be missing only in a dropped last batch, whose samples differ if the order does."""
+        """An index may be missing only from a dropped last batch, whose samples must differ if the orders differ."""
         orders = [_order(epoch) for epoch in self.epochs]
         missing = [sorted(set(range(self.data.size)) - set(order)) for order in orders]
         # Each worker may drop a last batch that is shorter than the others.
         batch_sizes = {len(batch.indices) for batch in self.epochs[0]}
-        too_many = batch_sizes.pop() * self.settings.get("num_workers", 1) if len(batch_sizes) == 1 else 1
-        for epoch, (order, absent) in enumerate(zip(orders, missing, strict=True)):
+        dropped_limit = batch_sizes.pop() * self.settings.get("num_workers", 1) if len(batch_sizes) == 1 else 1
+        for epoch, order in enumerate(orders):
             if repeated := [index for index, count in Counter(order).items() if count > 1]:
                 raise AssertionError(f"epoch {epoch}: index {repeated[0]} came twice; such indices: {len(repeated)}")
-            if len(absent) >= too_many:
-                raise AssertionError(f"epoch {epoch}: {len(absent)} indices never came, such as {absent[0]}")
+            if (count := len(missing[epoch])) >= dropped_limit:
+                raise AssertionError(f"epoch {epoch}: {count} indices never came, such as {missing[epoch][0]}")
         if missing[0] and missing[0] == missing[1] and orders[0] != orders[1]:
             raise AssertionError(f"index {missing[0][0]} never came in epochs 0 and 1, whose orders differ")
         return f"{self.data.size} samples, {len(self.epochs[0])} batches, {len(missing[0])} samples dropped"
@@ -176,30 +175,30 @@ class _Subject:
         return "0 and 2 workers, 2 epochs"
 
     def check_resuming(self) -> str:
-        middle = len(self.epochs[1]) // 2
+        start = len(self.epochs[1]) // 2
         with self.open() as loader:
             if not hasattr(loader, "epoch"):
                 raise SkipTest("the loader has no epoch(number, start)")
-            rest = [_copy(batch) for batch in loader.epoch(1, middle)]
-        _compare(self.epochs[1][middle:], rest, f"epoch(1, {middle})", middle)
-        return f"epoch(1, {middle}) of {len(self.epochs[1])} batches"
+            rest = [_copy(batch) for batch in loader.epoch(1, start)]
+        _compare(self.epochs[1][start:], rest, f"epoch(1, {start})", start)
+        return f"epoch(1, {start}) of {len(self.epochs[1])} batches"
 
     def check_random_numbers(self) -> str:
-        numbers = [batch.numbers for epoch in self.epochs for batch in epoch if batch.numbers is not None]
-        if not numbers or not self.data.is_random:
+        values = [batch.values for epoch in self.epochs for batch in epoch if batch.values is not None]
+        if not values or not self.data.is_random:
             raise SkipTest("the loader does not take random samples, or leaves out their numbers")
-        for name, drawn in zip(GLOBAL_GENERATORS, np.concatenate(numbers).T, strict=True):
-            if equal := len(drawn) - len(np.unique(drawn)):
-                raise AssertionError(f"{name}: {equal} of {len(drawn)} samples have the number of another one")
+        for name, numbers in zip(GLOBAL_GENERATORS, np.concatenate(values).T, strict=True):
+            if repeated := len(numbers) - len(np.unique(numbers)):
+                raise AssertionError(f"{name}: {repeated} of {len(numbers)} samples have the number of another one")
         return f"{', '.join(GLOBAL_GENERATORS)}; 2 epochs"
 
     def check_leftovers(self) -> str:
         before = running()
         with self.open() as loader:
             next(_start(loader, 0), None)
-        del loader  # If it has no `close`, the garbage collector has to end what it started.
-        if left := left_since(before):
-            raise AssertionError(f"left: {', '.join(left)}")
+        del loader  # Without a `close`, its threads and processes end with its last reference.
+        if leftovers := leftovers_since(before):
+            raise AssertionError(f"left: {', '.join(leftovers)}")
         return "no thread and no process"
 
 
@@ -208,7 +207,6 @@ def _order(batches: list[ProbeBatch]) -> list[int]:
 
 
 def _start(loader: Iterable[object], epoch: int) -> Iterator[object]:
-    """The batches of the next epoch of a loader, whose number is `epoch`."""
     if hasattr(loader, "epoch"):
         return iter(loader.epoch(epoch))
     for part in (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
@@ -218,21 +216,20 @@ def _start(loader: Iterable[object], epoch: int) -> Iterator[object]:
 
 
 def _copy(batch: object) -> ProbeBatch:
-    """The indices and numbers of a batch in any form: a loader may reuse its memory."""
-    parts = [np.array(part.tolist() if isinstance(part, torch.Tensor) else part, ndmin=1) for part in flatten(batch)[0]]
-    if not parts or not np.issubdtype(parts[0].dtype, np.integer):
+    """Copy the indices and values of a batch of any structure, because the loader may reuse its memory."""
+    arrays = [np.array(leaf.tolist() if torch.is_tensor(leaf) else leaf, ndmin=1) for leaf in flatten(batch)[0]]
+    if not arrays or not np.issubdtype(arrays[0].dtype, np.integer):
         raise DataError("the first value of a batch must be the indices of its samples; deliver samples as they are")
-    return ProbeBatch(parts[0], parts[1] if len(parts) > 1 else None)
+    return ProbeBatch(arrays[0], arrays[1] if len(arrays) > 1 else None)
 
 
 def _compare(expected: list[ProbeBatch], actual: list[ProbeBatch], context: str, start: int = 0) -> None:
-    """Raise `AssertionError` at the first batch that differs."""
     pairs = zip_longest(expected, actual, fillvalue=ProbeBatch(np.array([]), None))
     for index, (batch, other) in enumerate(pairs, start):
         samples, other_samples = batch.indices[:3].tolist(), other.indices[:3].tolist()
         if not np.array_equal(batch.indices, other.indices):
             raise AssertionError(f"{context}, batch {index}: expected samples {samples}…, found {other_samples}…")
-        if batch.numbers is not None and not np.array_equal(batch.numbers, other.numbers):
+        if batch.values is not None and not np.array_equal(batch.values, other.values):
             raise AssertionError(f"{context}, batch {index}: the samples {samples}… have other values")
 
 
@@ -241,10 +238,10 @@ def running() -> set[threading.Thread | BaseProcess]:
     return {*threading.enumerate(), *multiprocessing.active_children()}
 
 
-def left_since(before: set[threading.Thread | BaseProcess]) -> list[str]:
-    """Names of the threads and processes that have started since `before` and do not end within `GRACE_S`."""
+def leftovers_since(before: set[threading.Thread | BaseProcess]) -> list[str]:
+    """The names of threads and processes that have started since `before` and do not end within `GRACE_S`."""
     deadline = time.monotonic() + GRACE_S
-    while (left := running() - before) and time.monotonic() < deadline:
+    while (leftovers := running() - before) and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.01)
-    return sorted(f"{'thread' if isinstance(item, threading.Thread) else 'process'} {item.name}" for item in left)
+    return sorted(f"{'thread' if isinstance(item, threading.Thread) else 'process'} {item.name}" for item in leftovers)

@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
-from vitmnist.errors import ConfigError, allowed_names, describe_error
+from vitmnist.errors import ConfigError, describe_error, suggest_names
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -47,11 +47,7 @@ class Registry(Generic[Options, Built]):
         self.group, self.package = group, package
         self._registered: dict[str, tuple[Options, Callable[..., Built]]] = {}
 
-    def register(
-        self,
-        name: str,
-        options: Options = NoOptions,  # type: ignore[assignment]
-    ) -> Callable[[Builder], Builder]:
+    def register(self, name: str, options: Options = NoOptions) -> Callable[[Builder], Builder]:  # type: ignore[assignment]
         """Decorator that registers a class or function under `name`; `build` calls it with (options, *parts).
 
         Args:
@@ -84,7 +80,7 @@ class Registry(Generic[Options, Built]):
 
     def complete(self: Registry[OptionsClass, Built], values: Mapping[str, Any]) -> dict[str, Any]:
         """`values` with the defaults of missing options; values with an unknown name are returned as they are."""
-        member = self._find(str(values.get("name")))
+        member = self._find(values.get("name"))
         return {**asdict(member[0]()), **values} if member else dict(values)
 
     def resolve(
@@ -102,16 +98,13 @@ class Registry(Generic[Options, Built]):
 
         key = self.group.replace("/", ".") if key is None else key
         if not isinstance(values, Mapping):
-            shown = "null" if values is None else str(values)
-            raise ConfigError(f"{key}={shown}: must be {{name: NAME}}; {allowed_names(shown, self.names())}")
+            raise ConfigError(f"{key}={values}: must be {{name: NAME}}; {suggest_names(str(values), self.names())}")
         options = dict(values)
-        name = str(options.pop("name", None))
-        member = self._find(name)
-        if not member:
-            reasons = [allowed_names(name, self.names()), *import_installed()]
+        name = options.pop("name", None)
+        if not (member := self._find(name)):
+            reasons = [suggest_names(str(name), self.names()), *import_installed()]
             raise ConfigError(f"{join(key, 'name')}={name}: not known; {'; '.join(reasons)}")
-        schema, builder = member
-        return builder, validate(schema, options, key)
+        return member[1], validate(member[0], options, key)
 
     def build(self: Registry[OptionsClass, Built], values: object, *parts: object, key: str | None = None) -> Built:
         """Build the member that `values["name"]` names from its options and `parts`; raises as `resolve`."""
@@ -123,14 +116,13 @@ class Registry(Generic[Options, Built]):
         import_members(self.package)
         return self._registered
 
-    def _find(self, name: str) -> tuple[Options, Callable[..., Built]] | None:
+    def _find(self, name: object) -> tuple[Options, Callable[..., Built]] | None:
         if name not in self._members:
             import_installed()
-        return self._members.get(name)
+        return self._members.get(str(name))
 
 
 def _definition(builder: Callable[..., object]) -> tuple[str, str]:
-    """Where a class or function is defined: its module and its qualified name."""
     return builder.__module__, builder.__qualname__
 
 
@@ -143,11 +135,7 @@ def import_members(package: str) -> None:
 
 @cache
 def import_installed() -> list[str]:
-    """Import the modules that installed packages declare.
-
-    Returns:
-        A message for each module that cannot be imported; it is logged as a warning too.
-    """
+    """Import the modules that installed packages declare; returns, and logs, why some of them cannot be imported."""
     failures = []
     for module in entry_points(group=ENTRY_POINT_GROUP):
         try:

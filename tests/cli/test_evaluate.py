@@ -6,6 +6,7 @@ import csv
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,18 +24,22 @@ from tests.support.processes import TrainProcess
 from vitmnist import load_dataset
 from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.inference import load_inference_model
-from vitmnist.cli.evaluate import class_metrics, evaluate
+from vitmnist.cli.evaluate import OVERRIDABLE, class_metrics, evaluate, evaluation_config
 from vitmnist.cli.evaluate import main as evaluate_main
+from vitmnist.cli.export import main as export_main
 from vitmnist.cli.predict import main as predict_main
 from vitmnist.cli.predict import predict
 from vitmnist.config.compose import compose
+from vitmnist.config.schema import DataConfig
+from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.image_listing import find_images
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.metrics import METRICS
 from vitmnist.tracking.result import CONFIG
 
 CPU = torch.device("cpu")
-NO_EFFECT = "has no effect on a trained model; only data, device, batch_size can be changed"
+KEYS = "data.root, data.dataset, data.holdout, data.holdout_seed, batch_size"
+NO_EFFECT = f"has no effect on a trained model; only {KEYS}"
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +76,10 @@ def test_class_metrics_follow_their_definition() -> None:
 @pytest.mark.parametrize(
     ("program", "arguments", "message"),
     [
-        (evaluate_main, ["run", "model=vit"], f"error: model=vit: {NO_EFFECT}"),
+        (evaluate_main, ["run", "model=vit"], f"error: model=vit: {NO_EFFECT}, device can be changed"),
+        (evaluate_main, ["run", "data.normalize=imagenet"], f"error: data.normalize=imagenet: {NO_EFFECT}, device can"),
+        (evaluate_main, ["run", "data/loader=disk"], f"error: data/loader=disk: {NO_EFFECT}, device can be changed"),
+        (export_main, ["run", "--format=torch", "device=cuda"], f"error: device=cuda: {NO_EFFECT} can be changed"),
         (evaluate_main, ["run", "--weights", "best", "data/dataset=kmnst"], "did you mean 'kmnist'?"),
         (evaluate_main, ["run", "batch_size=0"], "batch_size=0: must be at least 1"),
         (evaluate_main, ["run", "--mistakes", "no/a.csv"], "error: no/a.csv: No such file or directory"),
@@ -112,12 +120,12 @@ def test_images_of_any_size_and_mode_are_classified(trained: Path, call_here: Ca
 def test_a_file_that_is_no_picture_does_not_stop_the_others(trained: Path, call_here: CallHere) -> None:
     Image.fromarray(np.zeros((28, 28), np.uint8)).save(trained / "black.png")
     (trained / "Thumbs.db").write_bytes(b"no picture")
-    Image.fromarray(np.full((20, 20), np.nan, np.float32)).save(trained / "nan.tif")
-    ended = call_here(predict_main, "run", "Thumbs.db", "nan.tif", "black.png", folder=trained)
+    Image.fromarray(np.zeros((20, 20), np.float32)).save(trained / "deep.tif")
+    ended = call_here(predict_main, "run", "Thumbs.db", "deep.tif", "black.png", folder=trained)
     assert ended.returncode == 1
     assert ended.stdout.startswith("black.png: ")
     assert "error: Thumbs.db: cannot be read as a picture" in ended.stderr
-    assert "nan.tif: cannot be read as a picture: some of its pixels are not finite" in ended.stderr
+    assert "deep.tif: cannot be read as a picture: its pixels have 32 bits" in ended.stderr
     rows = json.loads(call_here(predict_main, "run", "--json", "Thumbs.db", "black.png", folder=trained).stdout)
     assert [sorted(row) for row in rows] == [["error", "file"], ["all", "class", "file", "probability"]]
 
@@ -180,6 +188,18 @@ def test_another_dataset_is_not_divided_as_that_of_the_run(trained: Path, tmp_pa
     (folder / CONFIG).write_text(yaml.safe_dump(recorded))
     on_mnist = evaluate(folder, ["data/dataset=mnist", "data.dataset.test_size=100"], None)
     assert (on_mnist.split_name, len(on_mnist.split)) == ("test", 100)
+    for override, expected in (("labels=other.csv", (None, 0)), ("path=other", (None, 0)), ("path=digits", (50, 0.2))):
+        data = evaluation_config(folder, [f"data.dataset.{override}"], OVERRIDABLE).data
+        assert (data.holdout, data.dataset["test_share"]) == expected
+
+
+def test_a_split_without_images_is_named(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_test_images(dataset: Dataset, data: DataConfig) -> Dataset:
+        return replace(dataset, test=dataset.train.subset(slice(0)))
+
+    monkeypatch.setattr("vitmnist.cli.evaluate.prepare", without_test_images)
+    with pytest.raises(DataError, match=r"^the test split of mnist has no images$"):
+        evaluate(trained / "run", [], None)
 
 
 def test_weights_are_chosen_by_name_and_verified(trained: Path, tmp_path: Path) -> None:

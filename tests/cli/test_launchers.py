@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import signal
 import sys
 import time
@@ -11,9 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.cli.test_sweep import rows
 from tests.conftest import PLAIN, REPOSITORY, overrides_for, result_of, start_program
 from tests.support.processes import run_python
 from vitmnist.errors import ExitCode
+from vitmnist.tracking.runs import read_run
 
 
 @pytest.mark.slow
@@ -29,8 +30,7 @@ def test_two_jobs_at_once_end_in_one_report(launcher: str, module: str, tiny_roo
         ("completed", 1, 80),
         ("completed", 2, 80),
     ]
-    rows = list(csv.DictReader((tmp_path / "here" / "report.csv").read_text().splitlines()))
-    assert [row["status"] for row in rows] == ["completed, overlapping"]
+    assert [row["status"] for row in rows(tmp_path / "here")] == ["completed, overlapping"]
     assert "completed, overlapping" in ended.stdout
     again = start_program(tmp_path, *typed, "resume=auto")
     assert again.returncode == 0, again.stderr
@@ -52,9 +52,12 @@ SEARCH = ["-m", "hydra/sweeper=optuna", "data.holdout=5", "batch_size=choice(4,5
 
 @pytest.mark.slow  # each job imports torch
 @pytest.mark.parametrize(("number", "jobs"), [(signal.SIGKILL, SEARCH), (signal.SIGINT, JOBS), (signal.SIGTERM, JOBS)])
-def test_parallel_jobs_are_saved_and_resumed(number: int, jobs: list[str], tiny_root: Path, tmp_path: Path) -> None:
+def test_parallel_jobs_end_with_the_sweep_and_are_resumed(
+    number: int, jobs: list[str], tiny_root: Path, tmp_path: Path
+) -> None:
+    """From their last checkpoints after a signal, which kills them; without their parent they save themselves."""
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-    typed = ["hydra/launcher=parallel", *overrides_for(tiny_root, "epochs=60"), *jobs]
+    typed = ["hydra/launcher=parallel", *overrides_for(tiny_root, "epochs=40", "checkpoint.min_interval_s=0"), *jobs]
     typed += ["hydra.sweep.dir=here", "hydra.sweep.subdir=${hydra.job.num}"]
     folders = [tmp_path / "here" / str(job) for job in range(2)]
     program, log = [sys.executable, str(REPOSITORY / "train.py"), *typed], tmp_path / "log"
@@ -62,7 +65,7 @@ def test_parallel_jobs_are_saved_and_resumed(number: int, jobs: list[str], tiny_
         process = psutil.Popen(program, cwd=tmp_path, stdout=output, stderr=output)
     children = []
     try:
-        while not all((folder / "epochs.csv").exists() for folder in folders):
+        while not all((folder / "checkpoints" / "last.pt").exists() for folder in folders):
             assert process.poll() is None, log.read_text()
             time.sleep(0.05)
         children = process.children()
@@ -74,16 +77,14 @@ def test_parallel_jobs_are_saved_and_resumed(number: int, jobs: list[str], tiny_
             process_left.kill()
     assert code == (-number if number == signal.SIGKILL else ExitCode.UNFINISHED), log.read_text()
     assert still_running == []
-    for folder in folders:
-        assert result_of(folder)["status"] == "interrupted"
-        assert (folder / "checkpoints" / "last.pt").exists()
+    assert {read_run(folder).status for folder in folders} == {"interrupted" if number == signal.SIGKILL else "killed"}
     assert not (tmp_path / "here" / "2" / "epochs.csv").exists()
     assert "Traceback" not in log.read_text()
     assert "Error executing" not in log.read_text()
     ended = start_program(tmp_path, *typed, "resume=auto")
     assert ended.returncode == 0, ended.stderr
     results = [result_of(tmp_path / "here" / str(job)) for job in range(3)]
-    assert [(result["resumed"], len(result["epochs"])) for result in results] == [(job < 2, 60) for job in range(3)]
+    assert [(result["resumed"], len(result["epochs"])) for result in results] == [(job < 2, 40) for job in range(3)]
 
 
 def test_a_launcher_that_is_not_installed_is_named(tmp_path: Path) -> None:

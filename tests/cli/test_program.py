@@ -60,6 +60,7 @@ def test_usage_errors_and_interrupts_have_own_exit_codes(call_here: CallHere, mo
     assert ended.stderr.startswith(
         "error: evalute: there is no such command; did you mean 'evaluate'? allowed: diagnose,"
     )
+    assert "error: train-all: there is no such command" in call_here(main, "train-all").stderr
 
     def interrupt(folders: list[Path]) -> None:  # by no signal, which tests that run in the background ignore
         raise KeyboardInterrupt

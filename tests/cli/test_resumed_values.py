@@ -128,6 +128,6 @@ def test_a_run_keeps_what_its_yaml_said(quick: list[str], succeed: Printed, refu
     again = [*quick, *options, "epochs=3", "resume=auto", "data/loader=prefetch", "hydra.run.dir=own"]
     assert "resume=auto: resuming own" in succeed(*again)
     file.write_text(EXPERIMENT.partition("\n")[2].format(test_size=6))
-    assert "error: experiment/small.yaml: experiment: begin this file with # @package _global_" in refuse(*options)
+    assert "error: experiment/small.yaml: experiment: there is no such key" in refuse(*options)
     file.write_text("data: [\n")
     assert f'in "{file}", line 2' in refuse(*quick, *options)

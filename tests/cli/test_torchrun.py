@@ -8,19 +8,17 @@ import socket
 import subprocess
 import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
-from torch import distributed
 
 from tests.conftest import BRIEF, STATEFUL, StartRanks, Train, assert_same_run, result_of, weights, write_mnist_like
 from tests.support.processes import REPOSITORY, free_port
-from vitmnist.cli.train import connect_ranks
+from vitmnist.cli.command import launch_command
+from vitmnist.cli.process import TrainingProcess
 from vitmnist.errors import ConfigError, ExitCode
 from vitmnist.runtime.device import choose_device
-from vitmnist.runtime.torch_world import TorchWorld
 from vitmnist.runtime.world import World
 
 ENDS = ExitCode.UNFINISHED
@@ -152,11 +150,27 @@ def test_machines_may_keep_the_data_elsewhere(quick: list[str], ranks: StartRank
     assert result_of(tmp_path / "run")["status"] == "completed"
 
 
+@pytest.mark.parametrize(
+    ("script", "ranks_per_node", "command"),
+    [
+        ("train.py", "4", "torchrun --nproc-per-node=4 train.py"),
+        ("train.py", "2", "torchrun --nnodes=2 --nproc-per-node=2 train.py"),
+        ("bin/vitmnist", "1", "torchrun --nnodes=4 --nproc-per-node=1 -m vitmnist"),
+    ],
+)
+def test_the_resume_hint_names_nodes_and_processes_per_node(
+    script: str, ranks_per_node: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks_per_node)
+    monkeypatch.setattr(sys, "argv", [script])
+    assert launch_command(4) == command
+
+
 def test_a_restart_is_for_a_command_that_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
     with pytest.raises(ConfigError, match="would begin a new run; type hydra"):
-        connect_ranks(["seed=1"])
-    connect_ranks(["resume=auto"])
+        TrainingProcess(["seed=1"]).connect_ranks()
+    TrainingProcess(["resume=auto"]).connect_ranks()
 
 
 @pytest.mark.parametrize(
@@ -208,27 +222,6 @@ def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
         else:
             with pytest.raises(ConfigError, match=rf"torch sees 2 GPUs here, so rank {world.rank} cannot use cuda:"):
                 choose_device("auto", world)
-
-
-def test_nccl_waits_longer_than_the_vote_that_names_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At its timeout NCCL ends the process, and with it the message and the record."""
-    waits: dict[str, float] = {}
-    used: list[str] = []
-
-    def new_group(timeout: timedelta, backend: str) -> str:
-        waits[backend] = timeout.total_seconds()
-        return backend
-
-    monkeypatch.setattr(distributed, "new_group", new_group)
-    monkeypatch.setattr(distributed, "all_reduce", lambda tensor, group: used.append(group))
-    monkeypatch.setattr(distributed, "broadcast", lambda tensor, source, group, async_op: used.append(group))
-    world = TorchWorld.__new__(TorchWorld)
-    world.rank, world.size, world._group = 0, 1, None
-    world.connect(torch.device("cuda"), 3.0)
-    world.all_reduce_sum(torch.zeros(1))
-    world.barrier()
-    assert used == [None, None, "nccl", "gloo", "gloo"]  # an object is broadcast as its size and its bytes
-    assert waits == {"gloo": 3.0, "nccl": 123.0}
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from tests.support.samples import Made
 from vitmnist import diagnose, make_loader
-from vitmnist.auditing import left_since, running
+from vitmnist.auditing import leftovers_since, running
 from vitmnist.diagnosis.measure import Diagnosis
 from vitmnist.errors import DataError
 from vitmnist.timing.benchmark import Candidate
@@ -170,7 +170,7 @@ def test_a_step_that_raises_leaves_nothing_behind() -> None:
     with pytest.raises(ZeroDivisionError, match="of the step"):
         brief(DataLoader(samples(), 4), step, model=model)
     assert torch.equal(model.weight, before)
-    assert not left_since(running_before)
+    assert not leftovers_since(running_before)
 
 
 def only_here(index: int) -> tuple[Tensor, int]:

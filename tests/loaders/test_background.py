@@ -11,7 +11,7 @@ import torch
 
 from tests.support.processes import run_python
 from vitmnist import make_loader
-from vitmnist.auditing import left_since, running
+from vitmnist.auditing import leftovers_since, running
 from vitmnist.loaders.base import Loader
 
 SAMPLES, BATCH_SIZE = 16, 2
@@ -64,7 +64,7 @@ def test_nothing_is_left(label: str, end: str) -> None:
         assert not workers_and_threads() - before
     finally:
         gc.enable()
-    assert not left_since(before)
+    assert not leftovers_since(before)
 
 
 def test_the_interpreter_ends_under_a_live_iterator() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,15 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conftest import Start, result_of
 from tests.support.contract import check_contract
 from tests.support.pictures import smooth
 from tests.support.processes import becomes_true, fork, run_python
 from vitmnist import load_dataset, make_loader
-from vitmnist.auditing import left_since, running
+from vitmnist.auditing import leftovers_since, running
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.images import Pixels
-from vitmnist.errors import ConfigError, DataError, ExitCode
+from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders.base import Loader
 from vitmnist.runtime import cpu
 
@@ -112,16 +109,6 @@ def test_at_most_two_batches_are_read_ahead(folder: Path, size: int) -> None:
         assert loader.batches_ahead == 2
 
 
-def test_its_threads_end_and_there_is_no_process(split: Split) -> None:
-    before, loader = running(), disk(split)
-    batches = loader.epoch(0)
-    next(batches)
-    started = running() - before
-    assert [type(thread) for thread in started] == [threading.Thread] * 2
-    loader.close()
-    assert not running() - before
-
-
 def test_an_unreadable_picture_is_an_error_in_its_batch(split: Split) -> None:
     names = [*split.files.names]
     names[9] = "gone.jpg"
@@ -135,7 +122,7 @@ def test_an_unreadable_picture_is_an_error_in_its_batch(split: Split) -> None:
                 delivered += 1
         assert delivered == 9 // BATCH_SIZE
         assert len([*loader.epoch(0, start=3)]) == PICTURES // BATCH_SIZE - 3
-    assert not left_since(before)
+    assert not leftovers_since(before)
 
 
 def test_ranks_and_a_fork_while_threads_read(split: Split) -> None:
@@ -190,15 +177,3 @@ def test_a_script_that_ends_with_an_open_epoch_prints_nothing_of_it(folder: Path
     load(folder)
     ended = run_python("-c", EXIT, folder)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "False\n", "")
-
-
-def test_sigterm_stops_a_run_which_records_its_threads(folder: Path, start: Start) -> None:
-    data = ["data/dataset=image_folder", f"data.dataset.path={folder / 'all'}", f"data.root={folder / 'root'}"]
-    options = [*data, "data/loader=disk", "model=cnn", "batch_size=4", "device=cpu", "log.images_every_epochs=null"]
-    process = start(*options, "epochs=100000", "hydra.run.dir=stopped").until("epoch 3/")
-    code, output = process.ended(signal.SIGTERM)
-    assert code == ExitCode.UNFINISHED, output
-    assert "disk loader with threads=" in output
-    result = result_of(process.folder / "stopped")
-    assert result["status"] == "interrupted"
-    assert result["loader"]["threads"] >= 1

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset
 
-from vitmnist.auditing import left_since, running
+from vitmnist.auditing import leftovers_since, running
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.randomness import RandomState
@@ -86,4 +86,4 @@ def check_contract(name: str, data: Data, *, device: str = "cpu", **options: Any
         next(abandoned)
     assert next(abandoned, None) is None
     del loader, first, second
-    assert not left_since(before)
+    assert not leftovers_since(before)

@@ -16,12 +16,9 @@ from torch import Tensor, nn
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.registry import OptionsClass, Registry
 
-SPLITMIX_INCREMENT = 0x9E3779B97F4A7C15 - 2**64
-"""The increment of splitmix64 as a signed int64."""
-NUMBERS_PER_BOX = 4
-"""The number of random numbers that `random_boxes` draws for an image. Its callers use the indices from here on."""
-MAX_NUMBERS = 64
-"""The largest number of random numbers that an operation may draw for an image."""
+SPLITMIX_INCREMENT = 0x9E3779B97F4A7C15 - 2**64  # As a signed int64
+NUMBERS_PER_BOX = 4  # `random_boxes` draws this many numbers for an image; its callers use the indices from here on.
+MAX_NUMBERS = 64  # An operation may draw this many numbers for an image.
 
 
 class Operation(nn.Module):
@@ -32,8 +29,7 @@ class Operation(nn.Module):
     """
 
     takes_uint8 = False
-    """Whether `forward` also takes a single large uint8 image on the CPU, with numbers as parameters. It must not write
-    to such an image, and returns uint8."""
+    """Whether `forward` also takes one large uint8 image on the CPU, which it must not write to, and returns uint8."""
 
     def __init__(self, options: Any = None) -> None:
         super().__init__()
@@ -43,22 +39,15 @@ class Operation(nn.Module):
         """The random parameters for images of this size, `[B, …]` each, by the keys of the images, int64 `[B]`."""
         raise NotImplementedError
 
-    def output_size(self, height: int, width: int, key: str = "") -> tuple[int, int]:
-        """Height and width of the augmented images.
-
-        Args:
-            key: the key of the operation in the configuration, for messages.
-
-        Raises:
-            ConfigError: images of this size cannot be augmented.
-        """
+    def output_size(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of the augmented images."""
         return height, width
 
 
 class Mixing(nn.Module):
-    """Mixes images with their partners; `forward(images, partners, keys)`, both float32 `[B, C, H, W]`.
+    """Mixes images with their partners: `forward(images, partners, keys)`, where both are float32 `[B, C, H, W]`.
 
-    Returns new images, and the weight of `images` in them: float32 `[B]`, 0.5 to 1.
+    It returns new images, and the weight of `images` in them: float32 `[B]`, 0.5 to 1.
     """
 
 
@@ -118,11 +107,8 @@ class Boxes(NamedTuple):
 def random_boxes(keys: Tensor, scale: Sequence[float], ratio: Sequence[float], height: int, width: int) -> Boxes:
     """Boxes of a random area and shape, anywhere in images of this size.
 
-    A box that would be longer than a side of the image is shortened to it; torchvision draws again, up to ten times.
-
-    Args:
-        scale: the smallest and the largest share of the image's area, drawn uniformly.
-        ratio: the smallest and the largest ratio of width to height; its logarithm is drawn uniformly.
+    The share `scale` of the image's area is drawn uniformly, as is the logarithm of `ratio`, width to height. A box
+    that would be longer than a side of the image is shortened to it; torchvision draws again, up to ten times.
     """
     # This is computed in float64, so that rounding to pixels is the same on every device.
     area = random_uniform(keys, 0, *scale) * (height * width)

@@ -1,4 +1,4 @@
-"""The operations of an augmentation: of each image on its own, then mixup and cutmix, which mix it with a partner."""
+"""The augmentation operations: those that change each image on its own, then mixup and cutmix."""
 
 from __future__ import annotations
 
@@ -21,31 +21,21 @@ from vitmnist.augment.base import (
     random_uniform,
 )
 from vitmnist.config.validation import config_field
-from vitmnist.errors import ConfigError, DataError
+from vitmnist.errors import DataError
 
-LUMA = (0.2989, 0.587, 0.114)
-"""The shares of red, green and blue in brightness (ITU-R 601-2), as in torchvision."""
-
-
-class Moving(Operation):
-    """Moves images by up to `options.pixels`."""
-
-    def output_size(self, height: int, width: int, key: str = "") -> tuple[int, int]:
-        if (pixels := self.options.pixels) >= (side := min(height, width)):
-            raise ConfigError(f"{key}.pixels={pixels:g}: must be below the side of an image, {side}")
-        return height, width
+LUMA = (0.2989, 0.587, 0.114)  # Red, green and blue in the brightness of a pixel (ITU-R 601-2), as in torchvision
 
 
 @dataclass
 class ShiftOptions:
-    """pixels: largest translation in each direction, in whole pixels."""
+    """pixels: the largest translation in each direction, in whole pixels."""
 
     pixels: int = config_field(2, at_least=0)
 
 
 @OPERATIONS.register("shift", ShiftOptions)
-class Shift(Moving):
-    """Moves each image by a whole number of pixels, uniformly up to `pixels` in each direction."""
+class Shift(Operation):
+    """Moves each image by a whole number of pixels, drawn uniformly up to `pixels` in each direction."""
 
     def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor, ...]:
         return tuple(random_bits(keys, index) % (2 * int(self.options.pixels) + 1) for index in (0, 1))
@@ -73,14 +63,14 @@ class AffineOptions:
 
 
 @OPERATIONS.register("affine", AffineOptions)
-class Affine(Moving):
-    """Shears, rotates and scales each image about its centre and then moves it, each uniformly up to its bound.
+class Affine(Operation):
+    """Shears, rotates and scales each image about its centre and then moves it; each amount is drawn uniformly.
 
-    Interpolation is bilinear; outside of the image everything is black.
+    The interpolation is bilinear, and pixels outside of the image are black.
     """
 
     def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor]:
-        """The inverse transforms, as `affine_grid` takes them: float32 `[B, 2, 3]`."""
+        """The inverse transforms for `affine_grid`, float32 `[B, 2, 3]`."""
         uniform = [random_uniform(keys, index, -1, 1).float() for index in range(5)]
         angle = math.radians(self.options.degrees) * uniform[0]
         shear = torch.tan(math.radians(self.options.shear_degrees) * uniform[1])
@@ -88,7 +78,7 @@ class Affine(Moving):
         down = self.options.pixels * uniform[3]
         right = self.options.pixels * uniform[4]
         cos, sin = torch.cos(angle) / scale, torch.sin(angle) / scale
-        # Each maps an output pixel to its source: dx = xx * (x - right) + xy * (y - down), …
+        # The transform maps an output pixel to its source: x' = xx * (x - right) + xy * (y - down), …
         xx, xy, yx, yy = cos - sin * shear, sin + cos * shear, -sin, cos
         # affine_grid's unit is half a side, so without the aspect ratio a rotation would shear images that are not
         # square.
@@ -106,23 +96,23 @@ class Affine(Moving):
 
 @dataclass
 class RandomResizedCropOptions:
-    """size: side of the result, null: that of the image. scale: area of the crop. ratio: its width over height."""
+    """size: side of the result; null keeps the size of the image. scale: area of the crop. ratio: width to height."""
 
     size: int | None = config_field(None, at_least=1)
-    scale: tuple[float, float] = config_field((0.08, 1.0), above=0, at_most=1)
-    ratio: tuple[float, float] = config_field((0.75, 1.3333), above=0)
+    scale: tuple[float, float] = config_field((0.08, 1.0), is_range=True, above=0, at_most=1)
+    ratio: tuple[float, float] = config_field((0.75, 1.3333), is_range=True, above=0)
 
 
 @OPERATIONS.register("random_resized_crop", RandomResizedCropOptions)
 class RandomResizedCrop(Operation):
-    """Resizes a random box of each image; bilinear, without antialiasing.
+    """Crops a random box of each image and resizes it with bilinear interpolation, without antialiasing.
 
-    With `size: null` a crop is never reduced, so that antialiasing would change nothing.
+    With `size: null` no crop becomes smaller, so that antialiasing would change nothing.
     """
 
     takes_uint8 = True
 
-    def output_size(self, height: int, width: int, key: str = "") -> tuple[int, int]:
+    def output_size(self, height: int, width: int) -> tuple[int, int]:
         return (self.options.size, self.options.size) if self.options.size else (height, width)
 
     def draw(self, keys: Tensor, height: int, width: int) -> Boxes:
@@ -133,28 +123,29 @@ class RandomResizedCrop(Operation):
         to_height, to_width = self.output_size(height, width)
         boxes = Boxes(*params)
         if images.dtype == torch.uint8:
-            # A large image on the CPU, and numbers. For 224×224 pixels 0.05 ms on a core, and 0.22 ms as floats.
-            crop = images[:, :, boxes.top : boxes.bottom, boxes.left : boxes.right]
+            # For a single image of 224×224 pixels this takes 0.05 ms on a core, and with floats 0.22 ms.
+            top, left, bottom, right = map(int, boxes)
+            crop = images[:, :, top:bottom, left:right]
             return F.interpolate(crop, (to_height, to_width), mode="bilinear", align_corners=False)
-        rows = _resampled(boxes.top, boxes.bottom, height, to_height)
-        columns = _resampled(boxes.left, boxes.right, width, to_width)
+        rows = _source_positions(boxes.top, boxes.bottom, height, to_height)
+        columns = _source_positions(boxes.left, boxes.right, width, to_width)
         size = len(images), to_height, to_width
         grid = torch.stack([columns[:, None, :].expand(size), rows[:, :, None].expand(size)], dim=3)
         return F.grid_sample(images, grid, align_corners=False, padding_mode="border")
 
 
-def _resampled(first: Tensor, end: Tensor, side: int, to_side: int) -> Tensor:
-    """Where the pixels of a resized crop come from along one side, in grid_sample's unit: float32 `[B, to_side]`."""
+def _source_positions(first: Tensor, end: Tensor, side: int, to_side: int) -> Tensor:
+    """Where the pixels along one side of a resized crop come from, in the unit of `grid_sample`: `[B, to_side]`."""
     length = (end - first)[:, None]
     positions = (torch.arange(to_side, device=first.device) + 0.5) * length / to_side - 0.5
-    # Not beyond the crop's own edge: `interpolate` does not see the rest of the image either.
+    # Positions end at the edge of the crop, as they do in `interpolate`, which does not see the rest of the image.
     positions = positions.clamp(min=0).minimum(length - 1.0) + first[:, None]
     return (2 * positions + 1) / side - 1
 
 
 @dataclass
 class HorizontalFlipOptions:
-    """p: probability."""
+    """p: the probability that an image is mirrored."""
 
     p: float = config_field(0.5, at_least=0, at_most=1)
 
@@ -169,7 +160,7 @@ class HorizontalFlip(Operation):
         return (random_uniform(keys, 0) < self.options.p,)
 
     def forward(self, images: Tensor, is_flipped: Tensor) -> Tensor:
-        if images.dtype == torch.uint8:  # This is one large image on the CPU, with a number.
+        if images.dtype == torch.uint8:  # A single large image on the CPU
             return images.flip(3) if is_flipped else images
         # With weights of 0 and 1, `lerp` is exact, and on a CPU twice as fast as `where` with a mask that is broadcast.
         return images.lerp(images.flip(3), is_flipped.float()[:, None, None, None])
@@ -177,11 +168,11 @@ class HorizontalFlip(Operation):
 
 @dataclass
 class RandomErasingOptions:
-    """p: probability. scale: area of the box as a share of the image's. ratio: its height over width."""
+    """p: the probability that an image is changed. scale: area of the box, of the image's. ratio: height to width."""
 
     p: float = config_field(0.5, at_least=0, at_most=1)
-    scale: tuple[float, float] = config_field((0.02, 0.33), at_least=0, at_most=1)
-    ratio: tuple[float, float] = config_field((0.3, 3.3), above=0)
+    scale: tuple[float, float] = config_field((0.02, 0.33), is_range=True, at_least=0, at_most=1)
+    ratio: tuple[float, float] = config_field((0.3, 3.3), is_range=True, above=0)
 
 
 @OPERATIONS.register("random_erasing", RandomErasingOptions)
@@ -211,7 +202,7 @@ class ColorJitterOptions:
 class ColorJitter(Operation):
     """Changes brightness, contrast and saturation, in this order; torchvision's order is random.
 
-    Saturation changes nothing in images of one channel.
+    In images of one channel, saturation has no effect.
     """
 
     def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor, ...]:
@@ -229,7 +220,7 @@ class ColorJitter(Operation):
         if self.options.brightness:
             images.mul_(brightness).clamp_(0, 1)
         if self.options.contrast:
-            # Row by row: of a single image, torch would divide one sum among its threads, and round it accordingly.
+            # Row by row, because torch divides the sum over a whole image among its threads and rounds accordingly.
             mean = _luma(images).contiguous().mean(dim=3, keepdim=True).mean(dim=2, keepdim=True)
             torch.lerp(mean, images, contrast, out=images).clamp_(0, 1)
         if self.options.saturation and channels == 3:
@@ -241,24 +232,23 @@ def _luma(images: Tensor) -> Tensor:
     """The brightness of each pixel, `[B, 1, H, W]`."""
     if images.shape[1] == 1:
         return images
-    # Factor by factor: a tensor of them on a GPU would be a copy in each call, for which the host waits.
+    # Multiplying by a tensor of the factors would copy it to the GPU in each call, for which the host waits.
     red, green, blue = (images[:, channel : channel + 1] * factor for channel, factor in enumerate(LUMA))
     return red.add_(green).add_(blue)
 
 
-QUANTILES = 4096
-"""Quantiles of the beta distribution that are kept; in between, they are interpolated linearly."""
+QUANTILES = 4096  # The beta distribution is tabulated, and interpolated linearly.
 
 
 @dataclass
 class MixingOptions:
-    """alpha: of the distribution Beta(alpha, alpha) of the weights; near 0 mixes few images, 1 is uniform."""
+    """alpha: the weights are distributed as Beta(alpha, alpha); near 0 few images are mixed, 1 is uniform."""
 
     alpha: float = config_field(1.0, above=0, at_most=10)
 
 
 class BetaMixing(Mixing):
-    """Draws the larger one of the two weights that Beta(alpha, alpha) gives to an image and its partner.
+    """Draws the weight of an image: the larger of the two weights that Beta(alpha, alpha) gives to a pair.
 
     Each image is mixed once as itself and once as a partner, so giving the larger weight to the image itself (as fastai
     does) only changes the pairs, and its own label stays the dominant one.
@@ -273,8 +263,8 @@ class BetaMixing(Mixing):
         u = np.linspace(0, 0.5**alpha, QUANTILES + 1)
         density = (1 - u ** (1 / alpha)) ** (alpha - 1)
         cumulated = np.concatenate([[0], np.cumsum(density[1:] + density[:-1])])
-        at = np.interp(np.linspace(0, 1, QUANTILES + 1), cumulated / cumulated[-1], u)
-        self.register_buffer("quantiles", torch.from_numpy(at))
+        quantiles = np.interp(np.linspace(0, 1, QUANTILES + 1), cumulated / cumulated[-1], u)
+        self.register_buffer("quantiles", torch.from_numpy(quantiles))
 
     def weights(self, keys: Tensor, index: int) -> Tensor:
         """The weight of each image, float32 `[B]`, 0.5 to 1."""
@@ -295,16 +285,16 @@ class Mixup(BetaMixing):
 
 @OPERATIONS.register("cutmix", MixingOptions)
 class Cutmix(BetaMixing):
-    """Pastes a box of the partner (Yun et al., arXiv:1905.04899); the weight is the area that is left.
+    """Pastes a box of the partner (Yun et al., arXiv:1905.04899); the weight of the image is the area that it keeps.
 
-    If the partner would get the larger area, they swap: the image keeps the box, the partner fills the rest.
+    If the partner would get the larger area, the two swap: the image keeps the box, and the partner fills the rest.
     """
 
     def forward(self, images: Tensor, partners: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         height, width = images.shape[-2:]
         larger = self.weights(keys, 1)
-        # Draw the box with either weight, and give the image the larger area afterwards: boxes are cut at the rim, so
-        # drawing them from the smaller weights alone would paste less than the paper does.
+        # The box is drawn with either weight, and the image gets the larger area afterwards. Boxes are cut at the rim,
+        # so drawing them from the smaller weights alone would paste less than the paper does.
         half = 0.5 * (1 - larger.where(random_bits(keys, 4) % 2 == 0, 1 - larger)).sqrt()
         edges = []
         for index, side in ((2, height), (3, width)):

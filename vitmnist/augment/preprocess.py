@@ -1,4 +1,4 @@
-"""What happens to a batch on its device before the model sees it: an augmentation of operations, and normalising."""
+"""Augments and normalises a batch on its device."""
 
 from __future__ import annotations
 
@@ -36,22 +36,18 @@ class AugmentOptions:
 
 
 def build_augment(values: Mapping[str, Any]) -> Compose | None:
-    """The operations of a `data.augment` section; None for an empty list.
-
-    Raises:
-        ConfigError: an unknown key, a list that contradicts its name, or as for `Compose`.
-    """
+    """Build the augmentation of a `data.augment` section, None for an empty list; raises `ConfigError`."""
     options = validate(AugmentOptions, values, "data.augment")
     if options.name == "none" and options.operations:
-        raise ConfigError("data.augment.name=none: is the empty list; for operations, type data/augment=compose")
+        raise ConfigError("data.augment.name=none: is the empty list; for operations, set data/augment=compose")
     return Compose(options.operations) if options.operations else None
 
 
 def input_size(augment: Compose | None, height: int, width: int) -> tuple[int, int]:
-    """Height and width of what the model sees of images of this size: a smaller crop in training and evaluation alike.
+    """Height and width of the model's input, in training and evaluation alike.
 
     Raises:
-        ConfigError: images of this size cannot be augmented, or would grow, which no evaluation repeats.
+        ConfigError: the augmentation enlarges images, which evaluation would not do.
     """
     size = augment.output_size(height, width) if augment else (height, width)
     if size[0] > height or size[1] > width:
@@ -63,13 +59,13 @@ def input_size(augment: Compose | None, height: int, width: int) -> tuple[int, i
 
 
 class Compose(nn.Module):
-    """Applies operations in order; each draws random numbers of its own, by its index in the list.
+    """Applies operations in order. The random numbers of an operation depend on its index in the list.
 
     Args:
-        operations: each a name and parameters, `{"name": "shift", "pixels": 3}`; others have defaults.
+        operations: name and parameters of each, `{"name": "shift", "pixels": 3}`; the other parameters have defaults.
 
     Raises:
-        ConfigError: an unknown operation or parameter, or a mixing one that is not the last.
+        ConfigError: an operation or parameter is unknown, or an operation that mixes images is not the last one.
     """
 
     operations: list[Operation]
@@ -90,20 +86,15 @@ class Compose(nn.Module):
                 self.operations.append(operation)
 
     def draw(self, keys: Tensor, height: int, width: int) -> list[Params]:
-        """The random parameters of each operation for images of this size, by their keys, int64 `[B]`."""
+        """The random parameters of each operation, by the `augment_keys` of the images."""
         params = []
         for index, operation in enumerate(self.operations):
             params.append(operation.draw(operation_keys(keys, index), height, width))
             height, width = operation.output_size(height, width)
         return params
 
-    def forward(self, images: Tensor, params: Sequence[Sequence[Any]]) -> Tensor:
-        """Apply the operations to float32 images of 0…1, or to a single large uint8 image on the CPU.
-
-        Args:
-            images: `[B, C, H, W]`. A uint8 image is converted before the first operation that takes floats only.
-            params: the result of `draw`; for a single image, an item of `split_params`.
-        """
+    def forward(self, images: Tensor, params: Sequence[Sequence[Tensor]]) -> Tensor:
+        """Apply the operations; a uint8 image is converted when an operation does not take it."""
         for operation, values in zip(self.operations, params, strict=True):
             if images.dtype == torch.uint8 and not operation.takes_uint8:
                 images = images.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
@@ -111,29 +102,13 @@ class Compose(nn.Module):
             images = operation.forward(images, *values)
         return images
 
-    def split_params(self, params: Sequence[Params], dtype: torch.dtype, size: int) -> list[list[Sequence[Any]]]:
-        """The arguments of `forward` for each single image of a batch of `size` images of this dtype.
-
-        Operations on a uint8 image get their parameters as numbers, others as tensors of one row.
-        """
-        columns: list[list[Sequence[Any]]] = []
-        is_uint8 = dtype == torch.uint8
-        for operation, values in zip(self.operations, params, strict=True):
-            is_uint8 = is_uint8 and operation.takes_uint8
-            columns.append([value.flatten().tolist() if is_uint8 else value.split(1) for value in values])
-        return [[[value[row] for value in values] for values in columns] for row in range(size)]
+    def split_params(self, params: Sequence[Params], size: int) -> list[list[list[Tensor]]]:
+        """The parameters for each single image of a batch of `size` images."""
+        columns = [[values.split(1) for values in values_of_operation] for values_of_operation in params]
+        return [[[values[row] for values in column] for column in columns] for row in range(size)]
 
     def mix(self, images: Tensor, labels: Tensor, keys: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-        """Mix each image with a partner from the batch; only if `mixes`.
-
-        Args:
-            images: of the whole batch, as `forward` returns them, normalised.
-            labels: int64 `[B]`; an image whose label is negative is padding, and neither mixed nor a partner.
-
-        Returns:
-            The mixed images, and their class probabilities, float32 `[B, classes]`: at least 0.5 for an image's own
-            label, zeros for padding.
-        """
+        """Mix each image with a partner; the arguments and results are those of `Preprocess.mix_batch`."""
         assert self.mixing is not None
         keys = operation_keys(keys, len(self.operations))
         partners = draw_partners(keys, labels >= 0)
@@ -142,32 +117,30 @@ class Compose(nn.Module):
         return mixed, one_hot[partners].lerp(one_hot, weights[:, None])
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of the augmented images; raises `ConfigError` if images of this size cannot be augmented."""
-        for index, operation in enumerate(self.operations):
-            height, width = operation.output_size(height, width, f"{KEY}.{index}")
+        """Height and width of the augmented images."""
+        for operation in self.operations:
+            height, width = operation.output_size(height, width)
         return height, width
 
 
 class Preprocess(nn.Module):
-    """Normalise uint8 images `[B, C, H, W]` to float32, bit for bit as torchvision's `ToTensor` and `Normalize` do.
+    """Normalises uint8 images `[B, C, H, W]` to float32, bit for bit as torchvision's `ToTensor` and `Normalize` do.
 
-    Images of a floating-point dtype are taken to be normalised, and pass through; their values are not looked at. To be
-    augmented, they are converted back to uint8 if `data` is given, so that all loaders give the same augmented images.
+    Floating-point images are assumed to be normalised, and pass through. Before they are augmented, they are converted
+    back to uint8 if `data` is given, so that the augmented images are the same with all loaders.
 
-    Where the augmentation makes images smaller, images that are not augmented are cropped to that size at the centre.
+    If the augmentation makes images smaller, images that are not augmented are cropped to that size at the centre.
 
     Args:
-        data: what `make_loader` takes. A split has its channel statistics; for a pair of tensors or a map-style
-            dataset, they are computed from its uint8 images, which are read once.
-        augment: applied before normalising if keys are given; one that mixes images is applied by `mix_batch`.
-        classes: number of classes, for an augmentation that mixes images; known if `data` is a split.
-        mean: instead of `data`, with `std`: per channel, of images scaled to 0…1; a number for one channel.
-        std: likewise.
-        size: height and width of what the model sees; by default the size of the augmented images of `data`.
+        data: a split, or a pair of tensors or map-style dataset, whose uint8 images are read for their statistics.
+        augment: applied before normalising if keys are given; if it mixes images, `mix_batch` applies it.
+        classes: the number of classes, for an augmentation that mixes images; by default that of the split.
+        mean, std: instead of `data`, per channel of images in 0…1; a number for one channel.
+        size: height and width of the model's input; by default the size of the augmented images of `data`.
 
     Raises:
-        ConfigError: neither `data` nor `mean` and `std`, or both, or impossible values.
-        DataError: `data` without such statistics: floats, `[N, H, W]`, channels last.
+        ConfigError: neither `data` nor `mean` and `std` are given, or both, or impossible values.
+        DataError: the images of `data` are not uint8 `[N, C, H, W]`.
     """
 
     mean: Tensor
@@ -194,7 +167,7 @@ class Preprocess(nn.Module):
         self.register_buffer("mean", torch.as_tensor(channel_mean, dtype=torch.float32).view(-1, 1, 1))
         self.register_buffer("std", torch.as_tensor(channel_std, dtype=torch.float32).view(-1, 1, 1))
         check_statistics("mean= and std=", self.mean.flatten().tolist(), self.std.flatten().tolist())
-        # A tensor and not the number 255: CUDA divides by a scalar by multiplying with its rounded reciprocal.
+        # This is a tensor because CUDA divides by a Python number by multiplying with its rounded reciprocal.
         self.register_buffer("max_value", torch.tensor([255.0]))
         self.augment, self.size = augment, size
         self._no_augment = Compose([])
@@ -216,7 +189,6 @@ class Preprocess(nn.Module):
         return self._augment_and_normalize(images, keys)
 
     def _augment_and_normalize(self, images: Tensor, keys: Tensor | None) -> Tensor:
-        """The images augmented, but not mixed, and normalised."""
         check_layout(images.shape, len(self.mean))
         if images.dtype != torch.uint8 and not images.is_floating_point():
             raise DataError(f"images: must be uint8, or floating point and normalised, found {images.dtype}")
@@ -229,7 +201,7 @@ class Preprocess(nn.Module):
             augment = self.augment
             images = self._denormalize(images)
         height, width = images.shape[2:]
-        # Drawn for the whole batch: in threads, small operations would mostly wait for the interpreter's lock.
+        # Parameters are drawn for the whole batch: small operations in threads would wait for the interpreter's lock.
         params = [] if keys is None else augment.draw(keys, height, width)
         is_eager_on_cpu = images.device.type == "cpu" and not torch.compiler.is_compiling()
         if is_eager_on_cpu and is_large(augment.output_size(height, width)):
@@ -237,15 +209,13 @@ class Preprocess(nn.Module):
         return self._normalize_batch(augment, images, params)
 
     def _normalize_batch(self, augment: Compose, images: Tensor, params: list[Params]) -> Tensor:
-        """Augment and normalise the images together."""
         return augment.forward(self._unit_range(images), params).sub_(self.mean).div_(self.std)
 
     def _normalize_large_images(self, augment: Compose, images: Tensor, params: list[Params]) -> Tensor:
         """Augment and normalise the images one by one, in threads, each into its row of a contiguous batch."""
         height, width = augment.output_size(*images.shape[2:])
         normalized = torch.empty(*images.shape[:2], height, width, dtype=torch.float32, device="cpu")
-        # Split here as well: in the threads, each slice would wait for the lock.
-        params_by_image = augment.split_params(params, images.dtype, len(images))
+        params_by_image = augment.split_params(params, len(images))
 
         def normalize_image(row: slice) -> None:
             image = augment.forward(images[row], params_by_image[row.start])
@@ -270,7 +240,7 @@ class Preprocess(nn.Module):
         return images.mul_(self.max_value).round_().to(torch.uint8) if self._data_is_uint8 else images
 
     def _unit_range(self, images: Tensor, out: Tensor | None = None) -> Tensor:
-        """uint8 images as contiguous float32 in 0…1, new or in `out`; float images as they are."""
+        """uint8 images as contiguous float32 in 0…1; float images as they are."""
         if images.dtype != torch.uint8:
             return images
         out = torch.empty(images.shape, dtype=torch.float32, device=images.device) if out is None else out
@@ -280,12 +250,12 @@ class Preprocess(nn.Module):
         """Normalise and augment a whole batch with an augmentation that mixes images, such as mixup.
 
         Args:
-            labels: int64 `[B]`, negative for images that are padding.
+            labels: int64 `[B]`; an image with a negative label is padding, and neither mixed nor a partner.
             keys: int64 `[B]`, from the method `keys`.
 
         Returns:
-            The images, and their class probabilities, float32 `[B, classes]`, which `cross_entropy` takes; for padding
-            they are zero. Raises as `forward`.
+            The images, and their class probabilities, float32 `[B, classes]`, which `cross_entropy` takes: at least 0.5
+            for the own label of an image, zero for padding. Raises as `forward`.
         """
         if self.augment is None or not self.mixes:
             raise ConfigError("this augmentation does not mix images; call Preprocess itself")

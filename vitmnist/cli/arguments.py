@@ -1,4 +1,4 @@
-"""What was typed for training: options of Hydra, overrides in its grammar, and the run that `resume=FOLDER` names."""
+"""The command line of `train`: Hydra's options, overrides in its grammar, and `resume=`."""
 
 from __future__ import annotations
 
@@ -7,64 +7,67 @@ import re
 from argparse import Namespace
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 
 from vitmnist.errors import ConfigError
 
-# The arguments that begin a run or resume it, so that the same command can be repeated.
-AUTO_FORM = "hydra.run.dir=FOLDER resume=auto"
-
+# The arguments that begin a run or sweep or resume it, so that the same command can be repeated.
+AUTO_RESUME = "hydra.run.dir=FOLDER resume=auto"
+SWEEP_AUTO_RESUME = "its own command with hydra.sweep.dir=FOLDER resume=auto"
 # Options of Hydra that would bypass the checks of the configuration, or load a pickle.
-UNSUPPORTED = ("config-path", "config-name", "experimental-rerun")
+UNSUPPORTED_OPTIONS = ("config-path", "config-name", "experimental-rerun")
+
+
+class Resume(Enum):
+    """Whether a run is resumed: if possible with `resume=auto`, always with `resume=FOLDER`."""
+
+    NEVER = auto()
+    IF_POSSIBLE = auto()
+    ALWAYS = auto()
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of `train`.
+    """The arguments of `train`: Hydra's options, the overrides of keys and groups without `resume`, and `resume`.
 
-    Args:
-        options: the parsed options of Hydra's command line.
-        overrides: keys and groups; `--config-dir` and `resume=FOLDER` are written as `hydra.searchpath` and
-            `hydra.run.dir`.
-        must_resume: the run in `hydra.run.dir` is resumed, because `resume=FOLDER` was typed.
+    `--config-dir` and the folder of `resume=FOLDER` become overrides of `hydra.searchpath` and `hydra.run.dir`.
     """
 
     options: Namespace
     overrides: list[str]
-    must_resume: bool = False
+    resume: Resume
 
 
-def parse(typed: list[str]) -> Arguments:
-    """What was typed; raises `ConfigError` for an unknown option, or if the arguments contradict each other."""
+def parse_arguments(argv: list[str]) -> Arguments:
+    """Parse the command line; raises `ConfigError` for an unknown option, or arguments that contradict each other."""
     # A private function, without which nothing can be trained.
     from hydra._internal.utils import get_args_parser
 
-    options, unknown = get_args_parser().parse_known_intermixed_args(typed)
+    options, unknown = get_args_parser().parse_known_intermixed_args(argv)
     overrides: list[str] = options.overrides
-    unsupported = [f"--{name}" for name in UNSUPPORTED if getattr(options, name.replace("-", "_"))]
+    unsupported = [f"--{name}" for name in UNSUPPORTED_OPTIONS if getattr(options, name.replace("-", "_"))]
     if refused := unknown + unsupported:
         raise ConfigError(f"{refused[0]}: there is no such option; keys are typed without dashes, as in epochs=3")
-    # It becomes an override, because the configuration is composed without Hydra's command line.
     if options.config_dir:
         config_dir = Path(options.config_dir).resolve()
         if not config_dir.is_dir():
             raise ConfigError(f"--config-dir: {options.config_dir}: there is no such folder")
-        overrides.append(f"hydra.searchpath=[{quoted(config_dir.as_uri())}]")
+        overrides.append(f"hydra.searchpath=[{quote(config_dir.as_uri())}]")
     if options.multirun:
         overrides.append("hydra.mode=MULTIRUN")
     resume = value_of("resume", overrides)
-    if resume == "auto" and not any(value_of(key, overrides) for key in ("hydra.run.dir", "hydra.sweep.dir")):
-        sweep = "hydra.sweep.dir=FOLDER resume=auto"
-        raise ConfigError(f"resume=auto: in which folder? Type {AUTO_FORM}, or for a sweep {sweep}")
-    if resume in (None, "auto"):
-        return Arguments(options, overrides)
+    overrides = without_keys(overrides, ["resume"])
+    if resume is None:
+        return Arguments(options, overrides, Resume.NEVER)
+    if resume == "auto":
+        if not any(value_of(key, overrides) for key in ("hydra.run.dir", "hydra.sweep.dir")):
+            raise ConfigError(f"resume=auto: in which folder? Type {AUTO_RESUME}, or for a sweep {SWEEP_AUTO_RESUME}")
+        return Arguments(options, overrides, Resume.IF_POSSIBLE)
     if options.multirun:
-        raise ConfigError(
-            f"-m: resume={resume} resumes one run; a sweep is resumed by its own command with hydra.sweep.dir=FOLDER "
-            "resume=auto"
-        )
-    folder = f"hydra.run.dir={quoted(os.path.expanduser(resume))}"
-    return Arguments(options, [*without_keys(overrides, ["resume"]), folder], must_resume=True)
+        raise ConfigError(f"-m: resume={resume} resumes one run; a sweep is resumed by {SWEEP_AUTO_RESUME}")
+    overrides.append(f"hydra.run.dir={quote(os.path.expanduser(resume))}")
+    return Arguments(options, overrides, Resume.ALWAYS)
 
 
 def key_of(override: str) -> str:
@@ -72,7 +75,7 @@ def key_of(override: str) -> str:
     return override.lstrip("+~").partition("=")[0]
 
 
-def is_of_hydra(override: str) -> bool:
+def is_hydra_override(override: str) -> bool:
     """Whether an override is of Hydra's own configuration."""
     return key_of(override).startswith("hydra")
 
@@ -83,12 +86,12 @@ def without_keys(overrides: Iterable[str], keys: Collection[str]) -> list[str]:
 
 
 def value_of(key: str, overrides: Iterable[str]) -> str | None:
-    """The value of an override as text, without quotes; None if it was not typed or is null."""
+    """The value of an override as text, without quotes; None if it is absent or null."""
     values = [override.partition("=")[2] for override in overrides if key_of(override) == key]
     return values[-1].strip("'\"") if values and values[-1] != "null" else None
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """Text as a value in Hydra's grammar; in quotes, a backslash is special before a quote and at the end."""
     if re.fullmatch(r"[\w./+-]+", text):
         return text

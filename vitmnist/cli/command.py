@@ -12,67 +12,56 @@ from inspect import cleandoc
 from pathlib import Path
 from typing import NoReturn, TextIO
 
-from vitmnist.errors import ExitCode, Failure, printable
+from vitmnist.errors import ExitCode, printable
 from vitmnist.runtime.files import display_path
-
-Main = Callable[[], None]
 
 
 class PrintableFormatter(logging.Formatter):
-    """The formatter of every log: escapes what could command a terminal, such as ESC in the name of a file."""
+    """The formatter of every log: escapes control characters, such as ESC in a file name."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The text of a record."""
         return printable(super().format(record))
 
 
 def echo(text: str, file: TextIO | None = None) -> None:
-    """Print a text that may have names of files or values of records in it, to stdout by default."""
+    """Print text that may contain file names or recorded values, to stdout by default."""
     print(printable(text), file=file)
 
 
-def command(name: str, parse: Callable[[ArgumentParser], Namespace]) -> Callable[[Callable[[Namespace], None]], Main]:
-    """Turn a function into a command; its docstring, or else the docstring of its module, is the help.
+def command(
+    name: str, parse: Callable[[ArgumentParser], Namespace]
+) -> Callable[[Callable[[Namespace], None]], Callable[[], None]]:
+    """Decorator that turns a function of parsed arguments into a command; its docstring or its module's is the help."""
 
-    Args:
-        parse: adds the arguments to the parser, parses the command line, and checks it.
-    """
-
-    def decorate(run: Callable[[Namespace], None]) -> Main:
+    def decorate(run: Callable[[Namespace], None]) -> Callable[[], None]:
         def main() -> None:
-            description = cleandoc(run.__doc__ or sys.modules[run.__module__].__doc__ or "")
-            formatter = RawDescriptionHelpFormatter
-            parser = ArgumentParser(f"vitmnist {name}", description=description, formatter_class=formatter)
+            text = cleandoc(run.__doc__ or sys.modules[run.__module__].__doc__ or "")
+            parser = ArgumentParser(f"vitmnist {name}", description=text, formatter_class=RawDescriptionHelpFormatter)
             # This handler prints warnings while no log is configured.
             if logging.lastResort:
                 logging.lastResort.setFormatter(PrintableFormatter())
             try:
                 run(parse(parser))
-                # A closed pipe is an error here, not at the end of the interpreter. A closed stdout is None.
+                # Raise the error of a closed pipe here, not at interpreter exit. `print` accepts that stdout is None.
                 print(end="", flush=True)
             except (Exception, KeyboardInterrupt) as error:
-                end(error)
+                exit_with_error(error)
 
         return main
 
     return decorate
 
 
-def end(error: BaseException, failure: Failure | None = None) -> NoReturn:
-    """Exit with one message; with a traceback if the program is at fault, or with `HYDRA_FULL_ERROR=1`.
-
-    Args:
-        failure: how the exception is reported; None: as `describe` says.
-    """
-    # The reader of stdout has gone, as `| head` does. The interpreter must not fail when it flushes stdout at its end.
+def exit_with_error(error: BaseException) -> NoReturn:
+    """Exit with one message; with a traceback if the program is at fault, or with `HYDRA_FULL_ERROR=1`."""
     if isinstance(error, BrokenPipeError):
+        # The reader of stdout, such as `head`, has ended. At interpreter exit, flushing stdout must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(ExitCode.PIPE_CLOSED)
-    if failure is None:
-        # This imports Hydra.
-        from vitmnist.cli.messages import describe
+    # This imports Hydra.
+    from vitmnist.cli.messages import describe
 
-        failure = describe(error)
+    failure = describe(error)
     if failure.status == "interrupted":
         print(failure.message, file=sys.stderr)
     elif failure.is_user_error and os.environ.get("HYDRA_FULL_ERROR") != "1":
@@ -82,10 +71,15 @@ def end(error: BaseException, failure: Failure | None = None) -> NoReturn:
     sys.exit(failure.exit_code)
 
 
-def program(ranks: int = 1) -> str:
-    """`vitmnist`, `python -m vitmnist` or `python train.py`, as it was started; with several ranks by torchrun."""
+def launch_command(ranks: int = 1) -> str:
+    """The command that starts this program in some processes, such as `vitmnist` or `torchrun … train.py`."""
     script = Path(sys.argv[0])
-    started = f"torchrun --nproc-per-node={ranks}" if ranks > 1 else "python"
-    if script.suffix == ".py" and script.name != "__main__.py":
-        return f"{started} {display_path(script)}"
-    return f"{started} -m vitmnist" if ranks > 1 or script.suffix == ".py" else script.name
+    is_script = script.suffix == ".py" and script.name != "__main__.py"
+    if ranks == 1 and script.suffix != ".py":
+        return script.name
+    launcher = "python"
+    if ranks > 1:
+        ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+        nodes = f"--nnodes={ranks // ranks_per_node} " if ranks > ranks_per_node else ""
+        launcher = f"torchrun {nodes}--nproc-per-node={ranks_per_node}"
+    return f"{launcher} {display_path(script) if is_script else '-m vitmnist'}"

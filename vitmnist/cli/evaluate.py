@@ -14,23 +14,22 @@ import json
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
-import torch
 from tabulate import tabulate
 from torch import Tensor
 
-from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
+from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.checkpoint.storage import WEIGHTS
 from vitmnist.cli.arguments import key_of
 from vitmnist.cli.command import command, echo
 from vitmnist.cli.resume import recorded_config
-from vitmnist.config.schema import Config, flatten
-from vitmnist.data.datasets.base import Dataset, Split, build_dataset, prepare
-from vitmnist.errors import ConfigError
+from vitmnist.config.schema import Config, is_under
+from vitmnist.data.datasets.base import Dataset, Split, apply_config, build_dataset
+from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders.make_loader import make_loader
 from vitmnist.metrics import METRICS
 from vitmnist.runtime.device import choose_device
@@ -40,11 +39,12 @@ from vitmnist.tracking.runs import read_run
 from vitmnist.training import loop
 from vitmnist.training.loop import Predictions
 
-SPLITS = ("train", "validation", "test")
 # The options of `tabulate` for columns that are aligned on the right; only the first one, the class, is text.
-ALIGNED: Any = {"tablefmt": "plain", "disable_numparse": [0], "stralign": "right"}
-# The keys and sections that an evaluation can override; the run decides on the model.
-OVERRIDABLE = ("data", "device", "batch_size")
+TABLE_OPTIONS: Any = {"tablefmt": "plain", "disable_numparse": [0], "stralign": "right"}
+# The keys and sections that say which images are evaluated; the run says all else.
+IMAGE_KEYS = ("data.root", "data.dataset", "data.holdout", "data.holdout_seed", "batch_size")
+# The keys and sections that an evaluation can override.
+OVERRIDABLE = (*IMAGE_KEYS, "device")
 
 
 @dataclass(frozen=True)
@@ -71,16 +71,45 @@ class Evaluation:
             for index in indices
         ]
 
-    def mistakes_csv(self) -> bytes:
-        """A row for each misclassified image, the most confident first, in split order among equals."""
-        columns = ("image", "true_class", "predicted_class", "probability")
-        return csv_text(columns, self.rows(self.predictions.mistakes())).encode(errors="surrogateescape")
+
+def evaluation_config(folder: Path, overrides: list[str], overridable: Sequence[str]) -> Config:
+    """The recorded configuration of a run, changed by overrides.
+
+    All images of another dataset are evaluated, unless keys that limit or divide it are among the overrides.
+
+    Raises:
+        ConfigError: a key is not overridable, or the folder or the overrides cannot be used.
+    """
+    keys = [key_of(override).replace("/", ".") for override in overrides]
+    for override, key in zip(overrides, keys, strict=True):
+        if not is_under(key, overridable):
+            allowed = ", ".join(overridable)
+            raise ConfigError(f"{override}: has no effect on a trained model; only {allowed} can be changed")
+    config, recorded = recorded_config(folder, overrides), recorded_config(folder, [])
+    options = config.data.dataset
+    if any(options.get(name) != recorded.data.dataset.get(name) for name in ("name", "path", "labels")):
+        if "data.holdout" not in keys:
+            config.data.holdout = None
+        for name, unlimited in {"test_share": 0.0, "train_size": None, "test_size": None}.items():
+            if name in options and f"data.dataset.{name}" not in keys:
+                options[name] = unlimited
+    return config
 
 
-def load_run(
-    folder: Path, overrides: list[str], weights: str | None
-) -> tuple[Config, torch.device, InferenceModel, Dataset]:
-    """The configuration of a run, its device, its model on it, and the dataset.
+def evaluation_dataset(folder: Path, config: Config) -> Dataset:
+    """The dataset of an evaluation; warns if images of the run have changed since training."""
+    dataset = apply_config(build_dataset(config.data.dataset, config.data.root), config.data)
+    if replace(config.data, root="") == replace(recorded_config(folder, []).data, root=""):
+        recorded = (read_run(folder).result.dataset or {}).get("sha256", {})
+        for name in dataset.splits:
+            checksum = dataset.sha256[f"{name}_images"]
+            if recorded.get(f"{name}_images", checksum) != checksum:
+                print(f"warning: the images of the {name} split have changed since training", file=sys.stderr)
+    return dataset
+
+
+def evaluate(folder: Path, overrides: list[str], weights: str | None, split_name: str | None = None) -> Evaluation:
+    """Run a run's model over a split, by default the split that was evaluated in training.
 
     Args:
         overrides: changes to the run's configuration.
@@ -89,30 +118,16 @@ def load_run(
     Raises:
         UserError: the folder, the overrides or the data cannot be used.
     """
-    if without_effect := [text for text in overrides if not key_of(text).startswith(OVERRIDABLE)]:
-        raise ConfigError(
-            f"{without_effect[0]}: has no effect on a trained model; only {', '.join(OVERRIDABLE)} can be changed"
-        )
-    config = recorded_config(folder, overrides)
-    typed = {key_of(override) for override in overrides}
-    is_other_dataset = config.data.dataset["name"] != recorded_config(folder, []).data.dataset["name"]
-    if is_other_dataset or "data.dataset.path" in typed:
-        _take_all(config, typed)
+    config = evaluation_config(folder, overrides, OVERRIDABLE)
     device = choose_device(config.device)
     trained = load_inference_model(folder, device, weights)
-    dataset = prepare(build_dataset(config.data.dataset, config.data.root), config.data)
-    if not any(key.startswith("data") and key != "data.root" for key in typed):
-        _warn_if_images_changed(folder, dataset)
-    return config, device, trained, dataset
-
-
-def evaluate(folder: Path, overrides: list[str], weights: str | None, split_name: str | None = None) -> Evaluation:
-    """Run a run's model over a split, by default the one it was evaluated on in training; raises as `load_run`."""
-    config, device, trained, dataset = load_run(folder, overrides, weights)
+    dataset = evaluation_dataset(folder, config)
     split_name = split_name or dataset.eval_split
     if split_name not in dataset.splits:
         raise ConfigError(f"--split {split_name}: the dataset has only {' and '.join(dataset.splits)} images")
     split = trained.normalized(dataset.splits[split_name])
+    if not len(split):
+        raise DataError(f"the {split_name} split of {dataset.name} has no images")
     # All loaders give the same result; this one has no options.
     with make_loader(
         "ram", split, batch_size=config.batch_size, device=device, seed=0, shuffle="none", rank=0, world_size=1
@@ -122,33 +137,15 @@ def evaluate(folder: Path, overrides: list[str], weights: str | None, split_name
     return Evaluation(trained.path, split_name if len(dataset.splits) > 1 else "all", split, predictions, metrics)
 
 
-def _take_all(config: Config, typed: set[str]) -> None:
-    """Take all images of another dataset or folder, unless keys that limit or divide them were typed."""
-    if "data.holdout" not in typed:
-        config.data.holdout = None
-    options = config.data.dataset
-    for key, unlimited in {"test_share": 0.0, "train_size": None, "test_size": None}.items():
-        if key in options and f"data.dataset.{key}" not in typed:
-            options[key] = unlimited
-
-
-def _warn_if_images_changed(folder: Path, dataset: Dataset) -> None:
-    recorded = flatten(read_run(folder).result.dataset or {})
-    for name in dataset.splits:
-        checksum = dataset.sha256[f"{name}_images"]
-        if recorded.get(f"sha256.{name}_images", checksum) != checksum:
-            print(f"warning: the images of the {name} split have changed since training", file=sys.stderr)
-
-
 def class_metrics(matrix: Tensor, classes: tuple[str, ...], metrics: Mapping[str, float]) -> dict[str, Any]:
     """Accuracy, metrics, and precision, recall and F1 of each class, in percent; None where one is not a number."""
     correct, actual, predicted = matrix.diagonal().double(), matrix.sum(dim=1), matrix.sum(dim=0)
     columns = {
         "class": classes,
         "images": actual.tolist(),
-        "precision": _finite(100 * correct / predicted),
-        "recall": _finite(100 * correct / actual),
-        "f1": _finite(200 * correct / (actual + predicted)),
+        "precision": _none_unless_finite(100 * correct / predicted),
+        "recall": _none_unless_finite(100 * correct / actual),
+        "f1": _none_unless_finite(200 * correct / (actual + predicted)),
     }
     return {
         "images": int(matrix.sum()),
@@ -159,36 +156,34 @@ def class_metrics(matrix: Tensor, classes: tuple[str, ...], metrics: Mapping[str
     }
 
 
-def _finite(values: Tensor) -> list[float | None]:
-    """The values, with None for one that is not a number, such as the precision of a class without predictions."""
+def _none_unless_finite(values: Tensor) -> list[float | None]:
+    """The values; None where one is not a number, such as the precision of a class without predictions."""
     return [value if isfinite(value) else None for value in values.tolist()]
 
 
-def _text(metrics: dict[str, Any]) -> str:
+def _format_metrics(metrics: dict[str, Any]) -> str:
     lines = [f"accuracy {metrics['accuracy']:.2f}% of {metrics['images']:,} images"]
-    for name in METRICS.names():
-        if name == "acc":
-            continue
+    for name in [name for name in METRICS.names() if name != "acc"]:
         metric, value = METRICS.options_of(name), metrics[name]
         lines.append(f"{name} –" if value is None else f"{name} {value:.{metric.digits or 2}f}{metric.unit}")
     classes = metrics["classes"]
     counts = [[row["class"], *images] for row, images in zip(classes, metrics["confusion_matrix"], strict=True)]
     lines += ["", "precision, recall and F1 of each class, in %"]
-    lines += [tabulate(classes, headers="keys", floatfmt=".2f", missingval="–", **ALIGNED)]
-    lines += ["", "confusion matrix (rows: true class, columns: predicted class)", tabulate(counts, **ALIGNED)]
+    lines += [tabulate(classes, headers="keys", floatfmt=".2f", missingval="–", **TABLE_OPTIONS)]
+    lines += ["", "confusion matrix (rows: true class, columns: predicted class)", tabulate(counts, **TABLE_OPTIONS)]
     return "\n".join(lines)
 
 
-def add_run(parser: ArgumentParser) -> None:
+def add_run_arguments(parser: ArgumentParser) -> None:
     """The arguments that `evaluate`, `predict` and `export` share."""
     parser.add_argument("run", type=Path, help="the folder of a run")
     parser.add_argument("--weights", choices=[*WEIGHTS], help="default: the first of these that exists")
 
 
 def _parse(parser: ArgumentParser) -> Namespace:
-    add_run(parser)
+    add_run_arguments(parser)
     parser.add_argument("overrides", nargs="*", help="changes to its configuration, such as data.dataset.path=other")
-    parser.add_argument("--split", choices=SPLITS, help="default: validation, or without one test, as in training")
+    parser.add_argument("--split", help="default: validation, or without one test, as in training")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--mistakes", type=Path, metavar="CSV", help="list every misclassified image in this file")
     parser.add_argument("--grid", type=Path, metavar="PNG", help="draw the mistakes with the highest confidence")
@@ -201,7 +196,10 @@ def main(options: Namespace) -> None:
     evaluation = evaluate(options.run, options.overrides, options.weights, options.split)
     split = evaluation.split
     if options.mistakes:
-        options.mistakes.write_bytes(evaluation.mistakes_csv())
+        # The most confident first, in split order among equals.
+        rows = evaluation.rows(evaluation.predictions.mistakes())
+        columns = ("image", "true_class", "predicted_class", "probability")
+        options.mistakes.write_bytes(csv_text(columns, rows).encode(errors="surrogateescape"))
     if options.grid:
         if picture := draw_worst_mistakes(split, evaluation.predictions):
             picture.save(options.grid, "PNG")
@@ -215,4 +213,4 @@ def main(options: Namespace) -> None:
             document["predictions"] = evaluation.rows(range(len(split)))
         print(json.dumps(document))
     else:
-        echo("\n".join([str(evaluation.weights), f"{evaluation.split_name} split", _text(metrics)]))
+        echo("\n".join([str(evaluation.weights), f"{evaluation.split_name} split", _format_metrics(metrics)]))

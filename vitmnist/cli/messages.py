@@ -1,79 +1,75 @@
-"""Errors of Hydra and OmegaConf in one line, and what to set for keys that people of other trainers type."""
+"""Errors of Hydra and OmegaConf as one line: unknown keys, unknown members and wrong types have advice."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from pathlib import Path
+from traceback import walk_tb
 
 import yaml
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from vitmnist.cli.arguments import value_of
 from vitmnist.config.compose import compose
 from vitmnist.config.schema import flatten
-from vitmnist.config.validation import refused_value
-from vitmnist.errors import Failure, MissingExtraError, UnknownKeyError, allowed_names, classify
+from vitmnist.config.validation import describe_refused_value
+from vitmnist.errors import Failure, MissingExtraError, UnknownKeyError, classify, suggest_names
 
 # The launchers of Hydra whose plugins the extra `launchers` installs.
-PLUGINS = ("joblib", "submitit_local", "submitit_slurm")
+LAUNCHER_PLUGINS = ("joblib", "submitit_local", "submitit_slurm")
+# An exception raised in one of these packages is about the arguments: they parse and compose them.
+PARSERS = ("antlr4", "hydra", "omegaconf")
 
 
-def describe(error: BaseException, typed: Sequence[str] = ()) -> Failure:
-    """How an exception, perhaps about the overrides `typed`, is reported: `classify`, and the errors of Hydra.
+def describe(error: BaseException) -> Failure:
+    """How an exception is reported: as `classify` says, or as an error of Hydra and OmegaConf.
 
-    An unknown key, an unknown member and a value of the wrong type get an advice; Hydra's other errors are shown as
-    they are, in one line.
+    An unknown key, an unknown member and a value of the wrong type have advice; Hydra's other errors are shown as they
+    are, in one line.
     """
     text = " ".join(str(error).split())
     cause = error.__cause__ or error.__context__
     if isinstance(error, UnknownKeyError):
-        text = _unknown_key(error, typed)
-    elif text.startswith("Could not override 'data'"):
-        # `data=cifar10` was typed, and `data` is no group but holds groups.
-        text = _unknown_key(UnknownKeyError("data", []), typed)
+        text = _unknown_key(error)
     elif isinstance(error, MissingConfigException):
-        group, _, wrong = (error.missing_cfg_file or "").rpartition("/")
-        if group == "hydra/launcher" and wrong in PLUGINS:
+        group, _, member = (error.missing_cfg_file or "").rpartition("/")
+        if group == "hydra/launcher" and member in LAUNCHER_PLUGINS:
             # It was typed, or a launcher of conf/hydra/launcher builds on it.
-            text = str(MissingExtraError(f"{group}={wrong}", "launchers"))
+            text = str(MissingExtraError(f"{group}={member}", "launchers"))
         elif error.options:
-            text = f"{group}={wrong}: there is no such member; {allowed_names(wrong, error.options)}"
+            text = f"{group}={member}: there is no such member; {suggest_names(member, error.options)}"
     elif isinstance(error, HydraException) and isinstance(cause, OmegaConfBaseException):
         # Hydra names the file that has the key, and no file if it was typed.
         file = re.match(r"In '(.+?)'", text)
-        text = (f"{file[1]}.yaml: " if file else "") + _refused_override(cause, typed)
+        text = (f"{file[1]}.yaml: " if file else "") + _refused_override(cause)
     elif isinstance(error, OmegaConfBaseException):
-        text = refused_value(error)
+        text = describe_refused_value(error)
     elif not isinstance(error, HydraException | yaml.YAMLError):
-        return classify(error)
+        failure = classify(error)
+        if failure.is_user_error or not _is_raised_in(error, PARSERS):
+            return failure
+        text = f"{failure.message} (HYDRA_FULL_ERROR=1 shows the traceback)"
     return Failure(text)
 
 
-def _refused_override(cause: OmegaConfBaseException, typed: Sequence[str]) -> str:
+def _refused_override(cause: OmegaConfBaseException) -> str:
     """`batch_size=many` or `lr=0.01`: a wrong type or an unknown key."""
     # An index of a list is typed as `.0`, and OmegaConf shows it as `[0]`.
     key = re.sub(r"\[(\d+)\]", r".\1", str(cause.full_key))
     if isinstance(cause, ConfigKeyError | ConfigAttributeError) and cause.parent_node is not None:
-        return _unknown_key(UnknownKeyError(key, [str(name) for name in cause.parent_node if name != "hydra"]), typed)
-    return refused_value(cause)
+        return _unknown_key(UnknownKeyError(key, [str(name) for name in cause.parent_node if name != "hydra"]))
+    return describe_refused_value(cause)
 
 
-def _unknown_key(unknown: UnknownKeyError, typed: Sequence[str]) -> str:
-    """`num_workers=4`, `lr=0.01`: also looks for the last name in other sections of the default configuration."""
-    leaf = re.split(r"[./]", unknown.key)[-1]
-    for names, advice in familiar_keys().items():
-        if leaf in names.split():
-            value = value_of(unknown.key, typed) or "VALUE"
-            return f"{unknown.key}: {advice.replace('{}', value)}"
+def _unknown_key(unknown: UnknownKeyError) -> str:
+    """`lr=0.01`: also looks for the last part of the key in all sections of the default configuration."""
+    name = re.split(r"[./]", unknown.key)[-1]
     values = flatten(OmegaConf.to_container(compose([])))  # type: ignore[arg-type]
-    near = [key for key in values if f".{key}".endswith(f".{leaf}") and key != unknown.key]
+    near = [key for key in values if f".{key}".endswith(f".{name}") and key != unknown.key]
     return f"{unknown.key}: there is no such key; did you mean {' or '.join(near[:3])}?" if near else str(unknown)
 
 
-def familiar_keys() -> dict[str, str]:
-    """Advice for keys that people of other trainers type, by names that are separated by spaces."""
-    table: dict[str, str] = yaml.safe_load(Path(__file__).with_name("familiar_keys.yaml").read_text(encoding="utf-8"))
-    return table
+def _is_raised_in(error: BaseException, packages: tuple[str, ...]) -> bool:
+    """Whether the code that raised an exception belongs to one of some packages."""
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
+    return bool(modules) and modules[-1].partition(".")[0] in packages

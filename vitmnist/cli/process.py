@@ -1,26 +1,28 @@
-"""A `train` process from its start to its end: what it holds meanwhile, and one message and exit code at the end."""
+"""A `train` process from start to exit: its ranks, its locks, and one message and exit code at the end."""
 
 from __future__ import annotations
 
 import atexit
 import gc
 import logging
+import os
 import shlex
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from vitmnist.cli.command import end, program
+from vitmnist.cli.arguments import AUTO_RESUME, key_of
+from vitmnist.cli.command import exit_with_error, launch_command
 from vitmnist.cli.messages import describe
 from vitmnist.errors import ConfigError, PeerError
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.run_folder import folder_lock
 from vitmnist.runtime.signals import StopSignal, end_interrupted, handled_by, ignore_stopping
-from vitmnist.runtime.world import SINGLE_PROCESS, World
+from vitmnist.runtime.world import SINGLE_PROCESS, World, is_distributed
 
 if TYPE_CHECKING:
     from vitmnist.trainer import Trainer
@@ -32,54 +34,54 @@ log = logging.getLogger(__name__)
 class TrainingProcess:
     """The state of this process while it starts and trains a run or sweep.
 
-    Args:
-        typed: the command line.
-        resources: what is released at the end, such as the lock of the folder.
-        folder: the output folder of the run or sweep, once it is locked.
-        resume_with: the arguments that resume the run or sweep.
+    `resources`, such as the lock of the output folder, are released at exit.
     """
 
-    typed: list[str]
+    argv: list[str]
     world: World = SINGLE_PROCESS
     stop: StopSignal = field(default_factory=StopSignal)
     resources: ExitStack = field(default_factory=ExitStack)
     folder: Path | None = None
-    resume_with: list[str] = field(default_factory=list)
-    is_training: bool = False
+    resume_arguments: list[str] = field(default_factory=list)
 
-    def lock_folder(self, folder: Path, key: str, resume_with: list[str], *, must_be_new: bool) -> None:
-        """Create the folder of a run or sweep, and lock it until the end.
+    def connect_ranks(self) -> None:
+        """Connect to the other ranks, if any; raises `ConfigError` if torchrun would restart what cannot be resumed."""
+        restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
+        # torchrun restarts with the same arguments.
+        if restarts and "resume" not in map(key_of, self.argv):
+            raise ConfigError(f"--max-restarts={restarts}: a restart would begin a new run; type {AUTO_RESUME} as well")
+        if is_distributed():
+            # This imports torch.
+            from vitmnist.runtime.torch_world import TorchWorld
 
-        Args:
-            key: the key that names it on the command line.
-            resume_with: the arguments that resume what begins here.
-            must_be_new: refuse a folder in which an earlier run or sweep has left records.
+            self.world = TorchWorld()
+
+    def lock_folder(self, folder: Path, key: str, resume_arguments: list[str], *, must_be_new: bool) -> None:
+        """Create the folder that `key` names, and lock it until the process exits.
 
         Raises:
-            ConfigError: it cannot be created, is in use, or holds records.
+            ConfigError: the folder cannot be created, is in use, or holds records although it must be new.
         """
-        shown = display_path(folder)
+        path = display_path(folder)
         try:
             self.resources.enter_context(folder_lock(folder))
         except OSError as error:
-            raise ConfigError(f"{shown}: {error.strerror}; name another folder with {key}=FOLDER") from error
-        # The jobs of a sweep lie below its folder; runs that lie below the folder of another run are not in its way.
-        below = "**/" if key == "hydra.sweep.dir" else ""
-        if must_be_new and any(any(folder.glob(below + name)) for name in ("result.json", "checkpoints/*.pt")):
+            raise ConfigError(f"{path}: {error.strerror}; name another folder with {key}=FOLDER") from error
+        if must_be_new and any(any(folder.rglob(name)) for name in ("result.json", "checkpoints/*.pt")):
             raise ConfigError(
-                f"{key}={shown}: holds records already, which would be overwritten; name another folder, or resume "
+                f"{key}={path}: holds records already, which would be overwritten; name another folder, or resume "
                 "with resume=auto"
             )
-        self.folder, self.resume_with = folder, resume_with
+        self.folder, self.resume_arguments = folder, resume_arguments
 
-    def hint(self) -> str:
+    def resume_hint(self) -> str:
         """The end of a message about an interruption: where the results are, and the command that resumes."""
         if self.folder is None:
             return ""
         results = f"; results: {display_path(self.folder)}"
         if not any(self.folder.glob("**/checkpoints/*.pt")):
             return results
-        return f"{results}, resume with\n    {program(self.world.size)} {shlex.join(self.resume_with)}"
+        return f"{results}, resume with\n    {launch_command(self.world.size)} {shlex.join(self.resume_arguments)}"
 
 
 @contextmanager
@@ -88,36 +90,32 @@ def exit_with_message(process: TrainingProcess) -> Iterator[None]:
     # The logging module would print a traceback for a closed pipe (`| head`).
     logging.raiseExceptions = False
     try:
-        with handled_by(lambda *_: end_interrupted(process.hint()), signal.SIGINT), process.resources:
+        with handled_by(lambda *_: end_interrupted(process.resume_hint()), signal.SIGINT), process.resources:
             yield
-        # A closed pipe is an error here, not at the end of the interpreter.
+        # Raise the error of a closed pipe here, not at interpreter exit.
         print(end="", flush=True)
     except SystemExit:
         raise
     except BaseException as error:
         _exit(process, process.world.first_failure(error))
     finally:
-        # Torch takes a second to leave; a signal in that time must not make a completed run look like a failed one.
+        # Unloading torch takes a second; a signal in that time must not make a completed run look like a failed one.
         atexit.register(ignore_stopping)
     process.world.disconnect()
 
 
-def _exit(process: TrainingProcess, error: BaseException) -> None:
-    failure = describe(error, process.typed)
+def _exit(process: TrainingProcess, error: BaseException) -> NoReturn:
+    failure = describe(error)
     if failure.status == "interrupted":
         # Before Hydra has configured the log, Python prints a warning to stderr.
-        log.warning("%s%s", failure.message, process.hint())
+        log.warning("%s%s", failure.message, process.resume_hint())
         sys.exit(failure.exit_code)
-    if process.is_training and process.folder and (process.folder / "result.json").exists():
+    if process.folder and (process.folder / "result.json").exists():
         log.info("failed; results: %s", display_path(process.folder))
-    # Before training, such an exception is one of Hydra's grammar or of a sweeper, about what was typed.
-    if not process.is_training and not failure.is_user_error:
-        message = f"{failure.message} (HYDRA_FULL_ERROR=1 shows the traceback)"
-        failure = replace(failure, message=message, is_user_error=True)
-    # The rank that failed shows its message, and rank 0 repeats it; the other ranks are silent.
+    # The rank that failed shows its message, and rank 0 repeats it; the other ranks print nothing.
     if isinstance(error, PeerError) and not process.world.is_main:
         sys.exit(failure.exit_code)
-    end(error, failure)
+    exit_with_error(error)
 
 
 def import_trainer() -> type[Trainer]:

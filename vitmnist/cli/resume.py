@@ -13,7 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from vitmnist.cli.arguments import is_of_hydra
+from vitmnist.cli.arguments import is_hydra_override
 from vitmnist.cli.command import echo
 from vitmnist.config import is_group
 from vitmnist.config.compose import compose
@@ -26,7 +26,7 @@ from vitmnist.config.schema import (
     keys_where,
     to_plain_dict,
 )
-from vitmnist.config.validation import escaped, validate
+from vitmnist.config.validation import escape_interpolations, validate
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.files import UnreadableError, display_path, read_plain
 from vitmnist.runtime.run_folder import has_checkpoint
@@ -37,30 +37,26 @@ from vitmnist.tracking.runs import read_run
 GLOBAL_GROUPS = ("experiment", "hparams_search")
 
 
-def recorded_config(folder: Path, typed: list[str]) -> Config:
-    """The configuration of a run's last start, changed by overrides.
+def recorded_config(folder: Path, overrides: list[str]) -> Config:
+    """The configuration of a run's last start, changed by overrides; Hydra's own only serve to find members of groups.
 
     An override of a group replaces that section, unless it names the member that is recorded.
 
-    Args:
-        typed: overrides as for `train.py`; `hydra` overrides only serve to find the members of groups.
-
     Raises:
-        ConfigError: the folder holds no run, its record is damaged, or an override cannot be used; also the exceptions
-            of Hydra and OmegaConf.
+        ConfigError: the folder holds no run, its record is damaged, or an override cannot be used.
+        HydraException, OmegaConfBaseException: an override is wrong.
     """
-    config = OmegaConf.create(escaped(_recorded_values(folder)))
-    searchpath = [*filter(is_of_hydra, typed)]
-    overrides = OverridesParser.create().parse_overrides([text for text in typed if not is_of_hydra(text)])
+    config = OmegaConf.create(escape_interpolations(_recorded_values(folder)))
+    hydra_overrides = [*filter(is_hydra_override, overrides)]
+    changes = OverridesParser.create().parse_overrides([text for text in overrides if not is_hydra_override(text)])
     # Members of groups come first, then members within other members, then keys.
-    for override in sorted(overrides, key=lambda item: (not is_group(item.key_or_group), item.package is not None)):
-        _apply(config, override, searchpath)
+    for change in sorted(changes, key=lambda item: (not is_group(item.key_or_group), item.package is not None)):
+        _apply(config, change, hydra_overrides)
     # This refuses unknown keys, too.
     return validate(Config, config)
 
 
-def _apply(config: DictConfig, override: Override, searchpath: list[str]) -> None:
-    """Set a key, or replace the section of a group by another member."""
+def _apply(config: DictConfig, override: Override, hydra_overrides: list[str]) -> None:
     key, value = override.key_or_group, override.value()
     if override.is_sweep_override():
         raise ConfigError(f"{override.input_line}: a list of values is a sweep, and resume= resumes one run")
@@ -74,12 +70,11 @@ def _apply(config: DictConfig, override: Override, searchpath: list[str]) -> Non
     section = key.replace("/", ".")
     target = override.package or section
     if OmegaConf.select(config, f"{target}.name") != value:
-        member = OmegaConf.select(compose([*searchpath, f"{key}={value}"]), section)
+        member = OmegaConf.select(compose([*hydra_overrides, f"{key}={value}"]), section)
         OmegaConf.update(config, target, member, merge=False)
 
 
 def _recorded_values(folder: Path) -> dict[str, object]:
-    """The recorded values without the section `hydra`; raises `ConfigError` if there are none, or they are damaged."""
     source = folder / CONFIG
     try:
         recorded = read_plain(source)
@@ -88,15 +83,15 @@ def _recorded_values(folder: Path) -> dict[str, object]:
         values = complete_record({key: value for key, value in recorded.items() if key != "hydra"})
         validate(Config, values)
     except FileNotFoundError as error:
-        advice = "name a folder such as outputs/runs/DATE/TIME-…"
-        raise ConfigError(f"{display_path(folder)}: holds no run; {advice}") from error
+        path = display_path(folder)
+        raise ConfigError(f"{path}: holds no run; name a folder such as outputs/runs/DATE/TIME-…") from error
     except (UnreadableError, ConfigError) as error:
         raise ConfigError(f"{display_path(source)}: {error}; restore the file, or start a new run") from error
     return values
 
 
 def recorded_overrides(folder: Path) -> list[str]:
-    """The overrides that a run was started with, to be shown; empty if they are lost."""
+    """The overrides that a run was started with, for display; empty if they are lost."""
     with suppress(FileNotFoundError, UnreadableError):
         recorded = read_plain(folder / OVERRIDES)
         return [str(override) for override in recorded] if isinstance(recorded, list) else []
@@ -109,32 +104,30 @@ def is_resumable(folder: Path) -> bool:
 
 
 def report_if_completed(folder: Path, config: Config) -> bool:
-    """Print the result of the run in a folder if nothing is left to train; False if it has to be trained.
-
-    A key that affects neither the result nor the timing, such as `logger`, is no reason to resume a completed run.
+    """Print the result of a run that is completed; False if it has to be trained, also with another configuration.
 
     Raises:
-        ConfigError: it is completed, its configuration has changed, and it has no checkpoint to continue from.
+        ConfigError: it has to be trained further, and has no checkpoint to continue from.
     """
     run = read_run(folder)
-    shown = display_path(folder)
+    path = display_path(folder)
     if run.status != "completed":
         return False
+    # Keys that affect neither the result nor the timing, such as `logger`, are no reason to resume a completed run.
     if _effective_values(config) != _effective_values(recorded_config(folder, [])):
         if has_checkpoint(folder):
             return False
         raise ConfigError(
-            f"{shown}: is completed, and has no checkpoint to continue from; start a new run in another folder, with "
+            f"{path}: is completed, and has no checkpoint to continue from; start a new run in another folder, with "
             "hydra.run.dir=FOLDER"
         )
     accuracy = run.quality("eval_acc")
     result = "" if accuracy is None else f", accuracy {accuracy:.2f}%"
-    further = shlex.join([f"resume={shown}", "epochs=N"])
-    echo(f"{shown}: completed, epoch {len(run.result.epochs)}/{config.epochs}{result}; {further} trains further")
+    further = shlex.join([f"resume={path}", "epochs=N"])
+    echo(f"{path}: completed, epoch {len(run.result.epochs)}/{config.epochs}{result}; {further} trains further")
     return True
 
 
 def _effective_values(config: Config) -> dict[str, object]:
-    """The values that affect the result or the timing, by their full keys."""
     ignored = keys_where(affects_nothing)
     return {key: value for key, value in flatten(to_plain_dict(config)).items() if not is_under(key, ignored)}

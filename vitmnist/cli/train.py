@@ -1,4 +1,4 @@
-"""Trains a run, or a sweep of several: `main` calls the other functions in the order in which they stand here.
+"""Trains a run, or a sweep of several: `main` calls the other functions in the order in which they are defined here.
 
 `torchrun` starts the same command line several times.
 """
@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import shlex
 import sys
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, read_write
 
 import vitmnist
-from vitmnist.cli.arguments import AUTO_FORM, Arguments, is_of_hydra, key_of, parse, value_of, without_keys
+from vitmnist.cli.arguments import Arguments, Resume, is_hydra_override, key_of, parse_arguments, value_of, without_keys
 from vitmnist.cli.command import PrintableFormatter, echo
 from vitmnist.cli.process import TrainingProcess, exit_with_message, import_trainer
 from vitmnist.cli.resume import GLOBAL_GROUPS, is_resumable, recorded_config, recorded_overrides, report_if_completed
@@ -33,23 +32,16 @@ from vitmnist.config.schema import Config, to_plain_dict
 from vitmnist.config.validation import validate
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.files import display_path
-from vitmnist.runtime.world import SINGLE_PROCESS, World, is_distributed
 
 log = logging.getLogger(__name__)
 
 # Options of Hydra that print something, and train nothing.
-QUESTIONS = ("help", "hydra_help", "cfg", "info", "shell_completion")
+PRINTING_OPTIONS = ("help", "hydra_help", "cfg", "info", "shell_completion")
 
 
 @dataclass(frozen=True)
 class ConfiguredRun:
-    """A run that is ready to train.
-
-    Args:
-        config: the checked configuration; its `resume` names the folder if the run continues there.
-        folder: the locked output folder.
-        overrides: the overrides of all starts, which are only recorded.
-    """
+    """A run that is ready to train in its locked folder; the overrides of all its starts are only recorded."""
 
     config: Config
     folder: Path
@@ -63,45 +55,28 @@ def main() -> None:
     """
     process = TrainingProcess(sys.argv[1:])
     with exit_with_message(process):
-        process.world = connect_ranks(process.typed)
+        process.connect_ranks()
         run = None
-        if process.world.is_main and not answer_question(process.typed):
-            arguments = parse(process.typed)
+        if process.world.is_main and not print_information(process.argv):
+            arguments = parse_arguments(process.argv)
             composed = compose_with_hydra(process, arguments)
             if composed.hydra.mode == RunMode.MULTIRUN:
-                run_sweep(process, composed, arguments.overrides)
+                run_sweep(process, composed, arguments)
             else:
                 run = configure_run(process, composed, arguments)
-        if run := share_with_ranks(process, run):
+        run = share_with_ranks(process, run)
+        if run:
             train(process, run)
 
 
-def connect_ranks(typed: list[str]) -> World:
-    """Connect this process to the other ranks, if there are any.
-
-    Raises:
-        ConfigError: they cannot be reached, or torchrun would restart what cannot be resumed.
-    """
-    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
-    # torchrun restarts with the same arguments.
-    if restarts and "resume" not in map(key_of, typed):
-        raise ConfigError(f"--max-restarts={restarts}: a restart would begin a new run; type {AUTO_FORM} as well")
-    if not is_distributed():
-        return SINGLE_PROCESS
-    # This imports torch.
-    from vitmnist.runtime.torch_world import TorchWorld
-
-    return TorchWorld()
-
-
-def answer_question(typed: list[str]) -> bool:
-    """Answer `--version`, `--help` or another question to Hydra; False if there is something to train."""
+def print_information(argv: list[str]) -> bool:
+    """Handle `--version`, `--help` and Hydra's other options that print; False if there is something to train."""
     # Hydra would print its own version.
-    if "--version" in typed:
+    if "--version" in argv:
         print(f"vitmnist {vitmnist.__version__}")
         return True
-    options = parse(typed).options
-    if not any(getattr(options, name) for name in QUESTIONS):
+    options = parse_arguments(argv).options
+    if not any(getattr(options, name) for name in PRINTING_OPTIONS):
         return False
     # With this variable, Hydra raises its errors instead of printing them.
     with env_override({"HYDRA_FULL_ERROR": "1"}):
@@ -110,19 +85,18 @@ def answer_question(typed: list[str]) -> bool:
 
 
 def compose_with_hydra(process: TrainingProcess, arguments: Arguments) -> DictConfig:
-    """Compose the configuration, with the section `hydra`.
-
-    A run to resume has recorded values, so only the section `hydra` is composed for it.
-    """
+    """Compose the configuration; a run that is resumed has recorded values, so only its section `hydra` counts."""
     process.resources.enter_context(initialize_config_dir(str(CONF), job_name="train", version_base="1.3"))
     composer = GlobalHydra.instance().hydra
     assert composer
     overrides = arguments.overrides
-    if arguments.must_resume:
-        overrides = [*filter(is_of_hydra, overrides)]
+    if arguments.resume is Resume.ALWAYS:
+        overrides = [*filter(is_hydra_override, overrides)]
     composed = composer.compose_config("config", overrides, RunMode.MULTIRUN, validate_sweep_overrides=False)
     # Hydra sets it later, and `${hydra:runtime.cwd}` in a value needs it now.
     HydraConfig.instance().set_config(composed)
+    if composed.resume is not None:
+        raise ConfigError(f"resume={composed.resume}: is for the command line; remove it from the file")
     if composed.hydra.mode != RunMode.MULTIRUN:
         if any(override.is_sweep_override() for override in OverridesParser.create().parse_overrides(overrides)):
             # This raises Hydra's own error, which explains -m.
@@ -137,37 +111,32 @@ def configure_run(process: TrainingProcess, composed: DictConfig, arguments: Arg
 
     Returns:
         The run; None if it is completed.
-
-    Raises:
-        ConfigError: the configuration or the folder cannot be used; nothing was written.
     """
-    typed = without_keys(arguments.overrides, ["resume"])
     folder = Path(composed.hydra.run.dir)
-    shown = display_path(folder)
-    is_auto = composed.resume == "auto"
-    must_resume = arguments.must_resume or (is_auto and is_resumable(folder))
-    if not must_resume:
+    path = display_path(folder)
+    overrides, resume = arguments.overrides, arguments.resume
+    is_resumed = resume is Resume.ALWAYS or (resume is Resume.IF_POSSIBLE and is_resumable(folder))
+    if not is_resumed:
         values = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
-        config = replace(validate(Config, values), resume=None)
-    elif is_auto:
+        config = validate(Config, values)
+    elif resume is Resume.IF_POSSIBLE:
         # The same command line is typed again and again, and the values of `experiment=` are recorded.
-        echo(f"resume=auto: resuming {shown}")
-        config = recorded_config(folder, without_keys(typed, GLOBAL_GROUPS))
+        echo(f"resume=auto: resuming {path}")
+        config = recorded_config(folder, without_keys(overrides, GLOBAL_GROUPS))
     else:
-        config = recorded_config(folder, typed)
-    process.lock_folder(folder, "hydra.run.dir", [f"resume={shown}"], must_be_new=not (must_resume or is_auto))
-    if must_resume:
-        if report_if_completed(folder, config):
-            return None
-        config = replace(config, resume=str(folder))
+        config = recorded_config(folder, overrides)
+    process.lock_folder(folder, "hydra.run.dir", [f"resume={path}"], must_be_new=resume is Resume.NEVER)
+    if is_resumed and report_if_completed(folder, config):
+        return None
+    config = replace(config, resume=str(folder) if is_resumed else None)
     with read_write(composed.hydra.runtime):
         composed.hydra.runtime.output_dir = str(folder.absolute())
     configure_log(composed.hydra.job_logging, composed.hydra.verbose)
     process.resources.enter_context(env_override(composed.hydra.job.env_set))
-    # What was typed now takes the place of the same keys of earlier starts.
-    earlier = recorded_overrides(folder) if arguments.must_resume else []
-    overrides = without_keys(earlier, {key_of(text) for text in typed}) + typed
-    return ConfiguredRun(config, folder.absolute(), [text for text in overrides if not is_of_hydra(text)])
+    if resume is Resume.ALWAYS:
+        # An override of this start replaces those of the same key in earlier starts.
+        overrides = without_keys(recorded_overrides(folder), {*map(key_of, overrides)}) + overrides
+    return ConfiguredRun(config, folder.absolute(), [text for text in overrides if not is_hydra_override(text)])
 
 
 def share_with_ranks(process: TrainingProcess, run: ConfiguredRun | None) -> ConfiguredRun | None:
@@ -176,7 +145,7 @@ def share_with_ranks(process: TrainingProcess, run: ConfiguredRun | None) -> Con
     shared = process.world.broadcast_object(lambda: values)
     if process.world.is_main or not shared:
         return run
-    if data_root := value_of("data.root", process.typed):
+    if data_root := value_of("data.root", process.argv):
         shared["config"]["data"]["root"] = data_root
     folder = Path(shared["folder"])
     handler = logging.FileHandler(folder / f"rank-{process.world.rank}.log")
@@ -187,11 +156,10 @@ def share_with_ranks(process: TrainingProcess, run: ConfiguredRun | None) -> Con
 
 def train(process: TrainingProcess, run: ConfiguredRun) -> None:
     """Train a run; the log says where its results are."""
-    process.is_training = True
     trainer = import_trainer()(run.config, run.folder, run.overrides, process.stop, process.world)
     trainer.fit()
     if process.world.is_main:
-        shown = display_path(run.folder)
-        log.info("Results: %s", shown)
-        if "tensorboard" in run.config.logger:
-            log.info("View them with\n    tensorboard --logdir %s", shlex.quote(shown))
+        path = display_path(run.folder)
+        log.info("Results: %s", path)
+        if any(options["name"] == "tensorboard" for options in trainer.logger_options):
+            log.info("View them with\n    tensorboard --logdir %s", shlex.quote(path))

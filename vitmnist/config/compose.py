@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 import hydra
 from hydra import initialize_config_dir
@@ -14,14 +13,11 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from vitmnist.config import CONF, is_group
-from vitmnist.config.schema import Config, value_text
+from vitmnist.config.schema import Config
 
 
 def run_label(overrides: Sequence[str] | ListConfig) -> str:
-    """A folder name from a job's overrides: `["data/loader=ram", "batch_size=300"]` gives `ram-bs300`.
-
-    It is cut to 80 characters; the folder's number or token tells jobs apart.
-    """
+    """A folder name of at most 80 characters: `["data/loader=ram", "batch_size=300"]` gives `ram-bs300`."""
     if isinstance(overrides, ListConfig):
         overrides = OmegaConf.to_container(overrides)  # type: ignore[assignment]  # interpolations as they were typed
     parts = []
@@ -30,8 +26,8 @@ def run_label(overrides: Sequence[str] | ListConfig) -> str:
         short = "bs" if name == "batch_size" else name.split("@")[-1].split(".")[-1]
         if override.startswith("~"):
             parts.append(f"no_{short}")
-        elif name not in ("data.root", "repeats", "resume"):
-            parts.append(value if is_group(name) and "@" not in name else f"{short}{value_text(value)}")
+        elif name not in ("data.root", "repeats"):
+            parts.append(value if is_group(name) and "@" not in name else f"{short}{value}")
     return re.sub(r"[^\w.+-]+", "_", "-".join(parts))[:80] or "defaults"
 
 
@@ -46,9 +42,8 @@ OmegaConf.register_new_resolver("run_token", lambda: secrets.token_hex(3), use_c
 
 def compose(overrides: Sequence[str]) -> DictConfig:
     """The configuration with these overrides; raises the exceptions of Hydra and OmegaConf."""
-    hydra_context: AbstractContextManager[None] = nullcontext()
     # Hydra may be initialized once only, and a command line that trains has done it.
-    if not GlobalHydra.instance().is_initialized():
-        hydra_context = initialize_config_dir(str(CONF), version_base="1.3")
-    with hydra_context:
+    if GlobalHydra.instance().is_initialized():
+        return hydra.compose("config", list(overrides))
+    with initialize_config_dir(str(CONF), version_base="1.3"):
         return hydra.compose("config", list(overrides))

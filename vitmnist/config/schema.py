@@ -6,18 +6,20 @@ to its code. This module does not import torch, so `--help` answers at once.
 The metadata of a field describe its key, or all keys of its section:
 
 at_least, above, at_most, below   the bounds of a number, or of each number in a list, tuple or dict
-allows_auto  the key may also be `auto`, which is the only text that it may be
-registry     a config group, whose members are registered at `module:NAME`; its key `name` chooses one
-affects      result (the default), timing, or nothing; the report compares runs by what affects either
-may_change   whether a resumed run may have another value; by default only what does not affect the result may
+is_range     the value is a pair of numbers, the lower one first
+allows_auto  the value may also be `auto`; no other text is allowed
+registry     the key is a config group, whose members are registered at `module:NAME`; its key `name` chooses one
+affects      result (the default), timing, or nothing; the report compares runs by the keys that affect either
+may_change   whether a resumed run may have another value; by default only if the key does not affect the result
+
+A key that is added later may have a default. Records without the key get it, so it must describe what runs did before.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import deepcopy
+from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import Field, asdict, dataclass, fields, is_dataclass
 from enum import Enum
 from pkgutil import resolve_name
@@ -168,11 +170,7 @@ def registries() -> Iterator[tuple[str, Any]]:
 
 
 def keys_where(holds: Callable[[Mapping[str, Any]], bool], values: Mapping[str, Any] | None = None) -> list[str]:
-    """The keys, and sections of keys, whose metadata satisfy a condition.
-
-    Args:
-        values: a configuration; the options of the members that it chooses are looked at too.
-    """
+    """The keys and sections whose metadata satisfy a condition; with `values`, also the options of chosen members."""
     keys = [*schema_fields()]
     for group, registry in registries() if values else ():
         member: Any = values
@@ -185,8 +183,8 @@ def keys_where(holds: Callable[[Mapping[str, Any]], bool], values: Mapping[str, 
 
 def to_plain_dict(config: DataclassInstance) -> dict[str, Any]:
     """A configuration dataclass as JSON values."""
-    as_json: dict[str, Any] = json.loads(json.dumps(asdict(config)))
-    return as_json
+    plain: dict[str, Any] = json.loads(json.dumps(asdict(config)))
+    return plain
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -202,25 +200,26 @@ def is_under(key: str, sections: Sequence[str]) -> bool:
     return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 
-def complete_record(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """The nested values of a record, in which options that a member has been given since have their defaults.
-
-    The default of an added option must therefore say what the member did without it. A record that lacks another key is
-    refused by its name when it is validated.
-    """
-    values = deepcopy(dict(recorded))
-    for key, registry in registries():
-        path, _, name = key.rpartition(".")
-        parent = values.get(path) if path else values
-        if isinstance(parent, dict) and isinstance(parent.get(name), dict):
-            # The recorded keys keep their order, and the added ones follow.
-            parent[name] |= registry.complete(parent[name])
-    completed: dict[str, Any] = json.loads(json.dumps(values, default=str))
+def complete_record(recorded: Mapping[str, Any], schema: type[DataclassInstance] = Config) -> dict[str, Any]:
+    """The values of a record, with the defaults of the keys and options that were added after it was written."""
+    completed: dict[str, Any] = json.loads(json.dumps(_with_defaults(recorded, schema), default=str))
     return completed
 
 
-def value_text(value: object) -> str:
-    """A value of the configuration; a number of more than eight characters has three significant digits."""
-    text = str(value)
-    is_long = len(text) > 8 and re.fullmatch(r"-?\d*\.?\d+(e[+-]?\d+)?", text) and not text.lstrip("-").isdigit()
-    return f"{float(text):.3g}" if is_long else text
+def _with_defaults(recorded: Mapping[str, Any], schema: type[DataclassInstance]) -> dict[str, Any]:
+    # The recorded keys keep their order, and the added ones follow.
+    values = dict(recorded)
+    for item in fields(schema):
+        value = values.get(item.name)
+        if is_dataclass(item.default_factory) and isinstance(value, Mapping):
+            values[item.name] = _with_defaults(value, item.default_factory)
+        elif "registry" in item.metadata and isinstance(value, Mapping):
+            values[item.name] = {**value, **resolve_name(item.metadata["registry"]).complete(value)}
+        elif item.name not in values and item.default not in (NO_DEFAULT, MISSING):
+            values[item.name] = item.default
+    return values
+
+
+def format_value(value: object) -> str:
+    """A value of the configuration as it is shown; a long float has three significant digits."""
+    return f"{value:.3g}" if isinstance(value, float) and len(str(value)) > 8 else str(value)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from omegaconf import MISSING, EnumNode, OmegaConf, errors
 
-from vitmnist.config import is_group
 from vitmnist.errors import ConfigError, UnknownKeyError, first_line
 
 if TYPE_CHECKING:
@@ -37,61 +36,53 @@ def section(schema: Callable[[], Value], **metadata: object) -> Value:
 
 
 def validate(schema: type[Schema], values: Mapping[str, Any], key: str = "") -> Schema:
-    """`values` as an instance of the dataclass `schema`.
+    """`values`, which are at `key` of the configuration, as an instance of the dataclass `schema`.
 
     Struct mode lets `+model.detph=3` through, and a key deleted with `~` would silently fall back to its default. Here
     both are errors: the values are merged into a schema without defaults.
-
-    Args:
-        key: the key of `values` in the configuration, for messages.
 
     Raises:
         ConfigError: an unknown or missing key, a wrong type, a number out of bounds.
     """
     try:
         plain = OmegaConf.to_container(values, resolve=True) if OmegaConf.is_config(values) else values
-        typed = OmegaConf.structured(schema)
+        structured = OmegaConf.structured(schema)
         for item in fields(schema):
-            typed[item.name] = MISSING
-        options = cast(Schema, OmegaConf.to_object(OmegaConf.merge(typed, escaped(plain))))
+            structured[item.name] = MISSING
+        options = cast(Schema, OmegaConf.to_object(OmegaConf.merge(structured, escape_interpolations(plain))))
     except errors.ConfigKeyError as error:
         allowed = [item.name for item in fields(error.object_type)]  # type: ignore[arg-type]
         raise UnknownKeyError(join(key, error.full_key), allowed) from error
     except errors.MissingMandatoryValue as error:
-        full = join(key, error.full_key)
-        path = full.replace(".", "/")
-        example = f"{path}=NAME" if is_group(path) else f"{full}={'[]' if full == 'logger' else 'VALUE'}"
-        raise ConfigError(f"{full} is missing; type {example}") from error
+        raise ConfigError(f"{join(key, error.full_key)} is missing") from error
     except errors.OmegaConfBaseException as error:
-        raise ConfigError(refused_value(error, key)) from error
+        raise ConfigError(describe_refused_value(error, key)) from error
     _check_values(options, key)
     return options
 
 
-def escaped(value: object) -> Any:
+def escape_interpolations(value: object) -> Any:
     """Plain values in which OmegaConf takes `${` as text."""
     if isinstance(value, dict):
-        return {key: escaped(item) for key, item in value.items()}
+        return {key: escape_interpolations(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [escaped(item) for item in value]
+        return [escape_interpolations(item) for item in value]
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
-def refused_value(error: errors.OmegaConfBaseException, key: str = "") -> str:
+def describe_refused_value(error: errors.OmegaConfBaseException, key: str = "") -> str:
     """The message for a value that OmegaConf refuses; `key` is its section."""
     full = join(key, error.full_key) if error.full_key else ""
+    reason = first_line(error)
     if isinstance(error, errors.ValidationError):
-        path = full.replace(".", "/")
         # OmegaConf names the members of an enum.
-        reason = first_line(error)
-        if is_group(path):
-            reason = f"this is a config group; type {path}=NAME"
-        elif is_dataclass(error.object_type) and not isinstance(error.child_node, EnumNode):
+        if is_dataclass(error.object_type) and not isinstance(error.child_node, EnumNode):
             (item,) = (item for item in fields(error.object_type) if item.name == error.key)
-            reason = f"must be {_allowed_types(item)}"
-        return f"{full}={'null' if error.value is None else error.value}: {reason}"
-    advice = r"; for the text ${ write \${" if isinstance(error, errors.InterpolationResolutionError) else ""
-    return f"{full}: ".removeprefix(": ") + first_line(error) + advice
+            group = full.replace(".", "/")
+            is_group = "registry" in item.metadata
+            reason = f"this is a config group; type {group}=NAME" if is_group else f"must be {_allowed_types(item)}"
+        full += f"={'null' if error.value is None else error.value}"
+    return f"{full}: {reason}" if full else reason
 
 
 def _allowed_types(item: Field[Any]) -> str:
@@ -108,8 +99,8 @@ def _check_values(options: DataclassInstance, key: str) -> None:
         elif "allows_auto" in item.metadata and isinstance(value, str):
             if value != AUTO:
                 raise ConfigError(f"{full}={value}: must be {_allowed_types(item)}")
-        elif isinstance(value, list | tuple) and BOUNDS.keys() & item.metadata.keys():
-            if len(value) != 2 or value[0] > value[1]:
+        elif isinstance(value, list | tuple):
+            if "is_range" in item.metadata and (len(value) != 2 or value[0] > value[1]):
                 raise ConfigError(f"{full}={list(value)}: must be two numbers, the lower one first")
             for number in value:
                 _check_number(full, number, item.metadata)

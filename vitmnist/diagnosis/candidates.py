@@ -44,7 +44,7 @@ def add_alternatives(benchmark: Benchmark, loader: DataLoader[object], baseline:
     """Add other numbers of workers if the step waits, and `from_dataloader`; returns `time_parts` of the loader."""
     parts = time_parts(loader)
     block = baseline.warm_up
-    if block and block.waits:
+    if block and block.has_noticeable_wait:
         # As many workers as make a batch per step, and none.
         step_s = max(block.batch_s - block.waiting_s, 1e-6)
         enough = ceil(max(loader.num_workers, 1) * block.batch_s / step_s)

@@ -119,7 +119,7 @@ def diagnose(
         step_s=Spread.of(block.batch_s for block in step_alone.blocks),
         batch_s=Spread.of(block.batch_s for block in together.blocks),
         waiting_pct=Spread.of(block.waiting_pct(None) for block in together.blocks),
-        steps=together.delivered,
+        steps=together.num_batches,
         rows=rows_of([together, *benchmark.candidates[3:]], together.length),
     )
     print(diagnosis)

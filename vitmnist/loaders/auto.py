@@ -18,7 +18,7 @@ from vitmnist.config.validation import config_field
 from vitmnist.data.randomness import preserved_random_state
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource
-from vitmnist.errors import ConfigError, allowed_names
+from vitmnist.errors import ConfigError, suggest_names
 from vitmnist.loaders.base import LOADERS, Batches, Loader, needs_of, storage_of
 from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.memory import Memory, check_fits, peak_memory
@@ -46,7 +46,6 @@ class LoaderSelection:
     candidates: list[Row]
 
     def table(self) -> str:
-        """The table as text."""
         return f"{format_rows(self.candidates)}\nchosen: {self.name}, {self.reason}"
 
 
@@ -70,18 +69,14 @@ def auto(
 ) -> Loader:
     """The loader with the fastest epoch; prints the table to stderr.
 
-    Args:
-        step: a training step to time the candidates with; without one, batches are dropped.
-
-    Raises:
-        ConfigError: no candidate can be used.
+    `step` is a training step to time the candidates with; without it, batches are dropped. Raises as `select_loader`.
     """
     as_candidate = partial(Candidate, device=device, step=as_one_argument_step(step)) if step else None
     # The number of steps depends on the time they take, but what they draw must not change what follows.
     with preserved_random_state(device=device):
-        selection, data = select_loader(options, data, sampler, device, as_candidate=as_candidate)
+        selection, loader = select_loader(options, data, sampler, device, as_candidate=as_candidate)
     print(selection.table(), file=sys.stderr)
-    return LOADERS.build(LOADERS.complete({"name": selection.name}), data, sampler, device)
+    return loader
 
 
 def select_loader(
@@ -91,17 +86,14 @@ def select_loader(
     device: torch.device,
     *,
     as_candidate: Callable[[Loader], Candidate] | None = None,
-) -> tuple[LoaderSelection, SampleSource]:
-    """Time the loaders that fit and select the fastest.
+) -> tuple[LoaderSelection, Loader]:
+    """Time the loaders that fit, and return the fastest.
 
     Args:
         as_candidate: makes a loader a candidate with a training step; without it, batches are dropped.
 
-    Returns:
-        The selection, and the set to build the loader from, which a candidate may have decoded.
-
     Raises:
-        ConfigError: an unknown candidate, or none that can be used.
+        ConfigError: a candidate is unknown, or none can be used.
     """
     builder = CandidateBuilder(data, sampler, device, as_candidate)
     with ExitStack() as stack:
@@ -111,12 +103,12 @@ def select_loader(
             if options.candidates or storage_of(name, data) is not Storage.FILE or builder.decoded_set is None:
                 benchmark.add(name, partial(builder.build, name))
         benchmark.run(options.batches, options.seconds * len(benchmark.candidates))
-    rows = rows_of(benchmark.candidates, len(sampler), is_compared=False)
+    rows = rows_of(benchmark.candidates, len(sampler), has_baseline=False)
     epochs_s = {row.name: row.epoch_s for row in rows if row.epoch_s}
     if not epochs_s:
         raise ConfigError("\n".join(["no candidate can be used:", *(f"{row.name}: {row.error}" for row in rows)]))
     name = min(epochs_s, key=lambda name: epochs_s[name].median)
-    return LoaderSelection(name, _reason(name, epochs_s), rows), builder.data_for(name)
+    return LoaderSelection(name, _reason(name, epochs_s), rows), builder.loaders[name]
 
 
 def _names_to_try(options: AutoOptions, data: SampleSource) -> list[str]:
@@ -124,47 +116,42 @@ def _names_to_try(options: AutoOptions, data: SampleSource) -> list[str]:
     names = [name for name in LOADERS.names() if LOADERS.options_of(name) is not AutoOptions]
     for name in options.candidates or ():
         if name not in names:
-            raise ConfigError(f"data.loader.candidates={name}: not known; {allowed_names(name, names)}")
-    # Loaders that decode into memory come first, because others reuse the decoded set. Loaders that decode into a file
-    # come last, because they may not be needed then.
+            raise ConfigError(f"data.loader.candidates={name}: not known; {suggest_names(name, names)}")
+    # Loaders that decode into memory come first, because others reuse the decoded set, and those that decode into a
+    # file last, because they are then not needed.
     order = (Storage.HOST, Storage.DEVICE, Storage.NOT_KEPT, Storage.FILE)
     return sorted(options.candidates or names, key=lambda name: order.index(storage_of(name, data)))
 
 
+@dataclass
 class CandidateBuilder:
     """Builds the loaders that fit into memory next to the model; the arguments are those of `select_loader`."""
 
-    def __init__(
-        self,
-        data: SampleSource,
-        sampler: EpochSampler,
-        device: torch.device,
-        as_candidate: Callable[[Loader], Candidate] | None,
-    ) -> None:
-        self.data, self.sampler, self.device = data, sampler, device
-        self.as_candidate = as_candidate or partial(Candidate, device=device)
-        self.decoded_set: SampleSource | None = None
-        """The set in host memory, once a loader has decoded it."""
-        self.model_memory = Memory()
-        if as_candidate:
-            candidate = as_candidate(UnbufferedLoader(data, sampler, device))
-            candidate.is_required = True  # The step cannot be timed with any loader if it fails here.
-            self.model_memory = peak_memory(candidate.time_block, device)
+    data: SampleSource
+    sampler: EpochSampler
+    device: torch.device
+    as_candidate: Callable[[Loader], Candidate] | None
 
-    def data_for(self, name: str) -> SampleSource:
-        """The set for a loader of this name: the decoded set, if the loader keeps all samples in memory."""
-        is_in_memory = storage_of(name, self.data) in (Storage.HOST, Storage.DEVICE)
-        return self.decoded_set if self.decoded_set is not None and is_in_memory else self.data
+    def __post_init__(self) -> None:
+        self.loaders: dict[str, Loader] = {}
+        self.decoded_set: SampleSource | None = None
+        self.model_memory = Memory()
+        if self.as_candidate:
+            candidate = self.as_candidate(UnbufferedLoader(self.data, self.sampler, self.device))
+            candidate.is_required = True  # A step that fails here cannot be timed with any loader.
+            self.model_memory = peak_memory(candidate.time_block, self.device)
 
     def build(self, name: str) -> Candidate:
         """Build a loader; raises `DoesNotFitError` if it does not fit next to the model and the loaders before it."""
-        data = self.data_for(name)
+        is_in_memory = storage_of(name, self.data) in (Storage.HOST, Storage.DEVICE)
+        data = self.decoded_set if self.decoded_set is not None and is_in_memory else self.data
         check_fits(name, needs_of(name, data, self.device), self.device, self.model_memory)
         started = time.perf_counter()
         loader = LOADERS.build(LOADERS.complete({"name": name}), data, self.sampler, self.device)
         set_up_s = time.perf_counter() - started
+        self.loaders[name] = loader
         self.decoded_set = self.decoded_set or loader.decoded_set
-        candidate = self.as_candidate(loader)
+        candidate = self.as_candidate(loader) if self.as_candidate else Candidate(loader, self.device)
         candidate.set_up_s = set_up_s
         return candidate
 

@@ -10,7 +10,7 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import torch
@@ -23,20 +23,16 @@ from vitmnist.runtime.memory import Memory
 from vitmnist.store.rows import Storage
 
 LoadedBatch = tuple[Tensor, Tensor]
-"""Images `[B, C, H, W]` and labels int64 `[B]`, both on the run's device. Images are uint8 as stored, or normalised
-float32. A batch may be a view of the loader's set, so do not write to it. Large uint8 images from files have their
-channels last in memory.
-
-Batches of other tensors or datasets keep their shapes and dtypes; `disk`, and `prefetch` of it, also deliver samples
-that are not pairs (dict, list, tuple, None, str)."""
+"""Images `[B, C, H, W]`, uint8 or normalised float32, and labels int64 `[B]`, both on the run's device. A batch may be
+a view of the loader's set, so do not write to it. Other tensors and datasets keep their shapes and dtypes; `disk`, and
+`prefetch` of it, also deliver samples that are not pairs (dict, list, tuple, None, str)."""
 
 Batches = Generator[LoadedBatch, None, None]
 
-INDEX_NBYTES = 8
-"""The bytes of an index, int64. A device that keeps the set also keeps the permutation of an epoch."""
+INDEX_NBYTES = 8  # The bytes of an int64. A device that keeps the set also keeps the permutation of an epoch.
 
 
-class Loader(ABC):
+class Loader(AbstractContextManager["Loader"], ABC):
     """Delivers the batches of a sampler on a device.
 
     A subclass is built from (options, data, sampler, device) and implements `batches`. The generator of an epoch
@@ -45,26 +41,19 @@ class Loader(ABC):
     """
 
     storage: Storage = Storage.NOT_KEPT
-    """Where the loader keeps all samples, from which `auto` estimates its memory. `auto` builds loaders that keep the
-    samples in memory from the `decoded_set` of another one, and tries loaders that keep them in a file only if they
-    do not fit in memory."""
-
+    """Where the loader keeps all samples, from which `auto` estimates its memory."""
     decoded_set: TensorSet | None = None
-    """All samples in host memory, if the loader has decoded them and others may use them."""
-
+    """All samples in host memory, if the loader has decoded them; `auto` builds other loaders from them."""
     batches_ahead: int = 0
     """The largest number of batches that are ready ahead of the consumer."""
-
     num_workers: int = 0
     """The number of processes that make batches, in turn."""
-
     resolved_options: Mapping[str, Any] = {}
     """The values of options that were `auto`; a run logs and records them."""
 
     def __init__(self, sampler: EpochSampler) -> None:
         self.sampler = sampler
-        self._iterators: weakref.WeakSet[Any] = weakref.WeakSet()
-        """The live generators and threads, which `close` ends."""
+        self._iterators: weakref.WeakSet[Any] = weakref.WeakSet()  # The live generators and threads
         self._lock = threading.Lock()  # `prefetch` starts epochs in threads.
         # This also runs at interpreter exit, while threads and processes can still be stopped.
         weakref.finalize(self, _close_all, self._iterators, self._lock)
@@ -82,13 +71,10 @@ class Loader(ABC):
         """The batches of an epoch from batch `start` on: a pure function of the sampler's seed and the epoch.
 
         Live iterators are independent of each other. An abandoned one is closed when it is garbage-collected.
-
-        Raises:
-            TypeError: `batches` is not a generator function, so that two epochs might share an iterator.
         """
         iterator = self.batches(epoch, start)
         with self._lock:
-            if not isinstance(iterator, Generator) or iterator in self._iterators:
+            if not isinstance(iterator, Generator) or iterator in self._iterators:  # Two epochs would share it.
                 raise TypeError(f"{type(self).__name__}.batches must be a generator function")
             self._iterators.add(iterator)
         return iterator
@@ -104,9 +90,6 @@ class Loader(ABC):
     def close(self) -> None:
         """End live iterators, and release the resources of the loader."""
         _close_all(self._iterators, self._lock)
-
-    def __enter__(self) -> Loader:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

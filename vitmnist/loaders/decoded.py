@@ -71,12 +71,7 @@ class PinnedBuffers:
 
 @LOADERS.register("ram")
 class RamLoader(HostLoader):
-    """Keeps the set in host memory; a map-style dataset is read into it first, sample by sample.
-
-    Raises:
-        ConfigError: its samples are random.
-        DoesNotFitError: host memory is too small for the samples that must be read into it.
-    """
+    """Keeps the set in host memory; raises `ConfigError` for random samples, `DoesNotFitError` if it is too large."""
 
     storage = Storage.HOST
 
@@ -98,10 +93,7 @@ class CacheOptions:
 class CacheLoader(HostLoader):
     """Keeps the set in a memory-mapped file: the system reads pages on demand, and drops them when memory is short.
 
-    Raises:
-        ConfigError: the samples of a map-style dataset are random.
-        DataError: the folder cannot be written.
-        DoesNotFitError: its disk has too little room.
+    Raises as `RamLoader`, and `DataError` if the folder cannot be written.
     """
 
     storage = Storage.FILE
@@ -115,11 +107,7 @@ class CacheLoader(HostLoader):
 class GpuSliceLoader(Loader):
     """Keeps the set on the device, with the permutation of each epoch; no batch crosses the bus.
 
-    On the CPU the set is not copied. Contiguous batches are views. Each of several ranks keeps the set on its device.
-
-    Raises:
-        ConfigError: the samples of a map-style dataset are random.
-        DoesNotFitError: the device's memory is too small.
+    On the CPU the set is not copied. Contiguous batches are views. Each rank keeps the set. Raises as `RamLoader`.
     """
 
     storage = Storage.DEVICE

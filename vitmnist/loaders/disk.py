@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import sys
 import threading
@@ -31,13 +30,10 @@ from vitmnist.runtime.cpu import cores_per_rank, one_core_per_thread
 from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.runtime.signals import ignore_stopping
-from vitmnist.store.read_once import unchanged
+from vitmnist.store.read_once import identity
 from vitmnist.store.tree import map_tensors
 
-log = logging.getLogger(__name__)
-
-DEFAULT_WORKERS = 2
-"""The number of workers if `num_workers` is `auto`."""
+DEFAULT_WORKERS = 2  # Used if `num_workers` is `auto`
 ReadJob = tuple[Tensor, Tensor, int]
 """The images of a batch, uint8 `[B, C, H, W]`, their indices, int64 `[B]`, and the row that a thread fills."""
 BatchKey = tuple[int, NDArray[np.int64]]
@@ -123,11 +119,7 @@ class WorkerLoader(Loader):
     def batches(self, epoch: int, start: int) -> Batches:
         workers = self.num_workers
         if not workers and self.reader.is_seeded and threading.current_thread() is not threading.main_thread():
-            workers = 1
-            log.info(
-                "disk: 1 worker in place of num_workers=0: in a background thread, samples would share their random "
-                "generators with the training loop"
-            )
+            workers = 1  # In a background thread, samples would share their random generators with the training loop.
         with warnings.catch_warnings():
             # torch warns of more workers than cores, but samples that wait for a disk gain from more workers.
             warnings.filterwarnings("ignore", "This DataLoader will create")
@@ -165,7 +157,7 @@ class WorkerLoader(Loader):
             sampler=[],  # Before each pass, it is filled with a key for each batch of the epoch.
             batch_size=None,  # The dataset returns whole batches.
             num_workers=workers,
-            collate_fn=unchanged,
+            collate_fn=identity,
             pin_memory=self.pin_memory,
             prefetch_factor=self.options.prefetch_factor if workers else None,
             persistent_workers=workers > 0,

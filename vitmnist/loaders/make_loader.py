@@ -52,19 +52,16 @@ def make_loader(
         shuffle: sample, batch or none; see `EpochSampler`.
         drop_last: leave out a last batch shorter than `batch_size`.
         step: a function `step(images, labels)` that trains on a batch (`step(batch)` if samples are not pairs), with
-            which `auto` times its candidates. It really trains, on a few dozen batches per candidate and more with
-            many workers: give it a copy of the model, or load the model's weights afterwards. Random generators are
-            restored.
-        rank: the rank of this process, where several train one model and each gets its part of every batch. By default
-            that in `torch.distributed`, if it is initialised; 0 in a single process.
-        world_size: how many such processes there are.
+            which `auto` times its candidates. It trains on a few dozen batches per candidate: give it a copy of the
+            model, or load the model's weights afterwards. Random generators are restored.
+        rank: the rank of this process, which gets its part of every batch; by default the rank in `torch.distributed`.
+        world_size: the number of ranks, to be given with `rank`.
         options: the keys of the loader's YAML file in `conf/data/loader/`, such as `num_workers=4`. `base` of prefetch
             is a name, or a dict with `name` and options; without it `ram` for tensors, `disk` for a dataset.
 
     Raises:
-        ConfigError: an unknown name or option, a loader that cannot load such data, or a process of torchrun that does
-            not say which rank it is.
-        DataError: data that cannot be used: images and labels of different length, no map-style dataset, …
+        ConfigError: an unknown name or option, a loader that cannot load such data, or an unknown rank under torchrun.
+        DataError: data that cannot be used, such as images and labels of different lengths.
     """
     loaded = as_source(data, seed)
     sampler = build_sampler(len(loaded), batch_size, seed, shuffle, drop_last, *_ranks(rank, world_size))
@@ -76,7 +73,7 @@ def make_loader(
 
 
 def as_source(data: Data, seed: int = 0) -> SampleSource:
-    """The samples that loaders are built from, random ones by this seed; raises as `make_loader`."""
+    """The source of the samples; random samples depend on the seed. Raises as `make_loader`."""
     if isinstance(data, SampleSource):
         return data
     if isinstance(data, (tuple, list)):
@@ -94,7 +91,6 @@ def as_source(data: Data, seed: int = 0) -> SampleSource:
 
 
 def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """The rank of this process, and how many there are; raises `ConfigError` if they are unknown or impossible."""
     if (rank is None) != (world_size is None):
         raise ConfigError("rank= and world_size= belong together; give both")
     if rank is None or world_size is None:
@@ -112,12 +108,12 @@ def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
 
 
 def _as_tensor(name: str, values: Any) -> Any:
-    """A NumPy array as a tensor that shares its memory; anything else as it is."""
+    """Turn a NumPy array into a tensor that shares its memory; anything else stays as it is."""
     if not isinstance(values, np.ndarray):
         return values
     try:
         with warnings.catch_warnings():
-            # torch has no read-only tensors, and warns that writing would be undefined; loaders do not write.
+            # torch warns that writing to a read-only array is undefined; loaders do not write.
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")
             return torch.from_numpy(values)
     except (TypeError, ValueError) as error:
@@ -125,7 +121,7 @@ def _as_tensor(name: str, values: Any) -> Any:
 
 
 def _complete(values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a loader, and of the loader that it wraps, with their defaults."""
+    """Add the default options of the loader, and of the loader that it wraps."""
     if base := values.get("base"):
         values = {**values, "base": _complete({"name": base} if isinstance(base, str) else dict(base))}
     return LOADERS.complete(values)

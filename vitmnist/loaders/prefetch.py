@@ -19,13 +19,12 @@ from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.store.rows import Storage
 from vitmnist.store.tree import map_tensors
 
-END = object()
-"""Delivered after the last batch of an epoch."""
+END = object()  # Delivered after the last batch of an epoch
 
 
 @dataclass
 class PrefetchOptions:
-    """See `conf/data/loader/prefetch.yaml`. The default base is `ram` for tensors, and `disk` for other samples."""
+    """See `conf/data/loader/prefetch.yaml`; the default base is `ram` for tensors, and `disk` for other samples."""
 
     queue_size: int = config_field(2, at_least=1, at_most=1000)
     base: dict[str, Any] = field(default_factory=dict)
@@ -35,8 +34,7 @@ class PrefetchOptions:
 class PrefetchLoader(Loader):
     """Wraps any other loader: the time of a step falls from loading + computing to the larger of the two.
 
-    Each epoch has its own thread and queue, so no batch of an abandoned one can appear in another. With CUDA the copies
-    of the base loader go to a stream of this loader.
+    Each epoch has its own thread and queue. With CUDA, the copies of the base loader go to a stream of this loader.
     """
 
     def __init__(
@@ -44,13 +42,11 @@ class PrefetchLoader(Loader):
     ) -> None:
         values = options.base or LOADERS.complete({"name": _default_base(data)})
         self.base = LOADERS.build(values, data, sampler, device, key="data.loader.base")
-        # Created after `base`, so that at exit our thread stops before the loader that it runs.
-        super().__init__(sampler)
-        self.options, self.num_workers, self.resolved_options = (
-            options,
-            self.base.num_workers,
-            self.base.resolved_options,
-        )
+        super().__init__(
+            sampler
+        )  # This follows `base`, so that at exit our thread stops before the loader that it runs.
+        self.options = options
+        self.num_workers, self.resolved_options = self.base.num_workers, self.base.resolved_options
         self.decoded_set = self.base.decoded_set
         self.batches_ahead = options.queue_size + 1 + self.base.batches_ahead  # The thread itself holds one more batch.
         self.backend = backend_of(device)
@@ -65,13 +61,13 @@ class PrefetchLoader(Loader):
         # keep its thread until the next garbage collection.
         make = partial(_make_batch, self.backend, self.base.epoch(epoch, start))
         events = iter(self.backend.record_event, END)  # An endless iterator of events on the consumer's stream
-        made: ordered_map[Event, tuple[Any, Event]] = ordered_map(
+        prepared: ordered_map[Event, tuple[Any, Event]] = ordered_map(
             make, events, threads=1, ahead=self.options.queue_size + 1, context=self.stream
         )
         with self._lock:
-            self._iterators.add(made)  # It is closed with the loader, from any thread.
-        with closing(made):
-            for batch, event in made:
+            self._iterators.add(prepared)  # It is closed with the loader, from any thread.
+        with closing(prepared):
+            for batch, event in prepared:
                 if batch is END:
                     return
                 self.backend.wait_event(event)
@@ -88,16 +84,14 @@ class PrefetchLoader(Loader):
 
 
 def _default_base(data: SampleSource) -> str:
-    """The name of the loader that is wrapped if `base` names none."""
     return "ram" if data.is_decoded else "disk"
 
 
 def _make_batch(backend: Backend, batches: Batches, event: Event) -> tuple[Any, Event]:
     """The next batch, and an event on the thread's stream. A stream that has waited for the event may read the batch.
 
-    Args:
-        event: recorded on the consumer's stream when this batch was asked for. The thread waits until the device has
-            reached it: a host that ran ahead of the device would fill its memory.
+    The thread waits for `event`, which the consumer recorded when it requested the batch: a host that runs ahead of the
+    device would fill its memory.
     """
     event.synchronize()
     return next(batches, END), backend.record_event()

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
@@ -71,21 +71,14 @@ class StopSignal:
         finally:
             self._deadline = math.inf
 
-    def follow(self, parent: int) -> None:
-        """Record signals from now on, and the end of the parent process as SIGHUP."""
+    def follow(self, parent: int | None) -> None:
+        """Record the end of the parent process as SIGHUP; the processes of joblib would outlive it."""
         self._parent = parent
-        for signum in _not_ignored():
-            signal.signal(signum, self._record)
-
-    def lead(self) -> None:
-        """Record signals from now on, and pass them to child processes that `follow`."""
-        for signum in _not_ignored():
-            signal.signal(signum, self._pass_on)
 
     @property
     def is_orphan(self) -> bool:
-        """Whether the parent process, which it follows, has ended."""
-        return self._parent is not None and os.getppid() != self._parent
+        """Whether the parent process that this process follows has ended."""
+        return self._parent not in (None, os.getppid())
 
     @property
     def request(self) -> int:
@@ -99,16 +92,16 @@ class StopSignal:
             raise KeyboardInterrupt
         self._received = self._received or signum
 
-    def _pass_on(self, signum: int, frame: FrameType | None) -> None:
-        import psutil
 
-        children = psutil.Process().children()
-        if not children:  # No job has begun.
-            raise KeyboardInterrupt
-        for child in children:
-            with suppress(psutil.NoSuchProcess):
-                child.terminate()
-        self._record(signum, frame)
+@contextmanager
+def interrupted_by_signals() -> Iterator[None]:
+    """Raise `RunInterrupted` at a signal within the block, for a process that only waits for others."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise interruption(signum + 1)
+
+    with handled_by(interrupt, *_not_ignored()):
+        yield
 
 
 def _not_ignored() -> list[int]:

@@ -1,4 +1,4 @@
-"""Times candidates, each a way to load batches, with a training step: in blocks of batches that take turns."""
+"""Times ways to load batches, the candidates, with a training step: in blocks of batches that take turns."""
 
 from __future__ import annotations
 
@@ -21,22 +21,21 @@ from vitmnist.errors import describe_error
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.timing.table import NOTICEABLE_SHARE, Row, Spread
 
-BLOCKS = 5  # Timed blocks of each candidate; their range is the noise.
-WARM_UP = 2  # Batches of the first block, which is not counted: a step may compile, and memory is touched first.
+NUM_BLOCKS = 5  # The range of the timed blocks of a candidate is the noise.
+WARM_UP_BATCHES = 2  # The first block does not count: a step may compile, and memory is touched for the first time.
 CPU = torch.device("cpu")
 Item = TypeVar("Item")
 Step = Callable[..., object]
 """A user's training step: `step(batch)`, or `step(images, labels)` if it has several required arguments."""
-POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 @dataclass(frozen=True)
 class Block:
-    """Times of the first batches of an epoch, in seconds.
+    """The times of the first batches of an epoch, in seconds.
 
     Args:
-        first_s: the time from the start of the epoch to the end of the first step; `first_waiting_s` is the wait in it.
-        batch_s: the time of each further batch with its step; `waiting_s` is the wait in it.
+        first_s: from the start of the epoch to the end of the first step; `first_waiting_s` is the wait in it.
+        batch_s: the mean of each further batch with its step; `waiting_s` is the wait in it.
     """
 
     first_s: float
@@ -45,16 +44,16 @@ class Block:
     waiting_s: float
 
     @property
-    def waits(self) -> bool:
-        """Whether the step waits noticeably for data."""
+    def has_noticeable_wait(self) -> bool:
+        """Whether the step waits noticeably for its batches."""
         return self.waiting_s > NOTICEABLE_SHARE * self.batch_s
 
     def epoch_s(self, batches: float) -> float:
-        """Seconds of an epoch of so many batches."""
+        """The seconds of an epoch of this many batches."""
         return self.first_s + self.batch_s * (batches - 1)
 
     def waiting_pct(self, batches: float | None) -> float:
-        """The percentage of such an epoch that is spent waiting; None: of the time after its first batch."""
+        """The percentage of such an epoch that is spent waiting; if `batches` is None, without its first batch."""
         if batches is None:
             return 100 * self.waiting_s / (self.batch_s or 1.0)
         return 100 * (self.first_waiting_s + self.waiting_s * (batches - 1)) / (self.epoch_s(batches) or 1.0)
@@ -66,15 +65,12 @@ class Candidate:
 
     Args:
         loader: a `DataLoader`, a loader of this project, or any iterable of batches.
-        device: its clock is used.
-        step: trains on a batch; None to time loading alone.
-        epoch: gives the batches of an epoch; by default `loader.epoch`, or the loader itself if it can be iterated.
-        length: batches in an epoch; None if unknown. By default the length of the loader.
-        set_up_s: seconds before the first epoch.
-        change: the line that puts this candidate into a script.
-        is_required: an error is raised, instead of being the reason why this candidate cannot be used.
-        error: that reason.
-        warm_up: the first block, which is not counted.
+        step: trains on a batch; None times loading alone.
+        epoch: returns the batches of an epoch; by default `loader.epoch`, or the loader itself if it is iterable.
+        length: the number of batches in an epoch, by default the length of the loader; None if it is unknown.
+        change: the line of code that puts this candidate into a script.
+        is_required: raise an error, instead of storing it as the reason why this candidate cannot be used.
+        warm_up: the first block, which does not count.
     """
 
     loader: object = None
@@ -92,20 +88,19 @@ class Candidate:
 
     def __post_init__(self) -> None:
         self._epochs = count()
-        self.delivered = 0
-        """How many batches the loader has delivered so far."""
+        self.num_batches = 0  # Batches loaded so far
         if self.length is None and isinstance(self.loader, Sized):
             with suppress(TypeError):  # A DataLoader has `__len__`, but its sampler may not.
                 self.length = len(self.loader)
 
     def batches(self, epoch: int) -> Iterable[object]:
-        """The batches of epoch `epoch`."""
+        """The batches of an epoch, counted from 0."""
         if self.epoch or not isinstance(self.loader, Iterable):
             return (self.epoch or self.loader.epoch)(epoch)  # type: ignore[attr-defined]
         return self.loader
 
-    def time_block(self, size: int = WARM_UP) -> Block | None:
-        """Add a block of `size` batches of a new epoch; None if this candidate failed, or has no batch left."""
+    def time_block(self, size: int = WARM_UP_BATCHES) -> Block | None:
+        """Time `size` batches of a new epoch; None if an error occurs or there is no batch."""
         if self.error:
             return None
         try:
@@ -113,7 +108,7 @@ class Candidate:
         except Exception as error:
             if self.is_required:
                 raise
-            # torch's wrapper of a worker's error refers to its own frame, so that the frames would keep the workers.
+            # The frames of the traceback would keep the workers of a DataLoader alive.
             clear_frames(error.__traceback__)
             self.error = describe_error(error)
             return None
@@ -123,12 +118,12 @@ class Candidate:
         return block
 
     def _time(self, size: int) -> Block | None:
-        """Time a block; the batches that may be ready ahead at the start of an epoch are not part of `size`."""
+        """Time a block of `size` batches, after those that may be ready ahead when the epoch starts."""
         workers = getattr(self.loader, "num_workers", 0)
         ahead = getattr(self.loader, "batches_ahead", 0)
         if isinstance(self.loader, DataLoader):
             ahead = workers * (self.loader.prefetch_factor or 0)
-        if workers:  # Workers deliver in turn, so each must make as many batches as the others.
+        if workers:  # Workers deliver in turn, so each of them must load the same number of batches.
             size = ceil(size / workers) * workers
         if self.length is not None:
             ahead = max(0, min(ahead, self.length - 1 - size))
@@ -136,7 +131,7 @@ class Candidate:
         timer = EpochTimer(self.device)
         timer.start()
         for batch in timer.waiting(islice(self.batches(next(self._epochs)), 1 + ahead + size)):
-            self.delivered += 1
+            self.num_batches += 1
             if self.step:
                 self.step(batch)
         timer.stop()
@@ -144,27 +139,23 @@ class Candidate:
         batches = [(waiting_s, step_s) for (phase, waiting_s), (_, step_s) in spans if phase == "waiting"]
         if not batches:
             return None
-        timed = batches[1 + ahead :] or batches[1:] or batches  # An epoch may be shorter than that.
-        waiting_s, step_s = map(fmean, zip(*timed, strict=True))
+        later_batches = batches[1 + ahead :] or batches[1:] or batches  # The epoch may be shorter than that.
+        waiting_s, step_s = map(fmean, zip(*later_batches, strict=True))
         return Block(sum(batches[0]), batches[0][0], waiting_s + step_s, waiting_s)
 
 
 @dataclass
 class Benchmark:
-    """Candidates that are built next to each other; one that fails has a row that says why.
-
-    Args:
-        stack: closes the loaders of candidates that `add` has built.
-    """
+    """Builds candidates next to each other, whose loaders `stack` closes, and times them in turns."""
 
     stack: ExitStack
     candidates: list[Candidate] = field(init=False, default_factory=list)
 
     def add(self, name: str, build: Callable[[], Candidate]) -> Candidate:
-        """Build a candidate, and time its first block."""
+        """Build a candidate and time its first block; an error is stored as the reason why it cannot be used."""
         try:
             candidate = build()
-        except Exception as error:  # For example, a sample that the loop never reads may be broken.
+        except Exception as error:  # For example, a sample that the user's loop never reads may be broken.
             candidate = Candidate(error=describe_error(error))
         candidate.name = name
         candidate.time_block()
@@ -177,48 +168,50 @@ class Benchmark:
         return candidate
 
     def run(self, batches: int, seconds: float) -> None:
-        """Time up to `BLOCKS` further blocks of each candidate, in turns.
+        """Time up to `NUM_BLOCKS` further blocks of each candidate, in turns.
 
         Args:
-            batches: how many of each in all; fewer if `seconds` would not be enough.
+            batches: the number of batches of each candidate; fewer are timed if `seconds` for all would be exceeded.
         """
         deadline = time.perf_counter() + seconds
         live = [candidate for candidate in self.candidates if not candidate.error]
-        firsts_s = sum(candidate.warm_up.first_s for candidate in live if candidate.warm_up)
+        first_batches_s = sum(candidate.warm_up.first_s for candidate in live if candidate.warm_up)
         batches_s = sum(candidate.warm_up.batch_s for candidate in live if candidate.warm_up)
-        affordable = int((seconds / BLOCKS - firsts_s) / batches_s) if batches_s else batches
-        size = max(1, min(affordable, ceil(batches / BLOCKS)))
-        for turn, candidates in enumerate(tqdm(in_turns(live, BLOCKS), "timing", BLOCKS, leave=False, disable=None)):
-            if turn and time.perf_counter() > deadline:
+        affordable = int((seconds / NUM_BLOCKS - first_batches_s) / batches_s) if batches_s else batches
+        size = max(1, min(affordable, ceil(batches / NUM_BLOCKS)))
+        rounds = tqdm(in_turns(live, NUM_BLOCKS), "timing", NUM_BLOCKS, leave=False, disable=None)
+        for index, candidates in enumerate(rounds):
+            if index and time.perf_counter() > deadline:
                 break
             for candidate in candidates:
                 candidate.time_block(size)
 
 
 def in_turns(candidates: Sequence[Item], rounds: int) -> Iterator[list[Item]]:
-    """The candidates for each round; every round starts with another one, so that none is always first."""
-    for turn in range(rounds):
-        first = turn % max(len(candidates), 1)
+    """Yield the candidates for each round, rotated, so that no candidate is always the first."""
+    for index in range(rounds):
+        first = index % max(len(candidates), 1)
         yield [*candidates[first:], *candidates[:first]]
 
 
-def rows_of(candidates: Sequence[Candidate], length: float | None, is_compared: bool = True) -> list[Row]:
-    """The rows of a table, for epochs of so many batches; None: not known.
+def rows_of(candidates: Sequence[Candidate], length: float | None, has_baseline: bool = True) -> list[Row]:
+    """The rows of the table.
 
     Args:
-        is_compared: the first candidate is what is used now, and `pays_from` compares the others with it.
+        length: the number of batches in an epoch; None if it is unknown.
+        has_baseline: the first candidate is the loader in use, with which `pays_from` compares the others.
     """
     rows: list[Row] = []
     for candidate in candidates:
         if candidate.error or not candidate.blocks:
-            rows.append(Row(candidate.name, error=candidate.error or "it gave no batch"))
+            rows.append(Row(candidate.name, error=candidate.error or "it delivered no batch"))
             continue
         batch_s = Spread.of(block.batch_s for block in candidate.blocks)
         epoch_s = None if length is None else Spread.of(block.epoch_s(length) for block in candidate.blocks)
         waiting_pct, pays_from = None, None
         if candidate.step:
             waiting_pct = median(block.waiting_pct(length) for block in candidate.blocks)
-        if rows and is_compared and epoch_s and rows[0].epoch_s and epoch_s.median < rows[0].epoch_s.median:
+        if rows and has_baseline and epoch_s and rows[0].epoch_s and epoch_s.median < rows[0].epoch_s.median:
             saved_s = rows[0].epoch_s.median - epoch_s.median
             pays_from = max(1, ceil((candidate.set_up_s or 0.0) / saved_s))
         set_up_s, change = candidate.set_up_s, candidate.change
@@ -227,9 +220,9 @@ def rows_of(candidates: Sequence[Candidate], length: float | None, is_compared: 
 
 
 def as_one_argument_step(step: Step) -> Callable[[Any], object]:
-    """A function of one batch: `step(batch)`, or `step(*batch)` if the step has several required arguments."""
-    parameters = inspect.signature(step).parameters.values()
-    required = [p for p in parameters if p.kind in POSITIONAL and p.default is p.empty]
-    if len(required) < 2:
-        return step
-    return lambda batch: step(*batch) if isinstance(batch, (tuple, list)) else step(batch)
+    """The step as a function of a batch, which is unpacked if the step has several required arguments."""
+    try:
+        inspect.signature(step).bind(None)
+    except TypeError:
+        return lambda batch: step(*batch) if isinstance(batch, (tuple, list)) else step(batch)
+    return step

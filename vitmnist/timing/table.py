@@ -13,7 +13,7 @@ NOTICEABLE_SHARE = 0.05
 
 @dataclass(frozen=True)
 class Spread:
-    """Median and range of `n` measured values, of blocks of batches or of runs."""
+    """The median and the range of `n` measured values."""
 
     median: float
     low: float
@@ -22,24 +22,22 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
-        """Summarise values, at least one."""
+        """Summarise at least one value."""
         values = list(values)
         return cls(median(values), min(values), max(values), len(values))
 
     def text(self, write: Callable[[float], str] = "{:.3g}".format) -> str:
-        """`median (low–high)`; without the range if it is a single value."""
+        """The text `median (low–high)`; without the range if all values are equal."""
         return write(self.median) + ("" if self.low == self.high else f" ({write(self.low)}–{write(self.high)})")
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table: times in seconds, medians over blocks. `error` says why a candidate could not be timed.
+    """A row of the table, with times in seconds; `error` says why a candidate could not be timed.
 
     Args:
-        waiting_pct: of an epoch.
-        set_up_s: before the first epoch.
-        pays_from: the epoch in which the set-up has been saved, compared with the first row; None if never.
-        change: the line that puts this candidate into a script.
+        pays_from: the epoch in which the set-up has paid off, compared with the first row; None if never.
+        change: the line of code that puts this candidate into a script.
     """
 
     name: str
@@ -53,7 +51,7 @@ class Row:
 
 
 def format_rows(rows: Sequence[Row]) -> str:
-    """The table as text; a row that could not be timed says why."""
+    """Format the rows as a table; a row with an error has the error in place of figures."""
     width = max((len(row.name) for row in rows), default=0) + 2
     lines = [" " * width + "".join(f"{title:>11}" for title in ("waiting", "epoch", "set-up", "pays from"))]
     for row in rows:
@@ -72,13 +70,13 @@ def format_rows(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-COMPUTE_BOUND_PCT = 10.0  # Below this share of waiting, the step is the limit.
-INPUT_BOUND_PCT = 60.0  # Above this share of waiting, the loader is the limit.
-FEW_STEPS = 20  # With fewer steps there is no verdict.
+COMPUTE_BOUND_PCT = 10.0  # Below this percentage of waiting, the step limits the loop.
+INPUT_BOUND_PCT = 60.0  # Above this percentage of waiting, the loader limits the loop.
+MIN_STEPS = 20  # With fewer steps there is no verdict.
 
 
 class Bottleneck(str, Enum):
-    """What limits a loop, or why that is not known."""
+    """What limits a training loop."""
 
     INPUT = "input-bound"
     BALANCED = "balanced"
@@ -87,8 +85,8 @@ class Bottleneck(str, Enum):
 
     @classmethod
     def of(cls, waiting_pct: float, steps: int) -> Bottleneck:
-        """The limit of a loop that spends this percentage of its time waiting for batches."""
-        if steps < FEW_STEPS:
+        """What limits a loop that spends this percentage of its time waiting for batches."""
+        if steps < MIN_STEPS:
             return cls.TOO_FEW_STEPS
         if waiting_pct < COMPUTE_BOUND_PCT:
             return cls.COMPUTE
@@ -96,23 +94,23 @@ class Bottleneck(str, Enum):
 
 
 def format_bottleneck(bottleneck: Bottleneck, waiting_pct: float, steps: int) -> str:
-    """One sentence, without a bound of the gain: the time of the step without loading is not known."""
+    """A sentence about the bottleneck. It has no bound of the gain: the time of the step without loading is unknown."""
     if bottleneck is Bottleneck.TOO_FEW_STEPS:
         return format_few_steps(steps)
     return f"{bottleneck.value}: {waiting_pct:.0f}% of the time is spent waiting for data"
 
 
 def format_few_steps(steps: int) -> str:
-    """The sentence in place of a verdict."""
-    return f"no verdict: it needs {FEW_STEPS} steps, and only {steps} {'was' if steps == 1 else 'were'} measured"
+    """The sentence about a loop that has too few steps for a verdict."""
+    return f"no verdict: it needs {MIN_STEPS} steps, and only {steps} {'was' if steps == 1 else 'were'} measured"
 
 
 def format_ms(seconds: float) -> str:
-    """A time with the digits that matter: `0.02 ms`, `5.3 ms`, `1,207 ms`."""
-    value = 1000 * seconds
-    return f"{value:,.0f} ms" if value >= 100 else f"{value:.1f} ms" if value >= 1 else f"{value:.2g} ms"
+    """Format a time as `0.02 ms`, `5.3 ms` or `1,207 ms`."""
+    number = 1000 * seconds
+    return f"{number:,.0f} ms" if number >= 100 else f"{number:.1f} ms" if number >= 1 else f"{number:.2g} ms"
 
 
 def format_s(seconds: float) -> str:
-    """A time with the digits that matter: `0.03 s`, `4.4 s`, `1,207 s`."""
+    """Format a time as `0.03 s`, `4.4 s` or `1,207 s`."""
     return f"{seconds:,.0f} s" if seconds >= 100 else f"{seconds:.1f} s" if seconds >= 1 else f"{seconds:.2g} s"

@@ -174,7 +174,7 @@ class TrainStep:
 
     def restart_schedule(self) -> None:
         """Count the steps from 0 again, so that steps that are only timed are never more than a run has."""
-        self.steps = 0
+        self.completed_steps = 0
 
     @contextmanager
     def preserved_state(self) -> Iterator[None]:
