@@ -185,7 +185,7 @@ sys.exit()
     [
         (2, [], "which script? Type SCRIPT.py or -m package.module"),
         (1, ["missing.py"], "missing.py: there is no such Python file"),
-        (1, ["-m", "missing.module"], "missing.module: there is no such module"),
+        (1, ["-m", "missing.module"], "-m missing.module: No module named 'missing'"),
         (2, ["--stepz", "3", "mine.py"], "unrecognized arguments: --stepz"),
         (1, ["--json", "missing/report.json", "mine.py"], "error: missing: No such file or directory"),
     ],

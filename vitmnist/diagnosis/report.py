@@ -128,8 +128,7 @@ def _other_loaders() -> list[str]:
     kinds = {kind for kind in map(type, gc.get_objects()) if hasattr(kind, "__iter__")}
     # fastai's `TfmdDL` has a base class with such a name.
     loaders = (kind for kind in kinds if any(base.__name__.endswith("Loader") for base in kind.__mro__))
-    names = (f"{kind.__module__}.{kind.__name__}" for kind in loaders)
-    return sorted(name for name in names if not name.startswith("torch."))
+    return sorted(f"{kind.__module__}.{kind.__name__}" for kind in loaders if not kind.__module__.startswith("torch."))
 
 
 def format_report(report: Report) -> str:
