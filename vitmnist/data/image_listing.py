@@ -92,10 +92,10 @@ def select_images(files: Sequence[Path]) -> list[Path]:
 
 
 def list_splits(folder: Path) -> dict[str, ClassifiedFiles]:
-    """The images of each split in the folders of classes; all are training images if no folders of splits are there.
+    """The images of each split, in folders of classes; without folders of splits, all are training images.
 
     Raises:
-        DataError: there are fewer than two folders of classes, two classes share a folder, or classes look like splits.
+        DataError: there are fewer than two folders of classes, or classes look like splits.
     """
     folders = _split_folders(folder) or {"train": folder}
     return {split: _list_classes(path) for split, path in folders.items()}
@@ -117,7 +117,7 @@ def label_splits(
     _check_classes(source, classes, splits, may_lack_classes)
     splits = {split: in_hash_order(files, folder) for split, files in splits.items()}
     if len(splits) == 1 and test_share:
-        train, test = _divide(splits["train"], test_share)
+        train, test = _take_test_split(splits["train"], test_share)
         if not test:
             raise DataError(f"{source}: too few pictures to take {test_share:g} of each class for the test")
         splits = {"train": train, "test": test}
@@ -201,14 +201,14 @@ def _refuse_splits(folder: Path, files: ClassifiedFiles) -> None:
         )
 
 
-def _divide(files: ClassifiedFiles, test_share: float) -> tuple[ClassifiedFiles, ClassifiedFiles]:
+def _take_test_split(files: ClassifiedFiles, test_share: float) -> tuple[ClassifiedFiles, ClassifiedFiles]:
     counts = Counter(name for _, name in files)
     # At least one image of each class stays for training.
     num_left = {name: min(round(count * test_share), count - 1) for name, count in counts.items()}
     train: ClassifiedFiles = []
     test: ClassifiedFiles = []
     for path, name in files:
-        part = test if num_left[name] > 0 else train
-        part.append((path, name))
+        split = test if num_left[name] > 0 else train
+        split.append((path, name))
         num_left[name] -= 1
     return train, test
