@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitmnist.errors import ConfigError, allowed_names
+from vitmnist.errors import ConfigError, suggest_names
 
 ORDERS = ("sample", "batch", "none")
 """The values of `shuffle`."""
@@ -32,7 +32,7 @@ def build_sampler(
         ConfigError: a value is out of bounds, `batch_size` is below `world_size`, or `drop_last` leaves no batch.
     """
     if shuffle not in ORDERS:
-        raise ConfigError(f"shuffle={shuffle}: {allowed_names(str(shuffle), ORDERS)}")
+        raise ConfigError(f"shuffle={shuffle}: {suggest_names(str(shuffle), ORDERS)}")
     if not isinstance(drop_last, bool):  # The text "false" would be true.
         raise ConfigError(f"drop_last={drop_last}: must be True or False")
     if batch_size < 1:

@@ -20,7 +20,7 @@ from vitmnist.data.randomness import (
     probe_indices,
     read_probes,
 )
-from vitmnist.errors import ConfigError, DataError, UserError, allowed_names, describe_error
+from vitmnist.errors import ConfigError, DataError, UserError, describe_error, suggest_names
 from vitmnist.replacement.decoded_dataset import (
     Collator,
     DecodedDataLoader,
@@ -100,9 +100,9 @@ def from_dataloader(
         DoesNotFitError: memory, or the disk of `folder`, is too small.
     """
     if loader not in LOADERS:
-        raise ConfigError(f"loader={loader}: {allowed_names(loader, LOADERS)}")
+        raise ConfigError(f"loader={loader}: {suggest_names(loader, LOADERS)}")
     if transforms not in TRANSFORM_MODES:
-        raise ConfigError(f"transforms={transforms}: {allowed_names(transforms, TRANSFORM_MODES)}")
+        raise ConfigError(f"transforms={transforms}: {suggest_names(transforms, TRANSFORM_MODES)}")
     if device is not None and loader != "gpu_slice":
         raise ConfigError(f"device={device}: only loader='gpu_slice' delivers batches on a device; leave device out")
     if isinstance(getattr(dataloader, "dataset", None), DecodedDataset):

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from vitmnist.config.schema import value_text
+from vitmnist.config.schema import format_value
 from vitmnist.errors import printable
 from vitmnist.metrics.epoch_table import COMPUTE_S, DATA_WAIT_S
 from vitmnist.report.comparison import LOADER, Comparison, Configuration
@@ -109,7 +109,7 @@ def _draw_times(axes: Axes, comparison: Comparison, rows: Sequence[Configuration
     for position, row in enumerate(rows):
         _draw_bar(axes, position, row, colours[row.values.get(LOADER)])
         # The title names the keys.
-        values = [value_text(row.values[column]) for column in comparison.columns if column in row.values]
+        values = [format_value(row.values[column]) for column in comparison.columns if column in row.values]
         label = printable(", ".join(values)) or "all runs"
         label = label if len(label) <= LABEL_LENGTH else f"{label[: LABEL_LENGTH - 1]}…"
         axes.text(0, position - 0.25, label, ha="left", **text_style)

@@ -12,7 +12,7 @@ from pathlib import Path
 from markdown import markdown
 from tabulate import tabulate
 
-from vitmnist.config.schema import value_text
+from vitmnist.config.schema import format_value
 from vitmnist.errors import printable
 from vitmnist.metrics.epoch_table import EPOCH_S, epoch_metrics
 from vitmnist.report.comparison import EMPTY_CELL, Comparison, Configuration, compare
@@ -109,7 +109,7 @@ def _cells(comparison: Comparison, row: Configuration) -> dict[str, str]:
     if quality and quality.n > 1:
         low, high = (format_quality(metric, bound).rstrip("%") for bound in (quality.low, quality.high))
         seeds = f"{low}–{high}, n={quality.n}"
-    cells = {column: value_text(row.values.get(column, EMPTY_CELL)) for column in comparison.columns}
+    cells = {column: format_value(row.values.get(column, EMPTY_CELL)) for column in comparison.columns}
     cells[metric.column or metric.name] = _format_median(row.spreads[metric.name], metric.digits)
     cells["over seeds"] = seeds
     cells["test accuracy, %"] = _format_median(row.spreads[TEST_ACC], digits=2)
