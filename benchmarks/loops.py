@@ -47,7 +47,7 @@ def build_run(overrides: list[str], stack: ExitStack) -> tuple[Dataset, TrainSte
     """The dataset, step and loaders of a run with these overrides, without records; `stack` closes the loaders."""
     trainer = Trainer(validate(Config, compose(overrides)), Path(), overrides, StopSignal())
     stack.enter_context(trainer.resources)
-    _, weights = trainer.load_start()
+    _, weights = trainer.load_initial_state()
     dataset, sampler = trainer.build_data()
     step = trainer.build_step(dataset.train, sampler, weights)
     train_loader, eval_loader, _ = trainer.build_loaders(dataset, sampler, step)

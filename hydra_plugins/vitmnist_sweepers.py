@@ -23,11 +23,10 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from vitmnist.cli.arguments import key_of
-from vitmnist.config.schema import value_text
 from vitmnist.errors import ConfigError, MissingExtraError
 from vitmnist.metrics.epoch_table import search_objective
 from vitmnist.runtime.files import write_atomic
-from vitmnist.tracking.runs import SEARCH_RESULT, read_run
+from vitmnist.tracking.runs import read_run
 
 # Hydra imports this module at every start, but only a search needs Optuna.
 if TYPE_CHECKING:
@@ -118,22 +117,12 @@ class SearchSweeper(Sweeper):
         return space, [str(override.input_line) for key, override in overrides.items() if key not in space]
 
     def _write_best(self, study: Study) -> None:
-        """Write the best trial to a file, with the sentence for the report, which ends the sweep."""
-        metric = search_objective(self.config)
-        best: dict[str, object] = {"summary": f"No trial has a value of {metric.name}."}
+        """Write the best trial to a file, if any trial has a value."""
         if any(trial.value is not None for trial in study.trials):
             trial = study.best_trial
-            parameters = " ".join(f"{key}={value_text(value)}" for key, value in trial.params.items())
-            value = f"{trial.value:.6g} {metric.unit}".rstrip()
-            best = {
-                "best_params": trial.params,
-                "best_value": trial.value,
-                "best_trial": trial.number,
-                "summary": f"Best of {len(study.trials)} trials by {metric.name}: {value} in trial {trial.number}, "
-                f"with {parameters}.",
-            }
-        content = yaml.safe_dump(best, sort_keys=False).encode()
-        write_atomic(Path(self.config.hydra.sweep.dir) / SEARCH_RESULT, content)
+            best = {"best_params": trial.params, "best_value": trial.value, "best_trial": trial.number}
+            content = yaml.safe_dump(best, sort_keys=False).encode()
+            write_atomic(Path(self.config.hydra.sweep.dir) / "optimization_results.yaml", content)
 
 
 def _distribution(override: Override) -> BaseDistribution:

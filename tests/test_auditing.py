@@ -17,8 +17,8 @@ from tests.conftest import REPOSITORY
 from tests.support.pages import blocks
 from vitmnist import audit, auditing, make_loader
 from vitmnist.auditing import Audit, Property
-from vitmnist.data.collate import collate_samples
 from vitmnist.data.randomness import RandomState, read_samples, seed_generators
+from vitmnist.data.sources import collate_samples
 
 SAMPLES = 64
 BATCH_SIZE = 5

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pkgutil import resolve_name
 
-from vitmnist.errors import ExitCode, allowed_names
+from vitmnist.errors import ExitCode, suggest_names
 from vitmnist.runtime.signals import end_interrupted, handled_by
 
 COMMANDS = {
@@ -41,7 +41,7 @@ def main() -> None:
         del sys.argv[1]
         command_main(first)()
     elif first and not first.startswith(("-", "~")) and "=" not in first:
-        print(f"error: {first}: there is no such command; {allowed_names(first, COMMANDS)}", file=sys.stderr)
+        print(f"error: {first}: there is no such command; {suggest_names(first, COMMANDS)}", file=sys.stderr)
         print("Keys and groups for training are typed as KEY=VALUE; --help explains more", file=sys.stderr)
         sys.exit(ExitCode.USAGE)
     else:

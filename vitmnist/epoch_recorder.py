@@ -52,7 +52,7 @@ class EpochRecorder:
         bar = tqdm(
             desc=f"epoch {progress.epoch + 1} {split}",
             total=num_batches,
-            initial=progress.metrics.steps if split == "train" else 0,
+            initial=progress.metrics.num_batches if split == "train" else 0,
             unit="batch",
             leave=False,
             mininterval=0.5,

@@ -18,10 +18,7 @@ from typing import Literal
 
 
 class ExitCode(IntEnum):
-    """What the program exits with; docs/command-line.md explains each. 0 is done; signals have their own.
-
-    argparse exits with 2 too, 75 is EX_TEMPFAIL of BSD, and a shell shows 130 after Ctrl-C and 141 after SIGPIPE.
-    """
+    """Exit codes of all commands, which docs/command-line.md explains; they follow argparse, BSD and the shell."""
 
     FAILED = 1
     USAGE = 2
@@ -48,7 +45,7 @@ class UnknownKeyError(ConfigError):
         super().__init__(key, siblings)  # An exception is pickled by these arguments.
 
     def __str__(self) -> str:
-        return f"{self.key}: there is no such key; {allowed_names(self.key.rpartition('.')[2], self.siblings)}"
+        return f"{self.key}: there is no such key; {suggest_names(self.key.rpartition('.')[2], self.siblings)}"
 
 
 class DataError(UserError):
@@ -76,17 +73,14 @@ class PeerError(UserError):
 
 
 class RunInterrupted(BaseException):
-    """The run was asked to stop, and has saved a checkpoint.
-
-    Like `KeyboardInterrupt` not an `Exception`, so that `except Exception` in a library does not swallow it.
-    """
+    """The run was asked to stop, and is saved. Not an `Exception`, so that `except Exception` does not swallow it."""
 
 
 class TimeLimitReached(RunInterrupted):
     """The run has reached its `max_minutes`; the other jobs of a sweep go ahead."""
 
 
-def allowed_names(wrong: str, allowed: Iterable[str]) -> str:
+def suggest_names(wrong: str, allowed: Iterable[str]) -> str:
     """The end of a message about an unknown name: the closest allowed name, ignoring case, then all of them."""
     names = {name.lower(): name for name in sorted(allowed)}
     closest = get_close_matches(wrong.lower(), names, n=1)
@@ -137,12 +131,7 @@ def describe_error(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class Failure:
-    """How an exception is reported.
-
-    Args:
-        cause: what has failed, where a caller distinguishes it.
-        is_user_error: the message is shown alone, without the traceback of an error of the program.
-    """
+    """How an exception is reported; the traceback is shown too unless it is a user error."""
 
     message: str
     exit_code: int = ExitCode.FAILED

@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
-from vitmnist.errors import ConfigError, allowed_names, describe_error
+from vitmnist.errors import ConfigError, describe_error, suggest_names
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -98,11 +98,11 @@ class Registry(Generic[Options, Built]):
 
         key = self.group.replace("/", ".") if key is None else key
         if not isinstance(values, Mapping):
-            raise ConfigError(f"{key}={values}: must be {{name: NAME}}; {allowed_names(str(values), self.names())}")
+            raise ConfigError(f"{key}={values}: must be {{name: NAME}}; {suggest_names(str(values), self.names())}")
         options = dict(values)
         name = options.pop("name", None)
         if not (member := self._find(name)):
-            reasons = [allowed_names(str(name), self.names()), *import_installed()]
+            reasons = [suggest_names(str(name), self.names()), *import_installed()]
             raise ConfigError(f"{join(key, 'name')}={name}: not known; {'; '.join(reasons)}")
         return member[1], validate(member[0], options, key)
 

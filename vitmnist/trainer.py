@@ -106,7 +106,7 @@ class Trainer:
             record_outcome(result, config, self.folder, self.stop, world),
             self.resources,
         ):
-            checkpoint, weights = self.load_start()
+            checkpoint, weights = self.load_initial_state()
             dataset, sampler = self.build_data()
             step = self.build_step(dataset.train, sampler, weights)
             train_loader, eval_loader, loader_config = self.build_loaders(dataset, sampler, step)
@@ -121,7 +121,7 @@ class Trainer:
             # From here on a signal stops the run after a step, when it can be saved. Before, nothing can be lost.
             signal_handling.enter_context(self.stop.listening(deadline))
 
-            while progress.metrics.steps or not recorder.is_done():  # An epoch under way is completed first.
+            while progress.metrics.num_batches or not recorder.is_done():  # An epoch under way is completed first.
                 with recorder.progress_bar(progress, "train", len(train_loader)) as after_step:
                     train = train_epoch(step, train_loader, progress, after_step)
                 with recorder.progress_bar(progress, dataset.eval_split, len(eval_loader)) as after_step:
@@ -138,7 +138,7 @@ class Trainer:
         log_verdict(result)
         return result
 
-    def load_start(self) -> tuple[Checkpoint | None, Mapping[str, Tensor] | None]:
+    def load_initial_state(self) -> tuple[Checkpoint | None, Mapping[str, Tensor] | None]:
         """Load the checkpoint to resume from, or else the initial weights that `init` names.
 
         Raises:
@@ -203,8 +203,8 @@ class Trainer:
         loader_config = self._select_loader(dataset.train, sampler, step)
         train_loader = LOADERS.build(loader_config, dataset.train, sampler, self.device)
         self._open_loaders.enter_context(train_loader)
-        eval_sampler = self._eval_sampler(dataset.evaluated, step)
-        eval_loader = LOADERS.build(loader_config, dataset.evaluated, eval_sampler, self.device)
+        eval_sampler = self._eval_sampler(dataset.evaluation, step)
+        eval_loader = LOADERS.build(loader_config, dataset.evaluation, eval_sampler, self.device)
         self._open_loaders.enter_context(eval_loader)
         step.prepare(train_loader)
         return train_loader, eval_loader, loader_config

@@ -120,12 +120,12 @@ def test_images_of_any_size_and_mode_are_classified(trained: Path, call_here: Ca
 def test_a_file_that_is_no_picture_does_not_stop_the_others(trained: Path, call_here: CallHere) -> None:
     Image.fromarray(np.zeros((28, 28), np.uint8)).save(trained / "black.png")
     (trained / "Thumbs.db").write_bytes(b"no picture")
-    Image.fromarray(np.full((20, 20), np.nan, np.float32)).save(trained / "nan.tif")
-    ended = call_here(predict_main, "run", "Thumbs.db", "nan.tif", "black.png", folder=trained)
+    Image.fromarray(np.zeros((20, 20), np.float32)).save(trained / "deep.tif")
+    ended = call_here(predict_main, "run", "Thumbs.db", "deep.tif", "black.png", folder=trained)
     assert ended.returncode == 1
     assert ended.stdout.startswith("black.png: ")
     assert "error: Thumbs.db: cannot be read as a picture" in ended.stderr
-    assert "nan.tif: cannot be read as a picture: some of its pixels are not finite" in ended.stderr
+    assert "deep.tif: cannot be read as a picture: its pixels have 32 bits" in ended.stderr
     rows = json.loads(call_here(predict_main, "run", "--json", "Thumbs.db", "black.png", folder=trained).stdout)
     assert [sorted(row) for row in rows] == [["error", "file"], ["all", "class", "file", "probability"]]
 

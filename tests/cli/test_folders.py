@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Printed, Start, Train, assert_same_run, result_of
+from tests.conftest import Printed, Start, Train, result_of
 from vitmnist.errors import ExitCode
 from vitmnist.runtime.run_folder import InUseError, folder_lock, is_in_use
 
@@ -20,27 +20,6 @@ def test_a_folder_with_blanks_is_resumed_as_it_is_shown(quick: list[str], succee
     assert "Results: it is, a=b" in printed
     succeed("resume=it is, a=b", "epochs=2")
     assert len(result_of(tmp_path / "it is, a=b")["epochs"]) == 2
-
-
-def test_a_run_may_lie_above_other_runs(quick: list[str], succeed: Printed, refuse: Printed, tmp_path: Path) -> None:
-    succeed(*quick, "epochs=1", "hydra.run.dir=runs/below")
-    succeed(*quick, "epochs=1", "hydra.run.dir=runs")
-    assert result_of(tmp_path / "runs")["status"] == "completed"
-    assert "hydra.run.dir=runs: holds records already" in refuse(*quick, "hydra.run.dir=runs")
-
-
-def test_the_checkpoints_may_be_kept_on_another_disk(
-    runs: Path, stateful: list[str], train_here: Train, succeed: Printed, tmp_path: Path
-) -> None:
-    """By a link to it, as on clusters where home folders are small."""
-    for folder in ("run", "scratch"):
-        (tmp_path / folder).mkdir()
-    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "scratch")
-    again = [*stateful, "hydra.run.dir=run", "resume=auto"]
-    assert train_here(*again, "max_minutes=0").returncode == ExitCode.UNFINISHED
-    assert "resumed after" in succeed(*again, "max_minutes=null")
-    assert_same_run(runs / "whole", tmp_path / "run")
-    assert {path.name for path in (tmp_path / "scratch").iterdir()} >= {"last.pt", "final.safetensors"}
 
 
 def test_a_lock_is_seen_by_another_process_and_not_lost_by_looking(tmp_path: Path) -> None:

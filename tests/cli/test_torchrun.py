@@ -8,12 +8,10 @@ import socket
 import subprocess
 import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
-from torch import distributed
 
 from tests.conftest import BRIEF, STATEFUL, StartRanks, Train, assert_same_run, result_of, weights, write_mnist_like
 from tests.support.processes import REPOSITORY, free_port
@@ -21,7 +19,6 @@ from vitmnist.cli.command import launch_command
 from vitmnist.cli.process import TrainingProcess
 from vitmnist.errors import ConfigError, ExitCode
 from vitmnist.runtime.device import choose_device
-from vitmnist.runtime.torch_world import TorchWorld
 from vitmnist.runtime.world import World
 
 ENDS = ExitCode.UNFINISHED
@@ -225,27 +222,6 @@ def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
         else:
             with pytest.raises(ConfigError, match=rf"torch sees 2 GPUs here, so rank {world.rank} cannot use cuda:"):
                 choose_device("auto", world)
-
-
-def test_nccl_waits_longer_than_the_vote_that_names_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At its timeout NCCL ends the process, and with it the message and the record."""
-    waits: dict[str, float] = {}
-    used: list[str] = []
-
-    def new_group(timeout: timedelta, backend: str) -> str:
-        waits[backend] = timeout.total_seconds()
-        return backend
-
-    monkeypatch.setattr(distributed, "new_group", new_group)
-    monkeypatch.setattr(distributed, "all_reduce", lambda tensor, group: used.append(group))
-    monkeypatch.setattr(distributed, "broadcast", lambda tensor, source, group, async_op: used.append(group))
-    world = TorchWorld.__new__(TorchWorld)
-    world.rank, world.size, world._group = 0, 1, None
-    world.connect(torch.device("cuda"), 3.0)
-    world.all_reduce_sum(torch.zeros(1))
-    world.barrier()
-    assert used == [None, None, "nccl", "gloo", "gloo"]  # an object is broadcast as its size and its bytes
-    assert waits == {"gloo": 3.0, "nccl": 123.0}
 
 
 @pytest.mark.slow

@@ -48,26 +48,22 @@ def turned(orientation: int) -> Image.Exif:
         *((GREY.convert(mode), 153) for mode in ("L", "LA", "P", "RGB", "RGBA", "CMYK")),
         (Image.new("1", (9, 9), 1), 255),
         (Image.fromarray(np.full((9, 9), 39_321, dtype=np.uint16)), 153),
-        (Image.fromarray(np.full((9, 9), 50, dtype=np.int32)), 153),
-        (Image.fromarray(np.full((9, 9), 50, dtype=np.float32)), 153),
-        (Image.fromarray(np.full((9, 9), 900, dtype=np.float32)), 255),
         (Image.new("RGBA", (9, 9), (0, 0, 0, 0)), 255),  # transparent pixels become white
     ],
 )
 @pytest.mark.parametrize("mode", ["grey", "rgb"])
 def test_any_mode_of_picture_keeps_its_brightness(tmp_path: Path, image: Image.Image, expected: int, mode: str) -> None:
     save(tmp_path / "picture.tif", image)
-    found = np.asarray(read_picture(tmp_path / "picture.tif", (5, 5), mode, range_32_bit=(-100, 150)))
+    found = np.asarray(read_picture(tmp_path / "picture.tif", (5, 5), mode))
     assert found.mean() == pytest.approx(expected, abs=1)
 
 
-def test_pixels_of_32_bits_need_a_range_and_16_bits_have_one_scale(tmp_path: Path) -> None:
+def test_pixels_of_16_bits_have_one_scale_and_32_bits_are_refused(tmp_path: Path) -> None:
     """The scale of 16 bits does not depend on the pixels of an image."""
-    file = tmp_path / "picture.tif"
     for dtype in (np.int32, np.float32):
-        save(file, Image.fromarray(np.full((9, 9), 0.5).astype(dtype)))
-        with pytest.raises(DataError, match=r"picture\.tif: .*needs data\.dataset\.range_32_bit=\[BLACK,WHITE\]"):
-            read_picture(file, (9, 9), "grey")
+        save(tmp_path / "picture.tif", Image.fromarray(np.full((9, 9), 0.5).astype(dtype)))
+        with pytest.raises(DataError, match=r"picture\.tif: .*its pixels have 32 bits; convert it to 8 or 16"):
+            read_picture(tmp_path / "picture.tif", (9, 9), "grey")
     dark = np.full((9, 9), 200, np.uint16)
     (tmp_path / "dark.pgm").write_bytes(b"P5 9 9 65535\n" + dark.astype(">u2").tobytes())
     save(tmp_path / "dark.png", Image.fromarray(dark))

@@ -18,8 +18,8 @@ from tests.support.processes import becomes_true
 from tests.support.samples import Made
 from vitmnist import make_loader
 from vitmnist.data import datasets
-from vitmnist.data.collate import collate_samples
 from vitmnist.data.sampler import EpochSampler
+from vitmnist.data.sources import collate_samples
 from vitmnist.loaders.base import Batches, Loader
 from vitmnist.loaders.prefetch import PrefetchLoader, PrefetchOptions
 

@@ -202,13 +202,3 @@ def test_numbers_are_rounded_in_the_table_but_not_in_the_csv(tmp_path: Path) -> 
     assert "0.0014462662489" in as_csv(compared(tmp_path))
     times = {0.0: "0.00", 0.0123: "0.0123", 1.234: "1.23", 12.34: "12.3", 99.97: "100", 1234.5: "1234"}
     assert [format_seconds(time) for time in times] == list(times.values())
-
-
-def test_a_report_begins_with_the_best_trial_of_a_search(tmp_path: Path) -> None:
-    run(tmp_path / "sweep" / "0")
-    result = tmp_path / "sweep" / "optimization_results.yaml"
-    result.write_text("summary: Best of 3 trials by eval_acc")
-    assert as_text(compared(tmp_path)).startswith("Best of 3 trials by eval_acc\n")
-    for other in ("name: nevergrad", "", "a: [b"):  # of another sweeper, or damaged
-        result.write_text(other)
-        assert as_text(compared(tmp_path)).startswith("Time: 3.00 s per epoch")

@@ -10,14 +10,13 @@ import pytest
 from tests.support.records import Records, epoch, rounds, the_only, three_rounds, timed_run, write
 from vitmnist.report.summary import NO_TIME, summarize_comparison, summarize_quality, summarize_times
 
-FEW_ROUNDS = "Fewer than 3 rounds do not show the noise; set repeats=3 or more."
 TWO_TO_ONE = (("disk", 2.0), ("ram", 1.0))
 RANGE = "1.20 s per epoch (range 1.10–1.30, n=3)."
 SAME = "1.00 s per epoch (range 1.00–1.00, n=3)."
 TIMES: dict[str, tuple[Records, list[str]]] = {
     "one repeat": (
         [timed_run("disk", 8.0), timed_run("ram", 2.0)],
-        ["Lowest time: ram, 2.00 s per epoch (single run). Relative to it: disk 4.00 (single round). " + FEW_ROUNDS],
+        ["Lowest time: ram, 2.00 s per epoch (single run). Relative to it: disk 4.00 (single round)."],
     ),
     "one configuration": (rounds(3, ram=1.0), [f"Time: {RANGE}"]),
     "first epochs only": ([timed_run("disk"), timed_run("ram")], [NO_TIME]),
@@ -47,10 +46,7 @@ TIMES: dict[str, tuple[Records, list[str]]] = {
     ),
     "seeds of a round are one measurement": (
         [timed_run(loader, time + seed / 100, seed=seed) for seed in range(6) for loader, time in TWO_TO_ONE],
-        [
-            "Lowest time: ram, 1.02 s per epoch (range 1.00–1.05, n=6). Relative to it: disk 1.98 (single round). "
-            + FEW_ROUNDS
-        ],
+        ["Lowest time: ram, 1.02 s per epoch (range 1.00–1.05, n=6). Relative to it: disk 1.98 (single round)."],
     ),
     "configurations": (
         three_rounds(*(timed_run("ram", depth / 3, config={"model.depth": depth}) for depth in (3, 6))),
@@ -64,7 +60,7 @@ TIMES: dict[str, tuple[Records, list[str]]] = {
     ),
     "configurations in one round": (
         [timed_run("ram", 1.0, config={"model.depth": depth}) for depth in (3, 6)],
-        [f"Lowest time: model.depth=3, 1.00 s per epoch (single run). {FEW_ROUNDS}"],
+        ["Lowest time: model.depth=3, 1.00 s per epoch (single run)."],
     ),
     "by batch size": (
         three_rounds(

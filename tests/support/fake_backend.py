@@ -41,9 +41,6 @@ class Event(NamedTuple):
     position: int
     lock: threading.RLock
 
-    def query(self) -> bool:
-        return self.stream.done >= self.position
-
     def synchronize(self) -> None:
         with self.lock:
             self.stream.run(self.position)

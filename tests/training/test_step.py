@@ -140,7 +140,7 @@ def test_microbatches_give_the_same_gradient(
 ) -> None:
     """A full batch, a short batch and a single image; the whole batch decides which images are mixed."""
     step = make_step(tiny, augment=augment, micro_batch=micro_batch, smoothing=0.1)
-    step.backend.pad = pad
+    step.backend.must_pad = pad
     assert step.backend.microbatch_size <= (micro_batch or BATCH)
     for size in (BATCH, 7, 1):
         check_gradient(step, tiny, size, 1e-5, smoothing=0.1)

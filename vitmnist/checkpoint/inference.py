@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from vitmnist.augment.preprocess import Preprocess, build_augment, input_size
-from vitmnist.checkpoint.storage import WEIGHTS, read_weights, reporting_damage, weights_file
+from vitmnist.checkpoint.storage import WEIGHTS, read_weights, report_damage, weights_file
 from vitmnist.config.schema import Config, may_change
 from vitmnist.data.datasets.base import DATASETS, FileReader, Split, file_reader
 from vitmnist.errors import ConfigError, join_names
@@ -44,11 +44,11 @@ class InferenceModel:
         return Preprocess(mean=self.mean, std=self.std, size=self.size)
 
     def reader(self) -> FileReader:
-        """How a file becomes an image; raises `ConfigError` if only the dataset knows, and is not registered."""
+        """The function that reads a file into an image; raises `ConfigError` if its dataset is not registered."""
         return file_reader(self.dataset, self.shape)
 
     def normalized(self, split: Split) -> Split:
-        """`split` with the channel statistics of the model's training data, and the labels of its classes.
+        """The split with the channel statistics and the class indices of the model.
 
         Raises:
             ConfigError: its images or classes do not fit the model.
@@ -66,9 +66,9 @@ class InferenceModel:
 
 
 def model_info(config: Config, train: Split) -> dict[str, Any]:
-    """The metadata that a user of the weights needs, as JSON values: the model, and how files become its images."""
+    """The metadata of the weights as JSON values: how to build the model, and how files become its images."""
     values = config.data.dataset
-    changing = {item.name for item in fields(DATASETS.options_of(values["name"])) if may_change(item.metadata)}
+    changeable = {item.name for item in fields(DATASETS.options_of(values["name"])) if may_change(item.metadata)}
     info = {
         "model": config.model,
         "shape": train.images.shape[1:],
@@ -76,7 +76,7 @@ def model_info(config: Config, train: Split) -> dict[str, Any]:
         "mean": train.mean,
         "std": train.std,
         "size": input_size(build_augment(config.data.augment), *train.images.shape[2:]),
-        "dataset": {key: value for key, value in values.items() if key not in changing},
+        "dataset": {key: value for key, value in values.items() if key not in changeable},
     }
     as_json: dict[str, Any] = json.loads(json.dumps(info))
     return as_json
@@ -93,12 +93,12 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
         DataError: they are damaged.
     """
     path = weights_file(folder, [weights] if weights else [*WEIGHTS])
-    with reporting_damage(path):
+    with report_damage(path):
         info, tensors = read_weights(path)
         shape, classes = tuple(map(int, info["shape"])), tuple(map(str, info["classes"]))
         mean, std = (tuple(map(float, info[key])) for key in ("mean", "std"))
         size, dataset = tuple(map(int, info["size"])), dict(info["dataset"])
     model = MODELS.build(MODELS.complete(info["model"]), (shape[0], *size), len(classes))
-    with reporting_damage(path):
+    with report_damage(path):
         model.load_state_dict(tensors)
     return InferenceModel(model.eval().to(device), path, shape, classes, mean, std, size, dataset)

@@ -53,7 +53,7 @@ class Checkpoint:
 
 @dataclass(eq=False)
 class CheckpointManager:
-    """Saves the checkpoints of a run under way. Rank 0 writes them for all.
+    """Saves and restores the checkpoints of a run. Rank 0 writes them for all ranks.
 
     A checkpoint does not depend on the number of ranks: all have the same weights, and metrics are summed over them.
     """
@@ -94,7 +94,7 @@ class CheckpointManager:
         Raises:
             DataError: the dataset is another one, or the checkpoint is damaged.
         """
-        with storage.reporting_damage(self.folder / storage.FOLDER / storage.WEIGHTS["last"]):
+        with storage.report_damage(self.folder / storage.FOLDER / storage.WEIGHTS["last"]):
             checksums = (self.result.dataset or {})["sha256"]
             differing = [name for name, value in checksums.items() if checkpoint.dataset_sha256.get(name) != value]
             if differing:
@@ -105,7 +105,7 @@ class CheckpointManager:
             # A rank that the earlier start did not have keeps its own seed.
             if self.world.rank < len(checkpoint.rng):
                 RandomState(device=self.step.device).load_dict(checkpoint.rng[self.world.rank])
-        log.info("resumed after %d epochs and %d batches", len(checkpoint.epochs), progress.metrics.steps)
+        log.info("resumed after %d epochs and %d batches", len(checkpoint.epochs), progress.metrics.num_batches)
         before, schedule = int(checkpoint.config["epochs"]), self.config.schedule["name"]
         if before != self.config.epochs and schedule != "constant":
             message = (
@@ -123,7 +123,8 @@ class CheckpointManager:
         is_due = minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
         stopping, saving = self.world.all_reduce_max([self.stop.request, is_due])
         self._steps_since_save += 1
-        # Several ranks get the result of a vote one step later. In the first step after a save, that vote predates it.
+        # With several ranks, the reduction returns the votes of the previous step, which in the first step after a save
+        # predate it.
         if self.world.size > 1 and self._steps_since_save == 1:
             saving = 0
         if stopping or saving:
@@ -161,7 +162,7 @@ class CheckpointManager:
         weights = self.world.broadcast_object(lambda: storage.read_weights(best)[1] if best.is_file() else None)
         if weights is None:
             return "final"
-        with storage.reporting_damage(best):
+        with storage.report_damage(best):
             self.step.eval_model.load_state_dict(weights)
         return "best"
 
@@ -184,21 +185,21 @@ def load_checkpoint(config: Config, folder: Path, world: World) -> Checkpoint | 
     state = world.broadcast_object(lambda: storage.load(folder))
     if state is None:
         return None
-    with storage.reporting_damage(folder / storage.FOLDER / storage.WEIGHTS["last"]):
+    with storage.report_damage(folder / storage.FOLDER / storage.WEIGHTS["last"]):
         fields = {name: value for name, value in state.items() if name != "format"}
         checkpoint = Checkpoint(**fields | {"config": complete_record(fields["config"])})
     check_resumable(checkpoint.config, to_plain_dict(config))
-    done = len(checkpoint.epochs) + bool(checkpoint.progress)
-    if config.epochs < done:
+    started = len(checkpoint.epochs) + bool(checkpoint.progress)
+    if config.epochs < started:
         raise ConfigError(
-            f"epochs={config.epochs}: the run has already started epoch {done}; set epochs={done} or more"
+            f"epochs={config.epochs}: the run has already started epoch {started}; set epochs={started} or more"
         )
     return checkpoint
 
 
 def check_resumable(before: dict[str, Any], now: dict[str, Any]) -> None:
     """Raise `ConfigError` if a key has changed that may not; names all of them."""
-    # The order of the patterns in `lr_scale` counts, so they are compared as text.
+    # The order of the patterns in `lr_scale` matters, so they are compared as text.
     old = flatten(before | {"lr_scale": str(before["lr_scale"])})
     new = flatten(now | {"lr_scale": str(now["lr_scale"])})
     allowed = keys_where(may_change, now)

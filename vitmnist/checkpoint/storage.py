@@ -32,12 +32,12 @@ log = logging.getLogger(__name__)
 
 FOLDER = "checkpoints"
 FORMAT = 10
-"""The format number is raised when a field changes its meaning, or when resuming would train differently."""
+"""The version of the checkpoint format; increase it when a field changes its meaning."""
 DIGEST_SIZE = hashlib.sha256().digest_size
 WEIGHTS = {"best": "best.pt", "final": "final.safetensors", "last": "last.pt"}
 """The file of each kind of weights that a run has."""
 WRAPPERS = ("step", "ema", "state_dict_ema", "state_dict", "model_state_dict", "model", "net")
-"""The keys under which checkpoints hold weights (ours, timm's, Lightning's, a script's), averaged weights first."""
+"""The keys under which checkpoints of this project, timm, Lightning and others hold weights, averaged weights first."""
 
 
 class DamagedError(DataError):
@@ -60,15 +60,15 @@ def save(folder: Path, state: dict[str, Any], best: bool = False) -> None:
     content += hashlib.sha256(content).digest()
     try:
         checkpoints.mkdir(exist_ok=True)
-        # `best.pt` is the first: a run that is killed in between repeats the epoch and writes it again.
+        # `best.pt` comes first: a run that is killed between the two repeats the epoch and writes it again.
         for name in ["best.pt", "last.pt"] if best else ["last.pt"]:
             write_atomic(checkpoints / name, content)
     except OSError as error:
-        kept = ""
+        note = ""
         if (checkpoints / "last.pt").exists():
-            kept = f"; the earlier checkpoint is kept, and resume={display_path(folder)} continues from it"
+            note = f"; the earlier checkpoint is kept, and resume={display_path(folder)} continues from it"
         raise DataError(
-            f"cannot write the checkpoint {error.filename or checkpoints}: {error.strerror}{kept}"
+            f"cannot write the checkpoint {error.filename or checkpoints}: {error.strerror}{note}"
         ) from error
 
 
@@ -89,7 +89,7 @@ def read(path: Path) -> dict[str, Any]:
     content = path.read_bytes()
     if hashlib.sha256(memoryview(content)[:-DIGEST_SIZE]).digest() != content[-DIGEST_SIZE:]:
         raise DamagedError(f"{path}: is damaged or not a checkpoint: its checksum does not match")
-    with reporting_damage(path):
+    with report_damage(path):
         state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         if state["format"] != FORMAT:
             raise DataError(
@@ -100,20 +100,16 @@ def read(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def reporting_damage(path: Path) -> Iterator[None]:
-    """Report an error in the block, of any type, as damage of `path`.
-
-    Unpickling, and using values of wrong types and shapes, can raise almost anything.
-    """
+def report_damage(path: Path) -> Iterator[None]:
+    """Raise `DamagedError` for almost any error in the block: unpickling and values of a wrong type may raise any."""
     try:
         yield
     except Exception as error:
         if isinstance(error, DataError | OSError) or classify(error).cause in ("memory", "device"):
             raise
         message = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-        # torch's list of missing weights has many lines.
         reason = " ".join(message.split()) or type(error).__name__
-        # torch's own message advises to load the file anyway.
+        # The message of torch suggests loading the file without protection.
         if isinstance(error, pickle.UnpicklingError) or "weights_only" in reason:
             reason = "its content is not only plain values and tensors; save the state_dict of the model alone"
         raise DamagedError(
@@ -133,7 +129,7 @@ def weights_file(folder: Path, names: Sequence[str]) -> Path:
 
 
 def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """The `model_info` and the weights of a file; the averaged weights if it has any."""
+    """The `model_info` and the weights in a file of ours; the averaged weights if there are any."""
     if path.suffix == ".pt":
         state = read(path)
         return state["model_info"], (state["step"]["ema"] or state["step"])["model"]
@@ -156,7 +152,7 @@ def read_initial_weights(init: str) -> dict[str, torch.Tensor]:
         raise ConfigError(f"init={init}: there is no such file or folder")
     elif path.suffix not in (".safetensors", ".pt", ".pth") or not path.is_file():
         raise ConfigError(f"init={init}: is not a .safetensors, .pt or .pth file, nor the folder of a run")
-    with reporting_damage(path):
+    with report_damage(path):
         tensors = read_weights(path)[1] if is_run else _read_foreign(path)
         if not all(tensor.isfinite().all() for tensor in tensors.values()):
             raise ValueError("some weights are not finite")

@@ -13,8 +13,8 @@ from pathlib import Path
 from vitmnist.errors import ConfigError
 
 # The arguments that begin a run or sweep or resume it, so that the same command can be repeated.
-AUTO_FORM = "hydra.run.dir=FOLDER resume=auto"
-SWEEP_AUTO_FORM = "its own command with hydra.sweep.dir=FOLDER resume=auto"
+AUTO_RESUME = "hydra.run.dir=FOLDER resume=auto"
+SWEEP_AUTO_RESUME = "its own command with hydra.sweep.dir=FOLDER resume=auto"
 # Options of Hydra that would bypass the checks of the configuration, or load a pickle.
 UNSUPPORTED_OPTIONS = ("config-path", "config-name", "experimental-rerun")
 
@@ -53,7 +53,7 @@ def parse_arguments(argv: list[str]) -> Arguments:
         config_dir = Path(options.config_dir).resolve()
         if not config_dir.is_dir():
             raise ConfigError(f"--config-dir: {options.config_dir}: there is no such folder")
-        overrides.append(f"hydra.searchpath=[{quoted(config_dir.as_uri())}]")
+        overrides.append(f"hydra.searchpath=[{quote(config_dir.as_uri())}]")
     if options.multirun:
         overrides.append("hydra.mode=MULTIRUN")
     resume = value_of("resume", overrides)
@@ -62,11 +62,11 @@ def parse_arguments(argv: list[str]) -> Arguments:
         return Arguments(options, overrides, Resume.NEVER)
     if resume == "auto":
         if not any(value_of(key, overrides) for key in ("hydra.run.dir", "hydra.sweep.dir")):
-            raise ConfigError(f"resume=auto: in which folder? Type {AUTO_FORM}, or for a sweep {SWEEP_AUTO_FORM}")
+            raise ConfigError(f"resume=auto: in which folder? Type {AUTO_RESUME}, or for a sweep {SWEEP_AUTO_RESUME}")
         return Arguments(options, overrides, Resume.IF_POSSIBLE)
     if options.multirun:
-        raise ConfigError(f"-m: resume={resume} resumes one run; a sweep is resumed by {SWEEP_AUTO_FORM}")
-    overrides.append(f"hydra.run.dir={quoted(os.path.expanduser(resume))}")
+        raise ConfigError(f"-m: resume={resume} resumes one run; a sweep is resumed by {SWEEP_AUTO_RESUME}")
+    overrides.append(f"hydra.run.dir={quote(os.path.expanduser(resume))}")
     return Arguments(options, overrides, Resume.ALWAYS)
 
 
@@ -91,7 +91,7 @@ def value_of(key: str, overrides: Iterable[str]) -> str | None:
     return values[-1].strip("'\"") if values and values[-1] != "null" else None
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """Text as a value in Hydra's grammar; in quotes, a backslash is special before a quote and at the end."""
     if re.fullmatch(r"[\w./+-]+", text):
         return text

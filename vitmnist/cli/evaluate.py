@@ -28,7 +28,7 @@ from vitmnist.cli.arguments import key_of
 from vitmnist.cli.command import command, echo
 from vitmnist.cli.resume import recorded_config
 from vitmnist.config.schema import Config, is_under
-from vitmnist.data.datasets.base import Dataset, Split, build_dataset, prepare
+from vitmnist.data.datasets.base import Dataset, Split, apply_config, build_dataset
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders.make_loader import make_loader
 from vitmnist.metrics import METRICS
@@ -40,7 +40,7 @@ from vitmnist.training import loop
 from vitmnist.training.loop import Predictions
 
 # The options of `tabulate` for columns that are aligned on the right; only the first one, the class, is text.
-ALIGNED: Any = {"tablefmt": "plain", "disable_numparse": [0], "stralign": "right"}
+TABLE_OPTIONS: Any = {"tablefmt": "plain", "disable_numparse": [0], "stralign": "right"}
 # The keys and sections that say which images are evaluated; the run says all else.
 IMAGE_KEYS = ("data.root", "data.dataset", "data.holdout", "data.holdout_seed", "batch_size")
 # The keys and sections that an evaluation can override.
@@ -98,7 +98,7 @@ def evaluation_config(folder: Path, overrides: list[str], overridable: Sequence[
 
 def evaluation_dataset(folder: Path, config: Config) -> Dataset:
     """The dataset of an evaluation; warns if images of the run have changed since training."""
-    dataset = prepare(build_dataset(config.data.dataset, config.data.root), config.data)
+    dataset = apply_config(build_dataset(config.data.dataset, config.data.root), config.data)
     if replace(config.data, root="") == replace(recorded_config(folder, []).data, root=""):
         recorded = (read_run(folder).result.dataset or {}).get("sha256", {})
         for name in dataset.splits:
@@ -143,9 +143,9 @@ def class_metrics(matrix: Tensor, classes: tuple[str, ...], metrics: Mapping[str
     columns = {
         "class": classes,
         "images": actual.tolist(),
-        "precision": _finite(100 * correct / predicted),
-        "recall": _finite(100 * correct / actual),
-        "f1": _finite(200 * correct / (actual + predicted)),
+        "precision": _none_unless_finite(100 * correct / predicted),
+        "recall": _none_unless_finite(100 * correct / actual),
+        "f1": _none_unless_finite(200 * correct / (actual + predicted)),
     }
     return {
         "images": int(matrix.sum()),
@@ -156,12 +156,12 @@ def class_metrics(matrix: Tensor, classes: tuple[str, ...], metrics: Mapping[str
     }
 
 
-def _finite(values: Tensor) -> list[float | None]:
+def _none_unless_finite(values: Tensor) -> list[float | None]:
     """The values; None where one is not a number, such as the precision of a class without predictions."""
     return [value if isfinite(value) else None for value in values.tolist()]
 
 
-def _text(metrics: dict[str, Any]) -> str:
+def _format_metrics(metrics: dict[str, Any]) -> str:
     lines = [f"accuracy {metrics['accuracy']:.2f}% of {metrics['images']:,} images"]
     for name in [name for name in METRICS.names() if name != "acc"]:
         metric, value = METRICS.options_of(name), metrics[name]
@@ -169,19 +169,19 @@ def _text(metrics: dict[str, Any]) -> str:
     classes = metrics["classes"]
     counts = [[row["class"], *images] for row, images in zip(classes, metrics["confusion_matrix"], strict=True)]
     lines += ["", "precision, recall and F1 of each class, in %"]
-    lines += [tabulate(classes, headers="keys", floatfmt=".2f", missingval="–", **ALIGNED)]
-    lines += ["", "confusion matrix (rows: true class, columns: predicted class)", tabulate(counts, **ALIGNED)]
+    lines += [tabulate(classes, headers="keys", floatfmt=".2f", missingval="–", **TABLE_OPTIONS)]
+    lines += ["", "confusion matrix (rows: true class, columns: predicted class)", tabulate(counts, **TABLE_OPTIONS)]
     return "\n".join(lines)
 
 
-def add_run(parser: ArgumentParser) -> None:
+def add_run_arguments(parser: ArgumentParser) -> None:
     """The arguments that `evaluate`, `predict` and `export` share."""
     parser.add_argument("run", type=Path, help="the folder of a run")
     parser.add_argument("--weights", choices=[*WEIGHTS], help="default: the first of these that exists")
 
 
 def _parse(parser: ArgumentParser) -> Namespace:
-    add_run(parser)
+    add_run_arguments(parser)
     parser.add_argument("overrides", nargs="*", help="changes to its configuration, such as data.dataset.path=other")
     parser.add_argument("--split", help="default: validation, or without one test, as in training")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -213,4 +213,4 @@ def main(options: Namespace) -> None:
             document["predictions"] = evaluation.rows(range(len(split)))
         print(json.dumps(document))
     else:
-        echo("\n".join([str(evaluation.weights), f"{evaluation.split_name} split", _text(metrics)]))
+        echo("\n".join([str(evaluation.weights), f"{evaluation.split_name} split", _format_metrics(metrics)]))

@@ -26,7 +26,7 @@ from torch.export import ExportedProgram
 import vitmnist
 from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
 from vitmnist.cli.command import command, echo
-from vitmnist.cli.evaluate import IMAGE_KEYS, add_run, evaluation_config, evaluation_dataset
+from vitmnist.cli.evaluate import IMAGE_KEYS, add_run_arguments, evaluation_config, evaluation_dataset
 from vitmnist.cli.resume import recorded_overrides
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.images import ImageReader
@@ -101,7 +101,7 @@ def describe_model(file: str, content: bytes, trained: InferenceModel, summary: 
     return json.dumps(description, ensure_ascii=False, indent=2) + "\n"
 
 
-def export_model(kind: Format, trained: InferenceModel, dataset: Dataset, batch_size: int) -> tuple[bytes, str]:
+def export_model(file_format: Format, trained: InferenceModel, dataset: Dataset, batch_size: int) -> tuple[bytes, str]:
     """Export a model that is on the CPU, with its normalisation, and compare both on the split of the evaluations.
 
     Returns:
@@ -111,19 +111,19 @@ def export_model(kind: Format, trained: InferenceModel, dataset: Dataset, batch_
         ConfigError: the images or classes of the dataset do not fit the model.
         UserError: the exported model predicts another class for some image.
     """
-    split = trained.normalized(dataset.evaluated)
+    split = trained.normalized(dataset.evaluation)
     original = nn.Sequential(trained.preprocess(), trained.model).eval()
     # Two images: torch.export would treat a batch size of one as a constant.
     example = torch.zeros(2, *trained.shape, dtype=torch.uint8)
     program = torch.export.export(original, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    content = kind.serialize(program)
+    content = file_format.serialize(program)
     # The file is compared, not the program in memory.
-    reloaded = kind.load(content)
+    reloaded = file_format.load(content)
     with torch.inference_mode():
         pairs = [(original(images), reloaded(images)) for images in split.images.split(batch_size)]
     expected, actual = (torch.cat(logits) for logits in zip(*pairs, strict=True))
     predicted = actual.argmax(dim=1)
-    checked_on = f"{dataset.name}, {dataset.evaluated_on()}"
+    checked_on = f"{dataset.name}, {dataset.describe_evaluation()}"
     if differing := int((predicted != expected.argmax(dim=1)).sum()):
         raise UserError(
             f"the exported model predicts another class than {trained.path} for {differing:,} images of {checked_on}; "
@@ -137,7 +137,7 @@ def export_model(kind: Format, trained: InferenceModel, dataset: Dataset, batch_
 
 
 def _parse(parser: ArgumentParser) -> Namespace:
-    add_run(parser)
+    add_run_arguments(parser)
     parser.add_argument("overrides", nargs="*", help="changes to its configuration, such as data.dataset.path=other")
     parser.add_argument("--format", choices=[*FORMATS], required=True, help="ONNX, or a torch.export program (.pt2)")
     default = "default: model.onnx or model.pt2 in the run's folder"
@@ -147,11 +147,11 @@ def _parse(parser: ArgumentParser) -> Namespace:
 
 @command("export", _parse)
 def main(options: Namespace) -> None:
-    kind = FORMATS[options.format]
-    for package in kind.packages:
+    file_format = FORMATS[options.format]
+    for package in file_format.packages:
         if find_spec(package) is None:
             raise MissingExtraError(package, "export")
-    output = options.output or options.run / f"model{kind.suffix}"
+    output = options.output or options.run / f"model{file_format.suffix}"
     description = output.with_name(f"{output.name}.json")
     for file in (output, description):
         if file.exists():
@@ -159,7 +159,7 @@ def main(options: Namespace) -> None:
     config = evaluation_config(options.run, options.overrides, IMAGE_KEYS)
     trained = load_inference_model(options.run, torch.device("cpu"), options.weights)
     dataset = evaluation_dataset(options.run, config)
-    content, summary = export_model(kind, trained, dataset, config.batch_size)
+    content, summary = export_model(file_format, trained, dataset, config.batch_size)
     text = describe_model(output.name, content, trained, summary, recorded_overrides(options.run))
     write_atomic(output, content)
     write_atomic(description, text.encode(errors="surrogateescape"))

@@ -12,11 +12,11 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from vitmnist.config.compose import compose
 from vitmnist.config.schema import flatten
-from vitmnist.config.validation import refused_value
-from vitmnist.errors import Failure, MissingExtraError, UnknownKeyError, allowed_names, classify
+from vitmnist.config.validation import describe_refused_value
+from vitmnist.errors import Failure, MissingExtraError, UnknownKeyError, classify, suggest_names
 
 # The launchers of Hydra whose plugins the extra `launchers` installs.
-PLUGINS = ("joblib", "submitit_local", "submitit_slurm")
+LAUNCHER_PLUGINS = ("joblib", "submitit_local", "submitit_slurm")
 # An exception raised in one of these packages is about the arguments: they parse and compose them.
 PARSERS = ("antlr4", "hydra", "omegaconf")
 
@@ -33,17 +33,17 @@ def describe(error: BaseException) -> Failure:
         text = _unknown_key(error)
     elif isinstance(error, MissingConfigException):
         group, _, member = (error.missing_cfg_file or "").rpartition("/")
-        if group == "hydra/launcher" and member in PLUGINS:
+        if group == "hydra/launcher" and member in LAUNCHER_PLUGINS:
             # It was typed, or a launcher of conf/hydra/launcher builds on it.
             text = str(MissingExtraError(f"{group}={member}", "launchers"))
         elif error.options:
-            text = f"{group}={member}: there is no such member; {allowed_names(member, error.options)}"
+            text = f"{group}={member}: there is no such member; {suggest_names(member, error.options)}"
     elif isinstance(error, HydraException) and isinstance(cause, OmegaConfBaseException):
         # Hydra names the file that has the key, and no file if it was typed.
         file = re.match(r"In '(.+?)'", text)
         text = (f"{file[1]}.yaml: " if file else "") + _refused_override(cause)
     elif isinstance(error, OmegaConfBaseException):
-        text = refused_value(error)
+        text = describe_refused_value(error)
     elif not isinstance(error, HydraException | yaml.YAMLError):
         failure = classify(error)
         if failure.is_user_error or not _is_raised_in(error, PARSERS):
@@ -58,7 +58,7 @@ def _refused_override(cause: OmegaConfBaseException) -> str:
     key = re.sub(r"\[(\d+)\]", r".\1", str(cause.full_key))
     if isinstance(cause, ConfigKeyError | ConfigAttributeError) and cause.parent_node is not None:
         return _unknown_key(UnknownKeyError(key, [str(name) for name in cause.parent_node if name != "hydra"]))
-    return refused_value(cause)
+    return describe_refused_value(cause)
 
 
 def _unknown_key(unknown: UnknownKeyError) -> str:

@@ -19,7 +19,7 @@ import torch
 
 from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
 from vitmnist.cli.command import command, echo
-from vitmnist.cli.evaluate import add_run
+from vitmnist.cli.evaluate import add_run_arguments
 from vitmnist.data.image_listing import find_images
 from vitmnist.data.images import to_tensor
 from vitmnist.errors import DataError
@@ -62,7 +62,7 @@ def predict(
 
 
 def _parse(parser: ArgumentParser) -> Namespace:
-    add_run(parser)
+    add_run_arguments(parser)
     parser.add_argument("images", nargs="+", help="image files, folders of images")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, … (auto)")

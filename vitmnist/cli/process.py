@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from vitmnist.cli.arguments import AUTO_FORM, key_of
+from vitmnist.cli.arguments import AUTO_RESUME, key_of
 from vitmnist.cli.command import exit_with_error, launch_command
 from vitmnist.cli.messages import describe
 from vitmnist.errors import ConfigError, PeerError
@@ -49,7 +49,7 @@ class TrainingProcess:
         restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
         # torchrun restarts with the same arguments.
         if restarts and "resume" not in map(key_of, self.argv):
-            raise ConfigError(f"--max-restarts={restarts}: a restart would begin a new run; type {AUTO_FORM} as well")
+            raise ConfigError(f"--max-restarts={restarts}: a restart would begin a new run; type {AUTO_RESUME} as well")
         if is_distributed():
             # This imports torch.
             from vitmnist.runtime.torch_world import TorchWorld
@@ -62,16 +62,14 @@ class TrainingProcess:
         Raises:
             ConfigError: the folder cannot be created, is in use, or holds records although it must be new.
         """
-        shown = display_path(folder)
+        path = display_path(folder)
         try:
             self.resources.enter_context(folder_lock(folder))
         except OSError as error:
-            raise ConfigError(f"{shown}: {error.strerror}; name another folder with {key}=FOLDER") from error
-        # The jobs of a sweep are below its folder. Runs below the folder of another run do not conflict with it.
-        below = "**/" if key == "hydra.sweep.dir" else ""
-        if must_be_new and any(any(folder.glob(below + name)) for name in ("result.json", "checkpoints/*.pt")):
+            raise ConfigError(f"{path}: {error.strerror}; name another folder with {key}=FOLDER") from error
+        if must_be_new and any(any(folder.rglob(name)) for name in ("result.json", "checkpoints/*.pt")):
             raise ConfigError(
-                f"{key}={shown}: holds records already, which would be overwritten; name another folder, or resume "
+                f"{key}={path}: holds records already, which would be overwritten; name another folder, or resume "
                 "with resume=auto"
             )
         self.folder, self.resume_arguments = folder, resume_arguments

@@ -26,7 +26,7 @@ from vitmnist.config.schema import (
     keys_where,
     to_plain_dict,
 )
-from vitmnist.config.validation import escaped, validate
+from vitmnist.config.validation import escape_interpolations, validate
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.files import UnreadableError, display_path, read_plain
 from vitmnist.runtime.run_folder import has_checkpoint
@@ -46,7 +46,7 @@ def recorded_config(folder: Path, overrides: list[str]) -> Config:
         ConfigError: the folder holds no run, its record is damaged, or an override cannot be used.
         HydraException, OmegaConfBaseException: an override is wrong.
     """
-    config = OmegaConf.create(escaped(_recorded_values(folder)))
+    config = OmegaConf.create(escape_interpolations(_recorded_values(folder)))
     hydra_overrides = [*filter(is_hydra_override, overrides)]
     changes = OverridesParser.create().parse_overrides([text for text in overrides if not is_hydra_override(text)])
     # Members of groups come first, then members within other members, then keys.
@@ -83,15 +83,15 @@ def _recorded_values(folder: Path) -> dict[str, object]:
         values = complete_record({key: value for key, value in recorded.items() if key != "hydra"})
         validate(Config, values)
     except FileNotFoundError as error:
-        shown = display_path(folder)
-        raise ConfigError(f"{shown}: holds no run; name a folder such as outputs/runs/DATE/TIME-…") from error
+        path = display_path(folder)
+        raise ConfigError(f"{path}: holds no run; name a folder such as outputs/runs/DATE/TIME-…") from error
     except (UnreadableError, ConfigError) as error:
         raise ConfigError(f"{display_path(source)}: {error}; restore the file, or start a new run") from error
     return values
 
 
 def recorded_overrides(folder: Path) -> list[str]:
-    """The overrides that a run was started with, to be shown; empty if they are lost."""
+    """The overrides that a run was started with, for display; empty if they are lost."""
     with suppress(FileNotFoundError, UnreadableError):
         recorded = read_plain(folder / OVERRIDES)
         return [str(override) for override in recorded] if isinstance(recorded, list) else []
@@ -110,7 +110,7 @@ def report_if_completed(folder: Path, config: Config) -> bool:
         ConfigError: it has to be trained further, and has no checkpoint to continue from.
     """
     run = read_run(folder)
-    shown = display_path(folder)
+    path = display_path(folder)
     if run.status != "completed":
         return False
     # Keys that affect neither the result nor the timing, such as `logger`, are no reason to resume a completed run.
@@ -118,13 +118,13 @@ def report_if_completed(folder: Path, config: Config) -> bool:
         if has_checkpoint(folder):
             return False
         raise ConfigError(
-            f"{shown}: is completed, and has no checkpoint to continue from; start a new run in another folder, with "
+            f"{path}: is completed, and has no checkpoint to continue from; start a new run in another folder, with "
             "hydra.run.dir=FOLDER"
         )
     accuracy = run.quality("eval_acc")
     result = "" if accuracy is None else f", accuracy {accuracy:.2f}%"
-    further = shlex.join([f"resume={shown}", "epochs=N"])
-    echo(f"{shown}: completed, epoch {len(run.result.epochs)}/{config.epochs}{result}; {further} trains further")
+    further = shlex.join([f"resume={path}", "epochs=N"])
+    echo(f"{path}: completed, epoch {len(run.result.epochs)}/{config.epochs}{result}; {further} trains further")
     return True
 
 

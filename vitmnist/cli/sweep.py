@@ -18,7 +18,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from vitmnist.cli.arguments import Arguments, Resume, quoted, without_keys
+from vitmnist.cli.arguments import Arguments, Resume, quote, without_keys
 from vitmnist.cli.messages import describe
 from vitmnist.cli.process import TrainingProcess, import_trainer
 from vitmnist.cli.resume import report_if_completed
@@ -36,7 +36,7 @@ from vitmnist.tracking.runs import read_run
 log = logging.getLogger(__name__)
 
 # The override that lets a sweep run in rounds.
-ROUNDS = "hydra.sweeper._target_=hydra_plugins.vitmnist_sweepers.RoundsSweeper"
+ROUNDS_SWEEPER = "hydra.sweeper._target_=hydra_plugins.vitmnist_sweepers.RoundsSweeper"
 
 
 def run_sweep(process: TrainingProcess, composed: DictConfig, arguments: Arguments) -> None:
@@ -52,9 +52,9 @@ def run_sweep(process: TrainingProcess, composed: DictConfig, arguments: Argumen
     composer = GlobalHydra.instance().hydra
     assert composer
     # Joblib runs jobs in processes of its own. This process waits for them, and an exception makes joblib kill them.
-    is_waiting = str(composed.hydra.launcher._target_).endswith("JoblibLauncher")
+    is_parallel = str(composed.hydra.launcher._target_).endswith("JoblibLauncher")
     try:
-        with interrupted_by_signals() if is_waiting else nullcontext():
+        with interrupted_by_signals() if is_parallel else nullcontext():
             composer.multirun("config", job, overrides)
     except RunInterrupted:
         _write_report(folder)
@@ -73,13 +73,13 @@ def _prepare_sweep(process: TrainingProcess, composed: DictConfig, arguments: Ar
     # An unknown metric is an error at once.
     search_objective(composed)
     folder = Path(composed.hydra.sweep.dir)
-    overrides = [*arguments.overrides, f"hydra.sweep.dir={quoted(str(folder))}"]
+    overrides = [*arguments.overrides, f"hydra.sweep.dir={quote(str(folder))}"]
     if composed.repeats < 1:
         raise ConfigError(f"repeats={composed.repeats}: must be at least 1")
     if composed.repeats > 1 and not _is_search(composed.hydra):
-        overrides = [f"repeat={','.join(map(str, range(1, composed.repeats + 1)))}", *overrides, ROUNDS]
+        overrides = [f"repeat={','.join(map(str, range(1, composed.repeats + 1)))}", *overrides, ROUNDS_SWEEPER]
     resume_arguments = without_keys(process.argv, ["resume", "hydra.sweep.dir"])
-    resume_arguments += [f"hydra.sweep.dir={quoted(display_path(folder))}", "resume=auto"]
+    resume_arguments += [f"hydra.sweep.dir={quote(display_path(folder))}", "resume=auto"]
     must_be_new = arguments.resume is Resume.NEVER
     process.lock_folder(folder, "hydra.sweep.dir", resume_arguments, must_be_new=must_be_new)
     return overrides

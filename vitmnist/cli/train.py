@@ -113,7 +113,7 @@ def configure_run(process: TrainingProcess, composed: DictConfig, arguments: Arg
         The run; None if it is completed.
     """
     folder = Path(composed.hydra.run.dir)
-    shown = display_path(folder)
+    path = display_path(folder)
     overrides, resume = arguments.overrides, arguments.resume
     is_resumed = resume is Resume.ALWAYS or (resume is Resume.IF_POSSIBLE and is_resumable(folder))
     if not is_resumed:
@@ -121,11 +121,11 @@ def configure_run(process: TrainingProcess, composed: DictConfig, arguments: Arg
         config = validate(Config, values)
     elif resume is Resume.IF_POSSIBLE:
         # The same command line is typed again and again, and the values of `experiment=` are recorded.
-        echo(f"resume=auto: resuming {shown}")
+        echo(f"resume=auto: resuming {path}")
         config = recorded_config(folder, without_keys(overrides, GLOBAL_GROUPS))
     else:
         config = recorded_config(folder, overrides)
-    process.lock_folder(folder, "hydra.run.dir", [f"resume={shown}"], must_be_new=resume is Resume.NEVER)
+    process.lock_folder(folder, "hydra.run.dir", [f"resume={path}"], must_be_new=resume is Resume.NEVER)
     if is_resumed and report_if_completed(folder, config):
         return None
     config = replace(config, resume=str(folder) if is_resumed else None)
@@ -159,7 +159,7 @@ def train(process: TrainingProcess, run: ConfiguredRun) -> None:
     trainer = import_trainer()(run.config, run.folder, run.overrides, process.stop, process.world)
     trainer.fit()
     if process.world.is_main:
-        shown = display_path(run.folder)
-        log.info("Results: %s", shown)
+        path = display_path(run.folder)
+        log.info("Results: %s", path)
         if any(options["name"] == "tensorboard" for options in trainer.logger_options):
-            log.info("View them with\n    tensorboard --logdir %s", shlex.quote(shown))
+            log.info("View them with\n    tensorboard --logdir %s", shlex.quote(path))

@@ -220,6 +220,6 @@ def _with_defaults(recorded: Mapping[str, Any], schema: type[DataclassInstance])
     return values
 
 
-def value_text(value: object) -> str:
+def format_value(value: object) -> str:
     """A value of the configuration as it is shown; a long float has three significant digits."""
     return f"{value:.3g}" if isinstance(value, float) and len(str(value)) > 8 else str(value)

@@ -46,31 +46,31 @@ def validate(schema: type[Schema], values: Mapping[str, Any], key: str = "") -> 
     """
     try:
         plain = OmegaConf.to_container(values, resolve=True) if OmegaConf.is_config(values) else values
-        typed = OmegaConf.structured(schema)
+        structured = OmegaConf.structured(schema)
         for item in fields(schema):
-            typed[item.name] = MISSING
-        options = cast(Schema, OmegaConf.to_object(OmegaConf.merge(typed, escaped(plain))))
+            structured[item.name] = MISSING
+        options = cast(Schema, OmegaConf.to_object(OmegaConf.merge(structured, escape_interpolations(plain))))
     except errors.ConfigKeyError as error:
         allowed = [item.name for item in fields(error.object_type)]  # type: ignore[arg-type]
         raise UnknownKeyError(join(key, error.full_key), allowed) from error
     except errors.MissingMandatoryValue as error:
         raise ConfigError(f"{join(key, error.full_key)} is missing") from error
     except errors.OmegaConfBaseException as error:
-        raise ConfigError(refused_value(error, key)) from error
+        raise ConfigError(describe_refused_value(error, key)) from error
     _check_values(options, key)
     return options
 
 
-def escaped(value: object) -> Any:
+def escape_interpolations(value: object) -> Any:
     """Plain values in which OmegaConf takes `${` as text."""
     if isinstance(value, dict):
-        return {key: escaped(item) for key, item in value.items()}
+        return {key: escape_interpolations(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [escaped(item) for item in value]
+        return [escape_interpolations(item) for item in value]
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
-def refused_value(error: errors.OmegaConfBaseException, key: str = "") -> str:
+def describe_refused_value(error: errors.OmegaConfBaseException, key: str = "") -> str:
     """The message for a value that OmegaConf refuses; `key` is its section."""
     full = join(key, error.full_key) if error.full_key else ""
     reason = first_line(error)

@@ -13,15 +13,15 @@ from torch import Tensor
 
 from vitmnist.errors import ConfigError, DataError
 
-CHANNELS = (1, 3, 4)
-"""Plausible sizes of the last dimension of images that have their channels last."""
-CHUNK_BYTES = 2**18
-"""Bytes of images whose values are squared and summed at a time."""
+PLAUSIBLE_CHANNELS = (1, 3, 4)
+"""Numbers of channels that tell images `[B, C, H, W]` from images `[B, H, W, C]`."""
+CHUNK_NBYTES = 2**18
+"""Number of bytes of images whose values are squared and summed at a time."""
 
 
 def check_layout(shape: Sequence[int], channels: int | None = None) -> None:
-    """Raise `DataError` if images of this shape are not `[B, C, H, W]` with `channels` channels (None: any number)."""
-    plausible = CHANNELS if channels is None else (channels,)
+    """Raise `DataError` unless images of this shape are `[B, C, H, W]`, with `channels` channels if they are given."""
+    plausible = PLAUSIBLE_CHANNELS if channels is None else (channels,)
     fits = len(shape) == 4 and (shape[1] in plausible or (channels is None and shape[3] not in plausible))
     if not fits:
         statistics = f", because mean and std are of {channels} channel(s)" if channels else ""
@@ -32,7 +32,7 @@ def check_layout(shape: Sequence[int], channels: int | None = None) -> None:
 
 
 def check_statistics(key: str, mean: Sequence[float], std: Sequence[float]) -> None:
-    """Raise `ConfigError` if these are no means and deviations of the channels of images scaled to 0…1."""
+    """Raise `ConfigError` unless these can be the means and deviations of the channels of images scaled to 0…1."""
     are_possible = all(0 <= value <= 1 for value in mean) and all(0 < value <= 1 for value in std)
     if len(mean) != len(std) or not mean or not are_possible:
         raise ConfigError(
@@ -42,7 +42,7 @@ def check_statistics(key: str, mean: Sequence[float], std: Sequence[float]) -> N
 
 
 def channel_sums(images: Tensor) -> NDArray[np.uint64]:
-    """Number of pixels, sum and sum of squares by channel, `[3, C]`; the sums of several batches may be added.
+    """Number, sum and sum of squares of the pixels of each channel, `[3, C]`; the sums of batches may be added.
 
     Raises:
         DataError: the images are not uint8 `[N, C, H, W]`.
@@ -55,8 +55,8 @@ def channel_sums(images: Tensor) -> NDArray[np.uint64]:
     check_layout(images.shape)
     sums = np.zeros((3, images.shape[1]), np.uint64)
     sums[0] = images[:, 0].numel()
-    # NumPy, in chunks that stay in a core's cache: a tenth of the time of torch, which widens all values first.
-    for chunk in images.split(max(1, CHUNK_BYTES // max(1, images[:1].numel()))):
+    # NumPy, in chunks that fit into a core's cache, takes a tenth of the time of torch, which widens all values first.
+    for chunk in images.split(max(1, CHUNK_NBYTES // max(1, images[:1].numel()))):
         array = np.ascontiguousarray(chunk.cpu().numpy())
         sums[1] += array.sum((0, 2, 3), dtype=np.uint64)
         sums[2] += np.square(array, dtype=np.uint16).sum((0, 2, 3), dtype=np.uint64)
@@ -66,23 +66,23 @@ def channel_sums(images: Tensor) -> NDArray[np.uint64]:
 def mean_and_std(sums: NDArray[np.uint64]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and population standard deviation of each channel, scaled to 0…1, from the results of `channel_sums`.
 
-    Exact up to the last root and division. Raises `DataError` without images.
+    The results are exact up to the last root and division. Raises `DataError` if there are no images.
     """
     if not sums.any():
         raise DataError("the dataset is empty")
     mean, std = [], []
-    for pixels, values, squares in sums.T.tolist():  # Python's integers do not overflow
+    for pixels, values, squares in sums.T.tolist():  # Python's integers do not overflow.
         mean.append(values / (255 * pixels))
         deviation = math.sqrt(squares * pixels - values * values) / pixels
-        # A constant channel would divide by zero; one step of a byte keeps it finite.
+        # Normalising a constant channel would divide by 0, so its deviation is one step of a byte.
         std.append((deviation or 1.0) / 255)
     return tuple(mean), tuple(std)
 
 
 def channel_statistics(images: Tensor | Iterable[Tensor]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel of uint8 images: a tensor or batches; raises as the two above."""
-    chunks = [images] if isinstance(images, Tensor) else images
-    return mean_and_std(sum(map(channel_sums, chunks), np.zeros((), np.uint64)))
+    """Mean and standard deviation of each channel of images, a tensor or batches; raises as the two functions above."""
+    batches = [images] if isinstance(images, Tensor) else images
+    return mean_and_std(sum(map(channel_sums, batches), np.zeros((), np.uint64)))
 
 
 @dataclass
@@ -98,13 +98,10 @@ IMAGENET = Statistics([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 
 
 def configured_statistics(normalize: object, channels: int | None = None) -> Statistics | None:
-    """The statistics that `data.normalize` names; None stands for those of the training images.
-
-    Args:
-        channels: the number of channels of the images, if it is known.
+    """The statistics that `data.normalize` names; None stands for the statistics of the training images.
 
     Raises:
-        ConfigError: the value is another one, or has another number of channels.
+        ConfigError: the value cannot be used, or the statistics have another number of channels than `channels`.
     """
     from vitmnist.config.validation import validate  # Not at the top: it imports OmegaConf.
 

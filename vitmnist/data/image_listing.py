@@ -1,14 +1,16 @@
-"""Lists the image files in folders."""
+"""Lists image files: in files and folders, and in the splits and classes of a dataset."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from vitmnist.errors import DataError
+from vitmnist.errors import DataError, join_names
 
 log = logging.getLogger(__name__)
 
@@ -16,6 +18,19 @@ EXTENSIONS = (
     ".jpg", ".jpeg", ".jfif", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif", ".avif", ".jp2",
 )  # fmt: skip
 """The file extensions of images. A file that this build of Pillow cannot read is reported as unreadable."""
+SPLITS = {
+    "train": ("train", "training"),
+    "validation": ("val", "valid", "validation"),
+    "test": ("test", "testing"),
+}
+"""The names of the splits, each with the names that its folder, or its rows in a table, may have."""
+SPLIT_OF = {spelling: split for split, spellings in SPLITS.items() for spelling in spellings}
+"""The split that each of these names stands for."""
+
+ClassifiedFiles = list[tuple[Path, str]]
+"""Image files with the names of their classes."""
+LabelledFiles = list[tuple[Path, int]]
+"""Image files with their labels."""
 
 
 def find_images(names: Sequence[str]) -> list[Path]:
@@ -74,3 +89,126 @@ def select_images(files: Sequence[Path]) -> list[Path]:
         counts = ", ".join(f"{count} {extension or 'without'}" for extension, count in sorted(others.items()))
         log.warning("files left out by their endings: %s; pictures end in %s", counts, ", ".join(EXTENSIONS))
     return images
+
+
+def list_splits(folder: Path) -> dict[str, ClassifiedFiles]:
+    """The images of each split in the folders of classes; all are training images if no folders of splits are there.
+
+    Raises:
+        DataError: there are fewer than two folders of classes, two classes share a folder, or classes look like splits.
+    """
+    folders = _split_folders(folder) or {"train": folder}
+    return {split: _list_classes(path) for split, path in folders.items()}
+
+
+def label_splits(
+    source: Path, splits: dict[str, ClassifiedFiles], folder: Path, test_share: float, may_lack_classes: bool
+) -> tuple[list[str], dict[str, LabelledFiles]]:
+    """The classes, sorted, and the labelled images of each split, in an order that mixes the classes.
+
+    Args:
+        source: the folder or the table of labels, for messages.
+        test_share: the fraction of each class that becomes the test split if there is only a training split; 0: none.
+
+    Raises:
+        DataError: the classes of the splits differ, or there are too few images for a test split.
+    """
+    classes = sorted({name for _, name in splits["train"]})
+    _check_classes(source, classes, splits, may_lack_classes)
+    splits = {split: in_hash_order(files, folder) for split, files in splits.items()}
+    if len(splits) == 1 and test_share:
+        train, test = _divide(splits["train"], test_share)
+        if not test:
+            raise DataError(f"{source}: too few pictures to take {test_share:g} of each class for the test")
+        splits = {"train": train, "test": test}
+    label_of = {name: label for label, name in enumerate(classes)}
+    return classes, {split: [(path, label_of[name]) for path, name in files] for split, files in splits.items()}
+
+
+def no_images(source: Path, empty: Sequence[str], num_classes: int) -> str:
+    return f"{source}: no picture in {len(empty)} of its {num_classes} classes: {join_names(empty)}"
+
+
+def in_hash_order(files: ClassifiedFiles, folder: Path) -> ClassifiedFiles:
+    """Sort images by a hash of their names, which mixes the classes and changes little when images are added."""
+    return sorted(files, key=lambda file: hashlib.sha256(os.fsencode(str(file[0].relative_to(folder)))).digest())
+
+
+def _check_classes(
+    source: Path, classes: list[str], splits: dict[str, ClassifiedFiles], may_lack_classes: bool
+) -> None:
+    for split, files in splits.items():
+        split_classes = {name for _, name in files}
+        if unknown := sorted(split_classes.difference(classes)):
+            raise DataError(
+                f"{source}: the {split} split has classes without training pictures: {join_names(unknown)}; the "
+                f"classes of the training split are {join_names(classes)}; rename or remove these"
+            )
+        if (missing := sorted(set(classes) - split_classes)) and not may_lack_classes:
+            raise DataError(
+                f"{source}: the {split} split lacks classes of the training split: {join_names(missing)}; add "
+                "pictures of them, or set data.dataset.skip_unreadable=true"
+            )
+
+
+def _split_folders(folder: Path) -> dict[str, Path]:
+    """The folder of each split, in the order of `SPLITS`; empty if `folder` contains the folders of classes."""
+    subfolders = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    by_split = {SPLIT_OF.get(path.name.lower()): path for path in subfolders}
+    folders = {split: by_split[split] for split in SPLITS if split in by_split}
+    if "train" not in folders or not any(path.is_dir() for path in folders["train"].iterdir()):
+        return {}  # `train` may be the name of a class.
+    log.info("%s: %s", folder, ", ".join(f"{split} split from {path.name}" for split, path in folders.items()))
+    if others := [path.name for path in subfolders if path not in folders.values()]:
+        log.warning("%s: not used: %s", folder, join_names(others))
+    return folders
+
+
+def _list_classes(folder: Path) -> ClassifiedFiles:
+    classes = visible_folders(folder, [path.name for path in folder.iterdir() if path.is_dir()])
+    if len(classes) < 2:
+        raise DataError(
+            f"{folder}: two or more folders of a class are expected, with pictures in {folder}/CLASS/ (to evaluate a "
+            f"model, with the names of its classes); found: {join_names(classes) or 'none'}"
+        )
+    images = select_images([path for name in classes for path in list_files(folder / name)])
+    files = [(path, path.relative_to(folder).parts[0]) for path in images]
+    _refuse_splits(folder, files)
+    if empty := sorted(set(classes) - {name for _, name in files}):
+        log.warning("%s; left out", no_images(folder, empty, len(classes)))
+    return files
+
+
+def _refuse_splits(folder: Path, files: ClassifiedFiles) -> None:
+    """Raise `DataError` if classes look like splits.
+
+    They do if a class with subfolders has the name of a split in its own, as `seg_test` has, or if all classes have the
+    same two or more subfolders.
+    """
+    subfolders: dict[str, set[str]] = {name: set() for _, name in files}
+    for path, name in files:
+        subfolders[name].update(path.relative_to(folder / name).parts[:-1][:1])
+    nested = [name for name, inner in subfolders.items() if inner]
+    splits = [name for name in nested if not SPLIT_OF.keys().isdisjoint(re.findall("[a-z]+", name.lower()))]
+    first, *others = subfolders.values() or [set()]
+    if not splits and len(first) > 1 and all(inner == first for inner in others):
+        splits = nested
+    if splits:
+        raise DataError(
+            f"{folder}: folders of classes that look like splits: {join_names(splits)}, with the folders "
+            f"{join_names(sorted(subfolders[splits[0]]))}; name splits train, val and test, with a folder for each "
+            "class in each, or set data.dataset.labels=FILE.csv, which names the class of each picture"
+        )
+
+
+def _divide(files: ClassifiedFiles, test_share: float) -> tuple[ClassifiedFiles, ClassifiedFiles]:
+    counts = Counter(name for _, name in files)
+    # At least one image of each class stays for training.
+    num_left = {name: min(round(count * test_share), count - 1) for name, count in counts.items()}
+    train: ClassifiedFiles = []
+    test: ClassifiedFiles = []
+    for path, name in files:
+        part = test if num_left[name] > 0 else train
+        part.append((path, name))
+        num_left[name] -= 1
+    return train, test

@@ -21,6 +21,7 @@ from vitmnist.errors import DataError
 from vitmnist.store.rows import is_large
 
 Pixels = NDArray[np.uint8]
+"""The pixels of an image, `[H, W, C]` or `[H, W]`."""
 
 
 class Mode(str, Enum):
@@ -31,11 +32,7 @@ class Mode(str, Enum):
 
 
 class Resize(str, Enum):
-    """How an image of any shape gets the size of a dataset's images.
-
-    `stretch` distorts it. `crop` resizes the shorter side and takes the centre. `pad` resizes the longer side and fills
-    the rest with black.
-    """
+    """`stretch` distorts an image, `crop` resizes the shorter side and takes the centre, `pad` adds black margins."""
 
     stretch = "stretch"
     crop = "crop"
@@ -51,8 +48,7 @@ class ImageReader:
         mode: the channels.
         resize: how an image of another shape gets this size.
         draft: decode a JPEG at the smallest of the scales 1/8, 1/4, 1/2 and 1 that is at least twice the size.
-        max_16_bit: the value of 16-bit grey pixels that becomes white.
-        range_32_bit: the values of int32 and float pixels that become black and white; None refuses such images.
+        max_16_bit: the value of 16-bit grey pixels that becomes white. Images of 32 bits are refused.
     """
 
     size: tuple[int, int]
@@ -60,7 +56,6 @@ class ImageReader:
     resize: Resize = Resize.stretch
     draft: bool = False
     max_16_bit: int = 65_535
-    range_32_bit: tuple[float, float] | None = None
 
     def __call__(self, path: Path) -> Pixels:
         """Read a file; raises `DataError` if it cannot be read."""
@@ -74,19 +69,16 @@ class ImageReader:
             raise DataError(f"{path}: cannot be read as a picture: {reason}") from error
 
     def convert(self, image: Image.Image, decode: Callable[[Image.Image], Pixels] = np.array) -> Pixels:
-        """Convert an image that Pillow has opened, but not loaded.
-
-        Args:
-            decode: returns the pixels of an image at its full size, uint8 `[H, W]` or `[H, W, C]`, as `np.array` does.
+        """Convert an image that is opened, but not loaded; `decode` returns its pixels at full size, like `np.array`.
 
         Raises:
-            ValueError: the pixels cannot be scaled to 8 bits.
+            ValueError: the pixels have 32 bits.
         """
         orientation, size = self._stored_size(image)
         full_size = image.size
         draft = image.draft(None, (2 * size[0], 2 * size[1])) if self.draft else None
         if image.size != full_size:
-            decode = np.array
+            decode = np.array  # Only Pillow decodes at a smaller scale.
         converted = self._convert_mode(image)
         # A scale of 1/2 stores half of 375 rows, 187.5, as 188. Resized from all 188, images of 500×375 differ from
         # full decoding by 1.2 at 64×64, instead of 0.3.
@@ -106,7 +98,6 @@ class ImageReader:
         return orientation, size
 
     def _convert_mode(self, image: Image.Image) -> Image.Image:
-        """Convert to 8 bits in grey or RGB."""
         if image.mode[0] in "IF":
             image = self._scale_to_8_bit(image)
         if image.has_transparency_data:
@@ -117,21 +108,13 @@ class ImageReader:
         return image if image.mode == mode else image.convert(mode)
 
     def _scale_to_8_bit(self, image: Image.Image) -> Image.Image:
-        """Scale the pixels of a grey image of 16 or 32 bits, which Pillow would clip at 255."""
-        pixels = np.asarray(image).astype(np.float64)
-        if not np.isfinite(pixels).all():
-            raise ValueError("some of its pixels are not finite")
-        # Pillow gives the 16-bit pixels of PNG and PGM files as int32.
-        is_32_bit = image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM"))
-        if is_32_bit and not self.range_32_bit:
-            problem = f"its 32-bit pixels are {pixels.min():g} to {pixels.max():g}"
-            raise ValueError(f"{problem}; training on such pictures needs data.dataset.range_32_bit=[BLACK,WHITE]")
-        black, white = self.range_32_bit if is_32_bit and self.range_32_bit else (0, self.max_16_bit)
-        scaled = ((pixels - black) * (255 / (white - black))).round().clip(0, 255)
-        return Image.fromarray(scaled.astype(np.uint8))
+        """Scale 16-bit pixels, which Pillow would clip at 255; it gives those of PNG and PGM files as int32."""
+        if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):
+            raise ValueError("its pixels have 32 bits; convert it to 8 or 16")
+        pixels = np.asarray(image) * (255 / self.max_16_bit)
+        return Image.fromarray(pixels.round().clip(0, 255).astype(np.uint8))
 
     def _crop_or_pad(self, pixels: Pixels) -> Pixels:
-        """Crop pixels `[H, W, C]` to the size, or pad them with black, around their centre."""
         (width, height), (rows, columns) = self.size, pixels.shape[:2]
         top, left = round((rows - height) / 2), round((columns - width) / 2)
         if self.resize == Resize.crop:
@@ -171,12 +154,7 @@ def empty_images(count: int, channels: int, height: int, width: int, *, pin_memo
 
 
 def fitted_size(size: tuple[int, int], target: tuple[int, int], resize: str) -> tuple[int, int]:
-    """The (width, height) to which an image of this size is resized.
-
-    Args:
-        resize: `stretch` gives the target; `crop` the smallest size of the same shape that covers it; `pad` the largest
-            one that fits into it.
-    """
+    """The (width, height) to which an image is resized: the target, or the size that covers it or fits into it."""
     if resize == Resize.stretch:
         return target
     (width, height), (target_width, target_height) = size, target
@@ -197,7 +175,6 @@ def resize_pixels(pixels: Pixels, size: tuple[int, int]) -> Pixels:
 
 
 def _turn_upright(pixels: Pixels, orientation: int) -> Pixels:
-    """Turn and mirror pixels `[H, W, C]` as an EXIF orientation says."""
     if orientation in (5, 6, 7, 8):
         pixels = pixels.swapaxes(0, 1)
     if orientation in (2, 3, 6, 7):

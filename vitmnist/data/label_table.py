@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitmnist.data.image_splits import SPLIT_OF, SPLITS, ClassifiedFiles
+from vitmnist.data.image_listing import SPLIT_OF, SPLITS, ClassifiedFiles
 from vitmnist.errors import DataError, join_names
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,6 @@ class LabelTable:
         return {split: files for split, files in splits.items() if files}
 
     def _check_columns(self, names: Sequence[str]) -> None:
-        """Raise `DataError` if a column is missing or there twice, and log the columns that are not used."""
         if repeated := [name for name, count in Counter(names).items() if name and count > 1]:
             raise DataError(f"{self.path}:1: has more than one column {join_names(repeated)}; rename or remove one")
         required = [self.columns.file, self.columns.label]

@@ -64,7 +64,7 @@ class RandomState:
 
     Args:
         owners: objects that may refer to generators, such as datasets and transforms.
-        device: a CUDA device, which has a global generator too.
+        device: a CUDA device has a global generator too.
     """
 
     def __init__(self, *owners: object, device: torch.device | None = None) -> None:
@@ -73,9 +73,9 @@ class RandomState:
             access = partial(torch.cuda.get_rng_state, device), partial(torch.cuda.set_rng_state, device=device)
             self._global["CUDA"] = access
         self._generators = list(self._global.items())
-        for value in _reachable(owners):
-            if access_to := GENERATOR_TYPES.get(type(value)):
-                self._generators.append((f"a {type(value).__name__} of its own", access_to(value)))
+        for instance in _reachable(owners):
+            if access_to := GENERATOR_TYPES.get(type(instance)):
+                self._generators.append((f"a {type(instance).__name__} of its own", access_to(instance)))
         self._states = self._read()
 
     def _read(self) -> list[object]:
@@ -120,12 +120,7 @@ def preserved_random_state(*owners: object, device: torch.device | None = None) 
 
 
 class RandomSampleError(ConfigError):
-    """A sample is random, so storing it would repeat one version of it.
-
-    Args:
-        index: the index of the sample in its dataset.
-        reason: names the generator that the sample uses, or says that the sample differs when it is read again.
-    """
+    """A sample is random, so storing it would repeat one version of it."""
 
     def __init__(self, index: int, reason: str) -> None:
         super().__init__(index, reason)
@@ -145,7 +140,7 @@ def detect_randomness(
 
     Args:
         owners: objects that may refer to generators.
-        always_repeat: call the function twice in any case, to compare the results.
+        always_repeat: call a function that uses no generator twice too, and compare the results.
     """
     before = RandomState(owners)
     result = function()
@@ -191,37 +186,35 @@ def refuse_random_samples(read: Callable[[int], object], indices: Sequence[int],
 
 
 def _reachable(owners: Iterable[Any]) -> Iterable[Any]:
-    """The objects that `owners` refer to, directly or not, breadth first."""
     reached: dict[int, Any] = {}
     waiting = deque(owners)
     while waiting and len(reached) < MAX_SEARCHED:
-        value = waiting.popleft()
-        if isinstance(value, LEAF_TYPES) or id(value) in reached:
+        instance = waiting.popleft()
+        if isinstance(instance, LEAF_TYPES) or id(instance) in reached:
             continue
-        reached[id(value)] = value
-        waiting.extend(_referents(value))
+        reached[id(instance)] = instance
+        waiting.extend(_referents(instance))
     return reached.values()
 
 
-def _referents(value: object) -> Iterable[object]:
-    """The objects that an object refers to, and that may be generators or refer to some."""
-    if isinstance(value, list | tuple | set | frozenset | dict):
-        parts = value.values() if isinstance(value, dict) else value
-        return parts if len(value) <= MAX_ELEMENTS else ()
-    if isinstance(value, partial):
-        return (value.func, *value.args, *value.keywords.values())
-    if isinstance(value, MethodType):
-        return (value.__self__, value.__func__)
-    if isinstance(value, FunctionType):
+def _referents(instance: object) -> Iterable[object]:
+    if isinstance(instance, list | tuple | set | frozenset | dict):
+        parts = instance.values() if isinstance(instance, dict) else instance
+        return parts if len(instance) <= MAX_ELEMENTS else ()
+    if isinstance(instance, partial):
+        return (instance.func, *instance.args, *instance.keywords.values())
+    if isinstance(instance, MethodType):
+        return (instance.__self__, instance.__func__)
+    if isinstance(instance, FunctionType):
         try:
-            variables = inspect.getclosurevars(value)
-        except ValueError:  # A variable of the enclosing function has no value yet.
+            variables = inspect.getclosurevars(instance)
+        except ValueError:  # A variable of the enclosing function has no instance yet.
             return ()
-        return (*variables.nonlocals.values(), *variables.globals.values(), *(value.__defaults__ or ()))
-    class_attributes = [pair for kind in type(value).__mro__ for pair in vars(kind).items()]
+        return (*variables.nonlocals.values(), *variables.globals.values(), *(instance.__defaults__ or ()))
+    class_attributes = [pair for kind in type(instance).__mro__ for pair in vars(kind).items()]
     methods = [part for name, part in class_attributes if name in SEARCHED_METHODS and isinstance(part, FunctionType)]
     generators = [part for _, part in class_attributes if type(part) in GENERATOR_TYPES]
-    return (*getattr(value, "__dict__", {}).values(), *generators, *methods)
+    return (*getattr(instance, "__dict__", {}).values(), *generators, *methods)
 
 
 def read_samples(dataset: Dataset[Any], indices: Iterable[int], seed: int, epoch: int) -> list[Any]:

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import index
-from typing import SupportsIndex
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vitmnist.errors import ConfigError, allowed_names
+from vitmnist.errors import ConfigError, suggest_names
 
 ORDERS = ("sample", "batch", "none")
 """The values of `shuffle`."""
@@ -27,19 +26,19 @@ def build_sampler(
     rank: int = 0,
     world_size: int = 1,
 ) -> EpochSampler:
-    """Build the sampler of training, of evaluation, or of `make_loader`; every loader takes its indices from one.
-
-    The arguments are the fields of `EpochSampler`.
+    """Build an `EpochSampler` for training, for evaluation, or for `make_loader`; the arguments are its fields.
 
     Raises:
-        ConfigError: a value has the wrong type or is out of bounds, `batch_size` is below `world_size`, or `drop_last`
-            leaves no batch.
+        ConfigError: a value is out of bounds, `batch_size` is below `world_size`, or `drop_last` leaves no batch.
     """
     if shuffle not in ORDERS:
-        raise ConfigError(f"shuffle={shuffle}: {allowed_names(str(shuffle), ORDERS)}")
+        raise ConfigError(f"shuffle={shuffle}: {suggest_names(str(shuffle), ORDERS)}")
     if not isinstance(drop_last, bool):  # The text "false" would be true.
         raise ConfigError(f"drop_last={drop_last}: must be True or False")
-    batch_size, seed = _whole_number("batch_size", batch_size, 1), _whole_number("seed", seed, 0)
+    if batch_size < 1:
+        raise ConfigError(f"batch_size={batch_size}: must be at least 1")
+    if seed < 0:
+        raise ConfigError(f"seed={seed}: must be at least 0")
     if world_size > batch_size:
         raise ConfigError(
             f"batch_size={batch_size}: {world_size} processes train together, and each must have an image of every "
@@ -50,7 +49,8 @@ def build_sampler(
             f"batch_size={batch_size} exceeds the {size} images, so drop_last=true leaves no batch; set "
             f"batch_size={size} or less, or drop_last=false"
         )
-    return EpochSampler(size, batch_size, seed, shuffle, drop_last, rank, world_size)
+    # `index` accepts the integers of NumPy.
+    return EpochSampler(size, index(batch_size), index(seed), shuffle, drop_last, rank, world_size)
 
 
 @dataclass(frozen=True)
@@ -81,22 +81,22 @@ class EpochSampler:
     world_size: int = 1
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """Number of batches in an epoch."""
         full, rest = divmod(self.size, self.batch_size)
         return full if self.drop_last or not rest else full + 1
 
     @property
     def rank_batch_size(self) -> int:
-        """Images in this rank's part of a full batch."""
-        return len(self._part(self.batch_size))
+        """Number of images in this rank's part of a full batch."""
+        return len(self._rank_rows(self.batch_size))
 
     def num_images(self, batch: int) -> int:
-        """Images in batch `batch`, of all ranks together."""
+        """Number of images in batch `batch`, of all ranks together."""
         return min(self.batch_size, self.size - batch * self.batch_size)
 
     def num_valid(self, batch: int) -> int:
-        """How many images of this rank's part of batch `batch` count."""
-        return len(self._part(self.num_images(batch)))
+        """Number of images in this rank's part of batch `batch`; 0 if its one image is padding."""
+        return len(self._rank_rows(self.num_images(batch)))
 
     def batches(self, epoch: int, start: int = 0, device: torch.device | str = "cpu") -> Iterator[slice | Tensor]:
         """The indices of each batch from batch `start` on: a slice where they are contiguous, else int64 `[B]`.
@@ -107,12 +107,12 @@ class EpochSampler:
             ValueError: `start` is neither a batch of the epoch nor its end.
         """
         if self.shuffle != "sample":
-            yield from self._spans(epoch, start)
+            yield from self._slices(epoch, start)
             return
-        permuted = self._permuted(epoch, start, device)
-        # Of no samples, `split` makes an empty batch.
+        permuted = self._permuted_indices(epoch, start, device)
+        # `split` would make an empty batch of no samples.
         for batch in permuted.split(self.batch_size) if len(permuted) else ():
-            rows = self._part(len(batch)) or range(1)
+            rows = self._rank_rows(len(batch)) or range(1)
             yield batch[rows.start : rows.stop]
 
     def indices(self, epoch: int, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
@@ -121,60 +121,51 @@ class EpochSampler:
         Every batch but the last has `rank_batch_size` of them, since a short block stays last.
         """
         if self.shuffle == "sample" and self.world_size == 1:
-            return self._permuted(epoch, start, device)
+            return self._permuted_indices(epoch, start, device)
         batches = [as_tensor(slice(0, 0)), *map(as_tensor, self.batches(epoch, start))]
         return torch.cat(batches).to(device)
 
-    def _permuted(self, epoch: int, start: int, device: torch.device | str) -> Tensor:
-        self._check(start)
-        stop = len(self) * self.batch_size  # This is beyond the end, unless the short batch is dropped.
-        # A copy, because the next caller gets the same permutation.
+    def _permuted_indices(self, epoch: int, start: int, device: torch.device | str) -> Tensor:
+        self._check_start(start)
+        stop = len(self) * self.batch_size  # Beyond the end, unless the short batch is dropped.
+        # A copy, because the next call returns the same cached permutation.
         return _permutation(self.size, self.seed, epoch)[start * self.batch_size : stop].to(device, copy=True)
 
-    def _spans(self, epoch: int, start: int) -> Iterator[slice]:
-        """The contiguous batches where the order is not a permutation of the samples."""
-        self._check(start)
+    def _slices(self, epoch: int, start: int) -> Iterator[slice]:
+        """The batches of the orders `batch` and `none`, which are contiguous."""
+        self._check_start(start)
         blocks = list(range(len(self)))
         if self.shuffle == "batch":
             full = self.size // self.batch_size
             blocks[:full] = torch.randperm(full, generator=_generator(self.seed, epoch), device="cpu").tolist()
         for block in blocks[start:]:
             first = block * self.batch_size
-            rows = self._part(min(self.batch_size, self.size - first)) or range(1)
+            rows = self._rank_rows(min(self.batch_size, self.size - first)) or range(1)
             yield slice(first + rows.start, first + rows.stop)
 
-    def _part(self, count: int) -> range:
+    def _rank_rows(self, count: int) -> range:
         """The rows of a batch of `count` images that belong to this rank; the first ranks get one more."""
         each, extra = divmod(count, self.world_size)
         start = self.rank * each + min(self.rank, extra)
         return range(start, start + each + (self.rank < extra))
 
-    def _check(self, start: int) -> None:
+    def _check_start(self, start: int) -> None:
         if not 0 <= start <= len(self):
             raise ValueError(f"start={start}: an epoch has {len(self)} batches")
 
 
 def as_tensor(batch: slice | Tensor) -> Tensor:
-    """The indices of a batch as int64 `[B]`."""
+    """Convert the indices of a batch to int64 `[B]`."""
     return torch.arange(batch.start, batch.stop, device="cpu") if isinstance(batch, slice) else batch
 
 
-def _whole_number(name: str, number: SupportsIndex, at_least: int) -> int:
-    """Convert to an int, also a number of NumPy; raise `ConfigError` if it is no whole number or below `at_least`."""
-    if isinstance(number, bool) or not hasattr(number, "__index__"):
-        raise ConfigError(f"{name}={number!r}: must be a whole number")
-    if index(number) < at_least:
-        raise ConfigError(f"{name}={number}: must be at least {at_least}")
-    return index(number)
-
-
-@lru_cache(maxsize=1)  # Loader and augmentation draw the same one, which takes 1.4 ms for 60,000 images.
+@lru_cache(maxsize=1)  # Loader and augmentation use the same permutation; drawing 60,000 indices takes 1.4 ms.
 def _permutation(size: int, seed: int, epoch: int) -> Tensor:
     return torch.randperm(size, generator=_generator(seed, epoch), device="cpu")
 
 
 def _generator(seed: int, epoch: int) -> torch.Generator:
-    # torch's CPU generator keeps 32 bits of a seed: with seed + epoch, or the two concatenated, runs would share
-    # epochs. SeedSequence mixes them well, and NumPy guarantees a stable output.
+    # torch's CPU generator uses 32 bits of a seed: with seed + epoch, or with both concatenated, different runs would
+    # share epochs. SeedSequence mixes both well, and NumPy guarantees that its output is stable.
     (mixed,) = np.random.SeedSequence(seed, spawn_key=(epoch,)).generate_state(1)
     return torch.Generator().manual_seed(int(mixed))

@@ -10,10 +10,11 @@ from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from vitmnist.data.channel_statistics import channel_statistics
-from vitmnist.data.collate import collate_samples
+from vitmnist.data.images import to_tensor
 from vitmnist.data.randomness import (
     RandomSampleError,
     preserved_random_state,
@@ -27,30 +28,32 @@ from vitmnist.store.read_once import MapStyleDataset, read_once, reading_workers
 from vitmnist.store.rows import Location, Storage, gather_rows, store_rows
 
 Tensors = TypeVar("Tensors", bound="TensorSet")
-CHUNK = 1024
+CHUNK_SIZE = 1024
 """Number of samples of a `TensorSet` that are written or hashed at a time."""
 
 
 class SampleSource(ABC):
-    """Samples by their indices; random ones are a pure function of (seed, epoch, index)."""
+    """Samples by their indices; a random sample is a pure function of (seed, epoch, index)."""
 
     is_decoded = False
-    """Whether the samples are tensors; otherwise each is read, and may be random."""
+    """Whether the samples are rows of tensors. Otherwise each is read from a dataset, and may be random."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def read(self, indices: slice | Tensor, epoch: int = 0) -> object:
-        """The batch of the samples at these indices, int64 `[B]`: images and labels, or whatever the samples are."""
+        """Read the samples at these indices, int64 `[B]`: images and labels, or a batch of any structure."""
 
     @abstractmethod
     def decode_to(self, location: Location) -> TensorSet:
-        """Store all samples as tensors in host memory or in a file; raises as `decode_once`.
+        """Store all samples as tensors in host memory or in a file.
 
         Raises:
             ConfigError: a sample is random.
-            DataError: a sample is no pair of an image and a label, or another shape or dtype than those before.
+            DataError: a sample is not a pair of an image and a label, samples have different shapes or dtypes, or the
+                file cannot be written.
+            DoesNotFitError: the disk has too little room.
         """
 
     @abstractmethod
@@ -72,7 +75,7 @@ class TensorSet(SampleSource):
         is_mapped: the images are a memory-mapped file, whose pages are read on demand.
 
     Raises:
-        DataError: not tensors, or of different lengths.
+        DataError: images or labels are not tensors, or have different lengths.
     """
 
     is_decoded = True
@@ -101,7 +104,7 @@ class TensorSet(SampleSource):
 
     @cached_property
     def tensors(self) -> tuple[Tensor, Tensor]:
-        """Images and labels, without their gradients."""
+        """Images and labels, detached from their graphs."""
         return self.images.detach(), self.labels.detach()
 
     def read(self, indices: slice | Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
@@ -123,27 +126,27 @@ class TensorSet(SampleSource):
             return self
         contents = f"{self.images.dtype} {list(self.images.shape)} {digest(self.images)}"
         images, _ = store_rows(self._chunks, len(self), replace(location, fingerprint=contents))
-        return TensorSet(images, self.labels, is_mapped=True)  # Sets with other labels share the file.
+        return TensorSet(images, self.labels, is_mapped=True)  # Datasets with other labels share the file.
 
     def _chunks(self) -> Iterable[tuple[Tensor, Tensor]]:
-        return zip(self.images.split(CHUNK), self.labels.split(CHUNK), strict=True)
+        return zip(self.images.split(CHUNK_SIZE), self.labels.split(CHUNK_SIZE), strict=True)
 
     def subset(self: Tensors, rows: slice | Tensor) -> Tensors:
-        """The samples at these indices, int64 `[N]`: views if they are a slice, else copied into memory."""
+        """The samples at these indices: views for a slice, copies in memory for int64 `[N]`."""
         images, labels = self.read(rows)
         return replace(self, images=images, labels=labels, is_mapped=self.is_mapped and isinstance(rows, slice))
 
     def check_on_host(self) -> None:
-        """Raise `DataError` if the tensors are not in host memory."""
+        """Raise `DataError` unless the tensors are in host memory."""
         for tensor in (self.images, self.labels):
             if tensor.device.type != "cpu":
                 raise DataError(f"the set is on {tensor.device}, not in host memory; gpu_slice leaves it there")
 
 
 def digest(tensor: Tensor) -> str:
-    """SHA-256 of a CPU tensor's elements."""
+    """SHA-256 of the elements of a CPU tensor, in their logical order."""
     checksum = hashlib.sha256()
-    for part in tensor.split(CHUNK):  # Images with channels last are copied part by part.
+    for part in tensor.split(CHUNK_SIZE):  # A part with channels last is copied.
         checksum.update(part.contiguous().view(torch.uint8).numpy().data)
     return checksum.hexdigest()
 
@@ -163,7 +166,7 @@ class DatasetSource(SampleSource):
         return len(self.dataset)
 
     def read(self, indices: slice | Tensor, epoch: int = 0) -> object:
-        """The samples collated; raises `DataError` if they make no batch."""
+        """Read and collate samples; raises `DataError` if they do not make a batch."""
         rows = range(len(self))[indices] if isinstance(indices, slice) else indices.tolist()
         if self.seed is None:
             return _collated([self.dataset[row] for row in rows], rows)
@@ -238,3 +241,33 @@ def _collated(samples: Sequence[object], rows: Sequence[int]) -> object:
             f"samples {', '.join(map(str, rows[:3]))}, … do not make a batch: {error}; give them the same shape in "
             "a transform of the dataset, or use a DataLoader with a collate_fn that pads them"
         ) from error
+
+
+def collate_samples(samples: Sequence[object]) -> object:
+    """Collate samples as torch's `default_collate` does; PIL images become uint8 `[B, C, H, W]`, and None stays None.
+
+    As in torch, nested tuples become lists. Samples that are tuples themselves make a tuple.
+
+    Raises:
+        TypeError: torch cannot collate an object of this type.
+        RuntimeError: tensors have different shapes.
+    """
+    batch = collate_with({Image.Image: _collate_images, type(None): _collate_none}, samples)
+    return tuple(batch) if isinstance(batch, list) and isinstance(samples[0], tuple) else batch
+
+
+def collate_with(functions: dict[Any, Callable[..., object]], samples: Sequence[object]) -> object:
+    """Collate samples as torch's `default_collate` does, with other functions for the objects of some types."""
+    # This import is private, but the documentation of `default_collate` extends it in this way.
+    from torch.utils.data._utils.collate import collate, default_collate_fn_map
+
+    return collate(samples, collate_fn_map={**default_collate_fn_map, **functions})
+
+
+def _collate_images(images: Sequence[Image.Image], *, collate_fn_map: object = None) -> Tensor:
+    return torch.stack([to_tensor(image) for image in images])
+
+
+def _collate_none(values: Sequence[Any], *, collate_fn_map: object = None) -> None:
+    if any(value is not None for value in values):
+        raise TypeError("some samples have None where others have a value; give them all one or none of them")

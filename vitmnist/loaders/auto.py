@@ -18,7 +18,7 @@ from vitmnist.config.validation import config_field
 from vitmnist.data.randomness import preserved_random_state
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource
-from vitmnist.errors import ConfigError, allowed_names
+from vitmnist.errors import ConfigError, suggest_names
 from vitmnist.loaders.base import LOADERS, Batches, Loader, needs_of, storage_of
 from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.memory import Memory, check_fits, peak_memory
@@ -116,7 +116,7 @@ def _names_to_try(options: AutoOptions, data: SampleSource) -> list[str]:
     names = [name for name in LOADERS.names() if LOADERS.options_of(name) is not AutoOptions]
     for name in options.candidates or ():
         if name not in names:
-            raise ConfigError(f"data.loader.candidates={name}: not known; {allowed_names(name, names)}")
+            raise ConfigError(f"data.loader.candidates={name}: not known; {suggest_names(name, names)}")
     # Loaders that decode into memory come first, because others reuse the decoded set, and those that decode into a
     # file last, because they are then not needed.
     order = (Storage.HOST, Storage.DEVICE, Storage.NOT_KEPT, Storage.FILE)

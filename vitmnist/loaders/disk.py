@@ -30,7 +30,7 @@ from vitmnist.runtime.cpu import cores_per_rank, one_core_per_thread
 from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.runtime.signals import ignore_stopping
-from vitmnist.store.read_once import unchanged
+from vitmnist.store.read_once import identity
 from vitmnist.store.tree import map_tensors
 
 DEFAULT_WORKERS = 2  # Used if `num_workers` is `auto`
@@ -156,7 +156,7 @@ class WorkerLoader(Loader):
             sampler=[],  # Before each pass, it is filled with a key for each batch of the epoch.
             batch_size=None,  # The dataset returns whole batches.
             num_workers=workers,
-            collate_fn=unchanged,
+            collate_fn=identity,
             pin_memory=self.pin_memory,
             prefetch_factor=self.options.prefetch_factor if workers else None,
             persistent_workers=workers > 0,

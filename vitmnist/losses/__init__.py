@@ -7,11 +7,11 @@ from torch import Tensor
 from vitmnist.registry import OptionsClass, Registry
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""Computes the sum of the loss over the images, without dimensions, from logits, float32 `[B, classes]`, and targets.
+"""Computes the sum of the loss over the images, a scalar tensor, from float32 logits `[B, classes]` and targets.
 
-Targets are labels, int64 `[B]`, or where images are mixed, probabilities, float32 `[B, classes]`. A label of -100 and a
-row of zeros are padding, and have the loss 0. The step divides the sum by the size of the global batch, so that
-neither microbatches nor ranks change the gradient.
+Targets are int64 labels `[B]`, or float32 class probabilities `[B, classes]` if images are mixed. A label of -100 and a
+row of zeros are padding, whose loss is 0. The step divides the sum by the size of the global batch, so neither
+microbatches nor ranks change the gradient.
 """
 
 LOSSES: Registry[OptionsClass, Loss] = Registry("loss", __package__)

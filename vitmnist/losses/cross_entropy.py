@@ -25,10 +25,10 @@ class CrossEntropyOptions:
 
 @LOSSES.register("cross_entropy", CrossEntropyOptions)
 def cross_entropy(options: CrossEntropyOptions, labels: Tensor, classes: tuple[str, ...], device: torch.device) -> Loss:
-    """The cross-entropy of logits; labels are smoothed as by Szegedy et al. (arXiv:1512.00567).
+    """Cross-entropy with label smoothing (Szegedy et al., arXiv:1512.00567) and class weights.
 
     Raises:
-        ConfigError: weights that do not fit the classes.
+        ConfigError: the weights do not fit the classes.
     """
     weights = class_weights(options.class_weights, labels, classes)
     weight = None if weights is None else weights.to(device)
@@ -39,13 +39,13 @@ def _cross_entropy(logits: Tensor, targets: Tensor, weight: Tensor | None, label
     if targets.dim() == 1:
         return F.cross_entropy(logits, targets, weight, reduction="sum", label_smoothing=label_smoothing)
     losses = F.cross_entropy(logits, targets, weight, reduction="none", label_smoothing=label_smoothing)
-    return losses.where(targets.any(dim=1), 0).sum()  # Smoothing would give a row of zeros a loss.
+    return losses.where(targets.any(dim=1), 0).sum()  # Smoothing would give padding, a row of zeros, a loss.
 
 
 def class_weights(weights: object, labels: Tensor, classes: tuple[str, ...]) -> Tensor | None:
     """The weight of each class, float32 `[classes]`; None for equal weights.
 
-    `balanced` is the inverse of a class' frequency, scaled so that the mean over the training images is 1.
+    `balanced` weights a class by its inverse frequency, scaled so that the mean over the training images is 1.
     """
     if weights is None:
         return None

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BatchMetric:
-    """How a metric `NAME` of a batch is shown; it is recorded as `train_NAME` and `eval_NAME`.
+    """Describes a metric `NAME` of a batch, which is recorded as `train_NAME` and `eval_NAME`.
 
-    The function takes logits, float32 `[B, classes]`, and labels, int64 `[B]`, which are negative for images that are
-    padding. It returns the sum over the other images, a tensor without dimensions, on the same device and without
-    waiting for it. The record has the mean over the images of the pass.
+    The function takes float32 logits `[B, classes]` and int64 labels `[B]`, which are negative for padding. It returns
+    the sum over the other images as a scalar tensor on the same device, without waiting for the device. The recorded
+    value is the mean over the images of the pass.
 
     Args:
-        unit: % multiplies the value by 100.
+        unit: the unit of the value; `%` multiplies it by 100.
         tag: TensorBoard shows `train/TAG` and `eval/TAG`.
-        column: the title of the evaluation's column in the report; None has no column.
-        digits: after the decimal point in the report.
+        column: the title of its column in the report; None: no column.
+        digits: decimal places in the report.
         direction: whether the highest or the lowest value is the best.
     """
 
@@ -39,10 +39,10 @@ class BatchMetric:
 
 
 class ConfusionMetric(BatchMetric):
-    """How a metric `NAME` of all predictions of an evaluation is shown; it is recorded as `eval_NAME`.
+    """Describes a metric `NAME` of all predictions of an evaluation, which is recorded as `eval_NAME`.
 
-    The function takes the confusion matrix: the number of images by true class (rows) and predicted class (columns),
-    float64 `[classes, classes]` on the CPU. It returns a number.
+    The function takes the confusion matrix, float64 `[classes, classes]` on the CPU: the number of images by true class
+    (rows) and predicted class (columns). It returns a scalar tensor.
     """
 
 
@@ -56,10 +56,10 @@ def batch_metrics() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
 
 
 def confusion_metrics(matrix: Tensor) -> dict[str, float]:
-    """The value of each metric of a confusion matrix, int64 `[classes, classes]`, by name; in percent if so shown."""
-    shown = {name: METRICS.options_of(name) for name in METRICS.names()}
+    """The metrics of a confusion matrix, int64 `[classes, classes]`, by name, in their units."""
+    metrics = {name: METRICS.options_of(name) for name in METRICS.names()}
     return {
         name: float(METRICS.function_of(name)(matrix.double())) * (100 if metric.unit == "%" else 1)
-        for name, metric in shown.items()
+        for name, metric in metrics.items()
         if isinstance(metric, ConfusionMetric)
     }

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from omegaconf import DictConfig
 
 from vitmnist.config.schema import Config
-from vitmnist.errors import ConfigError, allowed_names
+from vitmnist.errors import ConfigError, suggest_names
 from vitmnist.metrics import METRICS, batch_metrics
 
 
@@ -23,10 +23,10 @@ class Metric:
 
     Args:
         name: the key in the record of an epoch.
-        unit: s, %, MiB, images/s; empty for a loss.
+        unit: s, %, MiB or images/s; empty for a loss.
         tag: where TensorBoard shows it.
         column: the title of its column in the report; None for a metric that only the CSV file has.
-        digits: after the decimal point in the report; None prints seconds with three significant digits.
+        digits: decimal places in the report; None: seconds with three significant digits.
         direction: whether the highest or the lowest value is the best.
         over_epochs: how a run's epochs become one number in the report.
     """
@@ -41,7 +41,7 @@ class Metric:
 
     @property
     def sign(self) -> int:
-        """A value times this is the larger the better."""
+        """1 if a higher value is better, else -1."""
         return 1 if self.direction == "max" else -1
 
 
@@ -73,18 +73,20 @@ def epoch_metrics() -> dict[str, Metric]:
     Raises:
         ValueError: two have the same name.
     """
-    of_training = [_registered("train", name, column=None) for name in batch_metrics()]
-    of_evaluation = [_registered("eval", name) for name in METRICS.names()]
+    training_metrics = [_metric_of("train", name, column=None) for name in batch_metrics()]
+    evaluation_metrics = [_metric_of("eval", name) for name in METRICS.names()]
     times = [EPOCH_S, TRAIN_S, EVAL_S, SAVE_S, FIRST_BATCH_S, DATA_WAIT_S, DATA_WAIT_PCT, COMPUTE_S]
-    of_machine = [IMAGES_PER_S, HOST_PEAK_MIB, GPU_PEAK_MIB]
-    table = [*times, TRAIN_LOSS, *of_training, EVAL_LOSS, *of_evaluation, *of_machine]
+    machine_metrics = [IMAGES_PER_S, HOST_PEAK_MIB, GPU_PEAK_MIB]
+    table = [*times, TRAIN_LOSS, *training_metrics, EVAL_LOSS, *evaluation_metrics, *machine_metrics]
     by_name = {metric.name: metric for metric in table}
-    if twice := {metric.name for metric in table if metric is not by_name[metric.name]}:
-        raise ValueError(f"two metrics are called {', '.join(sorted(twice))}; choose another name in vitmnist/metrics")
+    if duplicates := {metric.name for metric in table if metric is not by_name[metric.name]}:
+        raise ValueError(
+            f"two metrics are called {', '.join(sorted(duplicates))}; choose another name in vitmnist/metrics"
+        )
     return by_name
 
 
-def _registered(split: str, name: str, **changes: Any) -> Metric:
+def _metric_of(split: str, name: str, **changes: Any) -> Metric:
     """The row of a registered metric for a split."""
     description = METRICS.options_of(name)
     fields = vars(description) | {"tag": f"{split}/{description.tag}"} | changes
@@ -100,7 +102,7 @@ def find_metric(name: str, key: str) -> Metric:
     by_name = epoch_metrics()
     if metric := by_name.get(name) or by_name.get(metric_name("eval", name)):
         return metric
-    raise ConfigError(f"{key}={name}: not a metric of an epoch; {allowed_names(name, by_name)}")
+    raise ConfigError(f"{key}={name}: not a metric of an epoch; {suggest_names(name, by_name)}")
 
 
 def search_objective(config: Config | DictConfig) -> Metric:

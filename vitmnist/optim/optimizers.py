@@ -1,6 +1,6 @@
-"""The optimizers, built with (options, model, fused), and the average of the weights over the steps.
+"""The optimizers, built with (options, model, fused), and the moving average of the weights.
 
-A fused optimizer updates all weights of a group with one kernel. The result differs by rounding only.
+A fused optimizer updates all weights of a group with one kernel; its results differ only by rounding.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ def decay_groups(model: nn.Module) -> list[dict[str, Any]]:
     Parameters with fewer than two dimensions (biases, norm weights) are exempt, and parameters that the model names in
     `no_weight_decay`, as in timm's `param_groups_weight_decay`.
     """
-    named = getattr(model, "no_weight_decay", ())
+    no_decay = getattr(model, "no_weight_decay", ())
     decayed: list[nn.Parameter] = []
     exempt: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
-        (exempt if parameter.ndim < 2 or name in named else decayed).append(parameter)
+        (exempt if parameter.ndim < 2 or name in no_decay else decayed).append(parameter)
     return [{"params": decayed}, {"params": exempt, "weight_decay": 0.0}]
 
 
@@ -73,7 +73,7 @@ def _adam_arguments(options: AdamOptions, fused: bool) -> dict[str, Any]:
         "betas": (options.beta1, options.beta2),
         "eps": options.eps,
         "weight_decay": options.weight_decay,
-        "fused": fused or None,  # With False, torch would not use its foreach implementation either.
+        "fused": fused or None,  # False would also disable the foreach implementation of torch.
     }
 
 
@@ -97,38 +97,36 @@ def sgd(options: SGDOptions, model: nn.Module, fused: bool) -> Optimizer:
 
 
 class EMA:
-    """Averages the weights over the training steps (Polyak, Juditsky, 1992, doi:10.1137/0330046).
+    """An exponential moving average of the weights (Polyak, Juditsky, 1992, doi:10.1137/0330046).
 
-    A step keeps the share `decay` of the average, but at most (1 + n) / (10 + n) of it after n steps; otherwise the
-    initial weights would dominate for long. Buffers are copied.
-
-    Not torch's `AveragedModel`, which waits for the device in each step to ask whether it is the first.
+    After n updates the decay is at most (1 + n) / (10 + n); otherwise the initial weights would dominate for long.
+    Buffers are copied. torch's `AveragedModel` would wait for the device in each step to check whether it is the first.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.model = copy.deepcopy(model).requires_grad_(False).eval()
         self._source = model
         self._decay = decay
-        self._steps = 0
+        self._updates = 0
         self._averages: list[Tensor] = list(self.model.parameters())
         self._weights: list[Tensor] = list(model.parameters())
 
     @torch.no_grad()
     def update(self) -> None:
-        """Move towards the current weights, after each step."""
-        self._steps += 1
-        keep = min(self._decay, self._steps / (9 + self._steps))
+        """Move the average towards the current weights; called after each step."""
+        self._updates += 1
+        decay = min(self._decay, self._updates / (9 + self._updates))
         distances = list(torch._foreach_sub(self._weights, self._averages))
-        torch._foreach_mul_(distances, 1 - keep)
+        torch._foreach_mul_(distances, 1 - decay)
         torch._foreach_add_(self._averages, distances)
         for average, buffer in zip(self.model.buffers(), self._source.buffers(), strict=True):
             average.copy_(buffer)
 
     def state_dict(self) -> dict[str, Any]:
         """The averaged weights and the number of updates."""
-        return {"model": self.model.state_dict(), "steps": self._steps}
+        return {"model": self.model.state_dict(), "steps": self._updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
         self.model.load_state_dict(state["model"])
-        self._steps = int(state["steps"])
+        self._updates = int(state["steps"])

@@ -14,15 +14,19 @@ from vitmnist.registry import NoOptions, OptionsClass, Registry
 SCHEDULES: Registry[OptionsClass, float] = Registry("schedule", __package__)
 """Functions of (options, step, steps of the run, steps of an epoch): the factor of the learning rate in a step.
 
-Steps count from 0. A factor may not depend on those before, so that a resumed run may have another number of steps.
+Steps count from 0. The factor depends on its arguments alone, so that a resumed run may have more epochs.
 """
 
 
 def build_schedule(values: Mapping[str, Any], epochs: int, steps_per_epoch: int) -> Callable[[int], float]:
     """The factor of the learning rate as a function of the step; raises `ConfigError` if the options do not fit."""
-    factor, options = SCHEDULES.resolve(values)
-    factor(options, 0, epochs * steps_per_epoch, steps_per_epoch)  # Options that do not fit raise here.
-    return lambda step: float(factor(options, step, epochs * steps_per_epoch, steps_per_epoch))
+    compute_factor, options = SCHEDULES.resolve(values)
+
+    def factor(step: int) -> float:
+        return float(compute_factor(options, step, epochs * steps_per_epoch, steps_per_epoch))
+
+    factor(0)  # This raises if the options do not fit.
+    return factor
 
 
 @dataclass

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from vitmnist.data.collate import collate_with
+from vitmnist.data.sources import collate_with
 from vitmnist.errors import error_context
 from vitmnist.replacement.decoded_dataset import FetchedBatch, TransformedDataset
 from vitmnist.replacement.split_transforms import Transform, TransformPlaceholder, apply_transforms
@@ -164,7 +164,7 @@ def finish_batch(samples: Sequence[DrawnSample], batches: Sequence[Tensor], thre
 
     Args:
         batches: for the images of each call of a transform, float32 `[B, C, H, W]`, not filled yet. Images are finished
-            in their rows, so that none is copy_tree.
+            in their rows, so that none is copied.
         threads: apply the transforms.
     """
     rows = [list(batch) for batch in batches]

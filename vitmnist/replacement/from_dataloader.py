@@ -20,7 +20,7 @@ from vitmnist.data.randomness import (
     probe_indices,
     read_probes,
 )
-from vitmnist.errors import ConfigError, DataError, UserError, allowed_names, describe_error
+from vitmnist.errors import ConfigError, DataError, UserError, describe_error, suggest_names
 from vitmnist.replacement.decoded_dataset import (
     Collator,
     DecodedDataLoader,
@@ -48,7 +48,7 @@ from vitmnist.replacement.transform_guard import TransformGuard
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.memory import DoesNotFitError, keep_freed_memory
 from vitmnist.store.cache_file import DEFAULT_FOLDER
-from vitmnist.store.read_once import unchanged
+from vitmnist.store.read_once import identity
 from vitmnist.store.rows import Location, Storage
 from vitmnist.store.tree import copy_tree
 
@@ -100,9 +100,9 @@ def from_dataloader(
         DoesNotFitError: memory, or the disk of `folder`, is too small.
     """
     if loader not in LOADERS:
-        raise ConfigError(f"loader={loader}: {allowed_names(loader, LOADERS)}")
+        raise ConfigError(f"loader={loader}: {suggest_names(loader, LOADERS)}")
     if transforms not in TRANSFORM_MODES:
-        raise ConfigError(f"transforms={transforms}: {allowed_names(transforms, TRANSFORM_MODES)}")
+        raise ConfigError(f"transforms={transforms}: {suggest_names(transforms, TRANSFORM_MODES)}")
     if device is not None and loader != "gpu_slice":
         raise ConfigError(f"device={device}: only loader='gpu_slice' delivers batches on a device; leave device out")
     if isinstance(getattr(dataloader, "dataset", None), DecodedDataset):
@@ -262,7 +262,7 @@ def _build_collated(dataloader: DataLoader[Any], location: Location, examples: S
     dataset: Any = dataloader.dataset
     guard = TransformGuard(dataset, dataset_transforms(dataset))
     samples = decode_samples(dataloader, dataset.__getitem__, examples, location)
-    decoded = TransformedDataset(dataset, guard, samples, unchanged)
+    decoded = TransformedDataset(dataset, guard, samples, identity)
     replacement = rebuild(dataloader, DecodedDataLoader, dataset=decoded)
     check_same_batches(dataloader, replacement)
     guard.ignore_changes()

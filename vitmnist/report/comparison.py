@@ -1,8 +1,7 @@
 """Divides runs into comparisons, one for each machine and dataset, and groups the repeats of a configuration.
 
-Any configuration key and any fact about the software that varies is a column. Configurations are compared over the
-rounds of a sweep (`repeats`). Every configuration runs once in each round, so whatever slows a whole round down cancels
-in the ratio.
+Configurations are compared over the rounds of a sweep (`repeats`). Every configuration runs once in each round, so
+whatever slows a whole round down cancels in the ratio.
 """
 
 from __future__ import annotations
@@ -67,30 +66,26 @@ class Configuration:
         text = ", ".join(option.removeprefix(LOADER_OPTION) for option in options)
         return f"{name} ({text})" if name and text else name or text
 
-    @property
-    def ranked_runs(self) -> list[Run]:
-        """The runs whose times are compared."""
-        return [run for run in self.runs if run.is_ranked]
-
     @cached_property
     def rounds(self) -> dict[str, list[Run]]:
-        """The ranked runs by round, which a folder of a sweep and `repeat` identify."""
+        """The runs whose times are compared, by round: the folder of the sweep, and `repeat`."""
         rounds: dict[str, list[Run]] = defaultdict(list)
-        for run in self.ranked_runs:
-            rounds[f"{run.folder.resolve().parent} {run.config.get('repeat')}"].append(run)
+        for run in self.runs:
+            if run.is_ranked:
+                rounds[f"{run.folder.resolve().parent} {run.config.get('repeat')}"].append(run)
         return dict(rounds)
 
     @cached_property
     def spreads(self) -> dict[str, Spread | None]:
         """The spread of each metric of an epoch and of the test accuracy; None where it was not measured.
 
-        Metrics of quality are spread over the seeds, the others over the ranked runs, or over all runs if none is
-        ranked.
+        Quality is spread over the seeds, other metrics over the ranked runs, or over all runs if none is ranked.
         """
+        ranked_runs = [run for runs in self.rounds.values() for run in runs]
         spreads: dict[str, Spread | None] = {}
         for name, metric in epoch_metrics().items():
             quality = self.quality(name) if metric.over_epochs == "last" else None
-            spreads[name] = quality or _spread(_measured(self.ranked_runs or self.runs, metric))
+            spreads[name] = quality or _spread(_measured(ranked_runs or self.runs, metric))
         spreads[TEST_ACC] = self.quality(TEST_ACC)
         return spreads
 
@@ -105,7 +100,6 @@ class Configuration:
         return {run.seeds: value for run in completed if (value := run.quality(name)) is not None}
 
     def quality(self, name: str) -> Spread | None:
-        """The spread of a metric of quality over the seeds; None if no run has measured it."""
         return _spread(self.quality_by_seed(name).values())
 
     @property
@@ -135,7 +129,6 @@ class Comparison:
 
     Args:
         columns: the configuration keys that vary, then the facts about the software that vary.
-        rows: one for each combination of their values.
         facts: machine, software and data that all runs have in common, by title.
     """
 
@@ -151,7 +144,6 @@ class Comparison:
 
     @cached_property
     def _ratios(self) -> Differences[Configuration]:
-        """The ratios of the seconds per epoch, over the rounds."""
         times: dict[Configuration, dict[str, float]] = {}
         for row in self.ranked_rows:
             # Runs of several seeds in a round share the state of the machine: they count as one.
@@ -159,13 +151,9 @@ class Comparison:
         return Differences(times, as_ratios=True)
 
     def ratio(self, row: Configuration, other: Configuration | None = None) -> Difference | None:
-        """How many times as long an epoch of a row takes as an epoch of another row.
+        """How many times as long an epoch of a row takes as an epoch of another, by default of the fastest row.
 
-        Args:
-            other: by default the row with the lowest median.
-
-        Returns:
-            The ratio; None if the rows are the same, if either is not ranked, or if they have no round in common.
+        It is None if the rows are the same, if either is not ranked, or if they have no round in common.
         """
         return self._ratios.get(row, other or self.ranked_rows[0]) if self.ranked_rows else None
 
@@ -192,7 +180,6 @@ class Comparison:
 
     @property
     def quality_differs(self) -> bool:
-        """Whether the monitored metric differs between rows."""
         return len({median(values.values()) for values in self.quality_by_seed.values()}) > 1
 
     @cached_property
@@ -208,13 +195,12 @@ class Comparison:
 
     @property
     def machine_and_data(self) -> str:
-        """Machine and data in one line."""
         facts = (self.facts.get(title) for title in ("gpu", "cpu", "host", "data"))
         return ", ".join(filter(None, facts)) or "unknown machine and data"
 
 
 def compare(runs: Sequence[Run]) -> list[Comparison]:
-    """Divide runs by machine and dataset. The order of the runs is kept."""
+    """Divide runs by machine and dataset."""
     # A run without a recorded environment was on the machine of the other runs of its sweep.
     sweep_facts = {run.folder.parent: facts for run in reversed(runs) if (facts := _facts(run))}
     machine_facts = {run.folder: _facts(run) or sweep_facts.get(run.folder.parent, {}) for run in runs}
@@ -244,7 +230,6 @@ def _overlapping(runs: Iterable[Run], hosts: Mapping[Path, str | None]) -> set[P
 
 
 def _comparison(runs: Sequence[Run]) -> Comparison:
-    """Group the runs of one machine and dataset by the values that vary among them."""
     configs = [_displayed_config(run) for run in runs]
     facts_by_run = [_facts(run) for run in runs]
     common_facts = {title: text for facts in facts_by_run for title, text in facts.items()}
@@ -262,7 +247,6 @@ def _comparison(runs: Sequence[Run]) -> Comparison:
 
 
 def _override_key(key: str) -> str:
-    """The key as in an override: a config group has slashes, any other key has dots."""
     return key.removesuffix(".name").replace(".", "/") if key.endswith(".name") else key
 
 
@@ -319,7 +303,7 @@ def _facts(run: Run) -> dict[str, str]:
 
 
 def format_fact(value: object) -> str:
-    """Format a value of `environment` or `dataset`; commits and checksums are cut to 12 digits."""
+    """Format a fact; commits and checksums are cut to 12 digits."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key}={format_fact(item)}" for key, item in sorted(value.items()))
     if isinstance(value, str) and len(value) in (40, 64) and value.isalnum():
@@ -330,7 +314,6 @@ def format_fact(value: object) -> str:
 
 
 def _measured(runs: Iterable[Run], metric: Metric) -> list[float]:
-    """The values of a metric, one for each run that has measured it."""
     return [value for run in runs if (value := summarize(run.result.epochs, metric)) is not None]
 
 

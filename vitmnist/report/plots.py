@@ -9,42 +9,35 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from vitmnist.config.schema import value_text
+from vitmnist.config.schema import format_value
 from vitmnist.errors import printable
 from vitmnist.metrics.epoch_table import COMPUTE_S, DATA_WAIT_S
 from vitmnist.report.comparison import LOADER, Comparison, Configuration
 from vitmnist.report.statistics import format_seconds
 
 Plot = Callable[[Sequence[Comparison]], Figure | None]
-PLOTS: dict[str, tuple[str, Plot]] = {}
-"""The title and the function of each plot, by the name of its file."""
+PLOTS: dict[tuple[str, str], Plot] = {}
+"""The function of each plot, by the name of its file and its title."""
 
 
 def plot(file: str, title: str) -> Callable[[Plot], Plot]:
-    """Register a function that draws a plot.
-
-    Args:
-        file: the name of the PNG file in the folder of the report.
-        title: the text in place of the image, for readers who cannot see it.
-    """
+    """Register a function that draws a plot; `file` is the name of its PNG file in the folder of the report."""
 
     def register(function: Plot) -> Plot:
-        PLOTS[file] = (title, function)
+        PLOTS[file, title] = function
         return function
 
     return register
 
 
-@dataclass(frozen=True)
-class PlotImage:
+class PlotImage(NamedTuple):
     """A plot as a PNG image."""
 
     file: str
@@ -56,7 +49,7 @@ class PlotImage:
 def draw_plots(comparisons: Sequence[Comparison]) -> list[PlotImage]:
     """Draw all plots that have something to show."""
     images: list[PlotImage] = []
-    for file, (title, function) in PLOTS.items():
+    for (file, title), function in PLOTS.items():
         if figure := function(comparisons):
             png = io.BytesIO()
             figure.savefig(png, format="png", dpi=160, metadata={"Software": None})
@@ -68,7 +61,6 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F
 """The colours of the loaders, in turn. They are distinguishable with any colour vision (Okabe and Ito, Color Universal
 Design, 2008)."""
 GREY = "#777777"
-"""The colour of the legend."""
 PHASES: dict[str, dict[str, Any]] = {
     "waiting for data": {"fill": False, "hatch": "/////"},
     "computing": {},
@@ -113,12 +105,11 @@ def epoch_times(comparisons: Sequence[Comparison]) -> Figure | None:
 
 
 def _draw_times(axes: Axes, comparison: Comparison, rows: Sequence[Configuration], colours: Mapping[Any, str]) -> None:
-    """Draw a bar for each row, and above it the values of the row and its time."""
     text_style: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "bottom", "fontsize": FONT_SIZE}
     for position, row in enumerate(rows):
         _draw_bar(axes, position, row, colours[row.values.get(LOADER)])
         # The title names the keys.
-        values = [value_text(row.values[column]) for column in comparison.columns if column in row.values]
+        values = [format_value(row.values[column]) for column in comparison.columns if column in row.values]
         label = printable(", ".join(values)) or "all runs"
         label = label if len(label) <= LABEL_LENGTH else f"{label[: LABEL_LENGTH - 1]}…"
         axes.text(0, position - 0.25, label, ha="left", **text_style)
@@ -136,7 +127,6 @@ def _draw_times(axes: Axes, comparison: Comparison, rows: Sequence[Configuration
 
 
 def _draw_bar(axes: Axes, position: int, row: Configuration, colour: str) -> None:
-    """Draw the median time of an epoch, divided into phases, and the range of the times as whiskers."""
     time = row.epoch_s
     assert time
     start = 0.0
@@ -149,7 +139,6 @@ def _draw_bar(axes: Axes, position: int, row: Configuration, colour: str) -> Non
 
 
 def _time_text(comparison: Comparison, row: Configuration) -> str:
-    """Format the seconds per epoch, and their ratio to the lowest median."""
     assert row.epoch_s
     seconds = f"{format_seconds(row.epoch_s.median)} s"
     if not row.rounds:

@@ -83,7 +83,7 @@ class Differences(Generic[T]):
         self._residual_freedom = len(blocks) - len(set(blocks)) - len(compared) + 1
 
     def get(self, first: T, second: T) -> Difference | None:
-        """The difference of two configurations; None if they are the same, unknown, or have no common block."""
+        """The difference of two configurations; None if they are the same, or have no common block."""
         deltas = self._deltas(first, second)
         if first == second or not deltas:
             return None
@@ -98,13 +98,11 @@ class Differences(Generic[T]):
         return Difference(self._inverse(mean), count, self._inverse(mean - margin), self._inverse(mean + margin))
 
     def _deltas(self, first: T, second: T) -> list[float]:
-        """The differences of two configurations in the blocks that both have."""
         minuends, subtrahends = self._values.get(first, {}), self._values.get(second, {})
         return [value - subtrahends[block] for block, value in minuends.items() if block in subtrahends]
 
 
 def format_spread(spread: Spread) -> str:
-    """Format the range of seconds over runs."""
     if spread.n == 1:
         return "single run"
     return f"range {format_seconds(spread.low)}–{format_seconds(spread.high)}, n={spread.n}"

@@ -10,23 +10,17 @@ from statistics import median
 
 from vitmnist.metrics.epoch_table import Metric
 from vitmnist.report.comparison import Comparison, Configuration, loader_groups
-from vitmnist.report.statistics import MIN_ROUNDS, Differences, format_seconds, format_spread
-from vitmnist.tracking.runs import search_summary
+from vitmnist.report.statistics import Differences, format_seconds, format_spread
 
 NO_TIME = "No run is ranked: it takes a completed run, alone on the machine, with two epochs since its last start."
 
 
 def summarize_comparison(comparison: Comparison) -> list[str]:
     """Return the sentences about a comparison, the most important one first."""
-    sweeps = dict.fromkeys(run.folder.parent for row in comparison.rows for run in row.runs)
-    searches = [sentence for folder in sweeps if (sentence := search_summary(folder))]
-    # A search does not repeat a trial with other seeds.
-    quality = searches or [summarize_quality(comparison)]
-    return [sentence for sentence in [*quality, *summarize_times(comparison)] if sentence]
+    return [sentence for sentence in [summarize_quality(comparison), *summarize_times(comparison)] if sentence]
 
 
 def format_quality(metric: Metric, value: float) -> str:
-    """Format the value of a metric: `97.10%` or `0.1234`."""
     digits = 4 if metric.digits is None else metric.digits
     return f"{value:.{digits}f}" + ("%" if metric.unit == "%" else "")
 
@@ -72,43 +66,24 @@ def summarize_times(comparison: Comparison) -> list[str]:
     If no loaders are compared, name the configuration with the lowest time.
     """
     ranked = comparison.ranked_rows
-    if not ranked:
-        return [NO_TIME]
-    if len(ranked) == 1:
-        return [f"Time: {_name_and_time(ranked[0].label, ranked[0])}"]
-    by_loader = {shared: rows for shared, rows in loader_groups(ranked).items() if len(rows) > 1}
-    if not by_loader:
-        return [f"Lowest time: {_name_and_time(ranked[0].label, ranked[0])} {_time_noise(comparison, ranked)}".rstrip()]
-    return [_compare_loaders(comparison, shared, rows) for shared, rows in by_loader.items()]
+    if len(ranked) < 2:
+        return [f"Time: {_name_and_time(row.label, row)}" for row in ranked] or [NO_TIME]
+    groups = {shared: rows for shared, rows in loader_groups(ranked).items() if len(rows) > 1}
+    if groups:
+        return [_compare_loaders(comparison, shared, rows) for shared, rows in groups.items()]
+    ratios = [comparison.ratio(row) for row in ranked[1:]]
+    within_noise = sum(ratio is not None and ratio.low is not None and not ratio.is_clear for ratio in ratios)
+    noise = f" Within noise of it: {within_noise} of {len(ratios)} others." if within_noise else ""
+    return [f"Lowest time: {_name_and_time(ranked[0].label, ranked[0])}{noise}"]
 
 
 def _compare_loaders(comparison: Comparison, shared: str, rows: Sequence[Configuration]) -> str:
-    """Name the loader with the lowest time, and how many times as long the others take.
-
-    Args:
-        shared: the values that the rows have in common.
-        rows: the rows, lowest time first.
-    """
+    """Name the loader with the lowest time among rows with some shared values, and compare the others with it."""
     best, *others = rows
     ratios = {row.loader: comparison.ratio(row, best) for row in others}
     relative = ", ".join(f"{loader} {ratio}" for loader, ratio in ratios.items() if ratio)
     title = f"Lowest time at {shared}" if shared else "Lowest time"
-    sentences = [f"{title}: {_name_and_time(best.loader, best)}", relative and f"Relative to it: {relative}."]
-    if any(ratio is None or ratio.low is None for ratio in ratios.values()):
-        sentences.append(_MORE_ROUNDS)
-    return " ".join(filter(None, sentences))
-
-
-def _time_noise(comparison: Comparison, ranked: Sequence[Configuration]) -> str:
-    """Say how many configurations may be as fast as the first one; empty if none may be."""
-    ratios = [comparison.ratio(row, ranked[0]) for row in ranked[1:]]
-    if any(ratio is None or ratio.low is None for ratio in ratios):
-        return _MORE_ROUNDS
-    within_noise = sum(ratio is not None and not ratio.is_clear for ratio in ratios)
-    return f"Within noise of it: {within_noise} of {len(ratios)} others." if within_noise else ""
-
-
-_MORE_ROUNDS = f"Fewer than {MIN_ROUNDS} rounds do not show the noise; set repeats={MIN_ROUNDS} or more."
+    return f"{title}: {_name_and_time(best.loader, best)}" + (f" Relative to it: {relative}." if relative else "")
 
 
 def _name_and_time(name: str, row: Configuration) -> str:

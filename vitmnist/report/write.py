@@ -12,7 +12,7 @@ from pathlib import Path
 from markdown import markdown
 from tabulate import tabulate
 
-from vitmnist.config.schema import value_text
+from vitmnist.config.schema import format_value
 from vitmnist.errors import printable
 from vitmnist.metrics.epoch_table import EPOCH_S, epoch_metrics
 from vitmnist.report.comparison import EMPTY_CELL, Comparison, Configuration, compare
@@ -28,7 +28,6 @@ Table = list[dict[str, str]]
 """The cells of each row by the titles of their columns."""
 
 FACTS = "machine, software and data"
-"""The title of the table that is folded in Markdown and on the page."""
 LEGEND = """
 An epoch is a training pass and the evaluation after it; a run counts with the median of its epochs since it was last
 started or resumed, without the first of them. × fastest: geometric mean of the ratios to the row with the lowest
@@ -70,7 +69,7 @@ def as_markdown(comparisons: Sequence[Comparison], plots: Sequence[PlotImage] = 
 
 
 def as_html(text: str, plots: Sequence[PlotImage]) -> str:
-    """Convert the Markdown report to a page that needs no other file: the plots are embedded."""
+    """Convert the Markdown report to a page with embedded plots."""
     body = markdown(text, extensions=["tables", "md_in_html"], output_format="html")
     # Wide tables scroll within their own box, which the keyboard can reach.
     body = body.replace("<table>", '<div class="scroll" tabindex="0"><table>').replace("</table>", "</table></div>")
@@ -88,7 +87,6 @@ def as_text(comparisons: Sequence[Comparison]) -> str:
 
 
 def _sections(comparisons: Sequence[Comparison]) -> Iterator[tuple[Comparison, list[str], Table]]:
-    """Yield each comparison with its paragraphs, a heading first if there are several comparisons, and its table."""
     for index, comparison in enumerate(comparisons, 1):
         heading = [f"## {index}. {comparison.machine_and_data}"] if len(comparisons) > 1 else []
         yield comparison, [*heading, *summarize_comparison(comparison)], build_table(comparison)
@@ -105,14 +103,13 @@ def build_table(comparison: Comparison) -> Table:
 
 
 def _cells(comparison: Comparison, row: Configuration) -> dict[str, str]:
-    """The values of a row in the columns that vary, then its metrics: quality, time, and the others."""
     metric = comparison.metric
     quality = row.quality(metric.name)
     seeds = EMPTY_CELL
     if quality and quality.n > 1:
         low, high = (format_quality(metric, bound).rstrip("%") for bound in (quality.low, quality.high))
         seeds = f"{low}–{high}, n={quality.n}"
-    cells = {column: value_text(row.values.get(column, EMPTY_CELL)) for column in comparison.columns}
+    cells = {column: format_value(row.values.get(column, EMPTY_CELL)) for column in comparison.columns}
     cells[metric.column or metric.name] = _format_median(row.spreads[metric.name], metric.digits)
     cells["over seeds"] = seeds
     cells["test accuracy, %"] = _format_median(row.spreads[TEST_ACC], digits=2)
@@ -133,13 +130,13 @@ def _format_median(spread: Spread | None, digits: int | None = None) -> str:
 
 
 def as_csv(comparisons: Sequence[Comparison]) -> str:
-    """Format all rows of all comparisons, not rounded; the cell of a value that was not measured is empty."""
+    """Format all rows of all comparisons, not rounded."""
     columns = dict.fromkeys(column for comparison in comparisons for column in comparison.columns)
     rows = []
     for index, comparison in enumerate(comparisons, 1):
         for row in comparison.rows:
             cells: dict[str, object] = {"comparison": index, "machine": comparison.machine_and_data}
-            cells |= {**columns, **row.values, "runs": len(row.runs), "runs_ranked": len(row.ranked_runs)}
+            cells |= {**columns, **row.values, "runs": len(row.runs), "runs_ranked": sum(map(len, row.rounds.values()))}
             ratio = comparison.ratio(row)
             cells["ratio_to_fastest"] = ratio and ratio.mean
             cells["ratio_low"] = ratio and ratio.low
@@ -163,9 +160,6 @@ def _one_line(text: str) -> str:
 
 
 def _escape(text: str) -> str:
-    """Escape one line so that Markdown and HTML show it as it is.
-
-    An underscore within a word, as in gpu_slice, is not markup.
-    """
+    """Escape what Markdown and HTML would interpret. An underscore within a word, as in gpu_slice, is not markup."""
     special = r"[\\`*\[\]|]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])"
     return re.sub(special, r"\\\g<0>", html.escape(_one_line(text), quote=False))

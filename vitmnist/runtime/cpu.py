@@ -73,9 +73,8 @@ def limit_to_one_core() -> AbstractContextManager[Any]:
     return limits
 
 
-@cache
+@cache  # Finding the libraries takes a millisecond.
 def _openmp() -> ThreadpoolController:
-    """The OpenMP libraries of this process, cached because finding them takes a millisecond."""
     return ThreadpoolController()
 
 

@@ -52,10 +52,8 @@ def choose_device(name: str, world: World = SINGLE_PROCESS) -> torch.device:
 
 
 def _why_unavailable() -> str:
-    """Why torch cannot use CUDA: no driver, one that is too old, a variable that hides the GPUs."""
-    reason = "torch sees no CUDA device here"
-    if "CUDA_VISIBLE_DEVICES" in os.environ:
-        reason += f" (CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']!r})"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    reason = "torch sees no CUDA device here" + ("" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible!r})")
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
@@ -66,12 +64,7 @@ def _why_unavailable() -> str:
 class CompletedEvent:
     """An event of a device that finishes each operation before the call returns."""
 
-    def query(self) -> bool:
-        """Whether the device has passed it."""
-        return True
-
-    def synchronize(self) -> None:
-        """Block the host until the device has passed it."""
+    def synchronize(self) -> None: ...
 
 
 Event = CompletedEvent | torch.cuda.Event

@@ -16,9 +16,7 @@ from vitmnist.errors import ConfigError
 from vitmnist.runtime.cpu import local_world_size
 
 CGROUP = Path("/sys/fs/cgroup")
-"""The folder of the control groups, version 2."""
 PROCESS_GROUPS = Path("/proc/self/cgroup")
-"""The file that names the control group of this process."""
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """The numbers of two parameters of `mallopt`, from glibc's malloc.h."""
 
@@ -38,8 +36,8 @@ class Memory:
 def free_memory(device: torch.device) -> Memory:
     """The memory that this process may still allocate on the host and on a device, including torch's cache.
 
-    The memory of the machine, and of the container if it has a limit, is divided evenly among the ranks that torchrun
-    has started here: at the time of the call, some of them may not have allocated theirs.
+    The memory of the machine, and the limit of the container, are divided among the ranks that torchrun has started
+    here, because some of them may not have allocated theirs yet.
     """
     used, machine = psutil.Process().memory_info().rss, psutil.virtual_memory()
     limits = [machine.total, *_container_limits()]
@@ -111,15 +109,11 @@ def check_fits(
     reserve: Memory = Memory(),
     alternatives: tuple[str, ...] = (),
 ) -> None:
-    """Refuse a set that does not fit.
+    """Raise `DoesNotFitError` if a set does not fit.
 
     Args:
-        needs: the memory that the loader is about to allocate.
         reserve: the memory that must be left free for the model.
         alternatives: loaders that need less, for the message; `ram` is named only if it fits.
-
-    Raises:
-        DoesNotFitError: names both sizes, and the loaders that would work.
     """
     free = free_memory(device)
     host_size = needs.host if device.type == "cuda" else needs.host + needs.device
@@ -132,7 +126,6 @@ def check_fits(
 
 
 def _shortage(location: str, size: int, model_size: int, available: int) -> str:
-    """The message that a set does not fit next to the model; empty if it fits."""
     if not size or size + model_size <= available:
         return ""
     model = f", and the model needs {format_mib(model_size)} too" if model_size else ""
@@ -143,5 +136,4 @@ def _shortage(location: str, size: int, model_size: int, available: int) -> str:
 
 
 def format_mib(size: int) -> str:
-    """Format a number of bytes in MiB."""
     return f"{size / 2**20:,.1f} MiB"

@@ -15,7 +15,6 @@ Item = TypeVar("Item")
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has finished everything queued on it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

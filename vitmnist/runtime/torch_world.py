@@ -34,17 +34,14 @@ NCCL_EXTRA_TIMEOUT = timedelta(minutes=2)
 class TorchWorld(World):
     """One of several ranks.
 
-    The default process group, which uses gloo, serves the set-up. Training has a second group that uses gloo, and on
-    GPUs a third one that uses NCCL.
-
     Raises:
         ConfigError: the other ranks cannot be reached.
     """
 
     def __init__(self) -> None:
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        # The groups of training, for CPU tensors and for tensors on the run's device. Until `connect` creates them,
-        # None stands for the default group.
+        # The groups of training, for CPU tensors (gloo) and for tensors on the run's device (NCCL on GPUs). Until
+        # `connect` creates them, None stands for the default group, which uses gloo.
         self._group: Any = None
         self._device_group: Any = None
         self._pending: tuple[Tensor, Work] | None = None

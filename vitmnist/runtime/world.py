@@ -17,10 +17,7 @@ Value = TypeVar("Value")
 
 
 class World:
-    """The ranks of a run, from the view of one of them; this base class is the world of a single process.
-
-    Objects that ranks exchange consist of plain values and CPU tensors.
-    """
+    """The ranks of a run, from the view of one of them; this base class is the world of a single process."""
 
     rank = 0
     size = 1
@@ -32,7 +29,7 @@ class World:
         return self.rank == 0
 
     def broadcast_object(self, make: Callable[[], Value], source: int = 0) -> Value:
-        """Call `make` on rank `source` alone, and return its result on all ranks."""
+        """Call `make` on rank `source` alone, and return its result, plain values and CPU tensors, on all ranks."""
         return make()
 
     def all_gather_object(self, value: Value) -> list[Value]:

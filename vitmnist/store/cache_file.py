@@ -46,7 +46,6 @@ READ_SIZE = 2**20
 UNUSABLE = (OSError, ValueError, KeyError, TypeError)
 """The errors that reading a cache raises if a file is missing or damaged."""
 ADVICE = "data.loader.folder=FOLDER or data.root=FOLDER (folder=… of make_loader and from_dataloader)"
-"""The keys and arguments that name another folder."""
 
 Chunks = Iterable[tuple[Tensor, ...]]
 """The tensors of consecutive samples, such as images `[B, …]` and labels `[B, …]`; the last has a row per sample."""
@@ -65,11 +64,9 @@ def decode_once(
     """Open the cache of `fingerprint` in `folder`. If it is missing or damaged, one process decodes while others wait.
 
     Args:
-        fingerprint: identifies the contents. None: the files have no names, and disappear with the tensors or the
-            process.
+        fingerprint: identifies the contents. None: the files disappear with the tensors or the process.
         size: the largest number of samples that `decode` yields.
         notes: returns plain values to store with the samples; called after they are decoded.
-        names: the names of the files, one for each tensor of a sample.
 
     Raises:
         DataError: the folder cannot be written, or there are no samples.
@@ -108,7 +105,6 @@ def decode_once(
 
 
 def _decode_named(folder: Path, size: int, chunks: Chunks, names: Sequence[str]) -> None:
-    """Write all chunks into a new folder."""
     with ExitStack() as stack:
         with _named_errors(folder.parent):
             shutil.rmtree(folder, ignore_errors=True)  # A killed process has left it.
@@ -129,7 +125,6 @@ def _named_errors(folder: Path) -> Iterator[None]:
 
 
 def _locked(folder: Path, key: str) -> AbstractContextManager[Any]:
-    """Wait for the lock of a cache, which the returned context releases."""
     with _named_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / f"{key}.lock")
@@ -140,7 +135,6 @@ def _locked(folder: Path, key: str) -> AbstractContextManager[Any]:
 
 
 def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) -> None:
-    """Write all chunks as `.npy` files."""
     counts = [0] * len(files)
     for chunk in chunks:
         try:

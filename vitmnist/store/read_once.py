@@ -14,15 +14,19 @@ from tqdm import tqdm
 from vitmnist.errors import DataError, UserError, describe_error
 from vitmnist.runtime.cpu import available_cores
 
-CHUNK_NBYTES, MAX_CHUNK = 2**22, 256  # The largest chunk that a worker hands over: it must fit into /dev/shm.
-CHUNKS_PER_WORKER = 32  # At least this many, so that all workers finish together.
+MAX_CHUNK_NBYTES = 2**22
+"""The largest number of bytes in a chunk, which must fit into /dev/shm when a worker hands it over."""
+MAX_CHUNK_SIZE = 256
+"""The largest number of samples in a chunk."""
+CHUNKS_PER_WORKER = 32
+"""The least number of chunks for each worker, so that all workers finish together."""
 
 Chunk = TypeVar("Chunk")
 Batch = TypeVar("Batch")
 
 
 class MapStyleDataset(Protocol):
-    """What torch calls a map-style dataset."""
+    """A dataset with a length and an item for each index, as torch defines it."""
 
     def __len__(self) -> int: ...
 
@@ -37,26 +41,25 @@ def read_once(
     context: object = None,
     worker_init_fn: Callable[[int], None] | None = None,
 ) -> Iterator[Chunk]:
-    """What `read` makes of consecutive samples, up to the end of a map-style dataset; shows a progress bar.
+    """Yield the results of `read` for consecutive ranges of indices that cover a dataset; shows a progress bar.
 
     Args:
-        read: called with a range of indices, in a worker.
-        sample_nbytes: by which the size of a chunk is chosen.
-        workers: processes that read; see `reading_workers`.
+        read: called in a worker if there are workers.
+        sample_nbytes: the size of a sample, which limits the size of a chunk.
         context: the `multiprocessing_context` of a DataLoader.
-        worker_init_fn: as for a DataLoader. To it, the worker's dataset looks like `dataset`.
+        worker_init_fn: of a DataLoader; the worker's dataset has the attributes of `dataset`.
 
     Raises:
-        UserError: what `read` raised; its other errors are a `DataError` if a worker has read.
+        UserError: `read` has raised it. Other errors in a worker become a `DataError`.
     """
     size = len(dataset)
-    largest = min(MAX_CHUNK, size // (CHUNKS_PER_WORKER * workers or 1), int(CHUNK_NBYTES / max(sample_nbytes, 1)))
-    chunks = _Chunks(dataset, read, max(largest, 1))
+    fair_size, largest_size = size // max(CHUNKS_PER_WORKER * workers, 1), int(MAX_CHUNK_NBYTES / max(sample_nbytes, 1))
+    chunks = _Chunks(dataset, read, max(min(MAX_CHUNK_SIZE, fair_size, largest_size), 1))
     loader: Any = DataLoader(
         chunks,
         batch_size=None,
         num_workers=workers,
-        collate_fn=unchanged,
+        collate_fn=identity,
         worker_init_fn=worker_init_fn,
         generator=torch.Generator(),
         multiprocessing_context=context if workers else None,
@@ -70,13 +73,13 @@ def read_once(
             progress.update(min(chunks.chunk_size, size - progress.n))
 
 
-def unchanged(batch: Batch) -> Batch:
-    """The collate function of a DataLoader whose dataset makes whole batches; torch's own would convert arrays."""
+def identity(batch: Batch) -> Batch:
+    """Return the batch: the collate function where a dataset makes whole batches. Torch's would convert arrays."""
     return batch
 
 
 class WrappedDataset(Dataset[Any]):
-    """Makes something else of the samples of the dataset `original`, and has its other attributes too."""
+    """A dataset made from the dataset `original`, whose other attributes it has too."""
 
     original: MapStyleDataset
 
@@ -87,8 +90,6 @@ class WrappedDataset(Dataset[Any]):
 
 
 class _Chunks(WrappedDataset, Generic[Chunk]):
-    """What `read` makes of some samples at a time."""
-
     def __init__(self, dataset: MapStyleDataset, read: Callable[[range], Chunk], chunk_size: int) -> None:
         self.original, self.read, self.chunk_size = dataset, read, chunk_size
 
@@ -99,23 +100,27 @@ class _Chunks(WrappedDataset, Generic[Chunk]):
         indices = range(len(self.original))[chunk * self.chunk_size : (chunk + 1) * self.chunk_size]
         try:
             return self.read(indices)
-        except UserError as error:  # Torch would turn a worker's traceback into the message.
+        except UserError as error:  # Torch would make a worker's traceback the message.
             return error
         except Exception as error:
             if get_worker_info() is None:
                 raise
-            return DataError(describe_error(error))  # Torch would raise it without its type.
+            return DataError(describe_error(error))  # Torch would lose its type.
 
 
 def reading_workers(dataset: MapStyleDataset, num_workers: int = 0) -> int:
-    """As many workers as cores; none if the dataset may hold an open file, which forked processes cannot share.
+    """Number of workers that read a dataset: the number of cores, or 0 if the dataset may have an open file.
+
+    Forked processes cannot share an open file. Datasets of torchvision have none, and neither has a dataset that its
+    user reads with workers.
 
     Args:
-        num_workers: the number in the user's DataLoader, if there is one.
+        num_workers: the number of workers in the user's DataLoader.
     """
     while isinstance(dataset, Subset):
         dataset = dataset.dataset  # type: ignore[assignment]  # torch's class has no length
     is_torchvision = any(kind.__module__.startswith("torchvision.datasets") for kind in type(dataset).__mro__)
-    # A spawned process would import the script again. Asking for the method itself would fix it for the whole process.
+    # A spawned process would import the script again. Asking for the method with allow_none=False would fix the method
+    # for the whole process.
     method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     return available_cores() if num_workers or (is_torchvision and method == "fork") else 0

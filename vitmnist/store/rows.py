@@ -1,4 +1,4 @@
-"""Samples that are rows of tensors in memory, in a mapped file or on a device, gathered by their indices."""
+"""Samples as rows of tensors, which are in memory, in a mapped file or on a device, and are gathered by index."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from vitmnist.runtime.ordered_map import map_slices
 from vitmnist.store.cache_file import Chunks, decode_once
 
 CPU = torch.device("cpu")
-LARGE = 96 * 96  # Pixels of an image from which on images are handled one by one, with channels last in memory.
+LARGE_PIXELS = 96 * 96
+"""Images with at least this many pixels are processed one by one, with their channels last in memory."""
 
 
 class Storage(Enum):
@@ -30,12 +31,12 @@ class Storage(Enum):
 
 @dataclass(frozen=True)
 class Location:
-    """The memory, or the folder, for decoded samples.
+    """The place for decoded samples.
 
     Args:
-        device: keeps the samples of `Storage.DEVICE`.
-        folder: has the files of `Storage.FILE`.
-        fingerprint: identifies the samples for later processes; None makes files that disappear with this one.
+        device: the device of `Storage.DEVICE`.
+        folder: the folder for the files of `Storage.FILE`.
+        fingerprint: identifies the samples for later processes; None makes files that disappear with this process.
     """
 
     storage: Storage
@@ -47,23 +48,17 @@ class Location:
 def store_rows(
     chunks: Callable[[], Chunks], size: int, location: Location, names: Sequence[str] = ("images", "labels")
 ) -> tuple[Tensor, ...]:
-    """The tensors of all samples, in this location; raises as `decode_once`.
-
-    Args:
-        chunks: makes the tensors of consecutive samples.
-        size: how many samples there are in all.
-        names: what the files of the tensors are called.
-    """
+    """Store the tensors of all samples in a location; see `decode_once`."""
     if location.storage is Storage.FILE:
         mapped, _ = decode_once(location.folder, location.fingerprint, size, chunks, names=names)
         return mapped
     tensors: tuple[Tensor, ...] = ()
     filled = 0
     for chunk in chunks():
-        # Allocated at full size at once: concatenating chunks would need twice the memory.
-        tensors = tensors or tuple(part.new_empty((size, *part.shape[1:])) for part in chunk)
-        for tensor, part in zip(tensors, chunk, strict=True):
-            tensor[filled : filled + len(part)] = part
+        # Allocated at full size: concatenating all chunks would need twice the memory.
+        tensors = tensors or tuple(rows.new_empty((size, *rows.shape[1:])) for rows in chunk)
+        for tensor, rows in zip(tensors, chunk, strict=True):
+            tensor[filled : filled + len(rows)] = rows
         filled += len(chunk[0])
     if not tensors:
         raise DataError("the dataset is empty")
@@ -73,12 +68,12 @@ def store_rows(
 
 
 def is_large(shape: Sequence[int]) -> bool:
-    """Whether images of this shape, `[…, H, W]`, are handled one by one; smaller ones take less time than a thread."""
-    return shape[-2] * shape[-1] >= LARGE
+    """Whether images `[…, H, W]` are processed one by one; a thread for each smaller image would cost more time."""
+    return shape[-2] * shape[-1] >= LARGE_PIXELS
 
 
 def rows_in_memory(images: Tensor) -> Tensor:
-    """A view whose rows are contiguous: images that have their channels last in memory as `[N, H, W, C]`."""
+    """A view whose rows are contiguous: `[N, H, W, C]` for images that have their channels last in memory."""
     is_last = images.dim() == 4 and images.stride(1) == 1 and images.is_contiguous(memory_format=torch.channels_last)
     return images.permute(0, 2, 3, 1) if is_last and images.shape[1] > 1 else images
 
@@ -86,16 +81,16 @@ def rows_in_memory(images: Tensor) -> Tensor:
 def row_buffers(
     tensors: Sequence[Tensor], size: int, empty: Callable[[tuple[int, ...], torch.dtype], Tensor]
 ) -> tuple[Tensor, ...]:
-    """Buffers of `size` rows for `gather_rows`, made by `empty(shape, dtype)`."""
+    """Allocate buffers of `size` rows for `gather_rows` with `empty(shape, dtype)`."""
     return tuple(empty((size, *rows.shape[1:]), rows.dtype) for rows in map(rows_in_memory, tensors))
 
 
 def gather_rows(tensors: Sequence[Tensor], indices: slice | Tensor, out: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
-    """The rows at `indices`, int64 `[B]` on the device of the tensors: views if they are a slice.
+    """Gather the rows at `indices`, int64 `[B]` on the device of the tensors; a slice gives views.
 
     Args:
         tensors: `[N, …]` each, of any dtype, on one device.
-        out: the `row_buffers`, of at least B rows; the result is their first rows.
+        out: `row_buffers` with at least B rows, into whose first rows the result is written.
     """
     buffers: Sequence[Tensor | None] = out or [None] * len(tensors)
     return tuple(_gather(*pair, indices) for pair in zip(tensors, buffers, strict=True))
@@ -110,8 +105,8 @@ def _gather(tensor: Tensor, buffer: Tensor | None, indices: slice | Tensor) -> T
         gathered = torch.index_select(stored, 0, indices, out=buffer[: len(indices)])
     elif stored.dim() == 4 and stored.device.type == "cpu" and is_large(tensor.shape):
         gathered = stored.new_empty(len(indices), *stored.shape[1:])
-        # Not in torch's threads, which would spin for 10 ms after it, on the cores that `Preprocess` uses next: for a
-        # batch of 64 images of 3×224×224 to be cropped, it then takes 16 ms instead of 12.
+        # Not with torch's own threads, which would spin for 10 ms afterwards on the cores that `Preprocess` uses next:
+        # cropping a batch of 64 images of 3×224×224 would take 16 ms instead of 12.
         map_slices(lambda span: torch.index_select(stored, 0, indices[span], out=gathered[span]), len(indices))
     else:
         gathered = stored.index_select(0, indices)

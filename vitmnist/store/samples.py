@@ -62,7 +62,6 @@ class Samples:
         return len(self.spans)
 
     def __getitem__(self, index: int) -> Any:
-        """Load a copy of the sample."""
         return self.load(index)
 
     def load(self, index: int, as_views: bool = False) -> Any:
@@ -80,7 +79,6 @@ class Samples:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all samples."""
         return int((self.spans[:, 2] - self.spans[:, 1]).sum()) + self.spans.nbytes
 
 
@@ -88,7 +86,7 @@ def encode_samples(samples: Iterable[object], structure: Structure | None = None
     """Encode samples as one block of bytes; raises `DataError` if a sample cannot be encoded.
 
     Args:
-        structure: the structure of samples for a file; None pickles them.
+        structure: of samples for a file; None pickles them.
     """
     content, spans = bytearray(), []
     for sample in samples:
@@ -101,14 +99,7 @@ def encode_samples(samples: Iterable[object], structure: Structure | None = None
 
 
 def samples_in_memory(chunks: Iterable[Samples], expected_nbytes: int) -> Samples:
-    """Collect the samples of chunks, which have one block each.
-
-    Args:
-        expected_nbytes: the estimated size of all samples.
-
-    Raises:
-        DoesNotFitError: there is too little memory.
-    """
+    """Collect the samples of chunks of one block each; raises `DoesNotFitError` if there is too little memory."""
     blocks: list[Tensor] = []
     spans: list[Tensor] = []
     needed = expected_nbytes
@@ -128,12 +119,7 @@ def samples_in_file(
     folder: Path,
     fingerprint: str | None,
 ) -> Samples:
-    """Write the samples of chunks, which `encode_samples` has encoded, into a cache; raises as `decode_once`.
-
-    Args:
-        size: the number of samples.
-        fingerprint: identifies the samples for other processes; None keeps them for this process alone.
-    """
+    """Write the samples of chunks, which `encode_samples` has encoded, into a cache; see `decode_once`."""
 
     def chunks_of_tensors() -> Iterator[tuple[Tensor, Tensor]]:
         filled = 0
@@ -157,20 +143,15 @@ def pickle_sample(sample: object) -> list[Buffer]:
     try:
         pickler.dump(sample)
     except Exception as error:  # Any method of an object may fail.
-        name = getattr(pickler.last, "__qualname__", type(pickler.last).__qualname__)
         raise DataError(
-            f"a sample has {name}, which cannot be pickled ({describe_error(error)}); define classes and functions at "
-            "the top level of a module, and leave open files and locks out of samples"
+            f"a sample cannot be pickled ({describe_error(error)}); define classes and functions at the top level of a "
+            "module, and leave open files and locks out of samples"
         ) from error
     return _pack(pickler.head.getvalue(), pickler.buffers)
 
 
 def unpickle_sample(content: memoryview, load_image: LoadImage, as_views: bool = False) -> object:
-    """Load a copy of a sample; with `as_views`, its tensors and arrays may be views of `content`.
-
-    Args:
-        load_image: makes the images of the sample from views of `content`.
-    """
+    """Load a copy of a sample; with `as_views`, its tensors and arrays may be views of `content`."""
     head, *buffers = _unpack(content)
     remaining = iter(buffers)  # The pickle refers to the images and other buffers in this order.
     unpickler = _SampleUnpickler(io.BytesIO(head), buffers=remaining if as_views else map(bytearray, remaining))
@@ -179,34 +160,27 @@ def unpickle_sample(content: memoryview, load_image: LoadImage, as_views: bool =
 
 
 class _SamplePickler(pickle.Pickler):
-    """Pickles tensors, arrays and images out of band, and only the part of a large storage that a tensor uses.
-
-    Attributes:
-        buffers: the bytes of tensors, arrays and PIL images.
-        last: the object that was pickled last, which is named if it cannot be pickled.
-    """
+    """Pickles tensors, arrays and images out of band, and only the part of a large storage that a tensor uses."""
 
     def __init__(self) -> None:
         self.head = io.BytesIO()
         self.buffers: list[Buffer] = []
         super().__init__(self.head, protocol=5, buffer_callback=lambda buffer: self.buffers.append(buffer.raw()))
-        self.last: object = None
 
-    def persistent_id(self, value: object) -> tuple[str, tuple[int, int]] | None:
-        if not isinstance(value, Image.Image) or value.mode not in IMAGE_MODES:
+    def persistent_id(self, obj: object) -> tuple[str, tuple[int, int]] | None:
+        if not isinstance(obj, Image.Image) or obj.mode not in IMAGE_MODES:
             return None
-        self.buffers.append(value.tobytes())
-        return value.mode, value.size
+        self.buffers.append(obj.tobytes())
+        return obj.mode, obj.size
 
-    def reducer_override(self, value: object) -> Any:
-        self.last = value
-        if type(value) is torch.UntypedStorage:
-            return _from_buffer, (pickle.PickleBuffer(_bytes_of(value, 0, value.nbytes())),)
-        if type(value) is not Tensor or value.layout != torch.strided or value.device.type != "cpu":
+    def reducer_override(self, obj: object) -> Any:
+        if type(obj) is torch.UntypedStorage:
+            return _from_buffer, (pickle.PickleBuffer(_bytes_of(obj, 0, obj.nbytes())),)
+        if type(obj) is not Tensor or obj.layout != torch.strided or obj.device.type != "cpu":
             return NotImplemented
-        if value.requires_grad or value.is_conj() or value.is_neg() or value.is_nested:
+        if obj.requires_grad or obj.is_conj() or obj.is_neg() or obj.is_nested:
             return NotImplemented  # Torch pickles these itself.
-        tensor = _without_gaps(value)
+        tensor = _without_gaps(obj)
         layout = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
         return _load_tensor, (tensor.untyped_storage(), tensor.dtype, *layout)
 
@@ -311,7 +285,6 @@ def _load_image_tensor(mode: str, size: tuple[int, int], content: Buffer, as_vie
 
 
 def _bytes_of(storage: torch.UntypedStorage, start: int, stop: int) -> memoryview:
-    """A view of the bytes of a storage."""
     return torch.empty(0, dtype=torch.uint8).set_(storage)[start:stop].numpy().data
 
 
@@ -321,7 +294,7 @@ def _from_buffer(content: Buffer) -> Tensor:
 
 
 def _pack(head: bytes, buffers: Sequence[Buffer]) -> list[Buffer]:
-    """Put the number of parts and the size of each before the parts of a sample."""
+    """Put the number of parts and their sizes before the parts of a sample."""
     sizes = [len(head), *(memoryview(buffer).nbytes for buffer in buffers)]
     return [struct.pack(f"<{len(sizes) + 1}q", len(sizes), *sizes), head, *buffers]
 

@@ -21,12 +21,7 @@ Tree = TypeVar("Tree")
 
 @dataclass(frozen=True)
 class Structure:
-    """The nesting of the leaves of a tree.
-
-    Args:
-        text: the `repr` of `tree`, by which structures are compared.
-        tree: the tree with None in place of each leaf.
-    """
+    """The nesting of the leaves of a tree: the tree with None in place of each leaf, compared by its `repr`."""
 
     text: str
     tree: object = field(compare=False, repr=False)
@@ -113,17 +108,13 @@ Compared = dict[tuple[int, int], tuple[object, object]]
 """Pairs of objects that have been compared, by the `id` of both."""
 
 
-def find_difference(actual: object, expected: object) -> str | None:
-    """The path of the first difference between two batches, in structure, type, dtype, shape or a bit, if any."""
-    return _find_difference(actual, expected, {})
+def find_difference(actual: object, expected: object, *, compared: Compared | None = None) -> str | None:
+    """The path of the first difference between two batches, in structure, type, dtype, shape or a bit, if any.
 
-
-def stride_order(tensor: Tensor) -> list[int]:
-    """The dimensions of a tensor from the outermost in memory to the innermost, which is its memory format."""
-    return sorted(range(tensor.dim()), key=lambda dim: -tensor.stride()[dim])
-
-
-def _find_difference(actual: object, expected: object, compared: Compared) -> str | None:
+    Args:
+        compared: the objects that are being compared, which may refer to themselves.
+    """
+    compared = {} if compared is None else compared
     leaves, structure = flatten(actual)
     expected_leaves, expected_structure = flatten(expected)
     if structure != expected_structure:
@@ -132,6 +123,11 @@ def _find_difference(actual: object, expected: object, compared: Compared) -> st
         if not (_have_same_type(leaf, expected_leaf) and _is_equal(leaf, expected_leaf, compared)):
             return f"batch{path}"
     return None
+
+
+def stride_order(tensor: Tensor) -> list[int]:
+    """The dimensions of a tensor from the outermost in memory to the innermost, which is its memory format."""
+    return sorted(range(tensor.dim()), key=lambda dim: -tensor.stride()[dim])
 
 
 def _have_same_type(actual: object, expected: object) -> bool:
@@ -148,8 +144,10 @@ def _is_equal(actual: Any, expected: object, compared: Compared) -> bool:
         return True
     if isinstance(expected, np.ndarray | np.generic) and not expected.dtype.hasobject:
         return (actual.dtype, actual.shape, actual.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())
-    if isinstance(expected, Image.Image):
-        return _image_content(actual) == _image_content(expected)
+    if isinstance(expected, Image.Image):  # Metadata, such as the resolution, are not compared.
+        images = actual, expected
+        content, expected_content = ((image.mode, image.size, image.getpalette(), image.tobytes()) for image in images)
+        return content == expected_content
     if isinstance(expected, float):
         return struct.pack("d", actual) == struct.pack("d", expected)
     if isinstance(expected, int | str | bytes | set | frozenset):
@@ -158,16 +156,11 @@ def _is_equal(actual: Any, expected: object, compared: Compared) -> bool:
         return True
     compared[pair] = actual, expected  # The entry keeps both objects, so that no other object gets their `id`.
     if isinstance(expected, Tensor) and expected.is_nested:  # A jagged tensor gets another symbolic size in each call.
-        return not _find_difference(list(actual.unbind()), list(expected.unbind()), compared)
+        return not find_difference(list(actual.unbind()), list(expected.unbind()), compared=compared)
     if isinstance(expected, Tensor) and expected.layout == actual.layout == torch.strided:
         is_equal = _tensor_content(actual) == _tensor_content(expected)
-        return is_equal and not _find_difference(_attributes(actual), _attributes(expected), compared)
-    return not _find_difference(_parts(actual), _parts(expected), compared)
-
-
-def _image_content(image: Image.Image) -> tuple[object, ...]:
-    """Mode, size, palette and pixels, without metadata such as the resolution."""
-    return image.mode, image.size, image.getpalette(), image.tobytes()
+        return is_equal and not find_difference(_attributes(actual), _attributes(expected), compared=compared)
+    return not find_difference(_parts(actual), _parts(expected), compared=compared)
 
 
 def _tensor_content(tensor: Tensor) -> tuple[object, ...]:
@@ -181,7 +174,6 @@ def _tensor_content(tensor: Tensor) -> tuple[object, ...]:
 
 
 def _attributes(tensor: Tensor) -> dict[str, object]:
-    """The attributes of an object of a subclass, such as the format of bounding boxes."""
     attributes = getattr(tensor, "__dict__", {})
     return {name: _without_ids(value) if name in MONAI_TRACES else value for name, value in attributes.items()}
 

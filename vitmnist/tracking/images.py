@@ -32,7 +32,7 @@ def draw_epoch_images(
 ) -> dict[str, Image.Image]:
     """Draw the model's input in an epoch, and its worst mistakes after the epoch if it made any; returned by name."""
     images = {"training_batch": draw_training_batch(dataset.train, sampler, preprocess, epoch)}
-    if mistakes := draw_worst_mistakes(dataset.evaluated, predictions):
+    if mistakes := draw_worst_mistakes(dataset.evaluation, predictions):
         images["worst_mistakes"] = mistakes
     return images
 

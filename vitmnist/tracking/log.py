@@ -37,7 +37,7 @@ def log_setup(config: Config, result: Result, dataset: Dataset, step: TrainStep,
     log.info("%s (%s parameters%s) on %s", config.model["name"], f"{total:,}", trained_text, dataset.name)
     log.info("%s loader%s, %s batches of %d%s", loader_name, options, f"{len(loader):,}", config.batch_size, ranks)
     log.info("device=%s is %s", config.device, step.device)
-    log.info("each epoch is evaluated on the %s", dataset.evaluated_on())
+    log.info("each epoch is evaluated on the %s", dataset.describe_evaluation())
     if compile_s := step.backend.compile_s:
         action = "compilation" if step.backend.config.compile else "capturing the graph"
         log.info("%s took %.1f s, which no epoch includes", action, compile_s)
@@ -58,11 +58,7 @@ def log_early_stop(result: Result, monitor: Monitor) -> None:
 
 
 def log_test(test: Mapping[str, Any], best: int | None) -> None:
-    """Log the evaluation on the test split.
-
-    Args:
-        best: the best epoch, counted from 0.
-    """
+    """Log the evaluation on the test split; `best` is the best epoch, counted from 0."""
     weights = "final weights"
     if test["weights"] == "best" and best is not None:
         weights = f"best weights, of epoch {best + 1}"

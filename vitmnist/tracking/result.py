@@ -111,11 +111,7 @@ class Result:
         return None if waiting_pct is None or not steps else (waiting_pct, steps)
 
     def write(self, folder: Path) -> None:
-        """Write `result.json` into `folder` atomically.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Write `result.json` atomically; raises `OSError`."""
         self.ended_at = time.time()
         content = asdict(self) | {"verdict": self.verdict()}
         write_atomic(folder / "result.json", json.dumps(content, indent=2, allow_nan=False).encode())
@@ -125,10 +121,7 @@ class Result:
         write_atomic(folder / "epochs.csv", csv_text(epoch_columns(), self.epochs).encode())
 
     def append_epoch(self, folder: Path) -> None:
-        """Append the last epoch to `epochs.csv`; raises `OSError`.
-
-        Rewriting the file after each epoch would make a run of 1,000 epochs half as long again.
-        """
+        """Append the last epoch to `epochs.csv`; raises `OSError`. Rewriting it slows a run of 1,000 epochs by half."""
         _, _, row = csv_text(epoch_columns(), self.epochs[-1:]).partition("\n")
         append_bytes(folder / "epochs.csv", row.encode())
 
@@ -163,7 +156,6 @@ def _is_number(value: object, low: float, high: float) -> bool:
 
 
 def epoch_columns() -> tuple[str, ...]:
-    """Return the columns of `epochs.csv`."""
     return "epoch", *epoch_metrics(), "first_of_start", "ended_at"
 
 

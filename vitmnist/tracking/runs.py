@@ -18,9 +18,6 @@ from vitmnist.runtime.files import UnreadableError, read_plain
 from vitmnist.runtime.run_folder import is_in_use
 from vitmnist.tracking.result import CONFIG, Result
 
-SEARCH_RESULT = "optimization_results.yaml"
-"""The file that a search writes into the folder of its sweep."""
-
 
 @dataclass(frozen=True)
 class Run:
@@ -38,7 +35,6 @@ class Run:
 
     @property
     def status(self) -> str:
-        """How the run ended, or how far it has got."""
         return self.result.status
 
     @cached_property
@@ -142,11 +138,3 @@ def _active_times(folder: Path) -> tuple[float, float]:
     files = (path for path in (folder, *folder.glob("*")) if path.exists())
     last_write = max((path.stat().st_mtime for path in files), default=0.0)
     return config.stat().st_mtime if config.is_file() else last_write, last_write
-
-
-def search_summary(folder: Path) -> str:
-    """The sentence about the best trial in the folder of a search; empty if there is none."""
-    values: object = None
-    with suppress(FileNotFoundError, UnreadableError):
-        values = read_plain(folder / SEARCH_RESULT)
-    return str(values.get("summary") or "") if isinstance(values, dict) else ""  # Other sweepers write such a file too.

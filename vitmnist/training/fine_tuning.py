@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from torch import Tensor, nn
@@ -14,15 +14,13 @@ from vitmnist.errors import ConfigError, join_names
 log = logging.getLogger(__name__)
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+"""The modules whose output in training mode depends on the whole batch."""
 PREFIXES = {"module.", "_orig_mod.", "model.", "backbone."}
 """Prefixes that DataParallel, `torch.compile`, Lightning's modules and others give to all names of a network."""
 
 
 def load_initial_weights(model: nn.Module, weights: Mapping[str, Tensor], skip: Sequence[str]) -> None:
-    """Load weights and statistics by their names in `state_dict()`.
-
-    If the model has none of the names, a prefix that they share is left out; skipped names need not have it. If the
-    model still has none, they are looked up in its first child that has some of them, such as a `backbone`.
+    """Load weights and statistics by their names in `state_dict()`, which `_renamed` adapts to the model.
 
     Args:
         skip: patterns of names that may differ; the model keeps its initial values for them.
@@ -31,30 +29,16 @@ def load_initial_weights(model: nn.Module, weights: Mapping[str, Tensor], skip: 
         ConfigError: names or shapes differ, a pattern fits none, or none of the weights is left.
     """
     state = model.state_dict()
-
-    def is_skipped(name: str) -> bool:
-        return any(fnmatchcase(name, pattern) for pattern in skip)
-
-    while not state.keys() & weights.keys():
-        names = [name for name in weights if not is_skipped(name)] or weights
-        prefixes = {name[: name.find(".") + 1] for name in names}
-        if len(prefixes) != 1 or not prefixes <= PREFIXES:
-            break
-        log.info("init: all names begin with %s, which is left out", *prefixes)
-        weights = {name.removeprefix(*prefixes): value for name, value in weights.items()}
-    if not state.keys() & weights.keys():
-        children = [f"{name}." for name, _ in model.named_children()]
-        prefix = next((child for child in children if any(child + name in state for name in weights)), "")
-        weights = {prefix + name: value for name, value in weights.items()}
-    all_names = state.keys() | weights.keys()
+    weights = _renamed(weights, model, skip)
+    names = state.keys() | weights.keys()
     for pattern in skip:
-        if not any(fnmatchcase(name, pattern) for name in all_names):
+        if not any(fnmatchcase(name, pattern) for name in names):
             raise ConfigError(f"init_skip: {pattern!r} fits no weight; the model has {join_names(state)}")
     fitting = {name: value for name, value in weights.items() if name in state and value.shape == state[name].shape}
     differing = [
         f"{name} ({_shape(weights, name)} in init, {_shape(state, name)} in the model)"
-        for name in sorted(all_names - fitting.keys())
-        if not is_skipped(name)
+        for name in sorted(names - fitting.keys())
+        if not _matches(name, skip)
     ]
     if differing:
         raise ConfigError(
@@ -62,12 +46,33 @@ def load_initial_weights(model: nn.Module, weights: Mapping[str, Tensor], skip: 
             "init_skip='[NAME,PATTERN.*]', or name other weights"
         )
     if not fitting:
-        raise ConfigError(
-            f"init_skip={[*skip]}: leaves nothing of init, none of whose weights has a name and shape of the model; "
-            "set init=null, or name other weights"
-        )
+        raise ConfigError(f"init_skip={[*skip]}: leaves nothing of init; set init=null, or name other weights")
     model.load_state_dict(fitting, strict=False)
     log.info("started from %d of %d weights of init; the model has %d", len(fitting), len(weights), len(state))
+
+
+def _renamed(weights: Mapping[str, Tensor], model: nn.Module, skip: Sequence[str]) -> Mapping[str, Tensor]:
+    """The weights by the names of a model.
+
+    If the model has none of the names, a prefix that all of them share is removed; skipped names need not have it. If
+    it still has none, the names are those of a child of the model, such as a `backbone`.
+    """
+    state = model.state_dict()
+    while not state.keys() & weights.keys():
+        prefixes = {name[: name.find(".") + 1] for name in weights if not _matches(name, skip)}
+        if len(prefixes) != 1 or not prefixes <= PREFIXES:
+            break
+        log.info("init: all names begin with %s, which is left out", *prefixes)
+        weights = {name.removeprefix(*prefixes): value for name, value in weights.items()}
+    if state.keys() & weights.keys():
+        return weights
+    children = [f"{name}." for name, _ in model.named_children()]
+    prefix = next((child for child in children if any(child + name in state for name in weights)), "")
+    return {prefix + name: value for name, value in weights.items()}
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _shape(weights: Mapping[str, Tensor], name: str) -> str:
@@ -75,16 +80,16 @@ def _shape(weights: Mapping[str, Tensor], name: str) -> str:
 
 
 def scale_learning_rates(optimizer: Optimizer, model: nn.Module, factors: Mapping[str, float]) -> list[nn.Module]:
-    """Multiply the learning rates of an optimizer that has done no step, and freeze the parameters of factor 0.
+    """Multiply the learning rates of a new optimizer, and freeze the parameters of factor 0.
 
-    The optimizer's groups are divided, so that their other options, such as weight decay, stay as they are.
+    The groups of the optimizer are divided, so that their other options, such as weight decay, stay as they are.
 
     Args:
-        factors: the factors by patterns of the parameters' names. The last pattern that fits counts; without any, the
-            factor is 1.
+        factors: the factors by patterns of parameter names. The last matching pattern counts; without any, the factor
+            is 1.
 
     Returns:
-        The frozen batch normalisations. Their statistics must not move either.
+        The frozen batch normalisations, whose statistics must not change either.
 
     Raises:
         ConfigError: a pattern fits no parameter, or all are frozen.

@@ -36,7 +36,7 @@ def train_epoch(
     step.train_mode()
     timer = progress.timer
     timer.start()  # This synchronises, so that the epoch is not charged for work that was queued before.
-    for batch in timer.waiting(step.batches(loader, progress.epoch, start=metrics.steps)):
+    for batch in timer.waiting(step.batches(loader, progress.epoch, start=metrics.num_batches)):
         sums = step(batch, progress.log_step)
         metrics.update(sums)
         timer.begin("other")
@@ -65,29 +65,29 @@ def evaluate(
     world.broadcast_buffers(model)  # The statistics of rank 0 are saved, so all ranks evaluate with them.
     sampler, device = loader.sampler, preprocess.mean.device
     metrics = MetricAccumulator(sampler, device, world)
-    predictions = PredictionCollector(sampler, world)
+    collector = PredictionCollector(sampler, world)
     functions = batch_metrics()
     timer = EpochTimer(device)
     timer.start()
     with torch.inference_mode():
         for images, labels in timer.waiting(loader.epoch(0)):
             # If the last batch has no image for this rank, the rank gets an image of padding, and `valid` is 0.
-            valid, size = sampler.num_valid(metrics.steps), sampler.num_images(metrics.steps)
+            valid, size = sampler.num_valid(metrics.num_batches), sampler.num_images(metrics.num_batches)
             logits, targets = model(preprocess(images))[:valid], labels[:valid]
             loss = F.cross_entropy(logits, targets, reduction="sum") / size
             metrics.update({"loss": loss} | {name: compute(logits, targets) for name, compute in functions.items()})
-            predictions.update(logits, targets)
+            collector.update(logits, targets)
             timer.begin("other")
             after_step(timer)
     timer.stop()
     metrics.check_complete()
     seconds = timer.seconds()
     saving = seconds.pop("saving")
-    collected = predictions.compute()
+    predictions = collector.compute()
     values = metrics.compute("eval")
-    for name, value in confusion_metrics(collected.confusion_matrix(logits.shape[1])).items():
+    for name, value in confusion_metrics(predictions.confusion_matrix(logits.shape[1])).items():
         values[metric_name("eval", name)] = value
-    return {**values, EVAL_S.name: sum(seconds.values()), SAVE_S.name: saving}, collected
+    return {**values, EVAL_S.name: sum(seconds.values()), SAVE_S.name: saving}, predictions
 
 
 @dataclass(frozen=True)

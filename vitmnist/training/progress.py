@@ -53,12 +53,12 @@ class EpochProgress:
         """The learning rate of each step of the epoch."""
         self._gradient_norms: dict[int, Tensor | float] = {}
         """The gradient norms of the logged steps, by the step of the epoch, on the device until they are read."""
-        self._seconds_before: dict[str, float] = {}
+        self._earlier_seconds: dict[str, float] = {}
         """The seconds of earlier starts, if the run was resumed within this epoch."""
 
     def log_step(self, step: TrainStep) -> None:
         """Store the learning rate and, if the step is logged, the gradient norm; does not wait for the device."""
-        index = self.metrics.steps
+        index = self.metrics.num_batches
         self._lrs.append(step.max_lr)
         if self._log_every and (self._first_step + index) % self._log_every == 0:
             gradients = [parameter.grad for parameter in step.model.parameters() if parameter.grad is not None]
@@ -99,7 +99,7 @@ class EpochProgress:
             DATA_WAIT_PCT.name: 100 * seconds["waiting"] / train_s,
             COMPUTE_S.name: seconds["computing"],
             SAVE_S.name: seconds["saving"],
-            IMAGES_PER_S.name: sum(self.metrics.sizes) / train_s,
+            IMAGES_PER_S.name: sum(self.metrics.batch_sizes) / train_s,
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -116,14 +116,14 @@ class EpochProgress:
         self.metrics.load_state_dict(state["metrics"])
         self._lrs = list(state["lrs"])
         self._gradient_norms = dict(state["norms"])
-        self._seconds_before = state["seconds"]
+        self._earlier_seconds = state["seconds"]
 
     def _read_norms(self) -> dict[int, float]:
         return {step: float(norm) for step, norm in self._gradient_norms.items()}
 
     def _seconds(self) -> dict[str, float]:
         """Seconds of each phase of the timer, and of the wait for the first batch of the epoch."""
-        before, seconds = self._seconds_before, self.timer.seconds()
+        before, seconds = self._earlier_seconds, self.timer.seconds()
         first_batch = before.get("first_batch", self.timer.first_wait())
         return {phase: before.get(phase, 0.0) + seconds[phase] for phase in seconds} | {"first_batch": first_batch}
 
@@ -135,7 +135,7 @@ class MetricAccumulator:
     """
 
     def __init__(self, sampler: EpochSampler, device: torch.device, world: World = SINGLE_PROCESS) -> None:
-        self.steps = 0
+        self.num_batches = 0
         """Batches so far."""
         self._sampler, self._world = sampler, world
         # float64 holds counts and the float32 losses exactly.
@@ -146,27 +146,27 @@ class MetricAccumulator:
     def update(self, sums: dict[str, Tensor]) -> None:
         """Add the sums over this rank's images of a batch; `loss` is divided by the size of the global batch."""
         for name, values in self._sums.items():
-            values[self.steps] = sums[name]
-        self.steps += 1
+            values[self.num_batches] = sums[name]
+        self.num_batches += 1
 
     def check_complete(self) -> None:
         """Raise `DataError` if the loader has delivered fewer batches than the epoch has."""
-        if self.steps < len(self._sampler):
-            raise DataError(f"the loader delivered {self.steps} of the {len(self._sampler)} batches of an epoch")
+        if self.num_batches < len(self._sampler):
+            raise DataError(f"the loader delivered {self.num_batches} of the {len(self._sampler)} batches of an epoch")
 
     @property
-    def sizes(self) -> list[int]:
+    def batch_sizes(self) -> list[int]:
         """Images of each batch so far, of all ranks."""
-        return [self._sampler.num_images(batch) for batch in range(self.steps)]
+        return [self._sampler.num_images(batch) for batch in range(self.num_batches)]
 
     def per_batch(self, name: str) -> list[float]:
         """The sum of each batch so far, of all ranks; waits for the device."""
-        values: list[float] = self._world.all_reduce_sum(self._sums[name][: self.steps].clone()).tolist()
+        values: list[float] = self._world.all_reduce_sum(self._sums[name][: self.num_batches].clone()).tolist()
         return values
 
     def compute(self, split: str) -> dict[str, float]:
         """Means over the images so far, in percent where that is the unit: `SPLIT_loss`, `SPLIT_acc`, …"""
-        sizes = self.sizes
+        sizes = self.batch_sizes
         # Batches are weighted by their size, because the last one may be smaller.
         means = {"loss": math.fsum(map(mul, self.per_batch("loss"), sizes)) / sum(sizes)}
         for name in batch_metrics():
@@ -177,11 +177,11 @@ class MetricAccumulator:
     def state_dict(self) -> dict[str, Any]:
         """The sums over all ranks, as plain values and CPU tensors."""
         sums = {name: self._world.all_reduce_sum(values.clone()).cpu() for name, values in self._sums.items()}
-        return {"steps": self.steps, "sums": sums}
+        return {"steps": self.num_batches, "sums": sums}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`, also with another number of ranks."""
-        self.steps = int(state["steps"])
+        self.num_batches = int(state["steps"])
         if self._world.is_main:  # The sums are over all ranks, so the other ranks start from zero.
             for name, values in self._sums.items():
                 values[:] = state["sums"][name]

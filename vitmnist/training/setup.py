@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitmnist.augment.preprocess import build_augment, input_size
 from vitmnist.config.schema import Config, registries
 from vitmnist.data.channel_statistics import configured_statistics
-from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset, prepare
+from vitmnist.data.datasets.base import DATASETS, Dataset, Split, apply_config, build_dataset
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, DataError, PeerError, classify, describe_error, first_line
 from vitmnist.models import MODELS
@@ -48,7 +48,7 @@ def read_dataset(config: Config, world: World) -> Dataset:
     dataset = build_dataset(config.data.dataset, config.data.root)
     if not world.local_rank:
         world.barrier()
-    dataset = prepare(dataset, config.data)
+    dataset = apply_config(dataset, config.data)
     if dataset.eval_split == "train":
         raise ConfigError(f"{dataset.name}: has neither validation nor test images; set data.holdout=0.1")
     if config.patience and dataset.validation is None:

@@ -58,7 +58,7 @@ class StepBackend:
         self.microbatch_size = math.ceil(batch_size / microbatches)
         self.compile_s = 0.0
         """Seconds spent on compilation, or on capturing graphs."""
-        self.pad = False
+        self.must_pad = False
         """Pad short microbatches with images labelled `IGNORED`, because compiled code has fixed shapes. The statistics
         of batch normalisation would count the padding, so a model that has it runs short microbatches eagerly."""
         self.eager = ModelAndLoss(model, preprocess, self.config.precision, loss)
@@ -73,10 +73,10 @@ class StepBackend:
         return any(isinstance(module, BATCH_NORMS) and module.training for module in self.model.modules())
 
     def microbatches(self, batch: Batch) -> list[Batch]:
-        """The microbatches of a batch; their images are mixed, and padded if `pad` is true."""
+        """The microbatches of a batch; their images are mixed, and padded if `must_pad` is true."""
         count = math.ceil(len(batch) / self.microbatch_size)
         must_mix = self._must_mix(batch)
-        if self.pad:
+        if self.must_pad:
             length = self.batch_size if must_mix else len(batch)
             batch = batch.padded(math.ceil(length / self.microbatch_size) * self.microbatch_size)
         if must_mix:
@@ -125,7 +125,7 @@ class StepBackend:
         if self.module is self.eager:
             self.module = torch.compile(self.eager, fullgraph=True, dynamic=False)  # type: ignore[assignment]
             self.mix_batch = torch.compile(self.mix_batch, fullgraph=True, dynamic=False)
-            self.pad = not self.has_batch_norm
+            self.must_pad = not self.has_batch_norm
         try:
             forward_backward(batch)  # This reuses the code that earlier jobs of a sweep have compiled.
         except Exception:
@@ -142,7 +142,7 @@ class StepBackend:
 
     def _fall_back(self, error: Exception) -> None:
         """Stay eager after a failure, or raise `ConfigError` if compiling or capturing was asked for by name."""
-        self.module, self.mix_batch, self.pad = self.eager, self.preprocess.mix_batch, False
+        self.module, self.mix_batch, self.must_pad = self.eager, self.preprocess.mix_batch, False
         key = "compile" if self.config.compile else "graph"
         reason = f"failed: {first_line(error)}"
         if key not in self.config.reasons:
@@ -162,8 +162,8 @@ class StepBackend:
         return Batch(images, batch.labels, None, batch.size, targets)
 
     def _eager_unless(self, is_full: bool) -> AbstractContextManager[object]:
-        """Run compiled code eagerly on a batch of another shape, if short batches are not padded (see `pad`)."""
-        is_eager = self.config.compile and not self.pad and not is_full
+        """Run compiled code eagerly on a batch of another shape, if short batches are not padded (see `must_pad`)."""
+        is_eager = self.config.compile and not self.must_pad and not is_full
         return torch.compiler.set_stance("force_eager") if is_eager else nullcontext()
 
 

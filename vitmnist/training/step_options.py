@@ -13,29 +13,25 @@ from vitmnist.errors import ConfigError
 from vitmnist.runtime.cpu import BF16_UNITS, has_bf16_units
 
 CPU_MICRO_BATCH = 2048
-"""Images of a microbatch on a CPU, at most. With 32 MiB of cache, the articles' transformer (bf16, batch 500 and 5000,
-sizes from 125 to the whole batch) was fastest with 1,000 to 2,500 images, compiled or not."""
+"""The largest microbatch on a CPU. With 32 MiB of cache, the articles' transformer (bf16, batch 500 and 5000) was
+fastest with microbatches of 1,000 to 2,500 images, compiled or not."""
 COMPILE_FROM_IMAGES = {Precision.bf16: 400_000, Precision.fp32: 4_000_000}
-"""Training images, over all epochs, from which compiling pays on two cores of a CPU. Without a cache it takes 40 s. It
-saves 0.1 ms an image in bf16 (batch 500: 147 ms a step without, 95 with), and 0.01 ms in float32 (115 and 111)."""
-CUDA_BF16_FROM_IMAGES = 4000
-"""Images of a batch from which `auto` takes bf16 on a GPU without a graph; an estimate. The host must launch the casts
-of every weight in every step: on one H100 an epoch of 60,000 images took 2.83 s in float32 and 3.78 s in bf16 at batch
-500, and 0.347 s (0.321 to 0.404) and 0.373 s (0.319 to 0.420) at batch 5,000."""
+"""The training images, over all epochs, from which compiling pays on two cores of a CPU. It takes 40 s without a cache,
+and saves 0.1 ms per image in bf16 (batch 500: 147 ms per step without, 95 with) and 0.01 ms in float32 (115 and
+111)."""
 Choices = dict[str, tuple[Any, str]]
-"""The value that replaces `auto`, and the reason, by the key in `trainer`."""
+"""The value that replaces `auto`, and the reason for it, by the key in `trainer`."""
 
 
 @dataclass(frozen=True)
 class StepConfig:
-    """How a training step is computed. All of these options change the result only by rounding.
+    """How a training step is computed; see `conf/trainer/fast.yaml`.
 
-    Batch normalisation is an exception: it takes its statistics from a microbatch.
+    The options change the result only by rounding, except that batch normalisation takes its statistics from a
+    microbatch.
 
     Args:
-        precision: fp32 or bf16.
-        graph: replay forward and backward as CUDA graphs.
-        reasons: the reason for each value that the configuration left to `auto`, by key.
+        reasons: the reason for each value that replaced `auto`, by key.
     """
 
     micro_batch: int | None = None
@@ -72,8 +68,7 @@ def resolve_step_config(
         "graph": (not obstacle, obstacle or "the GPU does not wait for Python"),
     }
     if device.type == "cuda":
-        has_graph = not obstacle and config.graph is not False
-        choices |= _cuda_choices(config, device, batch_size, has_graph)
+        choices |= _cuda_choices(config, device, has_graph=not obstacle and config.graph is not False)
     else:
         choices |= _cpu_choices(config, device, batch_size, images)
     values = {**vars(config), "precision": config.precision.value}
@@ -112,16 +107,14 @@ def _cpu_choices(config: TrainerConfig, device: torch.device, batch_size: int, i
     }
 
 
-def _cuda_choices(config: TrainerConfig, device: torch.device, batch_size: int, has_graph: bool) -> Choices:
-    precision = Precision.fp32
-    if not _has_bf16(device):
-        reason = "the GPU lacks compute capability 8.0 or higher"
-    elif has_graph or config.compile is True:
-        precision, reason = Precision.bf16, "the GPU has compute capability 8.0 or higher"
-    else:
-        reason = f"by an estimate bf16 pays in batches of {CUDA_BF16_FROM_IMAGES:,} images or more"
-        if batch_size >= CUDA_BF16_FROM_IMAGES:
-            precision = Precision.bf16
+def _cuda_choices(config: TrainerConfig, device: torch.device, has_graph: bool) -> Choices:
+    precision, reason = Precision.fp32, "the GPU lacks compute capability 8.0 or higher"
+    if _has_bf16(device):
+        # Without a graph the host must launch the casts of every weight in every step: on an H100 an epoch at batch 500
+        # took 2.83 s in float32 and 3.78 s in bf16.
+        reason = "bf16 pays in a graph or in compiled code only"
+        if has_graph or config.compile is True:
+            precision, reason = Precision.bf16, "the GPU has compute capability 8.0 or higher"
     return {
         "precision": (precision.value, reason),
         "micro_batch": (None, "the GPU computes the whole batch at once"),

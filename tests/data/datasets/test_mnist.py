@@ -47,6 +47,8 @@ def test_sizes_take_the_first_images(tiny_root: Path, tiny: Dataset) -> None:
     assert torch.equal(small.test.labels, tiny.test.labels[:3])
     with pytest.raises(ConfigError, match=r"test_size=0: must be at least 1"):
         kmnist(tiny_root, test_size=0)
+    with pytest.raises(DataError, match="kmnist: there are no training images"):
+        replace(tiny, train=tiny.train.subset(slice(0)))
 
 
 def test_files_that_are_there_are_used_without_a_download(tmp_path: Path, tiny: Dataset) -> None:

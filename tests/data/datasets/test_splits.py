@@ -188,15 +188,6 @@ def test_tables_of_other_programs_are_read(divided: Path, caplog: pytest.LogCapt
         load(divided, labels=str(labels), columns={"lable": "target"})
 
 
-def test_copies_in_another_split_are_counted(divided: Path, caplog: pytest.LogCaptureFixture) -> None:
-    shutil.copy(divided / "train" / "cat" / "0.png", divided / "val" / "dog" / "copy.png")
-    shutil.copy(divided / "val" / "eel" / "0.png", divided / "test" / "eel" / "copy.png")
-    for count in (1, 2):  # decoded now, and before
-        load(divided)
-        message = "2 pictures have the same pixels as one of another split: val/dog/copy.png, test/eel/copy.png"
-        assert caplog.text.count(message) == count
-
-
 def test_a_table_that_cannot_be_read_is_named(divided: Path) -> None:
     labels = divided.parent / "labels.csv"
     for content in (b"file,label\n\xff\xfe,cat", b""):

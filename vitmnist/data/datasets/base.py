@@ -33,18 +33,16 @@ FileReader = Callable[[Path], Pixels | Image.Image]
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Image files by their index; `read` can be pickled, and is called from several threads.
+    """Image files by their indices.
 
     Args:
-        names: relative to `folder`.
+        names: the paths of the files, relative to `folder`.
+        read: reads a file. It is called from several threads, and pickled for workers.
     """
 
     folder: Path
     names: Sequence[str]
     read: FileReader
-
-    def __len__(self) -> int:
-        return len(self.names)
 
     def __getitem__(self, index: int) -> Pixels | Image.Image:
         return self.read(self.folder / self.names[index])
@@ -57,14 +55,14 @@ class Split(TensorSet):
     Args:
         images: uint8 `[N, C, H, W]`.
         labels: int64 `[N]`.
-        mean: per channel, of the training images, scaled to 0…1.
-        std: per channel, likewise; population standard deviation.
+        mean: the mean of each channel of the training images, scaled to 0…1.
+        std: the population standard deviation of each channel of the training images, scaled to 0…1.
         classes: the name of each label.
         files: the file of each image, which `disk` reads; None if images have no files.
-        sha256: checksum of `images`, if it is already known.
+        sha256: the `digest` of `images`, if it is known.
 
     Raises:
-        DataError: another dtype or shape, or a label without a class.
+        DataError: images or labels have another dtype or shape, or a label has no class.
     """
 
     mean: tuple[float, ...]
@@ -111,7 +109,7 @@ class Dataset:
     A dataset with neither can be evaluated, but training needs a hold-out.
 
     Args:
-        skipped: unreadable images that were left out because the user allowed it.
+        skipped: number of unreadable images that were left out because the user allowed it.
         folds_of: the size of the hold-out, and the checksums before it was drawn, which all folds of a dataset share.
 
     Raises:
@@ -135,7 +133,7 @@ class Dataset:
 
     @property
     def splits(self) -> dict[str, Split]:
-        """The splits that there are, by name."""
+        """The existing splits by name."""
         named = {"train": self.train, "validation": self.validation, "test": self.test}
         return {name: split for name, split in named.items() if split is not None}
 
@@ -145,24 +143,24 @@ class Dataset:
         return next(name for name in ("validation", "test", "train") if name in self.splits)
 
     @property
-    def evaluated(self) -> Split:
+    def evaluation(self) -> Split:
         """The split on which epochs are evaluated."""
         return self.splits[self.eval_split]
 
     def with_statistics(self, mean: Sequence[float], std: Sequence[float]) -> Dataset:
-        """The dataset with these statistics of its channels in every split."""
+        """A copy of the dataset with these channel statistics in every split."""
         splits: dict[str, Any] = {
             name: replace(split, mean=tuple(mean), std=tuple(std)) for name, split in self.splits.items()
         }
         return replace(self, **splits)
 
-    def evaluated_on(self) -> str:
+    def describe_evaluation(self) -> str:
         """A description of the split on which epochs are evaluated."""
-        return f"{self.eval_split} split, {len(self.evaluated):,} images"
+        return f"{self.eval_split} split, {len(self.evaluation):,} images"
 
     @cached_property
     def sha256(self) -> dict[str, str]:
-        """A checksum of each tensor, which identifies what a run was trained on."""
+        """A checksum of each tensor, by which runs on the same data are recognised."""
         return {
             f"{name}_{part}": checksum
             for name, split in self.splits.items()
@@ -174,21 +172,20 @@ DEFAULT_ROOT = "~/.cache/vitmnist"
 DATASETS: Registry[OptionsClass, Dataset] = Registry("data/dataset", __package__)
 """Functions of (options, root) that return a `Dataset`.
 
-Options may have `shape`, `[C, H, W]` of the images; a model that does not fit is then refused before anything is read.
-They may have `reader`, a function that turns a file into uint8 `[H, W, C]` or a PIL image as the dataset does, or
-raises `DataError`; `predict` then uses it.
+Options may have an attribute `shape`, the `[C, H, W]` of the images; a model that does not fit is then refused before
+anything is read. They may have an attribute `reader`, a `FileReader`; `predict` then reads files with it.
 """
 
 
 @dataclass
 class SizeOptions:
-    """How much of a set is used: the first `train_size` and `test_size` images; None is all."""
+    """The numbers of images to use: the first `train_size` and `test_size` images of the splits; None uses all."""
 
     train_size: int | None = config_field(None, at_least=1)
     test_size: int | None = config_field(None, at_least=1)
 
     def spans(self, train: int, test: int) -> tuple[slice, slice]:
-        """The slices of splits of `train` and `test` images; raises `ConfigError` if there are fewer than asked for."""
+        """The rows to use of splits with `train` and `test` images; raises `ConfigError` if there are too few."""
         for key, size, available in (("train_size", self.train_size, train), ("test_size", self.test_size, test)):
             if size is not None and size > available:
                 raise ConfigError(f"data.dataset.{key}={size}: the set has {available} images; null takes them all")
@@ -196,7 +193,7 @@ class SizeOptions:
 
 
 class ImagesOnDisk(torch.utils.data.Dataset[tuple[Tensor, int]]):
-    """Sample i of a split, read by itself from its file if it has one: a normalised tensor and its label."""
+    """The samples of a split, each read from its file if it has one: a normalised float32 `[C, H, W]`, and a label."""
 
     def __init__(self, split: Split) -> None:
         from torchvision import transforms  # This import takes 2 s, and only `disk` needs it.
@@ -215,7 +212,7 @@ class ImagesOnDisk(torch.utils.data.Dataset[tuple[Tensor, int]]):
 def dataset_in_memory(
     name: str, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], classes: tuple[str, ...], sizes: SizeOptions
 ) -> Dataset:
-    """The dataset of images uint8 `[N, C, H, W]` and labels int64 `[N]`; raises as `Split`, `Dataset` and `spans`."""
+    """Make a dataset of images uint8 `[N, C, H, W]` and labels int64 `[N]`; raises as `Split`, `Dataset`, `spans`."""
     spans = sizes.spans(len(train[0]), len(test[0]))
     mean, std = channel_statistics(train[0][spans[0]])
     train_split, test_split = (
@@ -225,13 +222,14 @@ def dataset_in_memory(
 
 
 def file_reader(values: Mapping[str, Any], shape: Sequence[int]) -> FileReader:
-    """How a file becomes an image: as the options of a dataset say, else stretched to `[C, H, W]`.
+    """The `reader` of a dataset's options; without one, images are stretched to `[C, H, W]`.
 
     Args:
-        values: the options, perhaps without those that may change.
+        values: the name and the options of the dataset; options that may change may be missing.
+        shape: the `[C, H, W]` of the dataset's images.
 
     Raises:
-        ConfigError: the dataset is not registered, or has other channels than pictures.
+        ConfigError: the dataset is not registered, or its images have neither 1 nor 3 channels.
     """
     complete = {key: "" if value == MISSING else value for key, value in DATASETS.complete(values).items()}
     if reader := getattr(DATASETS.resolve(complete)[1], "reader", None):
@@ -244,26 +242,22 @@ def file_reader(values: Mapping[str, Any], shape: Sequence[int]) -> FileReader:
 
 
 def load_dataset(name: str, *, root: str = DEFAULT_ROOT, **options: object) -> Dataset:
-    """The dataset `name`: its splits of uint8 images, labels and channel statistics.
+    """Load a dataset: its splits of uint8 images, labels and channel statistics.
 
     Args:
         name: mnist, fashion_mnist, kmnist, cifar10, cifar100, image_folder, or your own.
         root: the folder for downloaded and decoded files; `~` is the home folder.
-        options: the keys of the set's YAML file in `conf/data/dataset/`, such as `train_size=1000`.
+        options: the keys of the dataset's YAML file in `conf/data/dataset/`, such as `train_size=1000`.
 
     Raises:
-        ConfigError: an unknown name or option, or a size that the set does not have.
-        DataError: a file that is missing or damaged.
+        ConfigError: the name or an option is unknown, or a size is larger than its split.
+        DataError: a file is missing or damaged.
     """
     return build_dataset(DATASETS.complete({"name": name, **options}), root, key="")
 
 
 def build_dataset(values: Mapping[str, Any], root: str, key: str | None = None) -> Dataset:
-    """The dataset that a configuration chooses by `values["name"]`; raises as `load_dataset`.
-
-    Args:
-        key: where `values` are in the configuration, if not at `data.dataset`.
-    """
+    """Build the dataset `values["name"]`, which has the key `key` in the configuration; raises as `load_dataset`."""
     builder, options = DATASETS.resolve(values, key)
     try:
         return builder(options, expand_home(root))
@@ -271,8 +265,8 @@ def build_dataset(values: Mapping[str, Any], root: str, key: str | None = None) 
         raise DataError(f"data/dataset={values['name']}: {classify(error).message}") from error
 
 
-def prepare(dataset: Dataset, data: DataConfig) -> Dataset:
-    """The dataset with the hold-out and the channel statistics that a configuration asks for.
+def apply_config(dataset: Dataset, data: DataConfig) -> Dataset:
+    """Apply the hold-out and the channel statistics of a configuration to a dataset.
 
     Raises:
         ConfigError: the hold-out or the statistics are impossible for this dataset.
@@ -285,16 +279,16 @@ def prepare(dataset: Dataset, data: DataConfig) -> Dataset:
 
 
 def hold_out_validation(dataset: Dataset, size: int | float, seed: int) -> Dataset:
-    """Make some training images the validation split, and train on the others; both are copied into memory.
+    """Draw a validation split from the training images; both splits are copied into memory.
 
-    The channel statistics are computed again, from the remaining training images.
+    The channel statistics are computed again from the remaining training images.
 
     Args:
-        size: a number of images; below 1, a share of each class.
-        seed: draws the images, whatever their order in the dataset is.
+        size: a number of images, or below 1 a fraction of each class.
+        seed: seeds the random choice of the images.
 
     Raises:
-        ConfigError: no image would be left to train on or to evaluate, or there is a validation split already.
+        ConfigError: no image would be left for training or evaluation, or there is a validation split already.
         DoesNotFitError: there is too little memory for the copy.
     """
     key, train = f"data.holdout={size}", dataset.train

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,15 +22,15 @@ from tqdm import tqdm
 from vitmnist.config.validation import config_field, section
 from vitmnist.data.channel_statistics import channel_statistics, channel_sums, mean_and_std
 from vitmnist.data.datasets.base import DATASETS, Dataset, ImageFiles, SizeOptions, Split
-from vitmnist.data.image_splits import LabelledFiles, label_splits, list_splits, no_images
-from vitmnist.data.images import ImageReader, Mode, Resize, empty_images
+from vitmnist.data.image_listing import LabelledFiles, label_splits, list_splits, no_images
+from vitmnist.data.images import ImageReader, Mode, Resize
 from vitmnist.data.label_table import LabelTable, TableColumns
 from vitmnist.errors import ConfigError, DataError, join_names
 from vitmnist.runtime.cpu import available_cores, one_core_per_thread
 from vitmnist.runtime.files import expand_home
 from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.store.cache_file import decode_once
-from vitmnist.store.rows import rows_in_memory
+from vitmnist.store.rows import is_large, rows_in_memory
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +38,6 @@ CACHE_FOLDER = "vitmnist-cache"
 """The folder below `data.root` for decoded images."""
 CACHE_VERSION = 9
 """The version of the decoded pixels and of the notes about them. Another version makes caches decode again."""
-CHUNK_SIZE = 8
-"""Number of images that a thread decodes at a time: few, so that all threads end together."""
 MIN_STD = 8
 """A lower standard deviation of the pixels is warned about. 12-bit pixels in a 16-bit file have at most this one."""
 MAX_NAMED_FILES = 5
@@ -60,8 +59,6 @@ class ImageFolderOptions(SizeOptions):
     skip_unreadable: bool = False
     draft: bool = True
     max_16_bit: int = config_field(65_535, at_least=1, at_most=65_535)
-    # The bounds hold any float32.
-    range_32_bit: tuple[float, float] | None = config_field(None, is_range=True, at_least=-3.5e38, at_most=3.5e38)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -71,8 +68,7 @@ class ImageFolderOptions(SizeOptions):
     @property
     def reader(self) -> ImageReader:
         """How a file becomes pixels."""
-        values = self.range_32_bit and (self.range_32_bit[0], self.range_32_bit[1])  # OmegaConf makes it a list
-        return ImageReader((self.size, self.size), self.mode, self.resize, self.draft, self.max_16_bit, values)
+        return ImageReader((self.size, self.size), self.mode, self.resize, self.draft, self.max_16_bit)
 
 
 @DATASETS.register("image_folder", ImageFolderOptions)
@@ -90,8 +86,6 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     folder = expand_home(options.path).absolute()
     if not folder.is_dir():
         raise ConfigError(f"data.dataset.path={options.path}: there is no such folder; it must hold a folder per class")
-    if options.range_32_bit and options.range_32_bit[0] == options.range_32_bit[1]:
-        raise ConfigError(f"data.dataset.range_32_bit={[*options.range_32_bit]}: black and white must differ")
     if options.labels:
         source = expand_home(options.labels)
         classified = LabelTable(source, options.columns, options.suffix).read(folder, options.skip_unreadable)
@@ -139,19 +133,11 @@ def _make_splits(
 
 
 def _log_notes(folder: Path, notes: Mapping[str, Any]) -> None:
-    """Log warnings about problems that decoding has found."""
-    for problem, names in {
-        "pictures cannot be read and are left out": [message for _, message in notes["unreadable"]],
-        "pictures have the same pixels as one of another split": notes["copies"],
-    }.items():
-        if names:
-            log.warning("%s: %d %s: %s", folder, len(names), problem, join_names(names))
+    if messages := [message for _, message in notes["unreadable"]]:
+        log.warning("%s: %d pictures cannot be read and are left out: %s", folder, len(messages), join_names(messages))
     if (deviation := 255 * max(notes["std"])) < MIN_STD:
-        log.warning(
-            "%s: the pixels hardly differ, their standard deviation is %.1f of 255; set data.dataset.max_16_bit=4095 "
-            "for 16-bit files of 12-bit cameras, or data.dataset.range_32_bit=[BLACK,WHITE] for int32 and float pixels",
-            *(folder, deviation),
-        )
+        hint = "set data.dataset.max_16_bit=4095 for 16-bit files of 12-bit cameras"
+        log.warning("%s: the pixels hardly differ, by a deviation of %.1f of 255; %s", folder, deviation, hint)
 
 
 def _log_sizes(folder: Path, sizes: Mapping[str, int], classes: Sequence[str], mode: Mode) -> None:
@@ -178,30 +164,8 @@ def _file_signature(path: Path) -> tuple[int, ...] | None:
     return None
 
 
-class DecodedChunk(NamedTuple):
-    """The readable images of a chunk.
-
-    Attributes:
-        images: uint8 `[B, C, H, W]`.
-        labels: int64 `[B]`.
-        digests: the name and a hash of the pixels of each image.
-        unreadable: the index and the error of each image that cannot be read.
-        sums: the `channel_sums` of the images.
-    """
-
-    images: Tensor
-    labels: Tensor
-    digests: list[tuple[str, bytes]]
-    unreadable: list[tuple[int, str]]
-    sums: NDArray[np.uint64]
-
-
 class FolderDecoder:
-    """Decodes the images of all splits of a folder on all cores.
-
-    Args:
-        splits: the files of each split with their labels; the training split comes first.
-    """
+    """Decodes the images of all splits of a folder on all cores; the training split comes first."""
 
     def __init__(self, folder: Path, splits: Mapping[str, LabelledFiles], options: ImageFolderOptions) -> None:
         self.folder, self.splits, self.options, self.reader = folder, splits, options, options.reader
@@ -210,7 +174,6 @@ class FolderDecoder:
         self.starts = [0, *accumulate(map(len, splits.values()))]
         """The index of the first sample of each split, and the number of samples."""
         self.unreadable: list[tuple[int, str]] = []
-        self.copies: list[str] = []
         self.sums = [np.zeros((3, options.shape[0]), np.uint64) for _ in splits]
         self.checksums = [hashlib.sha256() for _ in splits]
 
@@ -224,32 +187,23 @@ class FolderDecoder:
         return hashlib.sha256(contents.encode()).hexdigest()
 
     def decode(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Images, large ones as `[B, H, W, C]`, and labels, in chunks.
-
-        Raises:
-            DataError: no image of a split can be read; raised at the end.
-        """
-        chunks = [
-            (split, range(start, min(start + CHUNK_SIZE, split_stop)))
-            for split, (split_start, split_stop) in enumerate(pairwise(self.starts))
-            for start in range(split_start, split_stop, CHUNK_SIZE)
-        ]
-        ranges, threads = [indices for _, indices in chunks], available_cores()
-        split_of_digest: dict[bytes, int] = {}
+        """Yield each image, a large one as `[1, H, W, C]`, with its label."""
+        layout = torch.channels_last if is_large(self.options.shape) else torch.contiguous_format
+        threads = available_cores()
         # Threads, because Pillow releases Python's lock while it decodes and resizes.
         with (
-            closing(ordered_map(self._decode_chunk, ranges, threads, 2 * threads, one_core_per_thread())) as decoded,
-            tqdm(total=len(self.samples), desc="decoding once", leave=False, disable=None) as bar,
+            closing(ordered_map(self._read, self.samples, threads, 2 * threads, one_core_per_thread())) as results,
+            tqdm(results, "decoding once", len(self.samples), leave=False, disable=None) as progress,
         ):
-            for (split, indices), chunk in zip(chunks, decoded, strict=True):
-                for name, digest in chunk.digests:
-                    if split_of_digest.setdefault(digest, split) != split:
-                        self.copies.append(name)
-                self.unreadable += chunk.unreadable
-                self.sums[split] += chunk.sums
-                self.checksums[split].update(chunk.images.contiguous().numpy().data)
-                yield rows_in_memory(chunk.images), chunk.labels
-                bar.update(len(indices))
+            for index, result in enumerate(progress):
+                if isinstance(result, DataError):
+                    self.unreadable.append((index, str(result)))
+                    continue
+                image, sums = result
+                split = bisect_right(self.starts, index) - 1
+                self.sums[split] += sums
+                self.checksums[split].update(image.contiguous().numpy().data)
+                yield rows_in_memory(image.contiguous(memory_format=layout)), torch.tensor([self.samples[index][1]])
         if self.unreadable and not all(sums.any() for sums in self.sums):
             # An exception here keeps the cache from being stored.
             raise _unreadable_error([message for _, message in self.unreadable], len(self.samples), "none is left")
@@ -257,28 +211,13 @@ class FolderDecoder:
     def notes(self) -> dict[str, Any]:
         """Plain values to store with the decoded images."""
         mean, std = mean_and_std(self.sums[0])
-        return {
-            "unreadable": self.unreadable,
-            "copies": self.copies,
-            "mean": mean,
-            "std": std,
-            "sha256": [checksum.hexdigest() for checksum in self.checksums],
-        }
+        checksums = [checksum.hexdigest() for checksum in self.checksums]
+        return {"unreadable": self.unreadable, "mean": mean, "std": std, "sha256": checksums}
 
-    def _decode_chunk(self, indices: range) -> DecodedChunk:
-        images = empty_images(len(indices), *self.options.shape)
-        labels: list[int] = []
-        digests: list[tuple[str, bytes]] = []
-        unreadable: list[tuple[int, str]] = []
-        for index in indices:
-            path, label = self.samples[index]
-            try:
-                pixels = self.reader(path)
-            except DataError as error:
-                unreadable.append((index, str(error)))
-                continue
-            digests.append((self.names[index], hashlib.blake2b(pixels.data, digest_size=16).digest()))
-            images[len(labels)] = torch.from_numpy(pixels).permute(2, 0, 1)
-            labels.append(label)
-        images = images[: len(labels)]
-        return DecodedChunk(images, torch.tensor(labels, dtype=torch.int64), digests, unreadable, channel_sums(images))
+    def _read(self, sample: tuple[Path, int]) -> tuple[Tensor, NDArray[np.uint64]] | DataError:
+        """An image `[1, C, H, W]` with its `channel_sums`, or the error of a file that cannot be read."""
+        try:
+            image = torch.from_numpy(self.reader(sample[0])).permute(2, 0, 1)[None]
+        except DataError as error:
+            return error
+        return image, channel_sums(image)

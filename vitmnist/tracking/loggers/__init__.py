@@ -56,10 +56,7 @@ LOGGERS: Registry[OptionsClass, Logger] = Registry("logger", __package__)
 
 
 def parse_loggers(values: Sequence[Any]) -> list[Mapping[str, Any]]:
-    """Return the name and all options of each configured logger.
-
-    Args:
-        values: for each logger its name, or a mapping with `name` and options.
+    """Return the name and all options of each logger in `values`, which has names or mappings with `name` and options.
 
     Raises:
         ConfigError: a name or an option is unknown.

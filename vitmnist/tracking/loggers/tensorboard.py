@@ -62,7 +62,6 @@ class TensorBoard(Logger):
 
 
 def _steps(record: EpochRecord, first: int = 1) -> Iterator[Event]:
-    """Yield the events of the logged steps of an epoch, from step `first` on."""
     for values in record["steps"]:
         if values["step"] + 1 >= first:
             yield from _scalars(step_scalars(values), values["step"] + 1, record["ended_at"])
