@@ -59,7 +59,8 @@ def make(state: str, runs: Path, folder: Path) -> None:
         for record in (folder / ".hydra").iterdir():
             record.write_bytes(bytes(record.stat().st_size))  # as after a power cut
     if state == "damaged checkpoints":
-        (folder / "checkpoints" / "last.pt").write_bytes(b"damaged")
+        for name in ("last.pt", "previous.pt"):
+            (folder / "checkpoints" / name).write_bytes(b"damaged")
 
 
 @pytest.mark.parametrize("command", ["resume=auto", "resume=DIR", "plain"])
