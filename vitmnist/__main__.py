@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pkgutil import resolve_name
 
 from vitmnist.errors import ExitCode, suggest_names
-from vitmnist.runtime.signals import end_interrupted, handled_by
+from vitmnist.runtime.signals import end_interrupted, signal_handler
 
 COMMANDS = {
     "train": ("train:main", "train a model; with -m a sweep, a run for each combination of values"),
@@ -27,7 +27,7 @@ COMMANDS = {
 
 def command_main(command: str) -> Callable[[], None]:
     """The function that runs a command with the arguments in `sys.argv`; imports what the command needs."""
-    with handled_by(lambda *_: end_interrupted(), signal.SIGINT):
+    with signal_handler(lambda *_: end_interrupted(), signal.SIGINT):
         main: Callable[[], None] = resolve_name(f"vitmnist.cli.{COMMANDS[command][0]}")
         return main
 

@@ -31,26 +31,48 @@ def numbers(folder: Path) -> int:
     return loaded["number"]
 
 
-def test_the_newest_is_loaded(tmp_path: Path) -> None:
+def test_the_newest_is_loaded_and_the_one_before_it_kept(tmp_path: Path) -> None:
     assert storage.load(tmp_path) is None
     for number in range(4):
         storage.save(tmp_path, state(number), best=number == 1)
         assert numbers(tmp_path) == number
-    checkpoints = tmp_path / "checkpoints"
-    assert storage.read(checkpoints / "best.pt")["number"] == 1
-    assert sorted(path.name for path in checkpoints.iterdir()) == ["best.pt", "last.pt"]
-    assert torch.load(checkpoints / "last.pt", weights_only=True)["number"] == 3, "torch alone reads it"
+    place = tmp_path / "checkpoints"
+    assert storage.read(place / "previous.pt")["number"] == 2
+    assert storage.read(place / "best.pt")["number"] == 1
+    assert sorted(path.name for path in place.iterdir()) == ["best.pt", "last.pt", "previous.pt"]
+    assert torch.load(place / "last.pt", weights_only=True)["number"] == 3, "torch alone reads it"
 
 
-def test_one_changed_bit_is_found(tmp_path: Path) -> None:
-    storage.save(tmp_path, state(0))
-    path = tmp_path / "checkpoints" / "last.pt"
+def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(storage.DamagedError, match=r"last\.pt: is damaged"):
-        storage.load(tmp_path)
-    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("damage", [flip, Path.unlink])
+def test_a_damaged_one_gives_way_to_the_one_before_it(
+    tmp_path: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(3):
+        storage.save(tmp_path, state(number))
+    place = tmp_path / "checkpoints"
+    damage(place / "last.pt")
+    before = {path: path.stat().st_mtime_ns for path in place.iterdir()}
+    assert numbers(tmp_path) == 1
+    assert {path: path.stat().st_mtime_ns for path in place.iterdir()} == before
+    warnings = [record.getMessage() for record in caplog.records]
+    is_missing = damage is Path.unlink
+    assert len(warnings) == (not is_missing)
+    assert is_missing or "last.pt: is damaged" in warnings[0]
+    storage.save(tmp_path, state(3))
+    assert storage.read(place / "previous.pt")["number"] == 1, "a damaged one does not become the previous one"
+    for name in ("last.pt", "previous.pt"):
+        damage(place / name)
+    if is_missing:
+        assert storage.load(tmp_path) is None
+    else:
+        with pytest.raises(storage.DamagedError, match=r"previous\.pt: is damaged"):
+            storage.load(tmp_path)
 
 
 class Killed(BaseException):

@@ -1,6 +1,7 @@
 """Reads and writes checkpoints, so that a complete one exists at any moment, and reads the weights for `init`.
 
 checkpoints/last.pt            the newest checkpoint
+checkpoints/previous.pt        the checkpoint before it
 checkpoints/best.pt            with a validation split, the checkpoint of the best epoch
 checkpoints/final.safetensors  the weights at the end
 
@@ -39,13 +40,16 @@ WEIGHTS = {"best": "best.pt", "final": "final.safetensors", "last": "last.pt"}
 WRAPPERS = ("step", "ema", "state_dict_ema", "state_dict", "model_state_dict", "model", "net")
 """The keys under which checkpoints of this project, timm, Lightning and others hold weights, averaged weights first."""
 
+_damaged: set[Path] = set()
+"""The files `last.pt` that this process found damaged; they must not become `previous.pt`."""
+
 
 class DamagedError(DataError):
     """The content of a checkpoint is damaged."""
 
 
 def save(folder: Path, state: dict[str, Any], best: bool = False) -> None:
-    """Write `last.pt` in the folder of a run, and `best.pt` if `best` is true.
+    """Write `last.pt` in the folder of a run, and `best.pt` if `best` is true; the old `last.pt` becomes `previous.pt`.
 
     Args:
         state: dicts, lists, numbers, strings and tensors; nothing that unpickling would have to call.
@@ -54,6 +58,7 @@ def save(folder: Path, state: dict[str, Any], best: bool = False) -> None:
         DataError: it cannot be written; the earlier checkpoints are as they were.
     """
     checkpoints = folder / FOLDER
+    last, previous = checkpoints / "last.pt", checkpoints / "previous.pt"
     buffer = io.BytesIO()
     torch.save({"format": FORMAT, **state}, buffer)
     content = buffer.getvalue()
@@ -61,11 +66,13 @@ def save(folder: Path, state: dict[str, Any], best: bool = False) -> None:
     try:
         checkpoints.mkdir(exist_ok=True)
         # `best.pt` comes first: a run that is killed between the two repeats the epoch and writes it again.
-        for name in ["best.pt", "last.pt"] if best else ["last.pt"]:
-            write_atomic(checkpoints / name, content)
+        if best:
+            write_atomic(checkpoints / "best.pt", content)
+        write_atomic(last, content, previous if last.exists() and last not in _damaged else None)
+        _damaged.discard(last)
     except OSError as error:
         note = ""
-        if (checkpoints / "last.pt").exists():
+        if last.exists() or previous.exists():
             note = f"; the earlier checkpoint is kept, and resume={display_path(folder)} continues from it"
         raise DataError(
             f"cannot write the checkpoint {error.filename or checkpoints}: {error.strerror}{note}"
@@ -73,9 +80,17 @@ def save(folder: Path, state: dict[str, Any], best: bool = False) -> None:
 
 
 def load(folder: Path) -> dict[str, Any] | None:
-    """The newest checkpoint of a run, on the CPU; None if there is none; raises as `read`."""
-    last = folder / FOLDER / "last.pt"
-    return read(last) if last.exists() else None
+    """The newest undamaged checkpoint of a run, on the CPU; None if there is none; raises as `read`."""
+    last, previous = folder / FOLDER / "last.pt", folder / FOLDER / "previous.pt"
+    if last.exists():
+        try:
+            return read(last)
+        except DamagedError as error:
+            _damaged.add(last)
+            if not previous.exists():
+                raise
+            log.warning("%s; %s is read instead", error, previous.name)
+    return read(previous) if previous.exists() else None
 
 
 def read(path: Path) -> dict[str, Any]:

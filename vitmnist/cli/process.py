@@ -21,7 +21,7 @@ from vitmnist.cli.messages import describe
 from vitmnist.errors import ConfigError, PeerError
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.run_folder import folder_lock
-from vitmnist.runtime.signals import StopSignal, end_interrupted, handled_by, ignore_stopping
+from vitmnist.runtime.signals import StopSignal, end_interrupted, ignore_stop_signals, signal_handler
 from vitmnist.runtime.world import SINGLE_PROCESS, World, is_distributed
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def exit_with_message(process: TrainingProcess) -> Iterator[None]:
     # The logging module would print a traceback for a closed pipe (`| head`).
     logging.raiseExceptions = False
     try:
-        with handled_by(lambda *_: end_interrupted(process.resume_hint()), signal.SIGINT), process.resources:
+        with signal_handler(lambda *_: end_interrupted(process.resume_hint()), signal.SIGINT), process.resources:
             yield
         # Raise the error of a closed pipe here, not at interpreter exit.
         print(end="", flush=True)
@@ -100,7 +100,7 @@ def exit_with_message(process: TrainingProcess) -> Iterator[None]:
         _exit(process, process.world.first_failure(error))
     finally:
         # Unloading torch takes a second; a signal in that time must not make a completed run look like a failed one.
-        atexit.register(ignore_stopping)
+        atexit.register(ignore_stop_signals)
     process.world.disconnect()
 
 

@@ -29,7 +29,7 @@ from vitmnist.loaders.base import LOADERS, Batches, Loader
 from vitmnist.runtime.cpu import cores_per_rank, one_core_per_thread
 from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.ordered_map import ordered_map
-from vitmnist.runtime.signals import ignore_stopping
+from vitmnist.runtime.signals import ignore_stop_signals
 from vitmnist.store.read_once import identity
 from vitmnist.store.tree import map_tensors
 
@@ -196,5 +196,5 @@ def _translate_worker_error(error: Exception) -> Exception:
 
 def _ignore_stop_signals(worker: int) -> None:
     """Keep a worker alive after Ctrl-C: the training process may need its batches for a last step."""
-    ignore_stopping()
+    ignore_stop_signals()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # torch terminates a worker that hangs with this signal.

@@ -11,7 +11,6 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -203,30 +202,16 @@ def compare(runs: Sequence[Run]) -> list[Comparison]:
     """Divide runs by machine and dataset."""
     # A run without a recorded environment was on the machine of the other runs of its sweep.
     sweep_facts = {run.folder.parent: facts for run in reversed(runs) if (facts := _facts(run))}
-    machine_facts = {run.folder: _facts(run) or sweep_facts.get(run.folder.parent, {}) for run in runs}
-    overlapping = _overlapping(runs, {folder: facts.get("host") for folder, facts in machine_facts.items()})
+    facts_by_run = [_facts(run) or sweep_facts.get(run.folder.parent, {}) for run in runs]
     groups: dict[tuple[str | None, ...], list[Run]] = defaultdict(list)
-    for run in runs:
-        identity = tuple(machine_facts[run.folder].get(title) for title in IDENTITY)
-        groups[identity].append(replace(run, overlapping=run.folder in overlapping))
+    by_host: dict[str | None, list[Run]] = defaultdict(list)
+    for run, facts in zip(runs, facts_by_run, strict=True):
+        by_host[facts.get("host")].append(run)
+    for run, facts in zip(runs, facts_by_run, strict=True):
+        host = facts.get("host")
+        overlapping = host is not None and any(run.overlaps(other) for other in by_host[host])
+        groups[tuple(facts.get(title) for title in IDENTITY)].append(replace(run, overlapping=overlapping))
     return [_comparison(group) for group in groups.values()]
-
-
-def _overlapping(runs: Iterable[Run], hosts: Mapping[Path, str | None]) -> set[Path]:
-    """The folders of the runs that were active at the same time as another run on their host."""
-    by_host: dict[str, list[Run]] = defaultdict(list)
-    for run in sorted(runs, key=lambda run: run.result.began_at):
-        host = hosts[run.folder]
-        if host and run.status != "not started":
-            by_host[host].append(run)
-    folders: set[Path] = set()
-    for first, *others in by_host.values():
-        last_to_end = first
-        for run in others:
-            if run.result.began_at < (last_to_end.result.ended_at or 0.0):
-                folders |= {run.folder, last_to_end.folder}
-            last_to_end = max(last_to_end, run, key=lambda run: run.result.ended_at or 0.0)
-    return folders
 
 
 def _comparison(runs: Sequence[Run]) -> Comparison:

@@ -31,10 +31,10 @@ FACTS = "machine, software and data"
 LEGEND = """
 An epoch is a training pass and the evaluation after it; a run counts with the median of its epochs since it was last
 started or resumed, without the first of them. × fastest: geometric mean of the ratios to the row with the lowest
-median, over the rounds that both have, with 95% intervals that hold for all pairs at once (paired t-tests over the
-rounds, pooled variance, Bonferroni); a difference lies outside 0.99 to 1.01. Waiting: time without a batch, as a share
-of the training pass. Accuracy, F1 and other quality: after the best epoch if there is a validation split, else after
-the last one; median over the seeds. Memory: peak resident memory (host), peak tensor memory (GPU).
+median, over the rounds that both have, with 95% intervals that hold for all pairs at once; a difference lies outside
+0.99 to 1.01. Waiting: time without a batch, as a share of the training pass. Quality: after the best epoch if there is
+a validation split, else after the last one; median over the seeds. Memory: peak resident memory (host), peak tensor
+memory (GPU).
 """
 
 

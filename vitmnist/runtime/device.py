@@ -138,10 +138,8 @@ def backend_of(device: torch.device) -> Backend:
 def use_deterministic_kernels(deterministic: bool | str, device: torch.device) -> None:
     """Make a GPU sum in the same order each time, so that a resumed run repeats every bit.
 
-    Otherwise the gradients of some convolutions vary in their last bits, and so do the gradients of attention whose
-    keys span several blocks. Every operation of the models, losses, augmentations and optimizers has a deterministic
-    implementation; other operations raise `RuntimeError`. `warn_only` is no alternative: torch then leaves attention
-    nondeterministic.
+    Otherwise the gradients of some convolutions and of attention vary in their last bits. Operations without a
+    deterministic implementation raise `RuntimeError`: with `warn_only`, torch would leave attention nondeterministic.
 
     Args:
         deterministic: `trainer.deterministic`; `auto` is true on a GPU. On the CPU, kernels repeat every bit anyway.

@@ -28,8 +28,12 @@ def attach_filename(path: Path) -> Iterator[None]:
         raise
 
 
-def write_atomic(path: Path, content: bytes) -> None:
+def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> None:
     """Write `content` to a temporary file and rename it, so that readers see either the old file or the new one.
+
+    Args:
+        previous: the path to which the old file is renamed first. After a crash between the two renames, the old file
+            exists under this name only.
 
     Raises:
         OSError: `path` cannot be written; its `filename` is `path`.
@@ -42,6 +46,8 @@ def write_atomic(path: Path, content: bytes) -> None:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
+            if previous:
+                path.replace(previous)
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)

@@ -14,29 +14,29 @@ from typing import NoReturn
 
 from vitmnist.errors import ExitCode, RunInterrupted, TimeLimitReached
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""The signals that stop a run; SIGUSR1 is for batch systems, as Slurm's `--signal=USR1@60`."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""The signals that stop a run; SIGUSR1 serves batch systems, such as Slurm with `--signal=USR1@60`."""
 
 
-def ignore_stopping() -> None:
-    """Ignore all signals that stop a run from now on."""
-    for signum in STOPPING:
+def ignore_stop_signals() -> None:
+    for signum in STOP_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
 
 
 def end_interrupted(hint: str = "") -> NoReturn:
-    """End at once, for a Ctrl-C that comes when nothing can be lost.
+    """Exit at once, for a Ctrl-C that comes when nothing can be lost.
 
-    An exception could get lost in the C++ code of a library that is being imported, and would then wait for threads
-    that may hang in a read.
+    C++ code of a library that is being imported could swallow an exception, which would also wait for threads.
     """
     os.write(2, os.fsencode(f"interrupted{hint}\n"))  # The signal may have interrupted a print.
     os._exit(ExitCode.INTERRUPTED)
 
 
 @contextmanager
-def handled_by(handler: Callable[[int, FrameType | None], object] | signal.Handlers, *signums: int) -> Iterator[None]:
-    """Handle these signals by a function or an action within the block; Python allows that in the main thread only."""
+def signal_handler(
+    handler: Callable[[int, FrameType | None], object] | signal.Handlers, *signums: int
+) -> Iterator[None]:
+    """Handle signals by a function within the block; does nothing outside of the main thread."""
     is_allowed = threading.current_thread() is threading.main_thread()
     previous = {signum: signal.signal(signum, handler) for signum in signums} if is_allowed else {}
     try:
@@ -47,9 +47,9 @@ def handled_by(handler: Callable[[int, FrameType | None], object] | signal.Handl
 
 
 class StopSignal:
-    """Records that the run should stop, which it does after a step; a second Ctrl-C raises `KeyboardInterrupt` at once.
+    """Records that the run should stop after its step; a second Ctrl-C raises `KeyboardInterrupt` at once.
 
-    Signals persist across jobs, so one that arrives in a job's last step still ends the sweep.
+    A signal that arrives in the last step of a job is still recorded when the job ends, and ends the sweep.
     """
 
     def __init__(self) -> None:
@@ -59,14 +59,10 @@ class StopSignal:
 
     @contextmanager
     def listening(self, deadline: float) -> Iterator[None]:
-        """Record signals within the block; outside of it they keep their previous action.
-
-        Args:
-            deadline: when the time limit is reached, by `time.monotonic`.
-        """
+        """Record signals within the block, and the time limit, which `time.monotonic` reaches at `deadline`."""
         self._deadline = deadline
         try:
-            with handled_by(self._record, *_not_ignored()):
+            with signal_handler(self._record, *_not_ignored()):
                 yield
         finally:
             self._deadline = math.inf
@@ -100,13 +96,13 @@ def interrupted_by_signals() -> Iterator[None]:
     def interrupt(signum: int, frame: FrameType | None) -> None:
         raise interruption(signum + 1)
 
-    with handled_by(interrupt, *_not_ignored()):
+    with signal_handler(interrupt, *_not_ignored()):
         yield
 
 
 def _not_ignored() -> list[int]:
-    """The signals to handle: one that is ignored stays so, as SIGHUP under nohup."""
-    return [signum for signum in STOPPING if signal.getsignal(signum) != signal.SIG_IGN]
+    """The signals to handle, without those that are ignored, such as SIGHUP under nohup."""
+    return [signum for signum in STOP_SIGNALS if signal.getsignal(signum) != signal.SIG_IGN]
 
 
 def interruption(request: int) -> RunInterrupted:

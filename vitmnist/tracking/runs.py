@@ -53,6 +53,13 @@ class Run:
         """Whether the times are compared: the run completed, had the machine to itself, and has a steady epoch."""
         return self.status == "completed" and not self.overlapping and bool(steady_epochs(self.result.epochs))
 
+    def overlaps(self, other: Run) -> bool:
+        """Whether another run was active at the same time."""
+        began, ended = self.result.began_at, self.result.ended_at or 0.0
+        has_started = "not started" not in (self.status, other.status)
+        is_active = began < (other.result.ended_at or 0.0) and other.result.began_at < ended
+        return has_started and is_active and self.folder != other.folder
+
     @property
     def status_text(self) -> str:
         """How the run ended and why, and why its times are not compared."""
@@ -108,7 +115,6 @@ def find_runs(folders: Iterable[Path]) -> list[Path]:
 
 
 def _natural_key(path: Path) -> list[int | str]:
-    """A sort key that puts job 10 after job 9."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", str(path))]
 
 
