@@ -202,7 +202,7 @@ def test_a_split_without_images_is_named(trained: Path, monkeypatch: pytest.Monk
     def without_test_images(dataset: Dataset, data: DataConfig) -> Dataset:
         return replace(dataset, test=dataset.train.subset(slice(0)))
 
-    monkeypatch.setattr("vitmnist.cli.evaluate.prepare", without_test_images)
+    monkeypatch.setattr("vitmnist.cli.evaluate.apply_config", without_test_images)
     with pytest.raises(DataError, match=r"^the test split of mnist has no images$"):
         evaluate(trained / "run", [], None)
 

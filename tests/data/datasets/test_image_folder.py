@@ -334,11 +334,8 @@ def test_the_log_names_the_mode_and_the_one_that_keeps_colours(folder: Path, cap
 def test_what_cannot_be_trained_is_refused_before_pictures_are_decoded(
     folder: Path, refuse: Printed, tmp_path: Path
 ) -> None:
-    for typed, message in (
-        (["data.dataset.train_size=25"], "data.dataset.train_size=25: the set has 24 images"),
-        (["data/augment=shift", "data.augment.operations.0.pixels=28"], "pixels=28: must be below the side of an im"),
-    ):
-        assert message in refuse(*overrides(folder), *typed)
+    message = "data.dataset.train_size=25: the set has 24 images"
+    assert message in refuse(*overrides(folder), "data.dataset.train_size=25")
     assert not (tmp_path / "root").exists()
 
 

@@ -92,4 +92,4 @@ def test_a_run_records_the_range_of_32_bit_pictures_for_all_that_read_files_late
     split = evaluate.evaluate(tmp_path / "run", ["data.dataset.test_share=0"], None).split
     assert (split.images[split.files.names.index("dog/7.tif")] == grey).all()
     assert call_here(evaluate.main, "run").stderr == ""
-    assert '"range_32_bit": [\n      0.0,\n      0.5\n    ]' in describe_model("model.pt2", b"", model, "", [])
+    assert '"range_32_bit": [\n      0.0,\n      0.5\n    ]' in describe_model("model.pt2", b"", model, "")
