@@ -23,8 +23,7 @@ from vitmnist.runtime.ordered_map import map_slices
 from vitmnist.store.rows import is_large
 
 KEY = "data.augment.operations"
-Params = tuple[Tensor, ...]
-"""The random parameters of one operation for a batch, `[B, …]` each."""
+Params = tuple[Tensor, ...]  # The random parameters of an operation for a batch, `[B, …]` each
 
 
 @dataclass
@@ -44,11 +43,7 @@ def build_augment(values: Mapping[str, Any]) -> Compose | None:
 
 
 def input_size(augment: Compose | None, height: int, width: int) -> tuple[int, int]:
-    """Height and width of the model's input, in training and evaluation alike.
-
-    Raises:
-        ConfigError: the augmentation enlarges images, which evaluation would not do.
-    """
+    """Height and width of the model's input; raises `ConfigError` if the augmentation enlarges images."""
     size = augment.output_size(height, width) if augment else (height, width)
     if size[0] > height or size[1] > width:
         raise ConfigError(

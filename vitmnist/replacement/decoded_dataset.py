@@ -35,6 +35,10 @@ class DecodedDataset(WrappedDataset):
     def __len__(self) -> int:
         return len(self.original)
 
+    def __getitem__(self, index: int) -> object:
+        """A sample of the original; batches do not need it."""
+        return self.original[index]
+
     def __setattr__(self, name: str, value: object) -> None:
         setattr(vars(self)["original"], name, value)
 
@@ -76,10 +80,6 @@ class GatheredDataset(DecodedDataset):
     def __init__(self, original: MapStyleDataset, guard: TransformGuard, rows: BatchRows) -> None:
         super().__init__(original, guard, rows.sample_nbytes)
         vars(self).update(_rows=rows)
-
-    def __getitem__(self, index: int) -> object:
-        """A sample of the original; batches do not need it."""
-        return self.original[index]
 
     def __getitems__(self, indices: Sequence[int]) -> FetchedBatch:
         return FetchedBatch(partial(self._rows.gather, indices))

@@ -60,12 +60,6 @@ class BatchRows:
         """Bytes of a sample."""
         return sum(tensor[0].nbytes for tensor in self.tensors)
 
-    def check_same(self, other: BatchRows) -> None:
-        """Raise `NoRowsError` if another batch has another structure, dtype or shape per sample."""
-        if (other.structure, other.signature) != (self.structure, self.signature):
-            contents, other_contents = ", ".join(self.signature), ", ".join(other.signature)
-            raise NoRowsError(f"one batch has {other_contents} per sample, and another {contents}")
-
     def gather(self, indices: Sequence[int]) -> Any:
         """The batch of these samples; raises `DataError` for an index that no sample has."""
         size = len(self.tensors[0])
@@ -145,7 +139,9 @@ def _read_rows(
     """The rows of some samples; raises `RandomSampleError` if one is random."""
     with refuse_random_samples(dataset.__getitem__, indices, dataset):
         rows = BatchRows.from_batch(fetch_batch(dataset, collate, indices), len(indices))
-    example.check_same(rows)
+    if (rows.structure, rows.signature) != (example.structure, example.signature):
+        contents, other_contents = ", ".join(example.signature), ", ".join(rows.signature)
+        raise NoRowsError(f"one batch has {other_contents} per sample, and another {contents}")
     return rows.tensors
 
 

@@ -1,121 +1,50 @@
-"""Random transforms of torchvision in two steps: their parameters are drawn in order, and applied in threads."""
+"""Decoded images whose random transforms are drawn in order, and applied to the images of a batch in threads."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from itertools import chain
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import get_worker_info
+from torch.utils.data import default_collate, get_worker_info
 
+from vitmnist.data.randomness import preserved_random_state, seed_generators
 from vitmnist.data.sources import collate_with
-from vitmnist.errors import error_context
-from vitmnist.replacement.decoded_dataset import FetchedBatch, TransformedDataset
-from vitmnist.replacement.split_transforms import Transform, TransformPlaceholder, apply_transforms
+from vitmnist.errors import DataError, error_context
+from vitmnist.replacement.decoded_dataset import DecodedDataset, FetchedBatch
+from vitmnist.replacement.split_transforms import SplitTransforms, Transform, TransformPlaceholder, apply_transforms
 from vitmnist.replacement.tensor_transforms import (
-    SAME_DRAWS_IN_V2,
-    V1,
     Normalize,
     ToFloat,
+    draw_parameters,
     tensor_transforms,
     torchvision_name,
 )
+from vitmnist.replacement.transform_guard import TransformGuard
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.ordered_map import map_slices
+from vitmnist.store.read_once import MapStyleDataset
+from vitmnist.store.samples import Samples
+from vitmnist.store.tree import flatten
 
-Shape = tuple[int, ...]
-RANDOM = ("RandomCrop", *SAME_DRAWS_IN_V2)
-RESIZING = ("Resize", "CenterCrop", "Pad", "Grayscale")
-"""Deterministic transforms that change the shape of an image."""
-SHAPE_KEEPING = ("ToFloat", "ToImage", "Normalize", "ConvertImageDtype", "ToDtype", "ToPureTensor")
-
-
-def can_be_drawn(random: Sequence[Sequence[Transform]]) -> bool:
-    """Whether `draw_parameters` knows the classes of all transforms; a user's subclass may draw more."""
-    return all(map(_can_be_drawn, chain.from_iterable(map(tensor_transforms, random))))
-
-
-def _can_be_drawn(transform: Transform) -> bool:
-    has_other_shape = any(getattr(transform, option, False) for option in ("expand", "pad_if_needed"))
-    changes_input = getattr(transform, "inplace", False)
-    is_known = torchvision_name(transform) in (*RANDOM, *RESIZING, *SHAPE_KEEPING)
-    return is_known and not has_other_shape and not changes_input
-
-
-def draw_parameters(transforms: Sequence[Transform], shape: Shape) -> list[Transform]:
-    """Draw the parameters of the transforms of an image from torch's generator, in torchvision's order.
-
-    Args:
-        transforms: those of `tensor_transforms`.
-        shape: `[C, H, W]` of the image.
-
-    Returns:
-        Deterministic transforms; those that are not applied are left out.
-    """
-    steps: list[Transform] = []
-    for transform in transforms:
-        name = torchvision_name(transform)
-        with error_context(f"the transform {name}"):  # A crop may be larger than the image.
-            steps += _draw(transform, _meta_image(shape)) if name in RANDOM else [transform]
-            shape = output_shape([transform], shape)
-    return steps
-
-
-def output_shape(transforms: Sequence[Any], shape: Shape) -> Shape:
-    """The shape of an image `[C, H, W]` after transforms."""
-    for transform in transforms:
-        name = torchvision_name(transform)
-        if name in RESIZING:
-            shape = tuple(transform(_meta_image(shape)).shape)
-        elif name in ("RandomCrop", "RandomResizedCrop"):
-            shape = (shape[0], *transform.size)
-    return shape
-
-
-def _draw(transform: Any, image: Tensor) -> list[Transform]:
-    from torchvision.transforms.v2 import functional
-
-    if hasattr(transform, "p") and torch.rand(1) >= transform.p:
-        return []
-    if type(transform).__module__ == V1:  # Only RandomCrop: in v2 it draws no number for a side that is not cropped.
-        top, left, height, width = transform.get_params(image, transform.size)
-        return [partial(functional.crop, top=top, left=left, height=height, width=width)]
-    params = transform.make_params([image])
-    if torchvision_name(transform) == "RandomResizedCrop":
-        return [partial(_crop_and_resize, transform=transform, **params)]
-    return [partial(transform.transform, params=params)]
-
-
-@lru_cache(maxsize=1024)
-def _meta_image(shape: Shape) -> Tensor:
-    """An image without memory, for which parameters are drawn."""
-    return torch.empty(shape, dtype=torch.uint8, device="meta")
-
-
-def _crop_and_resize(image: Tensor, transform: Any, top: int, left: int, height: int, width: int) -> Tensor:
-    """A box of an image, resized as by a `RandomResizedCrop`."""
-    from torchvision.transforms.v2 import functional
-
-    crop = image[..., top : top + height, left : left + width]
-    if image.stride(-3) == 1:  # torch resizes bytes in half the time if the channels of a box are last, without gaps.
-        crop = crop[None].contiguous(memory_format=torch.channels_last)[0]
-    return functional.resize_image(crop, transform.size, transform.interpolation, None, transform.antialias)  # type: ignore[no-any-return]
+TOLERANCE = 8
+"""Largest accepted difference from PIL's pixels, in steps of 1/255. Resizing rounds by up to 5."""
 
 
 class DrawnImage(NamedTuple):
-    """A decoded image, not to be changed, and its transforms with their parameters."""
+    """A decoded image, not to be changed; its transforms with their parameters; and the shape that they give it."""
 
     image: Tensor
     steps: Sequence[Transform]
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class DrawnSample:
-    """A sample before its transforms are applied.
+    """A sample before its random transforms are applied.
 
     Args:
         decoded: has placeholders for the images.
@@ -126,55 +55,70 @@ class DrawnSample:
     images: Sequence[DrawnImage]
 
 
-class DrawnDataset(TransformedDataset):
-    """A `TransformedDataset` of images as tensors, whose random transforms can all be drawn.
+class DrawnDataset(DecodedDataset):
+    """Images as uint8 tensors, whose random transforms can all be drawn.
 
     Args:
+        samples: what `SplitTransforms.decode` makes of the samples.
         random: the random transforms of each attribute of the original.
         threads: apply the transforms, at least as many as torch uses; in a worker, one.
     """
 
-    def __init__(self, *args: Any, random: Sequence[Sequence[Transform]], threads: int) -> None:
-        super().__init__(*args)
-        vars(self).update(_random=random, _threads=min(threads, available_cores()))
+    def __init__(
+        self,
+        original: MapStyleDataset,
+        guard: TransformGuard,
+        samples: Samples,
+        random: Sequence[Sequence[Transform]],
+        threads: int,
+    ) -> None:
+        super().__init__(original, guard, samples.nbytes / len(samples))
+        vars(self).update(_samples=samples, _random=random, _threads=min(threads, available_cores()))
 
     def __getitems__(self, indices: Sequence[int]) -> FetchedBatch:
-        """Draw the random parameters of a batch, from torch's generator."""
-        transforms = [tensor_transforms(attribute) for attribute in self._random]
-        samples: list[DrawnSample] = []
-        for index in indices:
-            with error_context(f"sample {index}"):
-                decoded = self._samples.load(index, as_views=True)
-                images = [
-                    DrawnImage(image, draw_parameters(transforms[attribute], tuple(image.shape)))
-                    for attribute, (image,) in decoded.calls
-                ]
-                samples.append(DrawnSample(index, decoded.sample, images))
-        # Allocated in the consumer's thread: glibc gives up the memory of threads that end with an epoch.
-        batches = [
-            torch.empty((len(samples), *output_shape(transforms[attribute], tuple(image.shape))), device="cpu")
-            for attribute, (image,) in decoded.calls
-        ]
+        samples = draw_samples(self._samples, self._random, indices)
         threads = 1 if get_worker_info() else max(torch.get_num_threads(), self._threads)
-        return FetchedBatch(partial(finish_batch, samples, batches, threads))
+        # Allocated in the consumer's thread: glibc gives up the memory of threads that end with an epoch.
+        return FetchedBatch(partial(finish_batch, samples, empty_batches(samples), threads))
+
+
+def draw_samples(samples: Samples, random: Sequence[Sequence[Transform]], indices: Sequence[int]) -> list[DrawnSample]:
+    """Draw the parameters of the random transforms of some samples, from torch's generator."""
+    transforms = list(map(tensor_transforms, random))
+    drawn = []
+    for index in indices:
+        with error_context(f"sample {index}"):
+            decoded, calls = samples.load(index, as_views=True)
+            images = [_draw_image(inputs, transforms[attribute]) for attribute, inputs in calls]
+            drawn.append(DrawnSample(index, decoded, images))
+    return drawn
+
+
+def _draw_image(inputs: Any, transforms: Sequence[Transform]) -> DrawnImage:
+    if not isinstance(inputs, tuple) or len(inputs) > 1:
+        raise DataError("its transform gets more than an image")
+    return DrawnImage(inputs[0], *draw_parameters(transforms, tuple(inputs[0].shape)))
+
+
+def empty_batches(samples: Sequence[DrawnSample]) -> list[Tensor]:
+    """A batch for the images of each call of a transform, float32 `[B, C, H, W]`, not filled yet."""
+    return [torch.empty((len(samples), *drawn.shape), device="cpu") for drawn in samples[0].images]
 
 
 def finish_batch(samples: Sequence[DrawnSample], batches: Sequence[Tensor], threads: int) -> object:
-    """Apply the transforms of drawn samples, and collate them as torch's `default_collate` does.
+    """Apply the transforms of drawn samples in threads, and collate them as torch's `default_collate` does.
 
     Args:
-        batches: for the images of each call of a transform, float32 `[B, C, H, W]`, not filled yet. Images are finished
-            in their rows, so that none is copied.
-        threads: apply the transforms.
+        batches: those of `empty_batches`. Images are finished in their rows, so that none is copied.
     """
     rows = [list(batch) for batch in batches]
-    finished: list[list[Tensor]] = [list(batch) for batch in rows]
+    finished = [list(batch) for batch in batches]
 
     def finish(positions: slice) -> None:
         for position in range(*positions.indices(len(samples))):
             with error_context(f"sample {samples[position].index}"):
                 for call, drawn in enumerate(samples[position].images):
-                    finished[call][position] = _finish(drawn, rows[call][position])
+                    finished[call][position] = _finish_image(drawn, rows[call][position])
 
     def stack(placeholders: Sequence[TransformPlaceholder], *, collate_fn_map: object = None) -> Tensor:
         images = [finished[placeholder.call][position] for position, placeholder in enumerate(placeholders)]
@@ -186,7 +130,7 @@ def finish_batch(samples: Sequence[DrawnSample], batches: Sequence[Tensor], thre
     return collate_with({TransformPlaceholder: stack}, [sample.decoded for sample in samples])
 
 
-def _finish(drawn: DrawnImage, row: Tensor) -> Tensor:
+def _finish_image(drawn: DrawnImage, row: Tensor) -> Tensor:
     """The transformed image: in the row of the batch if that has its shape and dtype, or else a tensor of its own."""
     image = drawn.image
     for transform in drawn.steps:
@@ -199,3 +143,37 @@ def _finish(drawn: DrawnImage, row: Tensor) -> Tensor:
         row.copy_(image)
         return row
     return image
+
+
+def check_rounding(split: SplitTransforms, images: Samples, tensors: Samples, indices: Sequence[int]) -> None:
+    """Raise `DataError` unless random transforms do the same to PIL images and to tensors, apart from rounding.
+
+    Args:
+        images: the decoded samples with PIL images.
+        tensors: the decoded samples with tensors in their place.
+        indices: the samples that are compared, before they are normalised.
+    """
+    random = [[step for step in steps if torchvision_name(step) != "Normalize"] for steps in split.random]
+    with preserved_random_state():
+        seed_generators(0, 0, 0)
+        all_expected = [default_collate([split.transform(images[index], random)]) for index in indices]
+        seed_generators(0, 0, 0)
+        drawn = [draw_samples(tensors, random, [index]) for index in indices]
+    all_actual = [finish_batch(samples, empty_batches(samples), threads=1) for samples in drawn]
+    for index, expected, actual in zip(indices, all_expected, all_actual, strict=True):
+        with error_context(f"sample {index}"):
+            for leaf, expected_leaf in zip(flatten(actual)[0], flatten(expected)[0], strict=True):
+                if isinstance(leaf, Tensor):
+                    _check_close(leaf, expected_leaf)
+
+
+def _check_close(actual: Tensor, expected: Tensor) -> None:
+    """Raise `DataError` if two tensors differ by more than rounding; floats are taken as 0 to 1."""
+    if (actual.dtype, actual.shape) != (expected.dtype, expected.shape):
+        raise DataError("tensors get another shape or dtype than PIL images")
+    scale = 255 if expected.is_floating_point() else 1
+    difference = scale * (actual.double() - expected.double()).abs().max().item()
+    if difference > TOLERANCE:
+        raise DataError(
+            f"pixels differ by up to {difference:.3g} of 255 from PIL's, more than the {TOLERANCE} of rounding"
+        )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -30,7 +29,7 @@ from vitmnist.replacement.decoded_dataset import (
     TransformedDataset,
 )
 from vitmnist.replacement.decoding import BatchRows, decode_rows, decode_samples
-from vitmnist.replacement.drawn_dataset import DrawnDataset, can_be_drawn
+from vitmnist.replacement.drawn_dataset import DrawnDataset, check_rounding
 from vitmnist.replacement.original import (
     COMPARED_SIZE,
     NoRowsError,
@@ -43,8 +42,8 @@ from vitmnist.replacement.original import (
 )
 from vitmnist.replacement.simulated_workers import ThreadedDataLoader
 from vitmnist.replacement.split_transforms import SplitTransforms, dataset_transforms
-from vitmnist.replacement.tensor_transforms import check_rounding, tensor_transforms
-from vitmnist.replacement.transform_guard import TransformGuard
+from vitmnist.replacement.tensor_transforms import can_be_drawn
+from vitmnist.replacement.transform_guard import TransformGuard, class_or_function_name
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.memory import DoesNotFitError, keep_freed_memory
 from vitmnist.store.cache_file import DEFAULT_FOLDER
@@ -74,7 +73,7 @@ def from_dataloader(
 
     If samples are random, the transforms of the dataset are split at the first random one: those before it are
     applied once, the others to each sample in each epoch, in the workers of the original, or with transforms="tensor"
-    mostly in threads. The transforms are the attributes `transform` and `transforms` of the dataset, or of those that a
+    in threads. The transforms are the attributes `transform` and `transforms` of the dataset, or of those that a
     `Subset` or `ConcatDataset` is made of.
 
     A sample is random if a random generator is used while it is read, unless it seeds itself; all samples are checked
@@ -90,12 +89,12 @@ def from_dataloader(
         fingerprint: names the decoded contents, so that later processes find them in `folder`. Without one, the file is
             for this process only.
         transforms: what the random transforms get. exact: what they got before, such as PIL images; batches are equal
-            bit for bit. tensor: uint8 tensors `[C, H, W]`; resizing and colours round differently. If torchvision's
-            common transforms are all that is random, they are drawn as before and applied in threads of this process.
+            bit for bit. tensor: uint8 tensors `[C, H, W]`; resizing and colours round differently. This is for
+            torchvision's common transforms, which are drawn as before and applied in threads of this process.
 
     Raises:
         ConfigError: a loader or an option that is unknown or cannot be used; samples that are random apart from their
-            transforms; with transforms="tensor", pixels that differ by more than rounding.
+            transforms; with transforms="tensor", other transforms, or pixels that differ by more than rounding.
         DataError: samples that cannot be read or kept, or batches that would differ from the original's.
         DoesNotFitError: memory, or the disk of `folder`, is too small.
     """
@@ -168,57 +167,28 @@ def _build(dataloader: DataLoader[Any], location: Location, to_tensors: bool, pr
     Raises:
         RandomSampleError: a sample other than `probes` is random.
     """
-    probe = _probe(dataloader, probes)
-    if probe.rows:
-        try:
-            return _build_gathered(dataloader, location, probe.rows)
-        except NoRowsError as error:
-            probe = replace(probe, rows=None, reason=str(error))
-    if location.storage is Storage.DEVICE:
-        raise ConfigError(f"gpu_slice: {probe.reason}, so batches are made on the host; use ram")
-    if probe.samples:
-        return _build_collated(dataloader, location, probe.samples)
-    split = SplitTransforms(dataloader.dataset, probes)
-    return _build_transformed(dataloader, location, split, probes if to_tensors else None)
-
-
-@dataclass(frozen=True)
-class Probe:
-    """Some samples of a dataset, which decide how a `DataLoader` is replaced.
-
-    Args:
-        samples: None if one of them is random.
-        rows: a batch of the first samples; None if batches cannot be gathered from rows.
-        reason: why there are no rows.
-    """
-
-    samples: list[Any] | None
-    rows: BatchRows | None
-    reason: str = ""
-
-
-def _probe(dataloader: DataLoader[Any], indices: Sequence[int]) -> Probe:
-    """Read some samples, and collate the first of them.
-
-    Raises:
-        DataError: a sample that cannot be read, or a collate function that fails for them.
-    """
     dataset: Any = dataloader.dataset
     try:
-        samples = read_probes(partial(fetch_sample, dataset.__getitem__), indices, dataset)
+        samples = read_probes(partial(fetch_sample, dataset.__getitem__), probes, dataset)
     except RandomSampleError as error:
-        return Probe(None, None, str(error))
-    batch_size = min(dataloader.batch_size or COMPARED_SIZE, len(indices))
-    collate = partial(collate_batch, dataloader.collate_fn, indices=indices)
-    batch, reason = detect_randomness(
-        lambda: collate(copy_tree(samples[:batch_size])), (dataset, collate), always_repeat=True
-    )
-    if reason:
-        return Probe(samples, None, f"the collate function is random ({reason})")
+        _check_on_host(location, error)
+        return _build_transformed(dataloader, location, to_tensors, probes)
+    first = samples[: dataloader.batch_size or COMPARED_SIZE]
+    collate = partial(collate_batch, dataloader.collate_fn, indices=probes)
+    batch, reason = detect_randomness(lambda: collate(copy_tree(first)), (dataset, collate), always_repeat=True)
     try:
-        return Probe(samples, BatchRows.from_batch(batch, batch_size))
+        if reason:
+            raise NoRowsError(f"the collate function is random ({reason})")
+        return _build_gathered(dataloader, location, BatchRows.from_batch(batch, len(first)))
     except NoRowsError as error:
-        return Probe(samples, None, str(error))
+        _check_on_host(location, error)
+    return _build_collated(dataloader, location, samples)
+
+
+def _check_on_host(location: Location, reason: Exception) -> None:
+    """Raise `ConfigError` if samples of which no rows can be gathered are to be kept on a device."""
+    if location.storage is Storage.DEVICE:
+        raise ConfigError(f"gpu_slice: {reason}, so batches are made on the host; use ram") from reason
 
 
 def _build_gathered(dataloader: DataLoader[Any], location: Location, example: BatchRows) -> DataLoader[Any]:
@@ -262,44 +232,49 @@ def _build_collated(dataloader: DataLoader[Any], location: Location, examples: S
     dataset: Any = dataloader.dataset
     guard = TransformGuard(dataset, dataset_transforms(dataset))
     samples = decode_samples(dataloader, dataset.__getitem__, examples, location)
-    decoded = TransformedDataset(dataset, guard, samples, identity)
-    replacement = rebuild(dataloader, DecodedDataLoader, dataset=decoded)
-    check_same_batches(dataloader, replacement)
-    guard.ignore_changes()
-    return replacement
+    return _with_checked_dataset(dataloader, TransformedDataset(dataset, guard, samples, identity))
 
 
 def _build_transformed(
-    dataloader: DataLoader[Any], location: Location, split: SplitTransforms, rounded: Sequence[int] | None
+    dataloader: DataLoader[Any], location: Location, to_tensors: bool, probes: Sequence[int]
 ) -> DataLoader[Any]:
-    """Build a replacement that keeps samples before their random transforms, and has the workers of the original.
-
-    Args:
-        rounded: indices of samples for which tensors and PIL images are compared; None keeps PIL images.
+    """Build a replacement that keeps samples as they are before their random transforms, with the original's workers.
 
     Raises:
-        ConfigError: the transforms make something else of tensors.
+        ConfigError: the random transforms cannot be applied to tensors, or differ by more than rounding.
     """
     dataset: Any = dataloader.dataset
+    split = SplitTransforms(dataset, probes)
+    if to_tensors:
+        _check_tensors_are_possible(split, dataloader.collate_fn)
     guard = TransformGuard(dataset, chain.from_iterable(split.deterministic))
     samples = decode_samples(dataloader, split.decode, split.probed, location)
-    decoded = TransformedDataset(dataset, guard, samples, split.transform)
+    exact = _with_checked_dataset(dataloader, TransformedDataset(dataset, guard, samples, split.transform))
+    if not to_tensors:
+        return exact
+    tensors = samples.with_tensors()
+    try:
+        check_rounding(split, samples, tensors, probes)
+    except DataError as error:
+        raise ConfigError(f"transforms='tensor': {error}; use transforms='exact'") from error
+    drawn = DrawnDataset(dataset, guard, tensors, split.random, threads=dataloader.num_workers)
+    return rebuild(dataloader, ThreadedDataLoader, dataset=drawn, collate_fn=Collator(default_collate))
+
+
+def _with_checked_dataset(dataloader: DataLoader[Any], decoded: TransformedDataset) -> DataLoader[Any]:
+    """The `DataLoader` over decoded samples; raises `DataError` if its batches differ from the original's."""
     replacement = rebuild(dataloader, DecodedDataLoader, dataset=decoded)
     check_same_batches(dataloader, replacement)
-    guard.ignore_changes()
-    if rounded is None:
-        return replacement
-    tensors = samples.with_tensors()
-    check_rounding(split.random, samples, tensors, rounded)
-    transform = partial(split.transform, convert=tensor_transforms)
-    in_workers = rebuild(dataloader, DecodedDataLoader, dataset=TransformedDataset(dataset, guard, tensors, transform))
-    # A collate function of the user may draw, or ask for its worker.
-    if dataloader.collate_fn is not default_collate or not can_be_drawn(split.random):
-        return in_workers
-    drawn = DrawnDataset(dataset, guard, tensors, transform, random=split.random, threads=dataloader.num_workers)
-    in_threads = rebuild(dataloader, ThreadedDataLoader, dataset=drawn, collate_fn=Collator(default_collate))
-    try:
-        check_same_batches(in_workers, in_threads)
-    except DataError:  # torchvision draws in another way for other objects than images.
-        return in_workers
-    return in_threads
+    decoded._guard.ignore_changes()
+    return replacement
+
+
+def _check_tensors_are_possible(split: SplitTransforms, collate: object) -> None:
+    """Raise `ConfigError` if something other than the transforms of `draw_parameters` is applied to samples."""
+    others = [transform for transform in chain.from_iterable(split.random) if not can_be_drawn(transform)]
+    if others or collate is not default_collate:
+        reason = f"{class_or_function_name(others[0])} is unknown" if others else "the DataLoader has a collate_fn"
+        raise ConfigError(
+            f"transforms='tensor': {reason}; it applies only torchvision's crops, flips, ColorJitter, RandomErasing, "
+            "RandomRotation, resizing and conversions, and default_collate; use transforms='exact'"
+        )

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from itertools import cycle, islice
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
 
-from vitmnist.replacement.decoded_dataset import DecodedDataLoader
+from vitmnist.replacement.decoded_dataset import DecodedDataLoader, FetchedBatch
 from vitmnist.replacement.drawn_dataset import DrawnDataset
 from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.store.tree import map_tensors
 
 AHEAD = 2
 """Number of batches that are made while the script computes."""
-Make = Callable[[], object]
 
 
 class SimulatedWorkers:
@@ -45,21 +44,20 @@ class SimulatedWorkers:
         """Send the indices of more batches, each to the next worker."""
         self._sent.extend(zip(batches, self._turns, strict=False))
 
-    def draw(self, dataset: Any, collate: Callable[[Any], object]) -> Iterator[Make]:
+    def draw(self, dataset: DrawnDataset) -> Iterator[FetchedBatch]:
         """Draw the batches in the order in which they were sent, until none is left.
 
-        Yields a function that makes the batch, or raises the error of drawing it.
+        Making a batch raises the error of drawing it.
         """
         while self._sent:
             indices, worker = self._sent.popleft()
-            make: Make
             try:
                 # A batch may be used in another inference mode than the one before it.
                 with self._generator_of(worker), torch.inference_mode(False):
-                    make = partial(collate, dataset.__getitems__(indices))
+                    batch = dataset.__getitems__(indices)
             except Exception as error:
-                make = partial(_raise, error)
-            yield make
+                batch = FetchedBatch(partial(_raise, error))
+            yield batch
 
     @contextmanager
     def _generator_of(self, worker: int) -> Iterator[None]:
@@ -79,7 +77,7 @@ class ThreadedDataLoader(DecodedDataLoader):
     A framework that builds another kind of `DataLoader` from its arguments gets the same batches from workers.
     """
 
-    _persistent: tuple[SimulatedWorkers, Iterator[Make]] | None = None
+    _persistent: tuple[SimulatedWorkers, Iterator[FetchedBatch]] | None = None
     """The workers of the epoch before, if they persist, and the batches that they have not drawn yet."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
@@ -98,35 +96,32 @@ class ThreadedDataLoader(DecodedDataLoader):
         indices = iter(sampler)
         sent_ahead = self.num_workers * (self.prefetch_factor or 0)
         workers.start_epoch(islice(indices, sent_ahead))
-        draws = workers.draw(self.dataset, self._collate_and_pin)
+        drawn = workers.draw(cast(DrawnDataset, self.dataset))
         if self.persistent_workers:
-            self._persistent = workers, draws
-        return _deliver(workers, draws, indices, min(AHEAD, sent_ahead - 1))
+            self._persistent = workers, drawn
+        batches = ordered_map(self._collate_and_pin, drawn, AHEAD, min(AHEAD, sent_ahead - 1))
+        return _send_after_each(batches, workers, indices)
 
     def _can_simulate_workers(self) -> bool:
         """Whether there are workers, and nothing but the random transforms depends on them."""
         depends_on_workers = not self.in_order or self.worker_init_fn is not None
         return self.num_workers > 0 and not depends_on_workers and isinstance(self.dataset, DrawnDataset)
 
-    def _collate_and_pin(self, samples: Any) -> object:
-        batch = self.collate_fn(samples)
+    def _collate_and_pin(self, fetched: Any) -> object:
+        batch = self.collate_fn(fetched)
         if self.pin_memory and torch.cuda.is_available():
             return map_tensors(Tensor.pin_memory, batch)
         return batch
 
 
-def _deliver(
-    workers: SimulatedWorkers, draws: Iterator[Make], indices: Iterator[list[int]], ahead: int
-) -> Generator[object, None, None]:
-    """Make the drawn batches in threads; after each, the indices of another one are sent."""
-    with closing(ordered_map(_make, draws, AHEAD, ahead)) as batches:
+def _send_after_each(
+    batches: ordered_map[FetchedBatch, object], workers: SimulatedWorkers, indices: Iterator[list[int]]
+) -> Iterator[object]:
+    """Yield batches; after each, the indices of another one are sent, as by a `DataLoader`."""
+    with closing(batches):
         for batch in batches:
             workers.send(islice(indices, 1))
             yield batch
-
-
-def _make(make: Make) -> object:
-    return make()
 
 
 def _raise(error: Exception) -> NoReturn:

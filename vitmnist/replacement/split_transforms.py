@@ -115,16 +115,14 @@ class SplitTransforms:
             ) from error
         return DecodedSample(sample, list(self._calls))
 
-    def transform(
-        self, decoded: DecodedSample, convert: Callable[[Sequence[Transform]], Sequence[Transform]] | None = None
-    ) -> Any:
+    def transform(self, decoded: DecodedSample, random: Sequence[Sequence[Transform]] | None = None) -> Any:
         """The sample after the second step.
 
         Args:
-            convert: makes other transforms of the random ones; by default they are applied as they are.
+            random: other transforms for the second step.
         """
-        random = [convert(transforms) for transforms in self.random] if convert else self.random
-        results = [apply_transforms(random[call.attribute], call.inputs) for call in decoded.calls]
+        transforms = self.random if random is None else random
+        results = [apply_transforms(transforms[call.attribute], call.inputs) for call in decoded.calls]
 
         def result_of(leaf: object) -> object:
             return results[leaf.call][leaf.result] if isinstance(leaf, TransformPlaceholder) else leaf

@@ -1,27 +1,21 @@
-"""Transforms of PIL images as transforms of uint8 tensors, and a check that both do the same apart from rounding."""
+"""Transforms of PIL images as transforms of uint8 tensors, and their random parameters, drawn before they run."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import takewhile
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor
 
-from vitmnist.data.images import to_tensor
-from vitmnist.data.randomness import preserved_random_state, seed_generators
-from vitmnist.errors import ConfigError, DataError, error_context
-from vitmnist.replacement.split_transforms import Transform, apply_transforms
-from vitmnist.store.samples import Samples
+from vitmnist.errors import error_context
+from vitmnist.replacement.split_transforms import Transform
 
-TOLERANCE = 8
-"""Largest accepted difference from PIL's pixels, in steps of 1/255. Resizing rounds by up to 5."""
+Shape = tuple[int, ...]
 V1, V2 = "torchvision.transforms.transforms", "torchvision.transforms.v2."
 SAME_DRAWS_IN_V2 = (
     "RandomResizedCrop",
@@ -32,8 +26,10 @@ SAME_DRAWS_IN_V2 = (
     "RandomRotation",
 )
 """Random transforms that draw the same numbers in v1 and v2 of torchvision."""
-CONVERTING = ("ToTensor", "PILToTensor", "ToImage")
-"""Transforms that make a tensor of a PIL image."""
+RANDOM = ("RandomCrop", *SAME_DRAWS_IN_V2)
+RESIZING = ("Resize", "CenterCrop", "Pad", "Grayscale")
+"""Deterministic transforms that change the shape of an image."""
+SHAPE_KEEPING = ("ToFloat", "ToImage", "Normalize", "ConvertImageDtype", "ToDtype", "ToPureTensor")
 
 
 @dataclass(frozen=True)
@@ -55,8 +51,8 @@ class Normalize:
         return torch.sub(image, self.mean.to(image.dtype), out=out).div_(self.std.to(image.dtype))
 
 
-def tensor_transforms(transforms: Sequence[Transform]) -> list[Transform]:
-    """The same transforms for uint8 tensors `[C, H, W]`, with their attributes of this moment.
+def tensor_transforms(transforms: Iterable[Transform]) -> list[Transform]:
+    """The same transforms for uint8 tensors `[C, H, W]`, with the attributes that they have now.
 
     Transforms of v1 become those of v2, which are faster on bytes, where both draw the same numbers.
     """
@@ -79,11 +75,22 @@ def _tensor_transform(transform: Any) -> list[Transform]:
     return _separate_padding(transform) if name == "RandomCrop" and transform.padding is not None else [transform]
 
 
+def torchvision_name(transform: Transform) -> str:
+    """The name of a class of torchvision or of this module, or ""; a user's of the same name may do something else."""
+    cls = type(transform)
+    return cls.__name__ if cls.__module__.startswith((V1, V2, __name__)) else ""
+
+
 def _as_v2(transform: Transform) -> Transform:
     from torchvision.transforms import v2
 
     cls = getattr(v2, type(transform).__name__)
     return cls(**{name: getattr(transform, name) for name in _parameters(cls)})  # type: ignore[no-any-return]
+
+
+@lru_cache
+def _parameters(cls: type) -> tuple[str, ...]:
+    return tuple(inspect.signature(cls).parameters)
 
 
 def _separate_padding(crop: Any) -> list[Transform]:
@@ -95,77 +102,64 @@ def _separate_padding(crop: Any) -> list[Transform]:
     return [v2.Pad(crop.padding, crop.fill, crop.padding_mode), unpadded]
 
 
-@lru_cache
-def _parameters(cls: type) -> tuple[str, ...]:
-    return tuple(inspect.signature(cls).parameters)
+def can_be_drawn(transform: Transform) -> bool:
+    """Whether `draw_parameters` knows the class of a transform; a user's subclass may draw more."""
+    has_other_shape = any(getattr(transform, option, False) for option in ("expand", "pad_if_needed"))
+    changes_input = getattr(transform, "inplace", False)
+    is_known = all(
+        torchvision_name(converted) in (*RANDOM, *RESIZING, *SHAPE_KEEPING)
+        for converted in _tensor_transform(transform)
+    )
+    return is_known and not has_other_shape and not changes_input
 
 
-def torchvision_name(transform: Transform) -> str:
-    """The name of a class of torchvision or of this module, or ""; a user's of the same name may do something else."""
-    cls = type(transform)
-    return cls.__name__ if cls.__module__.startswith((V1, V2, __name__)) else ""
-
-
-def check_rounding(
-    random: Sequence[Sequence[Transform]], images: Samples, tensors: Samples, indices: Sequence[int]
-) -> None:
-    """Raise `ConfigError` if random transforms do anything else to tensors than to PIL images, apart from rounding.
-
-    Images are compared before a transform of torchvision converts them; those after it get a tensor in either case.
+def draw_parameters(transforms: Sequence[Transform], shape: Shape) -> tuple[list[Transform], Shape]:
+    """Draw the parameters of the transforms of an image from torch's generator, in torchvision's order.
 
     Args:
-        random: the random transforms of each attribute of the dataset.
-        images: its samples with PIL images.
-        tensors: its samples with tensors in their place.
-        indices: of the samples that are compared.
+        transforms: those of `tensor_transforms`.
+        shape: `[C, H, W]` of the image.
+
+    Returns:
+        Deterministic transforms, without those that are not applied, and the shape that they give the image.
     """
-    before = [list(takewhile(_keeps_images, transforms)) for transforms in random]
-    converts = [len(kept) < len(transforms) for kept, transforms in zip(before, random, strict=True)]
-    try:
-        all_expected = _transform_images(before, images, indices)
-        all_actual = _transform_images([tensor_transforms(transforms) for transforms in before], tensors, indices)
-        for (index, attribute, expected), (_, _, actual) in zip(all_expected, all_actual, strict=True):
-            is_converted = isinstance(expected, Image.Image) and converts[attribute]
-            with error_context(f"sample {index}"):
-                _check_close(actual, to_tensor(expected) if is_converted else expected)
-    except DataError as error:
-        raise ConfigError(f"transforms='tensor': {error}; use transforms='exact'") from error
+    steps: list[Transform] = []
+    for transform in transforms:
+        name = torchvision_name(transform)
+        with error_context(f"the transform {name}"):  # A crop may be larger than the image.
+            steps += _draw(transform, _meta_image(shape)) if name in RANDOM else [transform]
+        if name in RESIZING:
+            shape = tuple(transform(_meta_image(shape)).shape)
+        elif name in ("RandomCrop", "RandomResizedCrop"):
+            shape = (shape[0], *transform.size)  # type: ignore[attr-defined]
+    return steps, shape
 
 
-def _keeps_images(transform: Transform) -> bool:
-    return torchvision_name(transform) not in CONVERTING
+@lru_cache(maxsize=1024)
+def _meta_image(shape: Shape) -> Tensor:
+    """An image without memory, for which parameters are drawn."""
+    return torch.empty(shape, dtype=torch.uint8, device="meta")
 
 
-def _transform_images(
-    transforms: Sequence[Sequence[Transform]], samples: Samples, indices: Sequence[int]
-) -> list[tuple[int, int, Any]]:
-    """The sample index, the attribute, and the transformed image of each call. All calls draw the same numbers."""
-    transformed = []
-    with preserved_random_state(transforms):
-        seed_generators(0, 0, 0)
-        for index in indices:
-            with error_context(f"sample {index}"):
-                for attribute, inputs in samples[index].calls:
-                    if not isinstance(inputs, tuple) or len(inputs) > 1:
-                        raise DataError("its transform gets more than a picture")
-                    transformed.append((index, attribute, apply_transforms(transforms[attribute], inputs)[0]))
-    return transformed
+def _draw(transform: Any, image: Tensor) -> list[Transform]:
+    from torchvision.transforms.v2 import functional
+
+    if hasattr(transform, "p") and torch.rand(1) >= transform.p:
+        return []
+    if type(transform).__module__ == V1:  # Only RandomCrop: in v2 it draws no number for a side that is not cropped.
+        top, left, height, width = transform.get_params(image, transform.size)
+        return [partial(functional.crop, top=top, left=left, height=height, width=width)]
+    params = transform.make_params([image])
+    if torchvision_name(transform) == "RandomResizedCrop":
+        return [partial(_crop_and_resize, transform=transform, **params)]
+    return [partial(transform.transform, params=params)]
 
 
-def _check_close(actual: Any, expected: Any) -> None:
-    """Raise `DataError` unless two tensors are equal apart from rounding; floats are taken as 0 to 1."""
-    if not isinstance(expected, Tensor) or _signature(actual) != _signature(expected):
-        raise DataError(
-            f"its transforms make {_signature(actual)} of a tensor, and {_signature(expected)} of a PIL image"
-        )
-    scale = 255 if expected.is_floating_point() else 1
-    differences = scale * (actual.double() - expected.double()).abs()
-    if (differences > TOLERANCE).any():
-        largest = differences.max().item()
-        raise DataError(
-            f"pixels differ by up to {largest:.3g} of 255 from PIL's, more than the {TOLERANCE} of rounding"
-        )
+def _crop_and_resize(image: Tensor, transform: Any, top: int, left: int, height: int, width: int) -> Tensor:
+    """A box of an image, resized as by a `RandomResizedCrop`."""
+    from torchvision.transforms.v2 import functional
 
-
-def _signature(value: object) -> str:
-    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    crop = image[..., top : top + height, left : left + width]
+    if image.stride(-3) == 1:  # torch resizes bytes in half the time if the channels of a box are last, without gaps.
+        crop = crop[None].contiguous(memory_format=torch.channels_last)[0]
+    return functional.resize_image(crop, transform.size, transform.interpolation, None, transform.antialias)  # type: ignore[no-any-return]

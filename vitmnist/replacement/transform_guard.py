@@ -42,7 +42,7 @@ class TransformGuard:
         changed += [self._digests[index][0] for index, _ in self._changed_attributes()]
         if changed:
             raise ConfigError(
-                f"{getattr(changed[0], '__name__', type(changed[0]).__name__)} has changed since the samples were "
+                f"{class_or_function_name(changed[0])} has changed since the samples were "
                 "decoded, which do not have the change; set it before from_dataloader, or use the DataLoader as it is"
             )
 
@@ -53,6 +53,11 @@ class TransformGuard:
             for name in before.keys() | now.keys():
                 if before.get(name) != now.get(name) and (index, name) not in self._ignored:
                     yield index, name
+
+
+def class_or_function_name(transform: object) -> str:
+    """What a message calls a transform."""
+    return getattr(transform, "__name__", type(transform).__name__)
 
 
 def _attribute_digests(transform: object) -> dict[str, bytes | None]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import random
 import threading
-from collections.abc import Callable
 from copy import deepcopy
 from itertools import islice
 from typing import Any
@@ -21,9 +20,11 @@ from torchvision.transforms import v2
 from tests.support.pictures import assert_same, smooth
 from tests.support.processes import becomes_true
 from vitmnist import from_dataloader
+from vitmnist.data.images import to_tensor
 from vitmnist.data.randomness import preserved_random_state, seed_generators
 from vitmnist.errors import DataError
 from vitmnist.replacement.drawn_dataset import DrawnDataset
+from vitmnist.replacement.tensor_transforms import tensor_transforms
 
 CLOSE = [v1.ToTensor(), v1.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))]
 CLOSE_V2 = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))]
@@ -42,26 +43,26 @@ class Photos(Dataset[Any]):
 
     Args:
         small: index of a picture of 50×40 pixels.
+        as_tensors: transform uint8 tensors.
     """
 
-    def __init__(self, transforms: list[Any], views: int = 1, small: int = -1) -> None:
-        self.transform, self.views, self.small = v1.Compose(deepcopy(transforms)), views, small
+    def __init__(self, transforms: list[Any], views: int = 1, small: int = -1, as_tensors: bool = False) -> None:
+        converted = tensor_transforms(transforms) if as_tensors else transforms
+        self.transform, self.views = v1.Compose(deepcopy(converted)), views
+        self.small, self.as_tensors = small, as_tensors
 
     def __len__(self) -> int:
         return 21
 
     def __getitem__(self, index: int) -> Any:
-        image = smooth(index, (50, 40) if index == self.small else (150, 140))
+        image: Any = smooth(index, (50, 40) if index == self.small else (150, 140))
+        image = to_tensor(image) if self.as_tensors else image
         return tuple(self.transform(image) for _ in range(self.views)), {"label": index}
 
 
-def replaced(loader: DataLoader[Any], *, drawn: bool) -> DataLoader[Any]:
-    """The replacement; without `drawn` the one that applies torchvision's transforms to samples, in real workers."""
-    with pytest.MonkeyPatch.context() as patch:
-        if not drawn:
-            patch.setattr("vitmnist.replacement.from_dataloader.can_be_drawn", lambda _: False)
-        made = from_dataloader(loader, "ram", transforms="tensor")
-    assert isinstance(made.dataset, DrawnDataset) == drawn
+def replaced(loader: DataLoader[Any]) -> DataLoader[Any]:
+    made = from_dataloader(loader, "ram", transforms="tensor")
+    assert isinstance(made.dataset, DrawnDataset)
     return made
 
 
@@ -83,15 +84,23 @@ def epochs(loader: Any, ends: tuple[int | None, ...] = (None, None)) -> list[Any
     return seen
 
 
-def check_equal(build: Callable[[], DataLoader[Any]], ends: tuple[int | None, ...] = (None, None)) -> None:
-    expected = epochs(replaced(build(), drawn=False), ends)
-    ours = replaced(build(), drawn=True)
+def check_equal(
+    transforms: list[Any], views: int = 1, ends: tuple[int | None, ...] = (None, None), **options: Any
+) -> None:
+    """Assert that batches and generators are those of torchvision's transforms of tensors, in torch's workers."""
+
+    def build(as_tensors: bool) -> DataLoader[Any]:
+        generator = {"generator": torch.Generator().manual_seed(4)} if "generator" in options else {}
+        dataset = Photos(transforms, views, as_tensors=as_tensors)
+        return DataLoader(dataset, 4, shuffle=True, **options | generator)
+
+    expected = epochs(build(as_tensors=True), ends)
+    ours = replaced(build(as_tensors=False))
     iterator = iter(ours)
     next(iterator)
     assert not multiprocessing.active_children()
     del iterator
-    ours = replaced(build(), drawn=True)
-    assert_same(epochs(ours, ends), expected)
+    assert_same(epochs(replaced(build(as_tensors=False)), ends), expected)
 
 
 def of_either_version(module: Any, close: list[Any]) -> dict[str, list[Any]]:
@@ -125,7 +134,7 @@ CASES = OTHERS | {
 
 @pytest.mark.parametrize("transforms", CASES.values(), ids=CASES.keys())
 def test_without_workers_batches_and_generators_are_those_of_torchvision(transforms: list[Any]) -> None:
-    check_equal(lambda: DataLoader(Photos(transforms), 4, shuffle=True))
+    check_equal(transforms)
 
 
 WORKERS: dict[str, tuple[dict[str, Any], tuple[int | None, ...]]] = {
@@ -143,11 +152,7 @@ WORKERS: dict[str, tuple[dict[str, Any], tuple[int | None, ...]]] = {
 def test_batches_and_generators_are_those_of_real_workers(
     options: dict[str, Any], ends: tuple[int | None, ...]
 ) -> None:
-    def build() -> DataLoader[Any]:
-        generator = {"generator": torch.Generator().manual_seed(4)} if "generator" in options else {}
-        return DataLoader(Photos(MIXED, views=2), 4, shuffle=True, **options | generator)
-
-    check_equal(build, ends)
+    check_equal(MIXED, 2, ends, **options)
 
 
 class DrawsAtOnce(Sampler[list[int]]):
@@ -182,7 +187,7 @@ def test_torch_draws_the_same_between_iter_and_next_and_after_a_break(options: d
         return DataLoader(Photos(MIXED), num_workers=2, **order, **options)
 
     with preserved_random_state():
-        assert numbers(replaced(build(), drawn=True)) == numbers(build())
+        assert numbers(replaced(build())) == numbers(build())
 
 
 def asks_for_worker(worker: int) -> None:
@@ -191,37 +196,14 @@ def asks_for_worker(worker: int) -> None:
 
 @pytest.mark.parametrize("options", [{"in_order": False}, {"worker_init_fn": asks_for_worker}])
 def test_what_depends_on_workers_keeps_them(options: dict[str, Any]) -> None:
-    ours = replaced(DataLoader(Photos(MIXED), 4, num_workers=1, **options), drawn=True)
+    ours = replaced(DataLoader(Photos(MIXED), 4, num_workers=1, **options))
     iterator = iter(ours)
     next(iterator)
     assert multiprocessing.active_children()
 
 
-class OwnCrop(v1.RandomCrop):  # type: ignore[misc]
-    """A subclass, which might draw more."""
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        OwnCrop(130),
-        v1.RandomApply([v1.Grayscale(3)]),
-        v1.RandomRotation(9, expand=True),
-        v1.RandomErasing(inplace=True),
-        v1.RandomCrop(145, pad_if_needed=True),
-    ],
-    ids=["subclass", "RandomApply", "expanding", "in place", "padded if needed"],
-)
-def test_other_transforms_are_applied_in_workers(other: Any) -> None:
-    made = from_dataloader(
-        DataLoader(Photos([v1.PILToTensor(), other, v1.CenterCrop(130)]), 4), "ram", transforms="tensor"
-    )
-    assert not isinstance(made.dataset, DrawnDataset)
-    assert len(list(made)) == 6
-
-
 def test_a_dataloader_that_a_framework_builds_gets_the_same_batches_from_real_workers() -> None:
-    ours = replaced(DataLoader(Photos(MIXED), 4, num_workers=2), drawn=True)
+    ours = replaced(DataLoader(Photos(MIXED), 4, num_workers=2))
     again = DataLoader(ours.dataset, 4, num_workers=2, collate_fn=ours.collate_fn)
     like = type(ours)(ours.dataset, 4, num_workers=2, collate_fn=ours.collate_fn)
     expected = epochs(ours, (None,))
@@ -231,7 +213,7 @@ def test_a_dataloader_that_a_framework_builds_gets_the_same_batches_from_real_wo
 
 def test_an_error_comes_in_place_of_its_batch_and_names_the_sample() -> None:
     for workers in (0, 2):
-        ours = replaced(DataLoader(Photos([v1.RandomCrop(130), *CLOSE], small=4), 4, num_workers=workers), drawn=True)
+        ours = replaced(DataLoader(Photos([v1.RandomCrop(130), *CLOSE], small=4), 4, num_workers=workers))
         batches = iter(ours)
         assert [len(label["label"]) for _, label in islice(batches, 1)] == [4]
         with pytest.raises(DataError, match=r"^sample 4: the transform RandomCrop: get_params raised Value"):
@@ -239,7 +221,7 @@ def test_an_error_comes_in_place_of_its_batch_and_names_the_sample() -> None:
 
 
 def test_kept_pictures_stay_as_they_are_and_batches_are_new_and_contiguous() -> None:
-    ours = replaced(DataLoader(Photos([v1.RandomHorizontalFlip(), v1.PILToTensor()]), 7, num_workers=2), drawn=True)
+    ours = replaced(DataLoader(Photos([v1.RandomHorizontalFlip(), v1.PILToTensor()]), 7, num_workers=2))
     before = ours.dataset._samples.blocks[0].clone()  # type: ignore[attr-defined]
     first, *others = ((image := batch[0][0]).is_contiguous() and image.zero_().data_ptr() for batch in list(ours))
     assert first
@@ -252,7 +234,7 @@ def batch_threads() -> list[Any]:
 
 
 def test_threads_end_with_the_loop_that_is_left() -> None:
-    ours = replaced(DataLoader(Photos(MIXED), 2, num_workers=2), drawn=True)
+    ours = replaced(DataLoader(Photos(MIXED), 2, num_workers=2))
     for _ in ours:
         assert batch_threads()
         break
@@ -260,7 +242,7 @@ def test_threads_end_with_the_loop_that_is_left() -> None:
 
 
 def test_inference_mode_of_one_batch_does_not_reach_the_next() -> None:
-    batches = iter(replaced(DataLoader(Photos(MIXED), 4, num_workers=2), drawn=True))
+    batches = iter(replaced(DataLoader(Photos(MIXED), 4, num_workers=2)))
     with torch.inference_mode():
         next(batches)
     images: Tensor = next(batches)[0][0]
