@@ -22,7 +22,7 @@ from vitmnist.replacement.original import rebuild
 from vitmnist.runtime.device import backend_of
 from vitmnist.store.tree import map_tensors
 from vitmnist.timing.benchmark import Benchmark, Candidate, Step, as_one_argument_step, rows_of
-from vitmnist.timing.table import Bottleneck, Row, Spread, format_few_steps, format_ms, format_rows
+from vitmnist.timing.table import Bottleneck, Row, Spread, format_bottleneck, format_ms, format_rows
 
 if TYPE_CHECKING:
     from vitmnist.loaders.base import Loader
@@ -66,7 +66,8 @@ class Diagnosis:
             f"both together (T)   {self.batch_s.text(format_ms)} a batch",
         ]
         if self.bottleneck is Bottleneck.TOO_FEW_STEPS:
-            lines.append(f"{format_few_steps(self.steps)}; give larger batches= or seconds=")
+            few_steps = format_bottleneck(self.bottleneck, self.waiting_pct.median, self.steps)
+            lines.append(f"{few_steps}; give larger batches= or seconds=")
         else:
             # The bound is from the ends of the ranges: noise lets a loader exceed the quotient of the medians.
             most = self.batch_s.high / min(spread.low for spread in self._batch_times)
