@@ -92,17 +92,17 @@ def describe_script(observer: Observer, exit_code: int) -> Report:
     """Describe what was observed of a script, and try other loaders with an imitated step where it waits."""
     end_time = observer.end_time or inf
     loops = [loop for loop in observer.loops if loop.batches and observer.is_warm]
-    measured = [loop for loop in loops if not loop.unmeasured]
+    measured_loops = [loop for loop in loops if not loop.unmeasured]
     steps = max((loop.batches for loop in loops), default=0)
-    seconds = sum(end - start for start, end in merged_passes(measured, end_time))
-    waiting_s = sum(loop.waiting_s for loop in measured)
+    seconds = sum(end - start for start, end in merged_passes(measured_loops, end_time))
+    waiting_s = sum(loop.waiting_s for loop in measured_loops)
     waiting_pct, bottleneck = None, None
     if seconds and all(loop.unmeasured != OTHER_THREAD for loop in loops):
         waiting_pct = 100 * waiting_s / seconds
         bottleneck = Bottleneck.of(waiting_pct, steps)
     reports = [LoopReport.of(loop, end_time) for loop in loops]
     if bottleneck in (Bottleneck.INPUT, Bottleneck.BALANCED) and exit_code == 0:
-        longest_s = max(loop.waiting_s for loop in measured)
+        longest_s = max(loop.waiting_s for loop in measured_loops)
         for loop, report in zip(loops, reports, strict=True):
             if report.waiting_s >= longest_s / 2 and (report.waiting_pct or 0.0) >= COMPUTE_BOUND_PCT:
                 report.try_loaders(loop, observer.is_stopped)
