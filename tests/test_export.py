@@ -1,7 +1,5 @@
 """The export of a trained model, as its users start it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """The commands, examples and links in the README and in `docs/` work as they stand."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

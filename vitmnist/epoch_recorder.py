@@ -1,7 +1,5 @@
 """The end of an epoch: its record, log line, images and checkpoint."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Each operation is torchvision's, applied image by image with the parameters that were drawn for its index."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Normalising a batch of bytes on its device gives what torchvision gives sample by sample, to the last bit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """`evaluate` and `predict` use a trained model."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

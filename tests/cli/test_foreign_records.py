@@ -1,7 +1,5 @@
 """What a run folder or checkpoint of somebody else says is data: it starts nothing, and names no secret."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

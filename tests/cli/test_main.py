@@ -1,7 +1,5 @@
 """The program as it is used: runs, sweeps, their records, and one message for each mistake."""
 
-from __future__ import annotations
-
 import pickle
 import re
 import shutil
@@ -68,6 +66,7 @@ MISTAKES = {  # in the values, found when they are composed and checked
     "+model._target_=os.system": "model._target_: there is no such key",
     "~model": "Interpolation key 'model' not found",
     "batch_size=many": "batch_size=many: must be int",
+    "model.patch_size=four": "model.patch_size=four: must be int",
     "data.loader=ram": "data.loader=ram: this is a config group; type data/loader=NAME",
     "batch_size=${nope}": r"batch_size: Interpolation key 'nope' not found",
     "optimizer.lr=inf": "optimizer.lr=inf: must be finite",

@@ -1,7 +1,5 @@
 """A resumed run has its recorded values and what was typed, and refuses what may not change."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

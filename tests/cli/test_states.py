@@ -1,7 +1,5 @@
 """The states of a run's folder: every command is safe in each (docs/command-line.md), and `status` lists them."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A sweep: every job is run, even if others fail; it ends in a report; a stopped one continues."""
 
-from __future__ import annotations
-
 import csv
 import gc
 import re

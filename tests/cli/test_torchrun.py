@@ -1,7 +1,5 @@
 """Several processes train as one would: the same batches, losses and records; they begin, stop and fail together."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Images of any mode and orientation are read as they look, and a JPEG at a smaller scale almost so."""
 
-from __future__ import annotations
-
 import struct
 from io import BytesIO
 from itertools import product

@@ -1,7 +1,5 @@
 """Alternatives to the loader of a script, timed with an imitated step."""
 
-from __future__ import annotations
-
 import time
 from math import inf
 from typing import Any

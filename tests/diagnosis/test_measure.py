@@ -1,7 +1,5 @@
 """A diagnosis finds what limits a loop, offers what gives the same batches, and leaves everything as it was."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import random

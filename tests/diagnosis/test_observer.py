@@ -1,7 +1,5 @@
 """The report on the loaders of a script, and when it has no verdict."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

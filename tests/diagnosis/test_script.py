@@ -1,7 +1,5 @@
 """`vitmnist diagnose` over small scripts, which behave as they do without it."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Waiting, work and the time of all passes are those of a stopwatch within the script."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from textwrap import indent

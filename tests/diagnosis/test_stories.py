@@ -1,7 +1,5 @@
 """The stories of docs/diagnose.md: each script has the limit that the page says, and another one after the change."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

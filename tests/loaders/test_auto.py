@@ -1,7 +1,5 @@
 """An automatic choice is measured with the step that will train, explained, recorded, and changes nothing but time."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable

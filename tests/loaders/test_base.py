@@ -1,7 +1,5 @@
 """The contract that every registered loader keeps, and what single loaders promise."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

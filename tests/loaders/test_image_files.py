@@ -1,7 +1,5 @@
 """`disk` reads picture files in threads: the batches of all loaders, in bounded memory, without a process."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Records of known content give exactly the true sentences."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The code blocks of a page of the documentation."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

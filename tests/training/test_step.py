@@ -1,7 +1,5 @@
 """However a step is computed, it is the plain step: exactly, or within the rounding that its docstring states."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from functools import partial

@@ -3,8 +3,6 @@
 The random numbers are pure functions of (seed, epoch, index), and the same on every device.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

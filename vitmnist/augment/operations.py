@@ -1,7 +1,5 @@
 """The augmentation operations: those that change each image on its own, then mixup and cutmix."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

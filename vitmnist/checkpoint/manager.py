@@ -1,7 +1,5 @@
 """Saves and restores the checkpoints of a run."""
 
-from __future__ import annotations
-
 import json
 import logging
 import time

@@ -1,7 +1,5 @@
 """The command line of `train`: Hydra's options, overrides in its grammar, and `resume=`."""
 
-from __future__ import annotations
-
 import os
 import re
 from argparse import Namespace

@@ -8,8 +8,6 @@ The options come before the script; everything after it belongs to the script.
 
 # Nothing here imports torch: the script may set environment variables before it does.
 
-from __future__ import annotations
-
 import builtins
 import json
 import os

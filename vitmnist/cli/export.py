@@ -7,8 +7,6 @@ Nothing is written unless the exported model predicts the same classes as the or
 evaluated on. A description of the model is written next to it, as JSON. An existing file is not overwritten.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -7,8 +7,6 @@ Images of any size and mode are resized and converted to the model's input. MNIS
 is for pen on paper. A folder means all images in it and below it; a glob pattern may be quoted.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from argparse import ArgumentParser, Namespace

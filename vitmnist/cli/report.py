@@ -1,7 +1,5 @@
 """Commands about many runs: `report` compares them, `status` lists them with their progress."""
 
-from __future__ import annotations
-
 import json
 from argparse import ArgumentParser, Namespace
 from datetime import datetime

@@ -3,8 +3,6 @@
 A record is data: it is checked against the schema, and nothing of it is given to Hydra, resolved or imported.
 """
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 `torchrun` starts the same command line several times.
 """
 
-from __future__ import annotations
-
 import logging
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """Mean and standard deviation of the channels of images: computed from uint8 `[N, C, H, W]`, or as configured."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

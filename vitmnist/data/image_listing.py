@@ -1,7 +1,5 @@
 """Lists image files: in files and folders, and in the splits and classes of a dataset."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

@@ -1,7 +1,5 @@
 """From an image file of any format, size and mode to uint8 pixels `[H, W, C]` of one size."""
 
-from __future__ import annotations
-
 import threading
 import warnings
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A table of labels: a CSV file with the file, the class and perhaps the split of each image."""
 
-from __future__ import annotations
-
 import csv
 import logging
 import unicodedata

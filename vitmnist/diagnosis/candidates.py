@@ -1,7 +1,5 @@
 """Other ways to load the batches of a `DataLoader`, timed with its step or, after a script, with an imitated one."""
 
-from __future__ import annotations
-
 import time
 import warnings
 from collections.abc import Callable, Sequence

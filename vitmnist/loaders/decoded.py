@@ -1,7 +1,5 @@
 """Loaders of a set that is decoded once: `ram`, `cache` and `gpu_slice` gather each batch of it by index."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`disk` reads every sample when it is needed: picture files in threads, others in torch's workers."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import threading

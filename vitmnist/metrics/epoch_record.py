@@ -1,7 +1,5 @@
 """The record of an epoch, the best epoch of a run, and one value of a metric for all of its epochs."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping, Sequence

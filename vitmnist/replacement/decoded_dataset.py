@@ -1,7 +1,5 @@
 """Datasets of samples that were decoded once, and the `DataLoader` over them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice

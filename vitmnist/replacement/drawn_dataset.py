@@ -1,7 +1,5 @@
 """Decoded images whose random transforms are drawn in order, and applied to the images of a batch in threads."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

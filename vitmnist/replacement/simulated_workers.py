@@ -1,7 +1,5 @@
 """Batches that depend on the random numbers of workers, made in threads of this process."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager

@@ -1,7 +1,5 @@
 """Splits the transforms of a dataset at the first random one: those before it need to be applied only once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy

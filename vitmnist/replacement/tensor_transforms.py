@@ -1,7 +1,5 @@
 """Transforms of PIL images as transforms of uint8 tensors, and their random parameters, drawn before they run."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterable, Sequence
 from copy import copy

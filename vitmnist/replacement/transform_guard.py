@@ -1,7 +1,5 @@
 """Notices changes of transforms that were applied once, which the decoded samples do not have."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b

@@ -1,7 +1,5 @@
 """Builds dataset, sampler and model of a run from its configuration, and refuses what does not fit together."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """Runs model and loss on a microbatch: eagerly, compiled, or as a CUDA graph."""
 
-from __future__ import annotations
-
 import logging
 import math
 import time

@@ -1,7 +1,5 @@
 """One's own pictures: found, decoded once, and named where they cannot be read."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

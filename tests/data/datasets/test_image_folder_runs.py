@@ -1,7 +1,5 @@
 """Decoding a folder of pictures on all cores; training on one."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import threading

@@ -1,7 +1,5 @@
 """Which pictures are for training, validation and test: folders, tables of labels, hold-outs."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil
