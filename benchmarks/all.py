@@ -6,8 +6,6 @@
 and the next one follows.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

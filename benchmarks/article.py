@@ -1,7 +1,5 @@
 """The articles' training: their model (all tokens in all blocks), their three ways of loading, and their loop."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 
 import torch

@@ -1,7 +1,5 @@
 """Ways of loading tensors that this project is compared with: written by hand, `DataLoader`, and other libraries."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -6,8 +6,6 @@
 A command that fails or takes too long is reported in the file, which is rewritten after each; the others follow.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

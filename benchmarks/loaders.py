@@ -9,8 +9,6 @@ starts workers, compiles, and touches memory for the first time. Libraries that 
 `pip install -e '.[bench]'`.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Training loops, timed by the epoch: this project's, one written by hand, and Lightning's."""
 
-from __future__ import annotations
-
 import logging
 import math
 import time

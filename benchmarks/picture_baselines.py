@@ -1,7 +1,5 @@
 """What `pictures.py` compares this project with: torchvision, FFCV, and simplejpeg with Pillow."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache

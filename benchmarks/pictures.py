@@ -8,8 +8,6 @@ epoch, or start from the same squares in memory, or replace the DataLoader of a 
 if they are not installed: benchmarks/README.md has the commands.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import tempfile

@@ -1,7 +1,5 @@
 """Shared by the benchmark scripts: their command line, rounds in which candidates take turns, reports as Markdown."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import sys

@@ -7,8 +7,6 @@ the least that any training script does (import torch, build one Adam, take one 
 sweep over five seeds, minus that of a sweep over one, divided by four; the table also says how long its epochs took.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

@@ -14,8 +14,6 @@ The last two are measured with CUDA only. All candidates run in one process and 
 rounds, with their range.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import time

@@ -11,8 +11,6 @@ split: no epoch is selected by its accuracy. The clocks:
     cold         a whole process without compiled code (the caches of Python and the operating system stay)
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

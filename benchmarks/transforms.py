@@ -9,8 +9,6 @@ applies the same transforms in threads; it is left out if it is not installed (`
 is in `pictures.py`.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import os

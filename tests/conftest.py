@@ -1,7 +1,5 @@
 """What the tests share: tiny data, and the program as its users start it."""
 
-from __future__ import annotations
-
 import atexit
 import gc
 import json

@@ -1,7 +1,5 @@
 """The public API without Hydra: loaders in a custom training loop, over custom data, and custom loaders."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ from torch.utils.data import Dataset
 
 from vitmnist import Loader, audit, load_dataset, make_loader, register
 from vitmnist.config.validation import config_field
-from vitmnist.data import datasets
+from vitmnist.data.datasets import base
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource
@@ -136,7 +134,7 @@ def test_rows_of_a_hugging_face_dataset_are_samples_like_any_other() -> None:
         make_loader("ram", rows, **COMMON)
 
 
-def test_a_dataset_is_not_a_split(tiny: datasets.Dataset) -> None:
+def test_a_dataset_is_not_a_split(tiny: base.Dataset) -> None:
     with pytest.raises(DataError, match="of a dataset with several splits, give one"):
         make_loader("ram", tiny, **COMMON)
 

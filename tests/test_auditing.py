@@ -1,7 +1,5 @@
 """An audit finds what a loader does wrong, says where, and passes what is right."""
 
-from __future__ import annotations
-
 import multiprocessing
 import re
 import threading

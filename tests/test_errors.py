@@ -1,7 +1,5 @@
 """The table of failures: what each exception means for the message, the exit code and the traceback."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A run starts from given weights, trains parts of the model at other rates, and never needs the given file again."""
 
-from __future__ import annotations
-
 import copy
 import re
 import shutil

@@ -1,7 +1,5 @@
 """`benchmarks/gpu.py` without a GPU: its commands are accepted; one that fails or hangs does not stop the others."""
 
-from __future__ import annotations
-
 import importlib
 import runpy
 import shlex

@@ -1,7 +1,5 @@
 """Images that are kept larger than what the model sees: a random crop in training, the centre everywhere else."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The monitored metric chooses the best epoch, and ends a run that no longer improves."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

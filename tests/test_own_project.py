@@ -1,7 +1,5 @@
 """Code in an installed package: the project of docs/own-project.md, and what is found where nobody names it."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -1,7 +1,5 @@
 """What pip installs."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -3,8 +3,6 @@
 Versions of torch have no upper bound, so a new one may lack any of it. Each row says what the user would see then.
 """
 
-from __future__ import annotations
-
 import ast
 import pydoc
 import re

@@ -1,7 +1,5 @@
 """The commands, examples and links in the README and in `docs/` work as they stand."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re
@@ -248,6 +246,7 @@ def test_the_documented_examples_are_trained(tmp_path: Path) -> None:
     folder = extended_copy(tmp_path)
     members = ["model=mlp", "data/dataset=stripes", "data/loader=indexed", "logger=[tensorboard,json_lines]"]
     members += ["data/augment=compose", "data.augment.operations=[{name: invert, p: 0.2}]"]
+    members += ["data/sampler=shuffled_once"]
     ended = run_python(
         "train.py", *small([*members, "hydra.run.dir=run"], folder), folder=folder, PYTHONPATH=str(folder)
     )
@@ -255,6 +254,7 @@ def test_the_documented_examples_are_trained(tmp_path: Path) -> None:
     result = result_of(folder / "run")
     config = result["config"]
     assert (config["model"]["name"], config["data"]["loader"]["name"]) == ("mlp", "indexed")
+    assert config["data"]["sampler"] == {"name": "shuffled_once"}
     assert result["epochs"][0]["eval_acc"] <= result["epochs"][0]["eval_top5"] <= 100
     assert "eval_top5" in (folder / "run" / "epochs.csv").read_text()
     assert len((folder / "run" / "epochs.jsonl").read_text().splitlines()) == 1

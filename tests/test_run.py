@@ -1,7 +1,5 @@
 """The hot path stays short, and reads like the loop that one would write by hand."""
 
-from __future__ import annotations
-
 import inspect
 import weakref
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The documentation as a site: complete, without a dead link, and readable offline."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """A start imports what it needs and nothing else; importing takes most of the time of a short run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.conftest import PLAIN

@@ -8,8 +8,6 @@ with make_loader("ram", train, batch_size=500, device="auto", seed=0) as loader:
         ...
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -3,8 +3,6 @@
 Imports neither torch nor Hydra, so the list of commands is shown at once.
 """
 
-from __future__ import annotations
-
 import signal
 import sys
 from collections.abc import Callable

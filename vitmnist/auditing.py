@@ -1,7 +1,5 @@
 """Checks a data loader for what goes wrong silently: as a report, or as assertions in a test."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import random

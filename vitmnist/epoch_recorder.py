@@ -1,7 +1,5 @@
 """The end of an epoch: its record, log line, images and checkpoint."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,18 +22,14 @@ from vitmnist.training.progress import EpochProgress
 
 @dataclass(eq=False)
 class EpochRecorder:
-    """Records, logs and saves the epochs of a run under way.
-
-    Args:
-        loggers: the loggers of rank 0; empty on the other ranks.
-        is_first_epoch: no epoch has ended since this process was started.
-    """
+    """Records, logs and saves the epochs of a run; only rank 0 has loggers."""
 
     checkpoints: CheckpointManager
     monitor: Monitor
     loggers: list[Logger]
     peak_memory: PeakMemory
     is_first_epoch: bool = True
+    """Whether no epoch has ended since this process was started."""
 
     def __post_init__(self) -> None:
         checkpoints = self.checkpoints
@@ -94,10 +88,6 @@ class EpochRecorder:
     def _epoch_record(
         self, progress: EpochProgress, train: dict[str, float], evaluation: dict[str, float]
     ) -> EpochRecord:
-        """The record of an epoch, which all ranks take from rank 0.
-
-        `monitor` may be a time, and the ranks must agree on the best and the last epoch.
-        """
         save_s = train[SAVE_S.name] + evaluation[SAVE_S.name]
         metrics = {
             **train,
@@ -109,6 +99,7 @@ class EpochRecorder:
         record = epoch_record(progress.epoch, metrics, progress.logged_steps(), self.is_first_epoch)
         if self.is_first_epoch and self.result.setup_s is not None:
             self.result.setup_s += progress.timer.first_wait()
+        # `monitor` may be a time, and the ranks must agree on the best and the last epoch.
         return self.world.broadcast_object(partial(dict, record))
 
     def _write_records(

@@ -4,8 +4,6 @@ The message of an error says what is wrong, what is allowed and what to type. Ru
 all ask `classify`; the failure of a library is a row of `FAILURES`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """One run, from its configuration to its records: `Trainer` is the only class that knows all parts."""
 
-from __future__ import annotations
-
 import logging
 import math
 import random

@@ -1,7 +1,5 @@
 """Writes the configuration reference: the YAML file of every group member, whose comments explain its keys."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

@@ -4,8 +4,6 @@ MkDocs reads `docs/static` only. These hooks add the README, the changelog and t
 folder that a page links to. Markdown becomes a page, a picture is copied, and anything else is shown as text.
 """
 
-from __future__ import annotations
-
 import re
 from functools import cached_property
 from pathlib import Path

@@ -3,8 +3,6 @@
 python -m docs.scripts.screenshots outputs/sweeps/DATE/TIME docs/pictures
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Compositions: presets, lists on the command line, and every mistake in them named."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest

@@ -1,7 +1,5 @@
 """Mixed images, their weights and labels, and which images are partners."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """A run whose files cannot be written says which, and loses nothing that it could save."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os

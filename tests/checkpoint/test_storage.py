@@ -1,7 +1,5 @@
 """A checkpoint is complete or absent, loading it runs no code, and damage is one message."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import random

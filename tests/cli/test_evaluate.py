@@ -1,7 +1,5 @@
 """`evaluate` and `predict` use a trained model."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil
@@ -120,19 +118,19 @@ def test_images_of_any_size_and_mode_are_classified(trained: Path, call_here: Ca
 def test_a_file_that_is_no_picture_does_not_stop_the_others(trained: Path, call_here: CallHere) -> None:
     Image.fromarray(np.zeros((28, 28), np.uint8)).save(trained / "black.png")
     (trained / "Thumbs.db").write_bytes(b"no picture")
-    Image.fromarray(np.zeros((20, 20), np.float32)).save(trained / "deep.tif")
-    ended = call_here(predict_main, "run", "Thumbs.db", "deep.tif", "black.png", folder=trained)
+    Image.fromarray(np.full((20, 20), np.nan, np.float32)).save(trained / "nan.tif")
+    ended = call_here(predict_main, "run", "Thumbs.db", "nan.tif", "black.png", folder=trained)
     assert ended.returncode == 1
     assert ended.stdout.startswith("black.png: ")
     assert "error: Thumbs.db: cannot be read as a picture" in ended.stderr
-    assert "deep.tif: cannot be read as a picture: its pixels have 32 bits" in ended.stderr
+    assert "nan.tif: cannot be read as a picture: some of its pixels are not finite" in ended.stderr
     rows = json.loads(call_here(predict_main, "run", "--json", "Thumbs.db", "black.png", folder=trained).stdout)
     assert [sorted(row) for row in rows] == [["error", "file"], ["all", "class", "file", "probability"]]
 
 
-def test_predict_takes_files_and_folders(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predict_takes_folders_and_patterns(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("b/2.png", "b/1.png", "b/deep/3.PNG"):
+    for name in ("b/2.png", "b/1.png", "b/deep/3.PNG", "[odd].png"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("L", (9, 9)).save(name)
     Path("b/notes.txt").write_text("not an image")
@@ -140,11 +138,16 @@ def test_predict_takes_files_and_folders(trained: Path, tmp_path: Path, monkeypa
     folder = ["b/1.png", "b/2.png", "b/deep/3.PNG"]
     for names, expected in (
         (["b"], folder),
-        (["b/2.png", "b", "absent.png"], [folder[1], folder[0], folder[2], "absent.png"]),
+        (["b/[12].png"], folder[:2]),
+        (["**/*.png"], ["[odd].png", *folder[:2]]),
+        (["b/2.png", "b", "?"], [folder[1], folder[0], folder[2]]),
+        (["[odd].png", "absent.png"], ["[odd].png", "absent.png"]),
     ):
         assert list(map(str, find_images(names))) == expected
     with pytest.raises(DataError, match=r"none: holds no picture \(\.jpg"):
         find_images(["b", "none"])
+    with pytest.raises(DataError, match=r"x\*: matches no file"):
+        find_images(["x*"])
     monkeypatch.setattr("vitmnist.cli.predict.BATCH_SIZE", 2)
     rows = predict(load_inference_model(trained / "run", CPU), find_images(["b"]), CPU)
     assert [row["file"] for row in rows] == folder
@@ -197,7 +200,7 @@ def test_a_split_without_images_is_named(trained: Path, monkeypatch: pytest.Monk
     def without_test_images(dataset: Dataset, data: DataConfig) -> Dataset:
         return replace(dataset, test=dataset.train.subset(slice(0)))
 
-    monkeypatch.setattr("vitmnist.cli.evaluate.prepare", without_test_images)
+    monkeypatch.setattr("vitmnist.cli.evaluate.apply_config", without_test_images)
     with pytest.raises(DataError, match=r"^the test split of mnist has no images$"):
         evaluate(trained / "run", [], None)
 

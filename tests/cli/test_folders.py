@@ -1,7 +1,5 @@
 """A folder is locked before anything is written into it, whatever its name, and no process removes one."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What a run folder or checkpoint of somebody else says is data: it starts nothing, and names no secret."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -30,20 +28,6 @@ def test_a_copied_run_executes_nothing(runs: Path, succeed: Printed, tmp_path: P
     folder, marker = shutil.copytree(runs / "cut", tmp_path / "run"), tmp_path / "marker"
     make_hostile(folder, [popen(marker), "--help"], marker)
     assert "Configuration groups" not in succeed("resume=run", "max_minutes=null")
-    assert not marker.exists()
-
-
-def test_a_sweep_takes_nothing_from_its_record(stateful: list[str], succeed: Printed, tmp_path: Path) -> None:
-    """It is resumed by its own command."""
-    sweep, marker = tmp_path / "swept", tmp_path / "marker"
-    typed = ["-m", *stateful, "seed=1,2", "hydra.sweep.dir=swept"]
-    succeed(*typed)
-    job = next(sweep.glob("0-*"))
-    make_hostile(job, [popen(marker), "--help"], marker)
-    (sweep / "multirun.yaml").write_text((job / ".hydra" / "config.yaml").read_text())
-    (job / "result.json").unlink()
-    succeed(*typed, "resume=auto")
-    assert len(list(sweep.glob("[0-9]-*"))) == 2
     assert not marker.exists()
 
 

@@ -1,7 +1,5 @@
 """Sweeps whose jobs run elsewhere, by the launchers that exist for Hydra: the same answer, and times are marked."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import time

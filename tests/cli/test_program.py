@@ -1,7 +1,5 @@
 """One program with several commands: found at once, explained, and ended in the same ways."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

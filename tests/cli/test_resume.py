@@ -1,7 +1,5 @@
 """A run that was stopped, in whatever way, continues bit for bit."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

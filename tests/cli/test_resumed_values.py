@@ -1,7 +1,5 @@
 """A resumed run has its recorded values and what was typed, and refuses what may not change."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path
@@ -98,7 +96,7 @@ def test_a_change_on_resuming_is_kept(runs: Path, train_here: Train, succeed: Pr
     assert "epoch 3/3" in printed
     assert "disk loader" in printed
     result = result_of(tmp_path / "cut")
-    assert result["overrides"][-2:] == again
+    assert result["overrides"] == again
     assert result["config"]["data"]["loader"]["num_workers"] == 0
 
 

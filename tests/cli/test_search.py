@@ -1,7 +1,5 @@
 """A search by Optuna: over the space of `conf/hparams_search/`, judged by held-out images; it is resumed as a sweep."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import signal

@@ -1,7 +1,5 @@
 """The states of a run's folder: every command is safe in each (docs/command-line.md), and `status` lists them."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -106,14 +104,14 @@ def test_states_of_runs_are_told_apart(quick: list[str], start: Start, tmp_path:
     running = start(*quick, "epochs=100000", "hydra.run.dir=runs/a", output="a.log").until("epoch 2/")
     ((name, state, done, *_),) = rows()
     assert (name, state) == ("runs/a", "running")
-    assert 2 <= int(done.removesuffix("/100000")) < 100000
+    assert 2 <= int(done) < 100000
     running.ended(signal.SIGKILL)
     for path in (tmp_path / "runs" / "a", *(tmp_path / "runs" / "a").iterdir()):
         os.utime(path, (datetime(2026, 1, 2, 3, 4, 5).timestamp(),) * 2)
     assert start(*quick, "hydra.run.dir=runs/b", output="b.log").ended()[0] == 0
     killed, completed = rows()
-    assert (killed[:2], killed[3:]) == (["runs/a", "killed"], ["2026-01-02", "03:04:05"])
-    assert completed[:3] == ["runs/b", "completed", "2/2"]
+    assert (killed[:2], killed[4:]) == (["runs/a", "killed"], ["2026-01-02", "03:04:05"])
+    assert completed[:3] == ["runs/b", "completed", "2"]
 
 
 def test_json_has_plain_values(runs: Path, tmp_path: Path, call_here: CallHere) -> None:

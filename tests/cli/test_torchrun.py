@@ -1,7 +1,5 @@
 """Several processes train as one would: the same batches, losses and records; they begin, stop and fail together."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -174,19 +172,17 @@ def test_a_restart_is_for_a_command_that_resumes(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("typed", "each", "message"),
+    ("typed", "message"),
     [
-        (["batch_size=1"], {}, "batch_size=1: 2 processes train together"),
-        (["device=cuda:0"], {}, "device=cuda:0: names one device for 2 processes; set device=cuda"),
-        (["-m", "seed=1,2"], {}, "-m: is for one process"),
-        (["resume=nowhere"], {}, "nowhere: holds no run"),
+        (["batch_size=1"], "batch_size=1: 2 processes train together"),
+        (["device=cuda:0"], "device=cuda:0: names one device for 2 processes; set device=cuda"),
+        (["-m", "seed=1,2"], "-m: is for one process"),
+        (["resume=nowhere"], "nowhere: holds no run"),
     ],
 )
-def test_what_cannot_be_is_said_once(
-    typed: list[str], each: dict[int, str], message: str, quick: list[str], ranks: StartRanks
-) -> None:
+def test_what_cannot_be_is_said_once(typed: list[str], message: str, quick: list[str], ranks: StartRanks) -> None:
     options = [argument for argument in typed if argument.startswith("-")]
-    started = ranks(2, *options, *quick, *(argument for argument in typed if argument not in options), each=each)
+    started = ranks(2, *options, *quick, *(argument for argument in typed if argument not in options))
     codes, outputs = started.ended()
     assert codes == [1, 1], outputs
     said = [line for output in outputs for line in output.splitlines() if line.startswith("error: ")]

@@ -1,7 +1,5 @@
 """The configuration: every key typed and explained, and every mistake in it named."""
 
-from __future__ import annotations
-
 import math
 import re
 import sys

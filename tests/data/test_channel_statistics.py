@@ -1,7 +1,5 @@
 """Channel statistics that are given instead of those of the training images."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

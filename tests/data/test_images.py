@@ -1,7 +1,6 @@
 """Images of any mode and orientation are read as they look, and a JPEG at a smaller scale almost so."""
 
-from __future__ import annotations
-
+import struct
 from io import BytesIO
 from itertools import product
 from pathlib import Path
@@ -48,28 +47,53 @@ def turned(orientation: int) -> Image.Exif:
         *((GREY.convert(mode), 153) for mode in ("L", "LA", "P", "RGB", "RGBA", "CMYK")),
         (Image.new("1", (9, 9), 1), 255),
         (Image.fromarray(np.full((9, 9), 39_321, dtype=np.uint16)), 153),
+        (Image.fromarray(np.full((9, 9), 50, dtype=np.int32)), 153),
+        (Image.fromarray(np.full((9, 9), 50, dtype=np.float32)), 153),
+        (Image.fromarray(np.full((9, 9), 900, dtype=np.float32)), 255),
         (Image.new("RGBA", (9, 9), (0, 0, 0, 0)), 255),  # transparent pixels become white
     ],
 )
 @pytest.mark.parametrize("mode", ["grey", "rgb"])
 def test_any_mode_of_picture_keeps_its_brightness(tmp_path: Path, image: Image.Image, expected: int, mode: str) -> None:
     save(tmp_path / "picture.tif", image)
-    found = np.asarray(read_picture(tmp_path / "picture.tif", (5, 5), mode))
+    found = np.asarray(read_picture(tmp_path / "picture.tif", (5, 5), mode, range_32_bit=(-100, 150)))
     assert found.mean() == pytest.approx(expected, abs=1)
 
 
-def test_pixels_of_16_bits_have_one_scale_and_32_bits_are_refused(tmp_path: Path) -> None:
-    """The scale of 16 bits does not depend on the pixels of an image."""
+def test_pixels_of_32_bits_need_a_range_and_those_of_16_are_scaled_by_one_rule(tmp_path: Path) -> None:
+    """16 bits: by the type, whatever a picture's own values are, and white where a PNG is transparent."""
+    file = tmp_path / "picture.tif"
     for dtype in (np.int32, np.float32):
-        save(tmp_path / "picture.tif", Image.fromarray(np.full((9, 9), 0.5).astype(dtype)))
-        with pytest.raises(DataError, match=r"picture\.tif: .*its pixels have 32 bits; convert it to 8 or 16"):
-            read_picture(tmp_path / "picture.tif", (9, 9), "grey")
-    dark = np.full((9, 9), 200, np.uint16)
+        save(file, Image.fromarray(np.full((9, 9), 0.5).astype(dtype)))
+        with pytest.raises(DataError, match=r"picture\.tif: .*needs data\.dataset\.range_32_bit=\[BLACK,WHITE\]"):
+            read_picture(file, (9, 9), "grey")
+    dark = np.full((9, 9), 200, np.uint16)  # an int32 picture would once have been taken for one of 8 bits
     (tmp_path / "dark.pgm").write_bytes(b"P5 9 9 65535\n" + dark.astype(">u2").tobytes())
-    save(tmp_path / "dark.png", Image.fromarray(dark))
-    for name in ("dark.pgm", "dark.png"):
-        assert read_picture(tmp_path / name, (9, 9), "grey").getextrema() == (1, 1)
-        assert read_picture(tmp_path / name, (9, 9), "grey", max_16_bit=4095).getextrema() == (12, 12)
+    assert read_picture(tmp_path / "dark.pgm", (9, 9), "grey").getextrema() == (1, 1)
+    dark[0] = 4095
+    save(tmp_path / "deep.png", Image.fromarray(dark), transparency=200)
+    save(tmp_path / "twin.png", Image.fromarray((dark // 16).astype(np.uint8)), transparency=200 // 16)
+    deep, twin = (read_picture(tmp_path / name, (9, 9), "grey", max_16_bit=4095) for name in ("deep.png", "twin.png"))
+    assert deep == twin
+
+
+def write_tiff(path: Path, pixels: np.ndarray[Any, Any], photometric: int, sample_format: int) -> None:
+    """A grey TIFF file as Pillow does not write it."""
+    height, width = pixels.shape
+    tags = {256: width, 257: height, 258: 8 * pixels.itemsize, 259: 1, 262: photometric, 273: 8, 277: 1, 278: height}
+    tags |= {279: pixels.nbytes, 339: sample_format}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    content = pixels.tobytes() + struct.pack("<H", len(tags)) + entries + bytes(4)
+    path.write_bytes(struct.pack("<2sHI", b"II", 42, 8 + pixels.nbytes) + content)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
+def test_white_is_zero_where_a_tiff_file_says_so(tmp_path: Path, dtype: str) -> None:
+    pixels = (np.arange(16).reshape(4, 4) * 17).astype(dtype) * {"uint16": 257}.get(dtype, 1)
+    for photometric, expected in ((1, np.arange(16) * 17), (0, 255 - np.arange(16) * 17)):
+        write_tiff(tmp_path / "a.tif", pixels.astype(dtype), photometric, 3 if dtype == "float32" else 1)
+        found = read_picture(tmp_path / "a.tif", (4, 4), "grey", range_32_bit=(0, 255))
+        assert np.asarray(found).flatten().tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("ending", EXTENSIONS)

@@ -1,7 +1,5 @@
 """Samples that draw random numbers are a pure function of (seed, epoch, index), and no loader freezes them."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path

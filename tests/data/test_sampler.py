@@ -1,7 +1,5 @@
 """The order of an epoch: every image once, another order each epoch, nothing but (seed, epoch) behind it; its ranks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import chain
 from typing import Any

@@ -1,6 +1,4 @@
-"""What is reported of the loaders of a script, and when nothing is concluded."""
-
-from __future__ import annotations
+"""The report on the loaders of a script, and when it has no verdict."""
 
 import json
 from pathlib import Path
@@ -8,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.scripts import SLOW_DATA, diagnose
-from vitmnist.diagnosis.loop import LoaderInfo, Unmeasured
+from vitmnist.diagnosis.loop import OTHER_THREAD, LoaderInfo
 from vitmnist.diagnosis.report import NO_LOADER
 
 
@@ -26,8 +24,8 @@ for epoch in range(2):
 iterator = iter(DataLoader(Slow(), batch_size=2, num_workers=1))
 assert len(iterator) == 12 and iter(iterator) is iterator and iterator._num_workers == 1
 """
-    ended, report = diagnose(tmp_path, script, "--warm-up=3")
-    assert ended.returncode == 0, ended.stderr
+    process, report = diagnose(tmp_path, script, "--warm-up=3")
+    assert process.returncode == 0, process.stderr
     assert (report["incomplete"], report["exit_code"], report["steps"]) == (None, 0, 24)
     main, workers, stream, fast, slow, *rebuilt = report["loops"]
     assert [loop["batches"] for loop in report["loops"]] == [21, 24, 24, 12, 12, 12, 8]
@@ -37,16 +35,16 @@ assert len(iterator) == 12 and iter(iterator) is iterator and iterator._num_work
     assert main["step_s"] >= 0.002
     assert slow["waiting_s"] > max(fast["waiting_s"], 12 * 2 * 0.030)
     assert [loop["passes"] for loop in rebuilt] == [2, 2]
-    assert "loader 3: Stream, batch size 2, num_workers=0 (mine.py:" in ended.stderr
-    assert "  21 batches in 2 passes: waiting " in ended.stderr
+    assert "loader 3: Stream, batch size 2, num_workers=0 (mine.py:" in process.stderr
+    assert "  21 batches in 2 passes: waiting " in process.stderr
     assert not fast["rows"], "the script waits for it less than half as long"
-    now, *others = slow["rows"]
-    assert now["name"] == "as it is"
-    assert now["epoch_s"]["low"] > 12 * 2 * 0.030
+    baseline, *others = slow["rows"]
+    assert baseline["name"] == "as it is"
+    assert baseline["epoch_s"]["low"] > 12 * 2 * 0.030
     assert {row["name"] for row in others} >= {"num_workers=2", "from_dataloader"}
     assert all(row["error"] is None for row in slow["rows"])
     assert (
-        f"  change  {slow['loader']['where']}   {slow['change']}\n  (expected, with an imitated step)" in ended.stderr
+        f"  change  {slow['loader']['where']}   {slow['change']}\n  (expected, with an imitated step)" in process.stderr
     )
 
 
@@ -57,12 +55,12 @@ class Resuming(dataloader._SingleProcessDataLoaderIter):
     def __init__(self, loader, state):
         super().__init__(loader)
 
-class StatefulDataLoader(DataLoader):  # as torchdata's
+class StatefulDataLoader(DataLoader):  # Like torchdata's
     def __iter__(self):
         self.iterator = Resuming(self, None)
         return self.iterator
 
-class Ahead(DataLoader):  # as Accelerate's
+class Ahead(DataLoader):  # Like Accelerate's
     def __iter__(self):
         batches = super().__iter__()
         held = next(batches)
@@ -71,7 +69,7 @@ class Ahead(DataLoader):  # as Accelerate's
             held = batch
         yield held
 
-class Keeping(DataLoader):  # returns one iterator for all epochs, as Ultralytics' loader has
+class Keeping(DataLoader):  # Returns one iterator for all epochs, like a loader of Ultralytics
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.iterator = super().__iter__()
@@ -107,10 +105,10 @@ loader = Pipeline()
 for batch in loader:
     pass
 """
-    ended, report = diagnose(tmp_path, script)
+    process, report = diagnose(tmp_path, script)
     assert (report["incomplete"], report["not_observed"]) == (NO_LOADER, ["__main__.Pipeline"])
-    assert "not observed: __main__.Pipeline, which is none of torch.utils.data" in ended.stderr
-    assert (report["waiting_pct"], ended.returncode) == (None, 0)
+    assert "not observed: __main__.Pipeline, which is none of torch.utils.data" in process.stderr
+    assert (report["waiting_pct"], process.returncode) == (None, 0)
 
 
 def test_a_loader_in_another_thread_has_times_and_the_script_no_verdict(tmp_path: Path) -> None:
@@ -125,30 +123,30 @@ threading.Thread(target=fill).start()
 while batches.get() is not None:
     time.sleep(0.002)
 """
-    ended, report = diagnose(tmp_path, script, "--warm-up=0")
+    process, report = diagnose(tmp_path, script, "--warm-up=0")
     (loop,) = report["loops"]
     assert (report["waiting_pct"], report["bottleneck"]) == (None, None)
-    assert (loop["batches"], loop["waiting_pct"], loop["unmeasured"]) == (24, None, Unmeasured.OTHER_THREAD)
-    assert "verdict" not in ended.stderr
+    assert (loop["batches"], loop["waiting_pct"], loop["unmeasured"]) == (24, None, OTHER_THREAD)
+    assert "verdict" not in process.stderr
 
 
 def test_few_steps_have_figures_and_no_verdict_and_each_rank_a_file(tmp_path: Path) -> None:
     script = f"{SLOW_DATA}train(DataLoader(Slow(), batch_size=2, num_workers=1), epochs=1)"
     (tmp_path / "report.json").touch()
-    ended, _ = diagnose(tmp_path, script, "--warm-up=0", RANK="1", WORLD_SIZE="2")
+    process, _ = diagnose(tmp_path, script, "--warm-up=0", RANK="1", WORLD_SIZE="2")
     report = json.loads((tmp_path / "report-rank1.json").read_text())
     assert (report["steps"], report["waiting_pct"] > 0, report["rank"]) == (12, True, 1)
-    assert "vitmnist diagnose, rank 1: the script ended" in ended.stderr
-    assert "verdict: no verdict: it needs 20 steps, and only 12 were measured" in ended.stderr
+    assert "vitmnist diagnose, rank 1: the script ended" in process.stderr
+    assert "verdict: no verdict: it needs 20 steps, and only 12 were measured" in process.stderr
 
 
 def test_a_loop_without_work_is_observed_and_stopped(tmp_path: Path) -> None:
-    """Its requests follow each other as closely as those of a loop that collects batches; what follows is no work."""
+    """Its requests follow each other as closely as those of a loop that collects its batches."""
     script = f"{SLOW_DATA}for epoch in range(100):\n    for batch in DataLoader(Slow(), batch_size=2):\n        pass\n"
-    ended, report = diagnose(tmp_path, script, "--warm-up=5", "--steps=20", "--stop")
+    process, report = diagnose(tmp_path, script, "--warm-up=5", "--steps=20", "--stop")
     assert (report["stopped"], report["steps"]) == (True, 20)
     assert report["waiting_pct"] > 90
-    assert "the script was stopped, as --stop says" in ended.stderr
+    assert "the script was stopped, as --stop says" in process.stderr
     (loop,) = report["loops"]
     assert loop["change"] == "loader = vitmnist.from_dataloader(loader)"
     assert LoaderInfo(**loop["loader"]).samples == 24

@@ -1,7 +1,5 @@
 """`vitmnist diagnose` over small scripts, which behave as they do without it."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path
@@ -28,7 +26,7 @@ class Numbers:
 
 if __name__ == "__main__":
     def typed(value: int): ...
-    print(typed.__annotations__)  # not those of a file with __future__ imports
+    print(typed.__annotations__)  # They are not those of a file with __future__ imports.
     print(sys.argv[1:], sys.path[0], __file__, __name__, __spec__)
     print(sys.modules["__main__"].Numbers is Numbers)
     atexit.register(lambda: print(pickle.dumps(Numbers())))  # `__main__` stays until the end
@@ -41,9 +39,9 @@ if __name__ == "__main__":
     (tmp_path / "mine.py").write_text(script)
     expected = run_python("mine.py", *arguments, folder=tmp_path)
     monkeypatch.setenv("OBSERVED", "1")
-    ended, report = diagnose(tmp_path, script, "--warm-up=2", "--steps=200", arguments=arguments, fresh=True)
+    process, report = diagnose(tmp_path, script, "--warm-up=2", "--steps=200", arguments=arguments, fresh=True)
     assert "x y" in expected.stdout
-    assert ended.stdout == expected.stdout
+    assert process.stdout == expected.stdout
     assert report["steps"] == 10
 
 
@@ -73,13 +71,13 @@ if child:
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 sys.exit(5)
 """
-    ended, report = diagnose(tmp_path, script, "--warm-up=0")
-    assert ended.returncode == report["exit_code"] == 5
-    assert ended.stderr.count("vitmnist diagnose: ") == 1
+    process, report = diagnose(tmp_path, script, "--warm-up=0")
+    assert process.returncode == report["exit_code"] == 5
+    assert process.stderr.count("vitmnist diagnose: ") == 1
 
 
 def test_a_module_runs_as_by_python_m_and_stop_ends_it(tmp_path: Path) -> None:
-    """A package runs its `__main__`, and is ended after its `finally` blocks."""
+    """A package runs its `__main__`, and its `finally` blocks run before the end."""
     script = f"""import sys
 print(sys.argv[0], sys.argv[-1], sys.path[0], __file__, __name__, __package__, __spec__.name)
 if sys.argv[1] == "--stop":
@@ -95,11 +93,11 @@ finally:
     (tmp_path / "package" / "__main__.py").write_text(script)
     expected = run_python("-m", "package", "--stop", "x", folder=tmp_path)
     options = ("--steps=5", "--warm-up=2", "--stop")
-    ended = run_python("-m", "vitmnist", "diagnose", *options, "-m", "package", "--train", "x", folder=tmp_path)
-    assert ended.returncode == 0
+    process = run_python("-m", "vitmnist", "diagnose", *options, "-m", "package", "--train", "x", folder=tmp_path)
+    assert process.returncode == 0
     assert expected.stdout
-    assert ended.stdout == expected.stdout + "finally\n"
-    assert "script: 5 batches after a warm-up of 2 in " in ended.stderr
+    assert process.stdout == expected.stdout + "finally\n"
+    assert "script: 5 batches after a warm-up of 2 in " in process.stderr
 
 
 def test_an_exception_is_printed_as_without_us_and_what_was_seen_reported(tmp_path: Path) -> None:
@@ -113,12 +111,12 @@ try:
 except ZeroDivisionError as error:
     raise RuntimeError("cannot train") from error
 """
-    ended, report = diagnose(tmp_path, script, fresh=True)
-    traceback, _, printed = ended.stderr.partition("\n\nvitmnist diagnose: ")
+    process, report = diagnose(tmp_path, script, fresh=True)
+    traceback, _, printed = process.stderr.partition("\n\nvitmnist diagnose: ")
     assert traceback.startswith(f'Traceback (most recent call last):\n  File "{tmp_path / "mine.py"}", line ')
     assert "ZeroDivisionError: division by zero" in traceback
     assert traceback.endswith("RuntimeError: cannot train")
-    assert ended.returncode == report["exit_code"] == 1
+    assert process.returncode == report["exit_code"] == 1
     assert (report["incomplete"], report["loops"]) == (NO_BATCHES, [])
     assert "lower --warm-up" in printed
 
@@ -134,13 +132,13 @@ except ZeroDivisionError as error:
     ],
 )
 def test_exit_codes_are_the_scripts_own(tmp_path: Path, last_line: str, code: int) -> None:
-    ended, report = diagnose(tmp_path, f"import os, signal, sys\n{last_line}\n", fresh=True)
+    process, report = diagnose(tmp_path, f"import os, signal, sys\n{last_line}\n", fresh=True)
     expected = run_python("mine.py", folder=tmp_path)
-    assert ended.returncode == report["exit_code"] == code
+    assert process.returncode == report["exit_code"] == code
     assert code == (130 if expected.returncode == -signal.SIGINT else expected.returncode)
-    assert ended.stderr.startswith(expected.stderr)
+    assert process.stderr.startswith(expected.stderr)
     assert report["incomplete"] == NO_LOADER
-    assert "incomplete: no DataLoader was iterated in this process" in ended.stderr
+    assert "incomplete: no DataLoader was iterated in this process" in process.stderr
 
 
 def test_threads_of_the_script_go_on_after_the_report_and_stderr_may_be_closed(tmp_path: Path) -> None:
@@ -159,8 +157,8 @@ threading.Thread(target=train_and_say).start()
 begun.wait()
 sys.stderr.close()
 """
-    ended, report = diagnose(tmp_path, script, fresh=True)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "submitted\ntrained\n", "")
+    process, report = diagnose(tmp_path, script, fresh=True)
+    assert (process.returncode, process.stdout, process.stderr) == (0, "submitted\ntrained\n", "")
     assert report["bottleneck"] is None
 
 
@@ -174,8 +172,8 @@ class Pooled(Slow):
 train(DataLoader(Pooled()))
 sys.exit()
 """
-    ended, report = diagnose(tmp_path, script, "--warm-up=0", fresh=True)
-    assert ended.returncode == 0
+    process, report = diagnose(tmp_path, script, "--warm-up=0", fresh=True)
+    assert process.returncode == 0
     (errors,) = ({row["name"]: row["error"] for row in loop["rows"]} for loop in report["loops"])
     assert (errors["as it is"], errors["from_dataloader"]) == (None, None)
 
@@ -185,13 +183,13 @@ sys.exit()
     [
         (2, [], "which script? Type SCRIPT.py or -m package.module"),
         (1, ["missing.py"], "missing.py: there is no such Python file"),
-        (1, ["-m", "missing.module"], "missing.module: there is no such module"),
+        (1, ["-m", "missing.module"], "-m missing.module: No module named 'missing'"),
         (2, ["--stepz", "3", "mine.py"], "unrecognized arguments: --stepz"),
         (1, ["--json", "missing/report.json", "mine.py"], "error: missing: No such file or directory"),
     ],
 )
 def test_a_bad_command_line_is_explained(call_here: CallHere, code: int, arguments: list[str], message: str) -> None:
-    ended = call_here(main, "diagnose", *arguments)
-    assert ended.returncode == code
-    assert message in ended.stderr
-    assert "Traceback" not in ended.stderr
+    process = call_here(main, "diagnose", *arguments)
+    assert process.returncode == code
+    assert message in process.stderr
+    assert "Traceback" not in process.stderr

@@ -1,7 +1,5 @@
 """Waiting, work and the time of all passes are those of a stopwatch within the script."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from textwrap import indent
@@ -10,8 +8,8 @@ import pytest
 
 from tests.support.scripts import diagnose
 
-POINTS = 3.0  # of a percentage
-OTHER_S = 0.2  # that a script does something else after each loop, while its loaders and iterators stay
+POINTS = 3.0  # Largest difference, in percentage points
+OTHER_S = 0.2  # Seconds after each loop, in which its loaders and iterators stay alive
 
 STOPWATCH = (
     f"""
@@ -28,8 +26,8 @@ class Stopwatch:
         self.began = None
         self.waited = 0.0
         self.steps = []
-        self.last_steps = []  # of passes that are left early
-        self.returned = None  # when the last batch was, of a pass that goes on
+        self.last_steps = []  # Last steps of passes that are left early
+        self.returned = None  # When the last batch was returned, while the pass goes on
     def __enter__(self):
         self.started = time.perf_counter()
         self.began = self.began or self.started
@@ -47,7 +45,7 @@ class Stopwatch:
                 self.returned = time.perf_counter()
                 yield batch
                 self.end_step(self.steps)
-        finally:  # what ends the workers after a break is no part of the loop
+        finally:  # The end of the workers after a break is not part of the loop.
             left = time.perf_counter()
             self.end_step(self.last_steps)
             del iterator
@@ -99,7 +97,6 @@ time.sleep(OTHER_S)
 )
 
 LOOPS = {
-    "two workers": "train(watch.over(DataLoader(Slow(samples=80), 1, num_workers=2)))",
     "short epochs": """
 loader = DataLoader(Slow(samples=8), 1, num_workers=2)
 for epoch in range(4):
@@ -160,19 +157,6 @@ train(watch.over(both), 0.020)
     "zip of one loader": """
 loader = DataLoader(Slow(samples=24), 1)
 train(watch.over(zip(loader, loader)), 0.020)
-""",
-    "an iterator for all passes": """
-class Keeping(DataLoader):
-    iterator = None
-    def __iter__(self):
-        self.iterator = self.iterator or super().__iter__()
-        return self.iterator
-loader = Keeping(Slow(), 1)
-for epoch in range(4):
-    for number, batch in enumerate(watch.over(loader)):
-        time.sleep(0.020)
-        if number == 8:
-            break
 """,
     "validation within an epoch": """
 loader, validation = DataLoader(Slow(samples=12), 1), DataLoader(Slow(0.050, samples=12), 1)
@@ -256,15 +240,15 @@ GROUPS = [pytest.param([*LOOPS], id="loops"), pytest.param([*FRAMEWORKS], id="fr
 
 @pytest.mark.parametrize("names", GROUPS)
 def test_times_are_those_of_a_stopwatch(tmp_path: Path, names: list[str]) -> None:
-    """Of several loops in one process, which imports torch once; each has a stopwatch and a dataset of its own."""
+    """All loops run in one process, which imports torch once. Each has its own stopwatch and class of dataset."""
     script = STOPWATCH
     for name in names:
         loop = indent((LOOPS | FRAMEWORKS)[name] + f"\nwatch.report({name!r})", "    ")
         script += f"\nwatch, Slow = Stopwatch(), type({name!r}, (Samples,), {{}})\ndef loop():\n{loop}\nloop()\n"
     # After a script that failed, nothing is tried.
-    ended, report = diagnose(tmp_path, f"{script}sys.exit(3)\n", "--warm-up=0")
-    assert ended.returncode == 3, ended.stderr
-    truths = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith('{"loop"')]
+    process, report = diagnose(tmp_path, f"{script}sys.exit(3)\n", "--warm-up=0")
+    assert process.returncode == 3, process.stderr
+    truths = [json.loads(line) for line in process.stdout.splitlines() if line.startswith('{"loop"')]
     assert [truth["loop"] for truth in truths] == names
     measured = iter(report["loops"])
     for truth in truths:
@@ -279,5 +263,5 @@ def test_times_are_those_of_a_stopwatch(tmp_path: Path, names: list[str]) -> Non
     assert next(measured, None) is None
     if names == [*LOOPS]:
         assert report["between_s"] >= OTHER_S
-        assert " between the passes over the loaders are not counted" in ended.stderr
+        assert " between the passes over the loaders are not counted" in process.stderr
     assert report["waiting_pct"] == pytest.approx(100 * report["waiting_s"] / report["seconds"])

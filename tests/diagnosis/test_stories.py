@@ -1,7 +1,5 @@
 """The stories of docs/diagnose.md: each script has the limit that the page says, and another one after the change."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -37,31 +35,31 @@ def changes(script: str) -> list[str]:
 
 
 def run(folder: Path, *arguments: str) -> str:
-    """What Python prints, when it ends well."""
-    ended = run_python(*arguments, folder=folder)
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout + ended.stderr
+    """The output of Python, which must exit with code 0."""
+    process = run_python(*arguments, folder=folder)
+    assert process.returncode == 0, process.stderr
+    return process.stdout + process.stderr
 
 
 def observe(folder: Path, script: str, *more: str) -> str:
-    """What the command of the page prints about a script."""
+    """The output of the page's command for a script."""
     documented = re.findall(rf"^\$ vitmnist (diagnose .*) {script}\b", PAGE.read_text(), re.MULTILINE)
     (options,) = set(documented)
     return run(folder, "-m", "vitmnist", *options.split(), *more, script)
 
 
 def measure(folder: Path, script: str) -> str:
-    """What a script prints that calls `diagnose`, over few batches but without running out of time."""
+    """The output of a script that calls `diagnose`, with fewer batches and a longer time limit."""
     text, call = (folder / script).read_text(), "diagnose(loader, step, "
     assert text.count(call) == 1
     (folder / "few.py").write_text(text.replace(call, f"{call}batches=20, seconds=600, "))
     return run(folder, "few.py")
 
 
-def limit(printed: str) -> str:
+def bottleneck_of(printed: str) -> str:
     """input-bound, balanced or compute-bound."""
-    (found,) = re.findall(r"([\w-]+): (?:\d+% of the time is spent waiting|waiting for data)", printed)
-    return found
+    (bottleneck,) = re.findall(r"([\w-]+): (?:\d+% of the time is spent waiting|waiting for data)", printed)
+    return bottleneck
 
 
 def waiting(printed: str) -> int:
@@ -75,12 +73,12 @@ def waiting(printed: str) -> int:
 def test_a_script_has_another_limit_after_its_change(folder: Path, script: str, before: str) -> None:
     """On busy cores a step or what is left of loading takes longer, so that the other limit is seen in the shares."""
     slow = observe(folder, script, *FEW)
-    assert limit(slow) == before
+    assert bottleneck_of(slow) == before
     for diff in changes(script):
         apply_diff(folder, diff)
     # All the steps of the page, because a step takes a few ms: in 20 of them, a core that is busy for 0.1 s decides.
     fast = observe(folder, script)
-    assert limit(fast) in ("compute-bound", "balanced")
+    assert bottleneck_of(fast) in ("compute-bound", "balanced")
     assert (waiting(fast) > waiting(slow)) == (before == "compute-bound")
 
 
@@ -89,12 +87,12 @@ def test_photos_are_input_bound_until_they_are_decoded_once(folder: Path) -> Non
     first, *rest = changes(SCRIPT)
     apply_diff(folder, first)
     printed = measure(folder, SCRIPT)
-    assert limit(printed) == "input-bound"
+    assert bottleneck_of(printed) == "input-bound"
     for row in ("as it is", "num_workers=2", "from_dataloader"):
         assert re.search(rf"^{row} +\d+% +[\d.]+ s", printed, re.MULTILINE), printed
     for diff in rest:
         apply_diff(folder, diff)
-    assert limit(measure(folder, SCRIPT)) != "input-bound"
+    assert bottleneck_of(measure(folder, SCRIPT)) != "input-bound"
 
 
 def test_the_page_and_the_example_have_the_command_of_the_readme() -> None:
@@ -106,11 +104,11 @@ def test_the_page_and_the_example_have_the_command_of_the_readme() -> None:
 
 @pytest.mark.slow  # it draws all pictures
 def test_the_command_of_the_readme_works_in_a_fresh_folder(tmp_path: Path) -> None:
-    """Of which it finds the limit, and leaves nothing but the pictures, which git ignores and the next start uses."""
+    """It finds the bottleneck, and leaves only the pictures, which git ignores and the next start uses."""
     shutil.copytree(PHOTOS.parent, tmp_path / "docs" / "examples")
     (command,) = (line for line in "".join(blocks("bash", REPOSITORY / "README.md")).splitlines() if SCRIPT in line)
     printed = run(tmp_path, "-m", *command.split())
-    assert limit(printed) == "input-bound"
+    assert bottleneck_of(printed) == "input-bound"
     assert f"  change  {SCRIPT}:58   loader = vitmnist.from_dataloader(loader)" in printed
     assert {file.name for file in tmp_path.iterdir()} == {"docs", "photos"}
     pictures = {file: file.stat().st_mtime_ns for file in tmp_path.glob("photos/*/*.jpg")}

@@ -5,8 +5,6 @@
 The modules are imported once, and each rank is a fork of this process. FOLDER gets `VARIANT-RANKS-RANK.json`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import json

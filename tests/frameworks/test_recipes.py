@@ -1,7 +1,5 @@
 """The recipes of docs/recipes.md train on the same batches to the same weights with and without `from_dataloader`."""
 
-from __future__ import annotations
-
 import json
 from importlib.util import find_spec
 from pathlib import Path

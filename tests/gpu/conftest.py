@@ -1,7 +1,5 @@
 """What only a GPU can show: `pytest -m gpu -n0`, in one process, so that no other process uses its memory."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Every loader keeps its promises on a real GPU, also while kernels and copies lag behind the host."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Times and memory are measured on the GPU, not on the host that queues its work."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """A run on the GPU never waits within an epoch, computes what the CPU computes, and resumes to the bit."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 

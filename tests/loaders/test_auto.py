@@ -1,7 +1,5 @@
 """An automatic choice is measured with the step that will train, explained, recorded, and changes nothing but time."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable
@@ -283,8 +281,16 @@ def test_a_step_is_compiled_before_it_is_timed_and_not_within_an_epoch(
     monkeypatch.setattr(Candidate, "time_block", timed)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     candidates = "data.loader.candidates=[disk,ram,gpu_slice]"
-    typed = [*quick, "data/loader=auto", candidates, "trainer.compile=true", "epochs=1", "hydra.run.dir=here", *BRIEF]
-    ended = train_here(*typed)
+    overrides = [
+        *quick,
+        "data/loader=auto",
+        candidates,
+        "trainer.compile=true",
+        "epochs=1",
+        "hydra.run.dir=here",
+        *BRIEF,
+    ]
+    ended = train_here(*overrides)
     assert ended.returncode == 0, ended.stderr
     assert result_of(tmp_path / "here")["compile_s"] > 0
     assert [torch.uint8 in dtypes for dtypes in compiled] == [True, False]

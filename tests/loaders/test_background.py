@@ -1,7 +1,5 @@
 """Loaders with workers and threads release them, however an epoch ends."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import threading

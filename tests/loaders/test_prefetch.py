@@ -1,7 +1,5 @@
 """The background thread: it overlaps, it stops, and it hides nothing."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -17,7 +15,7 @@ import torch
 from tests.support.processes import becomes_true
 from tests.support.samples import Made
 from vitmnist import make_loader
-from vitmnist.data import datasets
+from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import collate_samples
 from vitmnist.loaders.base import Batches, Loader
@@ -45,7 +43,7 @@ class Source(Loader):
 
 
 @pytest.fixture
-def prefetch(tiny: datasets.Dataset) -> PrefetchLoader:
+def prefetch(tiny: Dataset) -> PrefetchLoader:
     sampler = EpochSampler(BATCHES, 1, seed=0)
     loader = PrefetchLoader(PrefetchOptions(queue_size=2), tiny.train, sampler, torch.device("cpu"))
     loader.base = Source(sampler)

@@ -1,7 +1,5 @@
 """Where several processes train one model, `make_loader` gives each its part of every batch, or an error."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Losses are sums over images: padding gives none, and weights follow the classes of the training split."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

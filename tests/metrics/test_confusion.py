@@ -1,7 +1,5 @@
 """Metrics of the confusion matrix, against values computed by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

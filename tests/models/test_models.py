@@ -1,7 +1,5 @@
 """The ViT computes the articles' formulas; models learn; sizes that do not fit are refused."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """AdamW decays only the weights of linear layers; Adam and SGD equal torch's."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Random transforms that are drawn in order and applied in threads: as by workers, without worker processes."""
 
-from __future__ import annotations
-
 import multiprocessing
 import random
 import threading

@@ -1,7 +1,5 @@
 """A DataLoader over decoded samples delivers the batches of the original, bit for bit and in its order."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import random

@@ -1,7 +1,5 @@
 """Samples of any kind are kept as they are, in memory that workers share or in a file, and collated as before."""
 
-from __future__ import annotations
-
 from collections import OrderedDict, UserDict
 from collections.abc import Callable
 from functools import partial

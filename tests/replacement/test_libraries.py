@@ -3,8 +3,6 @@
 tests/frameworks has the transforms of albumentations and MONAI.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What cannot be split, read, kept or delivered as the original does is refused, and the message says which and why."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """Samples are decoded once up to the first random transform, and batches stay those of the original, bit for bit."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Random transforms of tensors in place of PIL images: the same transforms, and pixels that differ by rounding."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Only runs that may be compared are; repeats are one row, and a run that is not ranked says why."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os

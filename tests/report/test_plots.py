@@ -1,7 +1,5 @@
 """The chart: which loader, how much faster, how certain."""
 
-from __future__ import annotations
-
 from itertools import combinations, product
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The report finds real differences with three rounds, and seldom a false one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import permutations
 

@@ -1,7 +1,5 @@
 """Records of known content give exactly the true sentences."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +18,6 @@ TIMES: dict[str, tuple[Records, list[str]]] = {
     ),
     "one configuration": (rounds(3, ram=1.0), [f"Time: {RANGE}"]),
     "first epochs only": ([timed_run("disk"), timed_run("ram")], [NO_TIME]),
-    "equal": (
-        rounds(3, disk=2.01, ram=2.0),
-        [
-            "Lowest time: ram, 2.40 s per epoch (range 2.20–2.60, n=3). Relative to it: disk 1.00 (1.00–1.01, within "
-            "noise)."
-        ],
-    ),
     "options of a loader": (
         three_rounds(
             timed_run("ram", 1.0),
@@ -48,19 +39,11 @@ TIMES: dict[str, tuple[Records, list[str]]] = {
         [timed_run(loader, time + seed / 100, seed=seed) for seed in range(6) for loader, time in TWO_TO_ONE],
         ["Lowest time: ram, 1.02 s per epoch (range 1.00–1.05, n=6). Relative to it: disk 1.98 (single round)."],
     ),
-    "configurations": (
-        three_rounds(*(timed_run("ram", depth / 3, config={"model.depth": depth}) for depth in (3, 6))),
-        [f"Lowest time: model.depth=3, {SAME}"],
-    ),
     "configurations within noise": (
         three_rounds(
             *(timed_run("ram", time, config={"model.depth": depth}) for depth, time in ((3, 1.0), (6, 1.001), (9, 2.0)))
         ),
         [f"Lowest time: model.depth=3, {SAME} Within noise of it: 1 of 2 others."],
-    ),
-    "configurations in one round": (
-        [timed_run("ram", 1.0, config={"model.depth": depth}) for depth in (3, 6)],
-        ["Lowest time: model.depth=3, 1.00 s per epoch (single run)."],
     ),
     "by batch size": (
         three_rounds(

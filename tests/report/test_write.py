@@ -1,7 +1,5 @@
 """The files of a report are complete and agree with each other; the page is readable at any width."""
 
-from __future__ import annotations
-
 import csv
 import re
 from base64 import b64encode

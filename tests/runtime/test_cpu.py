@@ -1,7 +1,5 @@
 """Properties of the processor."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

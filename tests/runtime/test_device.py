@@ -1,7 +1,5 @@
 """No batch is read before its copy has finished, and no memory is reused too early: shown on a fake device."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Files of unknown origin are read as plain values."""
 
-from __future__ import annotations
-
 import io
 import multiprocessing
 from pathlib import Path

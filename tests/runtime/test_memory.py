@@ -1,7 +1,5 @@
 """A set that does not fit into memory is refused before it is read; freed memory is kept for the next batch."""
 
-from __future__ import annotations
-
 import platform
 import subprocess
 import sys

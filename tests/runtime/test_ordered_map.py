@@ -1,7 +1,5 @@
 """Work in threads: order, errors, bounds and ends, and the cores that it leaves to others."""
 
-from __future__ import annotations
-
 import gc
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A set is decoded once, by one process, into files that are complete, found again, and repaired."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

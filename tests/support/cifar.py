@@ -1,7 +1,5 @@
 """Small files in the format of CIFAR-10 and CIFAR-100."""
 
-from __future__ import annotations
-
 import hashlib
 import pickle
 from pathlib import Path

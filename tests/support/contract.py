@@ -1,7 +1,5 @@
 """The contract of a loader of ours: the batches of its definition, in any order of requests, and nothing left."""
 
-from __future__ import annotations
-
 import gc
 from itertools import zip_longest
 from typing import Any

@@ -1,7 +1,5 @@
 """The code blocks of a page of the documentation."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -12,7 +10,9 @@ def blocks(language: str, page: Path) -> list[str]:
 
 def write_block(folder: Path, content: str) -> None:
     """Write a block whose first line is the comment `# NAME` to the file of this name."""
-    (folder / content.partition("\n")[0].removeprefix("# ")).write_text(content)
+    file = folder / content.partition("\n")[0].removeprefix("# ")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(content)
 
 
 def apply_diff(folder: Path, diff: str) -> None:

@@ -1,7 +1,5 @@
 """Small folders of pictures of different sizes, and datasets that read them as scripts do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Writes records of runs with known content."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

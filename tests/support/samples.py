@@ -1,7 +1,5 @@
 """Small datasets: samples that are their own index, or what a function makes of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

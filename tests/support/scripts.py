@@ -1,7 +1,5 @@
 """Scripts under `vitmnist diagnose`, each in a process."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

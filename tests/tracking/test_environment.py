@@ -1,7 +1,5 @@
 """What a record says about machine, software and source code."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

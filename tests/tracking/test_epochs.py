@@ -1,7 +1,5 @@
 """`epochs.csv` has one row for each epoch of the record, at any moment and after any end of the run."""
 
-from __future__ import annotations
-
 import csv
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The images that TensorBoard and `evaluate --grid` show."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

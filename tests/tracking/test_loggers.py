@@ -1,7 +1,5 @@
 """Loggers: chosen by a list, added as one file, and continued by a resumed run."""
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a record says about a run; one that cannot be read is a row that says why, and stops no report."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """TensorBoard shows every epoch and step once, images, and the configuration."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

@@ -4,8 +4,6 @@ A GPU is simulated by what a graph does to its caller: arguments are copied into
 gradients of each replay take the memory of the one before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

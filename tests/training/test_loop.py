@@ -1,7 +1,5 @@
 """The loop computes what a hand-written one computes, times it fully, and leaves the device to work."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from functools import partial

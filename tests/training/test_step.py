@@ -1,7 +1,5 @@
 """However a step is computed, it is the plain step: exactly, or within the rounding that its docstring states."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from functools import partial
@@ -238,6 +236,9 @@ def test_a_schedule_is_asked_for_the_steps_of_the_run_alone(tiny: Dataset, monke
     monkeypatch.setattr(step, "schedule", lambda index: asked.append(index) or 1.0)
     train(step, make_loader(tiny, "ram"))
     assert asked == [*range(9)]
+    step.restart_schedule()  # as `auto` does for each candidate
+    train(step, make_loader(tiny, "ram"), epochs=1)
+    assert asked[9:] == [*range(3)]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS_UNDER_TEST)

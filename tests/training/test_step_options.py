@@ -1,7 +1,5 @@
 """The rules of `trainer=fast`, and the effect of `trainer` and `ema_decay` on a run."""
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A step queues work for a GPU and never waits for it: shown on torch's own simulation of one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

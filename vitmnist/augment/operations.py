@@ -1,11 +1,8 @@
 """The augmentation operations: those that change each image on its own, then mixup and cutmix."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,6 +12,7 @@ from vitmnist.augment.base import (
     OPERATIONS,
     Boxes,
     Mixing,
+    MixingOptions,
     Operation,
     random_bits,
     random_boxes,
@@ -213,7 +211,6 @@ class ColorJitter(Operation):
         return tuple(factor[:, None, None, None] for factor in factors)
 
     def forward(self, images: Tensor, brightness: Tensor, contrast: Tensor, saturation: Tensor) -> Tensor:
-        """Changes the images in place."""
         channels = images.shape[1]
         if channels not in (1, 3):
             raise DataError(f"color_jitter: takes images of 1 or 3 channels, found {channels}; leave it out")
@@ -237,45 +234,8 @@ def _luma(images: Tensor) -> Tensor:
     return red.add_(green).add_(blue)
 
 
-QUANTILES = 4096  # The beta distribution is tabulated, and interpolated linearly.
-
-
-@dataclass
-class MixingOptions:
-    """alpha: the weights are distributed as Beta(alpha, alpha); near 0 few images are mixed, 1 is uniform."""
-
-    alpha: float = config_field(1.0, above=0, at_most=10)
-
-
-class BetaMixing(Mixing):
-    """Draws the weight of an image: the larger of the two weights that Beta(alpha, alpha) gives to a pair.
-
-    Each image is mixed once as itself and once as a partner, so giving the larger weight to the image itself (as fastai
-    does) only changes the pairs, and its own label stays the dominant one.
-    """
-
-    quantiles: Tensor
-
-    def __init__(self, options: MixingOptions) -> None:
-        super().__init__()
-        self.alpha = alpha = options.alpha
-        # The smaller weight is x = u^(1/alpha): in u, the density x^(alpha-1) (1-x)^(alpha-1) has no pole at 0.
-        u = np.linspace(0, 0.5**alpha, QUANTILES + 1)
-        density = (1 - u ** (1 / alpha)) ** (alpha - 1)
-        cumulated = np.concatenate([[0], np.cumsum(density[1:] + density[:-1])])
-        quantiles = np.interp(np.linspace(0, 1, QUANTILES + 1), cumulated / cumulated[-1], u)
-        self.register_buffer("quantiles", torch.from_numpy(quantiles))
-
-    def weights(self, keys: Tensor, index: int) -> Tensor:
-        """The weight of each image, float32 `[B]`, 0.5 to 1."""
-        position = random_uniform(keys, index) * QUANTILES
-        low = position.long()
-        u = torch.lerp(self.quantiles[low], self.quantiles[low + 1], position - low)
-        return (1 - u ** (1 / self.alpha)).float()
-
-
 @OPERATIONS.register("mixup", MixingOptions)
-class Mixup(BetaMixing):
+class Mixup(Mixing):
     """Averages two images (Zhang et al., arXiv:1710.09412)."""
 
     def forward(self, images: Tensor, partners: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
@@ -284,7 +244,7 @@ class Mixup(BetaMixing):
 
 
 @OPERATIONS.register("cutmix", MixingOptions)
-class Cutmix(BetaMixing):
+class Cutmix(Mixing):
     """Pastes a box of the partner (Yun et al., arXiv:1905.04899); the weight of the image is the area that it keeps.
 
     If the partner would get the larger area, the two swap: the image keeps the box, and the partner fills the rest.

@@ -23,8 +23,7 @@ from vitmnist.runtime.ordered_map import map_slices
 from vitmnist.store.rows import is_large
 
 KEY = "data.augment.operations"
-Params = tuple[Tensor, ...]
-"""The random parameters of one operation for a batch, `[B, …]` each."""
+Params = tuple[Tensor, ...]  # The random parameters of an operation for a batch, `[B, …]` each
 
 
 @dataclass
@@ -44,11 +43,7 @@ def build_augment(values: Mapping[str, Any]) -> Compose | None:
 
 
 def input_size(augment: Compose | None, height: int, width: int) -> tuple[int, int]:
-    """Height and width of the model's input, in training and evaluation alike.
-
-    Raises:
-        ConfigError: the augmentation enlarges images, which evaluation would not do.
-    """
+    """Height and width of the model's input; raises `ConfigError` if the augmentation enlarges images."""
     size = augment.output_size(height, width) if augment else (height, width)
     if size[0] > height or size[1] > width:
         raise ConfigError(
@@ -132,7 +127,7 @@ class Preprocess(nn.Module):
     If the augmentation makes images smaller, images that are not augmented are cropped to that size at the centre.
 
     Args:
-        data: a split, or a pair of tensors or map-style dataset, whose uint8 images are read for their statistics.
+        data: a split, or a pair of tensors, whose uint8 images are read for their statistics.
         augment: applied before normalising if keys are given; if it mixes images, `mix_batch` applies it.
         classes: the number of classes, for an augmentation that mixes images; by default that of the split.
         mean, std: instead of `data`, per channel of images in 0…1; a number for one channel.
@@ -161,8 +156,10 @@ class Preprocess(nn.Module):
         if (data is None) == (mean is None) or (mean is None) != (std is None):
             raise ConfigError("Preprocess takes data, as make_loader does, or both mean= and std=")
         source = None if data is None else as_source(data)
+        if source is not None and not isinstance(source, TensorSet):
+            raise ConfigError("Preprocess computes no statistics of a map-style dataset; give mean= and std=")
         channel_mean, channel_std = (mean, std) if source is None else source.channel_statistics()
-        if augment is not None and isinstance(source, TensorSet):
+        if augment is not None and source is not None:
             size = size or augment.output_size(*source.images.shape[-2:])
         self.register_buffer("mean", torch.as_tensor(channel_mean, dtype=torch.float32).view(-1, 1, 1))
         self.register_buffer("std", torch.as_tensor(channel_std, dtype=torch.float32).view(-1, 1, 1))

@@ -1,7 +1,5 @@
 """Loads a trained model with everything that is needed to use it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace

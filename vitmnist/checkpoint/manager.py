@@ -1,7 +1,5 @@
 """Saves and restores the checkpoints of a run."""
 
-from __future__ import annotations
-
 import json
 import logging
 import time
@@ -89,11 +87,7 @@ class CheckpointManager:
         self._saved_at, self._steps_since_save = time.monotonic(), 0
 
     def restore(self, checkpoint: Checkpoint, progress: EpochProgress) -> None:
-        """Restore the run to a checkpoint, and the progress of an epoch under way.
-
-        Raises:
-            DataError: the dataset is another one, or the checkpoint is damaged.
-        """
+        """Restore the run and the progress of its epoch; raises `DataError` if dataset or checkpoint do not fit."""
         with storage.report_damage(self.folder / storage.FOLDER / storage.WEIGHTS["last"]):
             checksums = (self.result.dataset or {})["sha256"]
             differing = [name for name, value in checksums.items() if checkpoint.dataset_sha256.get(name) != value]
@@ -106,12 +100,6 @@ class CheckpointManager:
             if self.world.rank < len(checkpoint.rng):
                 RandomState(device=self.step.device).load_dict(checkpoint.rng[self.world.rank])
         log.info("resumed after %d epochs and %d batches", len(checkpoint.epochs), progress.metrics.num_batches)
-        before, schedule = int(checkpoint.config["epochs"]), self.config.schedule["name"]
-        if before != self.config.epochs and schedule != "constant":
-            message = (
-                "epochs=%d (it was %d): schedule=%s continues at this step of the curve for the new number of epochs"
-            )
-            log.warning(message, self.config.epochs, before, schedule)
 
     def after_step(self, progress: EpochProgress, timer: EpochTimer) -> None:
         """Save within an epoch if due; if the run is to stop, save and raise `RunInterrupted`.

@@ -8,8 +8,6 @@ checkpoints/final.safetensors  the weights at the end
 A `.pt` file is what `torch.save` writes, followed by its SHA-256. `torch.load` ignores these 32 bytes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,7 +1,5 @@
 """The command line of `train`: Hydra's options, overrides in its grammar, and `resume=`."""
 
-from __future__ import annotations
-
 import os
 import re
 from argparse import Namespace
@@ -14,7 +12,7 @@ from vitmnist.errors import ConfigError
 
 # The arguments that begin a run or sweep or resume it, so that the same command can be repeated.
 AUTO_RESUME = "hydra.run.dir=FOLDER resume=auto"
-SWEEP_AUTO_RESUME = "its own command with hydra.sweep.dir=FOLDER resume=auto"
+SWEEP_AUTO_RESUME = "hydra.sweep.dir=FOLDER resume=auto"
 # Options of Hydra that would bypass the checks of the configuration, or load a pickle.
 UNSUPPORTED_OPTIONS = ("config-path", "config-name", "experimental-rerun")
 
@@ -65,7 +63,8 @@ def parse_arguments(argv: list[str]) -> Arguments:
             raise ConfigError(f"resume=auto: in which folder? Type {AUTO_RESUME}, or for a sweep {SWEEP_AUTO_RESUME}")
         return Arguments(options, overrides, Resume.IF_POSSIBLE)
     if options.multirun:
-        raise ConfigError(f"-m: resume={resume} resumes one run; a sweep is resumed by {SWEEP_AUTO_RESUME}")
+        advice = f"a sweep is resumed by its own command with {SWEEP_AUTO_RESUME}"
+        raise ConfigError(f"-m: resume={resume} resumes one run; {advice}")
     overrides.append(f"hydra.run.dir={quote(os.path.expanduser(resume))}")
     return Arguments(options, overrides, Resume.ALWAYS)
 

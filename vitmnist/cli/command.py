@@ -1,7 +1,5 @@
 """A parser for each command, and one way to end for every exception."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

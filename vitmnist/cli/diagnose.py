@@ -8,8 +8,6 @@ The options come before the script; everything after it belongs to the script.
 
 # Nothing here imports torch: the script may set environment variables before it does.
 
-from __future__ import annotations
-
 import builtins
 import json
 import os
@@ -41,10 +39,6 @@ def _parse(parser: ArgumentParser) -> Namespace:
     options = parser.parse_args()
     if options.steps is None and options.stop:
         options.steps = 200
-    if options.steps is not None and options.steps < 1:
-        parser.error(f"--steps {options.steps}: must be at least 1")
-    if options.warm_up < 0:
-        parser.error(f"--warm-up {options.warm_up}: must be at least 0")
     if not (options.module or options.script):
         parser.error("which script? Type SCRIPT.py or -m package.module after the options")
     return options
@@ -57,7 +51,7 @@ def main(options: Namespace) -> None:
         options.json.parent.stat()  # Raises if there is none, before the script runs.
     sys.argv = options.module or options.script
     observer = Observer(options.steps, options.warm_up, options.stop)
-    exit_code = _exit_code(_run(bool(options.module)))
+    exit_code = _run(bool(options.module))
     if os.getpid() != observer.process_id:  # This is a child that the script has forked.
         sys.exit(exit_code)
     observer.end()
@@ -70,45 +64,35 @@ def main(options: Namespace) -> None:
     sys.exit(exit_code)
 
 
-def _run(is_module: bool) -> BaseException | None:
-    """Run the script of the command line as `__main__`, and return the exception that ended it."""
+def _run(is_module: bool) -> int:
+    """Run the script of the command line as `__main__`, and return its exit code."""
     name = sys.argv[0]
     # As Python does, the import path begins with the working directory, or with the folder of the script.
     sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(name))
-    exists = not is_module and os.path.isfile(name)
-    with suppress(ModuleNotFoundError):
-        exists = exists or (is_module and find_spec(name) is not None)
+    try:
+        exists = find_spec(name) is not None if is_module else os.path.isfile(name)
+    except ModuleNotFoundError as error:  # find_spec imports the package of the module.
+        raise DataError(f"-m {name}: {error}") from error
     if not exists:
         raise DataError(f"{name}: there is no such {'module' if is_module else 'Python file'}")
     try:
         if is_module:
             runpy.run_module(name, run_name="__main__", alter_sys=True)
         else:
-            _run_script(os.path.abspath(name))
+            # `runpy.run_path` would remove `__main__`, which the script's threads and exit handlers may need.
+            path = os.path.abspath(name)
+            sys.modules["__main__"] = script = ModuleType("__main__")
+            script.__dict__.update(__file__=path, __builtins__=builtins)
+            exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), script.__dict__)
     except SystemExit as error:
-        if not isinstance(error.code, int | None):
-            with suppress(ValueError):  # The script may have closed stderr.
-                print(error.code, file=sys.stderr)
-        return error
+        if isinstance(error.code, int | None):
+            return (error.code or 0) & 0xFF
+        print(error.code, file=sys.stderr)
+        return 1
     except BaseException as error:
         traceback = error.__traceback__
         while traceback and traceback.tb_frame.f_code.co_filename in (__file__, runpy.run_module.__code__.co_filename):
             traceback = traceback.tb_next
         sys.excepthook(type(error), error.with_traceback(traceback), traceback)
-        return error
-    return None
-
-
-def _run_script(path: str) -> None:
-    """As `runpy.run_path`, but `__main__` stays in place: the script's threads and exit handlers may need it."""
-    sys.modules["__main__"] = main = ModuleType("__main__")
-    main.__dict__.update(__file__=path, __builtins__=builtins)
-    exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), main.__dict__)
-
-
-def _exit_code(error: BaseException | None) -> int:
-    """The exit code of a process that is ended by this exception."""
-    if isinstance(error, KeyboardInterrupt):
-        return ExitCode.INTERRUPTED
-    code = error.code if isinstance(error, SystemExit) else int(error is not None)
-    return code & 0xFF if isinstance(code, int) else int(code is not None)
+        return ExitCode.INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+    return 0

@@ -8,8 +8,6 @@ The weights are the best ones if there are any (best.pt), else the final ones. T
 in training: validation if there is such a split, else test. --split names another.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from argparse import ArgumentParser, Namespace

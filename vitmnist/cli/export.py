@@ -7,8 +7,6 @@ Nothing is written unless the exported model predicts the same classes as the or
 evaluated on. A description of the model is written next to it, as JSON. An existing file is not overwritten.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json
@@ -27,7 +25,6 @@ import vitmnist
 from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
 from vitmnist.cli.command import command, echo
 from vitmnist.cli.evaluate import IMAGE_KEYS, add_run_arguments, evaluation_config, evaluation_dataset
-from vitmnist.cli.resume import recorded_overrides
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.images import ImageReader
 from vitmnist.errors import ConfigError, MissingExtraError, UserError
@@ -78,13 +75,12 @@ FORMATS = {
 }
 
 
-def describe_model(file: str, content: bytes, trained: InferenceModel, summary: str, overrides: list[str]) -> str:
+def describe_model(file: str, content: bytes, trained: InferenceModel, summary: str) -> str:
     """What a program that uses the exported model needs to know, as JSON.
 
     Args:
         content: the bytes of the exported file.
         summary: what `export_model` says about the accuracy and the logits.
-        overrides: the command line of the training.
     """
     reader = trained.reader()
     description = {
@@ -95,7 +91,6 @@ def describe_model(file: str, content: bytes, trained: InferenceModel, summary: 
         "classes": trained.classes,
         "read_by": vars(reader) if isinstance(reader, ImageReader) else f"the dataset {trained.dataset.get('name')}",
         "check": summary,
-        "overrides": overrides,
         "versions": {"vitmnist": vitmnist.__version__, "torch": torch.__version__},
     }
     return json.dumps(description, ensure_ascii=False, indent=2) + "\n"
@@ -160,7 +155,7 @@ def main(options: Namespace) -> None:
     trained = load_inference_model(options.run, torch.device("cpu"), options.weights)
     dataset = evaluation_dataset(options.run, config)
     content, summary = export_model(file_format, trained, dataset, config.batch_size)
-    text = describe_model(output.name, content, trained, summary, recorded_overrides(options.run))
+    text = describe_model(output.name, content, trained, summary)
     write_atomic(output, content)
     write_atomic(description, text.encode(errors="surrogateescape"))
     echo(f"{display_path(output)}\n{display_path(description)}\n{summary}")

@@ -1,7 +1,5 @@
 """Errors of Hydra and OmegaConf as one line: unknown keys, unknown members and wrong types have advice."""
 
-from __future__ import annotations
-
 import re
 from traceback import walk_tb
 

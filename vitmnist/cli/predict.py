@@ -7,9 +7,8 @@ Images of any size and mode are resized and converted to the model's input. MNIS
 is for pen on paper. A folder means all images in it and below it; a glob pattern may be quoted.
 """
 
-from __future__ import annotations
-
 import json
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
 from vitmnist.cli.command import command, echo
 from vitmnist.cli.evaluate import add_run_arguments
 from vitmnist.data.image_listing import find_images
-from vitmnist.data.images import to_tensor
+from vitmnist.data.images import file_warnings, to_tensor
 from vitmnist.errors import DataError
 from vitmnist.runtime.device import choose_device
 
@@ -44,7 +43,10 @@ def predict(
         for path in paths[start : start + BATCH_SIZE]:
             rows[path] = {"file": str(path)}
             try:
-                image = to_tensor(read(path))
+                with file_warnings() as warned:
+                    image = to_tensor(read(path))
+                if warned:
+                    rows[path]["warning"] = warned[path]
                 # A reader of the user's may return other shapes.
                 if (shape := tuple(image.shape)) != trained.shape:
                     raise DataError(f"{path}: is read as {shape}, and the model takes {trained.shape}")
@@ -63,7 +65,7 @@ def predict(
 
 def _parse(parser: ArgumentParser) -> Namespace:
     add_run_arguments(parser)
-    parser.add_argument("images", nargs="+", help="image files, folders of images")
+    parser.add_argument("images", nargs="+", help="image files, folders of images, glob patterns")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, … (auto)")
     parser.add_argument("--invert", action="store_true", help="exchange light and dark first")
@@ -78,6 +80,8 @@ def main(options: Namespace) -> None:
     if options.json:
         print(json.dumps(rows))
     for row in rows:
+        if "warning" in row:
+            echo(f"warning: {row['file']}: {row['warning']}", sys.stderr)
         if "class" in row and not options.json:
             echo(f"{row['file']}: {row['class']} ({100 * row['probability']:.1f}%)")
     if unreadable := [row["error"] for row in rows if "error" in row]:

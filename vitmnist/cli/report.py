@@ -1,7 +1,5 @@
 """Commands about many runs: `report` compares them, `status` lists them with their progress."""
 
-from __future__ import annotations
-
 import json
 from argparse import ArgumentParser, Namespace
 from datetime import datetime
@@ -70,13 +68,6 @@ def status(options: Namespace) -> None:
     if options.json:
         print(json.dumps(runs))
         return
-    rows = [
-        {
-            "run": run["folder"],
-            "state": run["state"],
-            "epochs": f"{run['epochs_done']}/{run['epochs'] or '?'}",
-            "written": f"{datetime.fromtimestamp(run['written_at']):%Y-%m-%d %H:%M:%S}",
-        }
-        for run in runs
-    ]
-    echo(tabulate(rows, headers="keys", tablefmt="plain", disable_numparse=True))
+    for run in runs:
+        run["written_at"] = f"{datetime.fromtimestamp(run['written_at']):%Y-%m-%d %H:%M:%S}"
+    echo(tabulate(runs, headers="keys", tablefmt="plain", disable_numparse=True))

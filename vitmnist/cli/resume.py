@@ -3,10 +3,7 @@
 A record is data: it is checked against the schema, and nothing of it is given to Hydra, resolved or imported.
 """
 
-from __future__ import annotations
-
 import shlex
-from contextlib import suppress
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -30,7 +27,7 @@ from vitmnist.config.validation import escape_interpolations, validate
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.files import UnreadableError, display_path, read_plain
 from vitmnist.runtime.run_folder import has_checkpoint
-from vitmnist.tracking.result import CONFIG, OVERRIDES
+from vitmnist.tracking.result import CONFIG
 from vitmnist.tracking.runs import read_run
 
 # The files of these groups set keys of other groups (`@package _global_`).
@@ -88,14 +85,6 @@ def _recorded_values(folder: Path) -> dict[str, object]:
     except (UnreadableError, ConfigError) as error:
         raise ConfigError(f"{display_path(source)}: {error}; restore the file, or start a new run") from error
     return values
-
-
-def recorded_overrides(folder: Path) -> list[str]:
-    """The overrides that a run was started with, for display; empty if they are lost."""
-    with suppress(FileNotFoundError, UnreadableError):
-        recorded = read_plain(folder / OVERRIDES)
-        return [str(override) for override in recorded] if isinstance(recorded, list) else []
-    return []
 
 
 def is_resumable(folder: Path) -> bool:

@@ -3,8 +3,6 @@
 `torchrun` starts the same command line several times.
 """
 
-from __future__ import annotations
-
 import logging
 import shlex
 import sys
@@ -22,10 +20,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, read_write
 
 import vitmnist
-from vitmnist.cli.arguments import Arguments, Resume, is_hydra_override, key_of, parse_arguments, value_of, without_keys
+from vitmnist.cli.arguments import Arguments, Resume, is_hydra_override, parse_arguments, value_of, without_keys
 from vitmnist.cli.command import PrintableFormatter, echo
 from vitmnist.cli.process import TrainingProcess, exit_with_message, import_trainer
-from vitmnist.cli.resume import GLOBAL_GROUPS, is_resumable, recorded_config, recorded_overrides, report_if_completed
+from vitmnist.cli.resume import GLOBAL_GROUPS, is_resumable, recorded_config, report_if_completed
 from vitmnist.cli.sweep import run_sweep
 from vitmnist.config import CONF
 from vitmnist.config.schema import Config, to_plain_dict
@@ -41,7 +39,7 @@ PRINTING_OPTIONS = ("help", "hydra_help", "cfg", "info", "shell_completion")
 
 @dataclass(frozen=True)
 class ConfiguredRun:
-    """A run that is ready to train in its locked folder; the overrides of all its starts are only recorded."""
+    """A run that is ready to train in its locked folder; the overrides are only recorded."""
 
     config: Config
     folder: Path
@@ -133,9 +131,6 @@ def configure_run(process: TrainingProcess, composed: DictConfig, arguments: Arg
         composed.hydra.runtime.output_dir = str(folder.absolute())
     configure_log(composed.hydra.job_logging, composed.hydra.verbose)
     process.resources.enter_context(env_override(composed.hydra.job.env_set))
-    if resume is Resume.ALWAYS:
-        # An override of this start replaces those of the same key in earlier starts.
-        overrides = without_keys(recorded_overrides(folder), {*map(key_of, overrides)}) + overrides
     return ConfiguredRun(config, folder.absolute(), [text for text in overrides if not is_hydra_override(text)])
 
 

@@ -1,7 +1,5 @@
 """Composes the configuration from `conf/` and overrides, as Hydra does, and names the folder of a run after them."""
 
-from __future__ import annotations
-
 import re
 import secrets
 from collections.abc import Sequence

@@ -57,7 +57,7 @@ class DataConfig:
 
 
 class Precision(str, Enum):
-    """The precision of matrix products; see `vitmnist.training.step`."""
+    """The precision of matrix products; see `vitmnist.training.step_options`."""
 
     auto = "auto"
     fp32 = "fp32"

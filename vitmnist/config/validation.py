@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -87,7 +88,8 @@ def describe_refused_value(error: errors.OmegaConfBaseException, key: str = "") 
 
 def _allowed_types(item: Field[Any]) -> str:
     """The types of a field as a user writes them, such as `int | auto | null`."""
-    return str(item.type).replace("None", "null").replace("str", AUTO if "allows_auto" in item.metadata else "str")
+    types = item.type if isinstance(item.type, str) else inspect.formatannotation(item.type)
+    return types.replace("None", "null").replace("str", AUTO if "allows_auto" in item.metadata else "str")
 
 
 def _check_values(options: DataclassInstance, key: str) -> None:

@@ -1,9 +1,7 @@
 """Mean and standard deviation of the channels of images: computed from uint8 `[N, C, H, W]`, or as configured."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,10 +77,9 @@ def mean_and_std(sums: NDArray[np.uint64]) -> tuple[tuple[float, ...], tuple[flo
     return tuple(mean), tuple(std)
 
 
-def channel_statistics(images: Tensor | Iterable[Tensor]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel of images, a tensor or batches; raises as the two functions above."""
-    batches = [images] if isinstance(images, Tensor) else images
-    return mean_and_std(sum(map(channel_sums, batches), np.zeros((), np.uint64)))
+def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel of images; raises as the two functions above."""
+    return mean_and_std(channel_sums(images))
 
 
 @dataclass

@@ -1,13 +1,15 @@
 """Lists image files: in files and folders, and in the splits and classes of a dataset."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
+from glob import glob, has_magic
+from itertools import chain
 from pathlib import Path
 
 from vitmnist.errors import DataError, join_names
@@ -27,6 +29,9 @@ SPLITS = {
 SPLIT_OF = {spelling: split for split, spellings in SPLITS.items() for spelling in spellings}
 """The split that each of these names stands for."""
 
+nfc = partial(unicodedata.normalize, "NFC")
+"""Composes a name. Files that were copied from macOS have the same names decomposed (NFD)."""
+
 ClassifiedFiles = list[tuple[Path, str]]
 """Image files with the names of their classes."""
 LabelledFiles = list[tuple[Path, int]]
@@ -34,15 +39,21 @@ LabelledFiles = list[tuple[Path, int]]
 
 
 def find_images(names: Sequence[str]) -> list[Path]:
-    """The image files that names of files and folders stand for, each once, in this order.
+    """The image files that files, folders and glob patterns name, each once, in this order.
 
     A file that does not exist is reported when it is read.
 
     Raises:
-        DataError: a folder has no images.
+        DataError: a folder has no images, or a pattern has no match.
     """
     images: list[Path] = []
-    for path in map(Path, names):
+    paths: list[str] = []
+    for name in names:
+        matches = [name] if not has_magic(name) or Path(name).exists() else sorted(glob(name, recursive=True))
+        if not matches:
+            raise DataError(f"{name}: matches no file")
+        paths += matches
+    for path in map(Path, paths):
         inside = select_images(list_files(path)) if path.is_dir() else [path]
         if not inside:
             raise DataError(f"{path}: holds no picture ({', '.join(EXTENSIONS)})")
@@ -92,13 +103,15 @@ def select_images(files: Sequence[Path]) -> list[Path]:
 
 
 def list_splits(folder: Path) -> dict[str, ClassifiedFiles]:
-    """The images of each split in the folders of classes; all are training images if no folders of splits are there.
+    """The images of each split, in folders of classes; without folders of splits, all are training images.
 
     Raises:
         DataError: there are fewer than two folders of classes, two classes share a folder, or classes look like splits.
     """
     folders = _split_folders(folder) or {"train": folder}
-    return {split: _list_classes(path) for split, path in folders.items()}
+    files = {split: _list_class_files(path) for split, path in folders.items()}
+    images = set(select_images([path for by_class in files.values() for path in chain(*by_class.values())]))
+    return {split: _classify(path, files[split], images) for split, path in folders.items()}
 
 
 def label_splits(
@@ -114,10 +127,13 @@ def label_splits(
         DataError: the classes of the splits differ, or there are too few images for a test split.
     """
     classes = sorted({name for _, name in splits["train"]})
+    spellings = Counter(map(str.casefold, classes))
+    if alike := [name for name in classes if spellings[name.casefold()] > 1]:
+        log.warning("%s: classes that differ only in upper and lower case are different: %s", source, join_names(alike))
     _check_classes(source, classes, splits, may_lack_classes)
     splits = {split: in_hash_order(files, folder) for split, files in splits.items()}
     if len(splits) == 1 and test_share:
-        train, test = _divide(splits["train"], test_share)
+        train, test = _take_test_split(splits["train"], test_share)
         if not test:
             raise DataError(f"{source}: too few pictures to take {test_share:g} of each class for the test")
         splits = {"train": train, "test": test}
@@ -131,7 +147,7 @@ def no_images(source: Path, empty: Sequence[str], num_classes: int) -> str:
 
 def in_hash_order(files: ClassifiedFiles, folder: Path) -> ClassifiedFiles:
     """Sort images by a hash of their names, which mixes the classes and changes little when images are added."""
-    return sorted(files, key=lambda file: hashlib.sha256(os.fsencode(str(file[0].relative_to(folder)))).digest())
+    return sorted(files, key=lambda file: hashlib.sha256(os.fsencode(nfc(str(file[0].relative_to(folder))))).digest())
 
 
 def _check_classes(
@@ -164,19 +180,28 @@ def _split_folders(folder: Path) -> dict[str, Path]:
     return folders
 
 
-def _list_classes(folder: Path) -> ClassifiedFiles:
+def _list_class_files(folder: Path) -> dict[str, list[Path]]:
     classes = visible_folders(folder, [path.name for path in folder.iterdir() if path.is_dir()])
     if len(classes) < 2:
         raise DataError(
             f"{folder}: two or more folders of a class are expected, with pictures in {folder}/CLASS/ (to evaluate a "
             f"model, with the names of its classes); found: {join_names(classes) or 'none'}"
         )
-    images = select_images([path for name in classes for path in list_files(folder / name)])
-    files = [(path, path.relative_to(folder).parts[0]) for path in images]
+    return {name: list_files(folder / name) for name in classes}
+
+
+def _classify(folder: Path, class_files: dict[str, list[Path]], images: set[Path]) -> ClassifiedFiles:
+    """The images among the files of classes, with their classes; logs classes without images."""
+    files = [(path, name) for name, paths in class_files.items() for path in paths if path in images]
+    class_of: dict[str, str] = {}  # The class of each folder with images, by its real path
+    for parent, name in sorted({(path.parent, name) for path, name in files}):
+        other = class_of.setdefault(os.path.realpath(parent), name)
+        if other != name:
+            raise DataError(f"{folder}: the classes {other} and {name} have the same folder; remove a link")
     _refuse_splits(folder, files)
-    if empty := sorted(set(classes) - {name for _, name in files}):
-        log.warning("%s; left out", no_images(folder, empty, len(classes)))
-    return files
+    if empty := sorted(set(class_files) - {name for _, name in files}):
+        log.warning("%s; left out", no_images(folder, empty, len(class_files)))
+    return [(path, nfc(name)) for path, name in files]
 
 
 def _refuse_splits(folder: Path, files: ClassifiedFiles) -> None:
@@ -201,14 +226,14 @@ def _refuse_splits(folder: Path, files: ClassifiedFiles) -> None:
         )
 
 
-def _divide(files: ClassifiedFiles, test_share: float) -> tuple[ClassifiedFiles, ClassifiedFiles]:
+def _take_test_split(files: ClassifiedFiles, test_share: float) -> tuple[ClassifiedFiles, ClassifiedFiles]:
     counts = Counter(name for _, name in files)
     # At least one image of each class stays for training.
     num_left = {name: min(round(count * test_share), count - 1) for name, count in counts.items()}
     train: ClassifiedFiles = []
     test: ClassifiedFiles = []
     for path, name in files:
-        part = test if num_left[name] > 0 else train
-        part.append((path, name))
+        split = test if num_left[name] > 0 else train
+        split.append((path, name))
         num_left[name] -= 1
     return train, test

@@ -1,20 +1,21 @@
 """From an image file of any format, size and mode to uint8 pixels `[H, W, C]` of one size."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from contextlib import suppress
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import ExifTags, Image, TiffImagePlugin, UnidentifiedImageError
 from torch import Tensor
 
 from vitmnist.errors import DataError
@@ -22,6 +23,8 @@ from vitmnist.store.rows import is_large
 
 Pixels = NDArray[np.uint8]
 """The pixels of an image, `[H, W, C]` or `[H, W]`."""
+_current = threading.local()
+"""The attribute `path` is the file that the current thread reads."""
 
 
 class Mode(str, Enum):
@@ -48,7 +51,8 @@ class ImageReader:
         mode: the channels.
         resize: how an image of another shape gets this size.
         draft: decode a JPEG at the smallest of the scales 1/8, 1/4, 1/2 and 1 that is at least twice the size.
-        max_16_bit: the value of 16-bit grey pixels that becomes white. Images of 32 bits are refused.
+        max_16_bit: the value of 16-bit grey pixels that becomes white.
+        range_32_bit: the values of int32 and float pixels that become black and white; None refuses such images.
     """
 
     size: tuple[int, int]
@@ -56,9 +60,11 @@ class ImageReader:
     resize: Resize = Resize.stretch
     draft: bool = False
     max_16_bit: int = 65_535
+    range_32_bit: tuple[float, float] | None = None
 
     def __call__(self, path: Path) -> Pixels:
         """Read a file; raises `DataError` if it cannot be read."""
+        _current.path = path
         try:
             content = np.fromfile(path, np.uint8)
             with Image.open(BytesIO(content.data)) as image:
@@ -67,12 +73,14 @@ class ImageReader:
             reason = getattr(error, "strerror", None) or error  # The error of a missing file repeats its name.
             reason = "unknown format" if isinstance(error, UnidentifiedImageError) else reason
             raise DataError(f"{path}: cannot be read as a picture: {reason}") from error
+        finally:
+            _current.path = None
 
     def convert(self, image: Image.Image, decode: Callable[[Image.Image], Pixels] = np.array) -> Pixels:
         """Convert an image that is opened, but not loaded; `decode` returns its pixels at full size, like `np.array`.
 
         Raises:
-            ValueError: the pixels have 32 bits.
+            ValueError: the pixels cannot be scaled to 8 bits.
         """
         orientation, size = self._stored_size(image)
         full_size = image.size
@@ -108,11 +116,21 @@ class ImageReader:
         return image if image.mode == mode else image.convert(mode)
 
     def _scale_to_8_bit(self, image: Image.Image) -> Image.Image:
-        """Scale 16-bit pixels, which Pillow would clip at 255; it gives those of PNG and PGM files as int32."""
-        if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):
-            raise ValueError("its pixels have 32 bits; convert it to 8 or 16")
-        pixels = np.asarray(image) * (255 / self.max_16_bit)
-        return Image.fromarray(pixels.round().clip(0, 255).astype(np.uint8))
+        """Scale 16- or 32-bit pixels, which Pillow would clip at 255; a transparent grey value becomes white."""
+        pixels = np.asarray(image).astype(np.float64)
+        if not np.isfinite(pixels).all():
+            raise ValueError("some of its pixels are not finite")
+        # Pillow gives the 16-bit pixels of PNG and PGM files as int32.
+        is_32_bit = image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM"))
+        if not (limits := self.range_32_bit if is_32_bit else (0, self.max_16_bit)):
+            problem = f"its 32-bit pixels are {pixels.min():g} to {pixels.max():g}"
+            raise ValueError(f"{problem}; training on such pictures needs data.dataset.range_32_bit=[BLACK,WHITE]")
+        # Pillow inverts TIFF files of up to 8 bits in which 0 is white (PhotometricInterpretation), and no others.
+        is_white_zero = getattr(image, "tag_v2", {}).get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) in (0, (0,))
+        black, white = limits[::-1] if is_white_zero else limits
+        scaled = ((pixels - black) * (255 / (white - black))).round().clip(0, 255)
+        scaled[pixels == image.info.get("transparency", np.nan)] = 255
+        return Image.fromarray(scaled.astype(np.uint8))
 
     def _crop_or_pad(self, pixels: Pixels) -> Pixels:
         (width, height), (rows, columns) = self.size, pixels.shape[:2]
@@ -122,6 +140,23 @@ class ImageReader:
         if self.resize == Resize.pad:
             return np.pad(pixels, ((-top, height - rows + top), (-left, width - columns + left), (0, 0)))
         return pixels
+
+
+@contextmanager
+def file_warnings() -> Iterator[dict[Path, str]]:
+    """Collect a warning of Pillow for each file that any thread reads, in place of printing it without the file."""
+    collected: dict[Path, str] = {}
+
+    def collect(message: Warning | str, *parts: Any, **options: Any) -> None:
+        if path := getattr(_current, "path", None):
+            collected[path] = str(message)
+        else:
+            show(message, *parts, **options)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", module="PIL", append=True)  # Filters of the user come first.
+        show, warnings.showwarning = warnings.showwarning, collect
+        yield collected
 
 
 def _decode(content: Pixels, image: Image.Image) -> Pixels:

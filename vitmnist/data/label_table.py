@@ -1,16 +1,15 @@
 """A table of labels: a CSV file with the file, the class and perhaps the split of each image."""
 
-from __future__ import annotations
-
 import csv
 import logging
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitmnist.data.image_listing import SPLIT_OF, SPLITS, ClassifiedFiles
+from vitmnist.data.image_listing import SPLIT_OF, SPLITS, ClassifiedFiles, nfc
 from vitmnist.errors import DataError, join_names
 
 log = logging.getLogger(__name__)
@@ -93,7 +92,9 @@ class LabelTable:
         split = SPLIT_OF.get(spelling.lower())
         if not split:
             raise ValueError(f"{columns.split}={spelling}: must be train, val or test")
-        path = folder / f"{name}{self.suffix}"
+        name += self.suffix
+        forms = (name, *(unicodedata.normalize(form, name) for form in ("NFC", "NFD")))
+        path = next((folder / form for form in forms if (folder / form).exists()), folder / name)
         if not path.is_relative_to(folder) or ".." in path.relative_to(folder).parts:
             raise ValueError(f"{name}: must be below data.dataset.path={folder}, without '..'")
-        return path, label, split
+        return path, nfc(label), split

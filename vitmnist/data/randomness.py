@@ -7,8 +7,6 @@ read. Other sources of randomness cannot be seen, such as a `default_rng()` that
 server: such a sample is noticed only if it is among the few that are read twice and compared.
 """
 
-from __future__ import annotations
-
 import inspect
 import pickle
 import random

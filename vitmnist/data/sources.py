@@ -60,10 +60,6 @@ class SampleSource(ABC):
     def bytes_to_load(self, device: torch.device) -> int:
         """Bytes to allocate on a device for a copy of all samples; 0 if they are there already."""
 
-    @abstractmethod
-    def channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation of each channel of uint8 images; raises as the function of this name."""
-
 
 @dataclass(frozen=True)
 class TensorSet(SampleSource):
@@ -112,6 +108,7 @@ class TensorSet(SampleSource):
         return images, labels
 
     def channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation of each channel of uint8 images; raises as the function of this name."""
         return channel_statistics(self.images)
 
     def bytes_to_load(self, device: torch.device) -> int:
@@ -175,7 +172,9 @@ class DatasetSource(SampleSource):
     def _chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
         """All samples in turn, to be stored; they must have the same shapes and dtypes."""
         expected, count = None, 0
-        for chunk in self._read_once(self._read_fixed):
+        workers = reading_workers(self.dataset)
+        sample_nbytes = self.bytes_to_load(torch.device("cpu")) / len(self) if workers and len(self) else 0
+        for chunk in read_once(self.dataset, self._read_fixed, sample_nbytes, workers):
             signature = [f"{part.dtype} {list(part.shape[1:])}" for part in chunk]
             expected = expected or signature
             if signature != expected:
@@ -184,19 +183,6 @@ class DatasetSource(SampleSource):
                 )
             count += len(chunk[0])
             yield chunk
-
-    def channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        # Not from `_chunks`, because random samples have statistics too.
-        return channel_statistics(images for images, _ in self._read_once(self._read_any))
-
-    def _read_once(self, read: Callable[[range], tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-        workers = reading_workers(self.dataset)
-        sample_nbytes = self.bytes_to_load(torch.device("cpu")) / len(self) if workers and len(self) else 0
-        return read_once(self.dataset, read, sample_nbytes, workers)
-
-    def _read_any(self, indices: range) -> tuple[Tensor, Tensor]:
-        """Collate some samples, random ones too."""
-        return _pair(self.read(slice(indices.start, indices.stop)), indices.start)
 
     def _read_fixed(self, indices: range) -> tuple[Tensor, Tensor]:
         """Collate some samples; raise `ConfigError` if one of them is random."""

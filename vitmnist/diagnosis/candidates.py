@@ -1,7 +1,5 @@
 """Other ways to load the batches of a `DataLoader`, timed with its step or, after a script, with an imitated one."""
 
-from __future__ import annotations
-
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -32,27 +30,16 @@ DECODING_S = 3.0
 """Decoding is timed on as many samples as one process reads in this time."""
 TIMED_BATCHES, TIMED_S = 50, 6.0
 """Batches of each candidate that are timed, and about how many seconds this takes for all of them."""
-PROFILED_SAMPLES, PROFILED_S = 16, 0.5
-"""Samples that are read to see where their time goes, and about how many seconds this may take."""
-NEGLIGIBLE_CORES = 0.1
-"""A smaller fraction of a core gets no thread of its own in an imitated step."""
+PROFILED_SAMPLES = 8
+"""Samples that are read to see where their time goes."""
 MIN_SAVING = 0.2
 """Share of the time of a script that a change must save to be named."""
 WORKER_TIMEOUT_S = 30.0
 """Seconds without a batch after which workers count as failed."""
 
-Transforms = Literal["exact", "tensor"]
-
 
 def add_alternatives(benchmark: Benchmark, loader: DataLoader[object], baseline: Candidate) -> dict[str, float]:
-    """Add the alternatives to a loader: other numbers of workers if the step waits, and `from_dataloader`.
-
-    Args:
-        baseline: the loader as it is, with its first block. The others are timed with the same step.
-
-    Returns:
-        Where the time of a sample goes, see `time_parts`.
-    """
+    """Add other numbers of workers if the step waits, and `from_dataloader`; returns `time_parts` of the loader."""
     parts = time_parts(loader)
     block = baseline.warm_up
     if block and block.has_noticeable_wait:
@@ -71,7 +58,6 @@ def add_alternatives(benchmark: Benchmark, loader: DataLoader[object], baseline:
 
 
 def _with_workers(loader: DataLoader[object], baseline: Candidate, workers: int) -> Candidate:
-    """A loader with another number of workers."""
     context = loader.multiprocessing_context or torch.multiprocessing
     if workers and isinstance(loader.dataset, IterableDataset):
         raise ConfigError("not tried: each worker may deliver all samples of an IterableDataset")
@@ -81,15 +67,10 @@ def _with_workers(loader: DataLoader[object], baseline: Candidate, workers: int)
     return Candidate(changed, baseline.device, baseline.step, change=f"DataLoader(…, num_workers={workers})")
 
 
-def decode(loader: DataLoader[object], baseline: Candidate, transforms: Transforms, sample_s: float) -> Candidate:
-    """The replacement by `from_dataloader` of as many samples as there is time for, with the set-up time for all.
-
-    Args:
-        sample_s: how many seconds reading a sample takes.
-
-    Raises:
-        UserError: `from_dataloader` refuses the loader, or the samples do not fit in memory.
-    """
+def decode(
+    loader: DataLoader[object], baseline: Candidate, transforms: Literal["exact", "tensor"], sample_s: float
+) -> Candidate:
+    """The replacement by `from_dataloader` of as many samples as there is time for, with the set-up time for all."""
     check_replaceable(loader)
     size = len(loader.dataset)  # type: ignore[arg-type]
     batch_size = loader.batch_size or ceil(size / len(loader))
@@ -121,9 +102,8 @@ def time_parts(loader: DataLoader[object]) -> dict[str, float]:
     transforms = [(owner, name, vars(owner)[name]) for owner, name in transform_attributes(dataset)]
     transforms_s: dict[str, float] = {}
     with suppress(Exception):  # The rows of the table say why.
-        start = time.perf_counter()
-        dataset[0]
-        count = min(PROFILED_SAMPLES, len(dataset), max(2, int(PROFILED_S / (time.perf_counter() - start))))
+        dataset[0]  # The first sample may open files.
+        count = min(PROFILED_SAMPLES, len(dataset))
         try:
             for owner, name, transform in transforms:
                 vars(owner)[name] = _timed(transform, transforms_s)
@@ -163,14 +143,10 @@ class ImitatedStep:
 
     The work is a fixed number of hashes, calibrated while no workers run. So it takes longer where workers use the
     cores, as the step of the script does. For the rest of the time it sleeps.
-
-    Args:
-        step_s: seconds of a step.
-        cores: how many cores a step uses, on average.
     """
 
     def __init__(self, step_s: float, cores: float) -> None:
-        self.threads = max(1, ceil(cores - NEGLIGIBLE_CORES))
+        self.threads = max(1, ceil(cores - 0.1))  # A tenth of a core needs no thread of its own.
         busy_share = min(cores / self.threads, 1.0)
         self._pool = ThreadPoolExecutor(self.threads)
         self._block = bytes(2**15)
@@ -197,7 +173,7 @@ def try_loaders(loop: Loop) -> tuple[list[Row], dict[str, float]]:
     loader = loop.plain_copy
     if loader is None:
         return [Row(BASELINE, error="this loader cannot be built again")], {}
-    step = ImitatedStep(loop.step_s, loop.cores)
+    step = ImitatedStep(loop.step_s, cores=loop.steps_cpu_s / (sum(loop.steps_s) or inf))
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # For example, torch warns of more workers than cores.
@@ -209,11 +185,7 @@ def try_loaders(loop: Loop) -> tuple[list[Row], dict[str, float]]:
 
 
 def best_change(rows: Sequence[Row], repeats: float = inf) -> str | None:
-    """The change that saves most of the time of a script, if it saves the share `MIN_SAVING` of it.
-
-    Args:
-        repeats: how many epochs the script makes, or how many batches if the length of an epoch is unknown.
-    """
+    """The change that saves most of a script of so many epochs (or batches, if the length of an epoch is unknown)."""
 
     def seconds(row: Row) -> float:
         repeated_s = row.epoch_s or row.batch_s

@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import Enum
 from math import inf
 from pathlib import Path
 from statistics import median_low
@@ -22,17 +21,10 @@ if TYPE_CHECKING:
 
 LIBRARIES = (sysconfig.get_paths()["stdlib"], str(Path(__file__).parent.parent), "<frozen")
 """Prefixes of the paths of files that belong to Python's standard library or to this package."""
-PACKAGES = {"site-packages", "dist-packages"}
-"""Names of the folders that hold installed packages."""
+COLLECTS = "collects its batches, and works on them later"
+OTHER_THREAD = "is iterated in another thread than the main one"
 COLLECTING_S = 0.0002
 """A loop that keeps its batches, and whose median step is shorter than this many seconds, works on them later."""
-
-
-class Unmeasured(str, Enum):
-    """Why the share of waiting of a loop is not known."""
-
-    COLLECTS = "collects its batches, and works on them later"
-    OTHER_THREAD = "is iterated in another thread than the main one"
 
 
 @dataclass(frozen=True)
@@ -47,7 +39,6 @@ class LoaderInfo:
 
     @classmethod
     def of(cls, loader: DataLoader[object]) -> LoaderInfo:
-        """Read the settings of a loader that the script begins to iterate."""
         samples = None
         with suppress(Exception):  # The script may never call `len()`; ignore errors.
             samples = len(loader.dataset)  # type: ignore[arg-type]
@@ -59,7 +50,7 @@ def _line_of_script() -> str:
     """File and line of the innermost frame that is neither in a library, such as tqdm, nor in this package."""
     for frame, line in walk_stack(inspect.currentframe()):
         file = frame.f_code.co_filename
-        if not file.startswith(LIBRARIES) and PACKAGES.isdisjoint(Path(file).parts):
+        if not file.startswith(LIBRARIES) and {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts):
             return f"{display_path(file)}:{line}"
     return "in an installed package"
 
@@ -86,17 +77,13 @@ class Pass:
         """Whether the script can request further batches."""
         return not self.is_exhausted and self.iterator_ref() is not None
 
-    def end(self, step_s: float) -> float:
-        """When it has ended; after a `break`, the script works on the last batch for a step, or until another pass."""
-        return self.last_return if self.is_exhausted else min(self.last_return + step_s, self.next_start or inf)
-
 
 @dataclass
 class Loop:
     """All passes over one `DataLoader`, or over several with the same settings that are built in turn.
 
     Args:
-        loader_ref: a weak reference to the last loader.
+        unmeasured: why the share of waiting is not known.
         plain_copy: a plain `DataLoader` with the settings of the last loader; None if it cannot be built.
         steps_s: seconds between each `next()` and the one that follows it; `steps_cpu_s` is their processor time.
     """
@@ -109,7 +96,7 @@ class Loop:
     waiting_s: float = 0.0
     steps_s: list[float] = field(default_factory=list)
     steps_cpu_s: float = 0.0
-    unmeasured: Unmeasured | None = None
+    unmeasured: str | None = None
 
     @property
     def step_s(self) -> float:
@@ -117,11 +104,6 @@ class Loop:
         single = [pass_.next_start - pass_.last_return for pass_ in self.passes if pass_.batches and pass_.next_start]
         steps_s = self.steps_s or single
         return median_low(steps_s) if steps_s else 0.0
-
-    @property
-    def cores(self) -> float:
-        """How many processor cores this process uses during a step."""
-        return self.steps_cpu_s / (sum(self.steps_s) or inf)
 
     @property
     def epoch_length(self) -> int | None:
@@ -132,7 +114,6 @@ class Loop:
         return max((pass_.batches for pass_ in self.passes if pass_.is_exhausted and pass_.batches), default=None)
 
     def attach(self, loader: DataLoader[object]) -> None:
-        """Make a loader the last one."""
         from vitmnist.replacement.original import rebuild  # Not at the top, because it imports torch.
 
         self.loader_ref, self.plain_copy = weakref.ref(loader), None
@@ -143,7 +124,7 @@ class Loop:
         """Set `unmeasured` if the script keeps the batches, and hardly works between requests for them."""
         is_kept = any(pass_.batches > 1 and pass_.first_batch_ref() is not None for pass_ in self.passes)
         if is_kept and self.step_s < COLLECTING_S:
-            self.unmeasured = self.unmeasured or Unmeasured.COLLECTS
+            self.unmeasured = self.unmeasured or COLLECTS
 
     def reset(self, now: float) -> None:
         """Drop what was measured; a pass that goes on begins now."""
@@ -158,7 +139,10 @@ def merged_passes(loops: Iterable[Loop], end: float) -> list[tuple[float, float]
     intervals = []
     for loop in loops:
         step_s = loop.step_s
-        intervals += [(pass_.start, min(pass_.end(step_s), end)) for pass_ in loop.passes]
+        for pass_ in loop.passes:
+            # After a `break`, the script works on the last batch for a step, or until another pass.
+            last_step_s = 0.0 if pass_.is_exhausted else step_s
+            intervals.append((pass_.start, min(pass_.last_return + last_step_s, pass_.next_start or inf, end)))
     merged: list[tuple[float, float]] = []
     for start, stop in sorted(intervals):
         if merged and start <= merged[-1][1]:

@@ -22,7 +22,7 @@ from vitmnist.replacement.original import rebuild
 from vitmnist.runtime.device import backend_of
 from vitmnist.store.tree import map_tensors
 from vitmnist.timing.benchmark import Benchmark, Candidate, Step, as_one_argument_step, rows_of
-from vitmnist.timing.table import Bottleneck, Row, Spread, format_few_steps, format_ms, format_rows
+from vitmnist.timing.table import Bottleneck, Row, Spread, format_bottleneck, format_ms, format_rows
 
 if TYPE_CHECKING:
     from vitmnist.loaders.base import Loader
@@ -51,14 +51,13 @@ class Diagnosis:
     @property
     def bottleneck(self) -> Bottleneck:
         """What limits the loop. T is compared with T2, because workers may slow the step down without a wait."""
-        return Bottleneck.of(100 * (1 - self._best.median / self.batch_s.median), self.steps)
+        least_s = min(spread.median for spread in self._batch_times)
+        return Bottleneck.of(100 * (1 - least_s / self.batch_s.median), self.steps)
 
     @property
-    def _best(self) -> Spread:
-        """The least time of a batch: with the step alone, or with an alternative that is faster still."""
-        times = [self.step_s, self.batch_s, *(row.batch_s for row in self.rows if row.batch_s)]
-        median, low, high = (min(getattr(time, bound) for time in times) for bound in ("median", "low", "high"))
-        return Spread(median, low, high, self.step_s.n)
+    def _batch_times(self) -> list[Spread]:
+        """The times of a batch with the step alone, and with each loader, which may be faster still."""
+        return [self.step_s, self.batch_s, *(row.batch_s for row in self.rows if row.batch_s)]
 
     def __str__(self) -> str:
         lines = [
@@ -67,10 +66,11 @@ class Diagnosis:
             f"both together (T)   {self.batch_s.text(format_ms)} a batch",
         ]
         if self.bottleneck is Bottleneck.TOO_FEW_STEPS:
-            lines.append(f"{format_few_steps(self.steps)}; give larger batches= or seconds=")
+            few_steps = format_bottleneck(self.bottleneck, self.waiting_pct.median, self.steps)
+            lines.append(f"{few_steps}; give larger batches= or seconds=")
         else:
             # The bound is from the ends of the ranges: noise lets a loader exceed the quotient of the medians.
-            most = self.batch_s.high / self._best.low
+            most = self.batch_s.high / min(spread.low for spread in self._batch_times)
             waiting = f"waiting for data {self.waiting_pct.text('{:.0f}%'.format)}"
             lines.append(f"{self.bottleneck.value}: {waiting}; no loader can make the loop {most:.3g} times faster")
         return "\n".join([*lines, "", format_rows(self.rows)])
@@ -88,8 +88,8 @@ def diagnose(
     """Find out what limits a training loop, and what other loaders would give; prints the result.
 
     Three measurements take turns: loading alone (T1), the step over one batch that is already on the device (T2), and
-    both together (T). If the loader is a plain `DataLoader`, what `from_dataloader` makes of it takes turns with them,
-    on as many samples as the time allows; and so do other numbers of workers if the step waits for data.
+    both together (T). For a plain `DataLoader`, so do its replacement by `from_dataloader`, for as many samples as the
+    time allows, and other numbers of workers if the step waits for data.
 
     Args:
         loader: a `DataLoader`, a loader of `make_loader`, or any iterable of batches.
@@ -97,16 +97,16 @@ def diagnose(
             moves the batch to the device itself, as in the training loop.
         batches: how many batches each measurement times; fewer if `seconds` would not be enough.
         seconds: about how long the measurements may take, once the loaders are built.
-        model: its state is restored afterwards, and its gradients are zeroed. Times are those of its device; without
-            it, those of the CUDA device if CUDA is in use, or else of the CPU.
+        model: its state is restored afterwards, and its gradients are zeroed. Times are those of its device, or else of
+            CUDA if it is in use.
         optimizer: its state is restored too. That of the random generators is in any case.
 
     Raises:
         DataError: the loader has no batches, or is a generator, which cannot begin again.
     """
     device = torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
-    for parameter in model.parameters() if model is not None else ():
-        device = parameter.device
+    if model is not None:
+        device = next((parameter.device for parameter in model.parameters()), device)
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         stack.enter_context(_restored(model, optimizer))
@@ -160,16 +160,17 @@ def _restored(model: nn.Module | None, optimizer: Optimizer | None) -> Iterator[
     states = [deepcopy(owner.state_dict()) for owner in owners]
     modules = list(model.modules()) if model is not None else []
     modes = [module.training for module in modules]
-    buffers = [dict(module.named_buffers(recurse=False, remove_duplicate=False)) for module in modules]
-    values = [{name: buffer.detach().clone() for name, buffer in named.items()} for named in buffers]
+    # A state_dict lacks the buffers that are not persistent.
+    owned = [(module, *named) for module in modules for named in module.named_buffers(recurse=False)]
+    buffers = [(module, name, buffer, buffer.detach().clone()) for module, name, buffer in owned]
     try:
         yield
     finally:
-        for module, mode, named, saved in zip(modules, modes, buffers, values, strict=True):
+        for module, mode in zip(modules, modes, strict=True):
             module.training = mode
-            for name, buffer in named.items():  # A state_dict lacks the buffers that are not persistent.
-                with torch.no_grad():
-                    setattr(module, name, buffer.copy_(saved[name]))
+        for module, name, buffer, saved in buffers:
+            with torch.no_grad():
+                setattr(module, name, buffer.copy_(saved))
         for owner, state in zip(owners, states, strict=True):
             owner.load_state_dict(state)
             owner.zero_grad()

@@ -15,7 +15,7 @@ from threading import current_thread, get_ident, main_thread
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Any
 
-from vitmnist.diagnosis.loop import LoaderInfo, Loop, Pass, Unmeasured
+from vitmnist.diagnosis.loop import OTHER_THREAD, LoaderInfo, Loop, Pass
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -25,8 +25,7 @@ class Observer:
     """Times the passes over the `DataLoader`s of this process, from the import of torch on.
 
     Args:
-        steps: how many batches to observe after the warm-up, of the loader that gives most; None: all of the script.
-        warm_up: batches before that.
+        steps: how many batches to observe after `warm_up` batches, of the loader that gives most; None: all.
         stop: end the script then.
     """
 
@@ -62,7 +61,7 @@ class Observer:
                 pass_.last_return, pass_.next_start = perf_counter(), None
                 loop.waiting_s += pass_.last_return - start
                 if current_thread() is not main_thread():
-                    loop.unmeasured = Unmeasured.OTHER_THREAD
+                    loop.unmeasured = OTHER_THREAD
 
     def check_limits(self) -> None:
         """End the warm-up or the observation if it is time; raises `SystemExit` with `stop`."""
@@ -105,7 +104,6 @@ class Observer:
         loader_class.__init__ = observed_init
 
     def _wrap_iter(self, loader_class: Any) -> None:
-        """Wrap the `__iter__` that a class defines itself, once."""
         original_iter = vars(loader_class).get("__iter__")
         if original_iter is None or loader_class in self._wrapped_classes:
             return
@@ -113,9 +111,11 @@ class Observer:
 
         @wraps(original_iter)
         def observed_iter(loader: DataLoader[object]) -> object:
-            if not self.is_active or hasattr(loader, "is_internal"):
+            is_internal = hasattr(loader, "is_internal")
+            if self.is_active and not is_internal:
+                self.check_limits()
+            if not self.is_active or is_internal:
                 return original_iter(loader)
-            self.check_limits()
             loop = self._loop_of(loader)
             now = perf_counter()
             for earlier in (other.passes[-1] for other in self.loops if other.passes):

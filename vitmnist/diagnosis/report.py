@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
 
-from vitmnist.diagnosis.loop import LoaderInfo, Loop, Unmeasured, merged_passes
+from vitmnist.diagnosis.loop import OTHER_THREAD, LoaderInfo, Loop, merged_passes
 from vitmnist.diagnosis.observer import Observer
 from vitmnist.timing.table import (
     COMPUTE_BOUND_PCT,
@@ -31,11 +31,9 @@ class LoopReport:
 
     Args:
         seconds: the duration of all passes, where overlapping ones count once.
-        waiting_s: seconds inside `iter()` and `next()`; `waiting_pct` is None if `unmeasured` says why.
         step_s: the median time between two requests for batches.
         parts: seconds per sample of reading, each transform, collating.
         rows: the loader as it is and others, timed after the script with an imitated step.
-        change: the line to change in the script, if another loader saves a noticeable part of its time.
     """
 
     loader: LoaderInfo
@@ -45,21 +43,19 @@ class LoopReport:
     waiting_s: float
     waiting_pct: float | None
     step_s: float
-    unmeasured: Unmeasured | None
+    unmeasured: str | None
     parts: dict[str, float] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     change: str | None = None
 
     @classmethod
     def of(cls, loop: Loop, end_time: float) -> LoopReport:
-        """What was observed of a loop."""
         seconds = sum(end - start for start, end in merged_passes([loop], end_time))
         passes = sum(pass_.batches > 0 for pass_ in loop.passes)
         pct = None if loop.unmeasured else 100 * loop.waiting_s / seconds
         return cls(loop.info, passes, loop.batches, seconds, loop.waiting_s, pct, loop.step_s, loop.unmeasured)
 
     def try_loaders(self, loop: Loop, is_stopped: bool) -> None:
-        """Add the table, and the change that saves most of the script's time."""
         from vitmnist.diagnosis.candidates import best_change, try_loaders  # Imports what the script may never need.
 
         self.rows, self.parts = try_loaders(loop)
@@ -72,7 +68,6 @@ class Report:
     """A script; times in seconds, percentages 0 to 100, None for what is not known.
 
     Args:
-        rank: of this process, if a launcher such as torchrun has started it.
         steps: how many batches the loader that gave most has delivered after `warm_up` batches.
         not_observed: classes of loaders that are none of `torch.utils.data`, if nothing else was iterated.
         seconds: the duration of all passes, where overlapping ones count once; `between_s` is the time between them.
@@ -97,17 +92,17 @@ def describe_script(observer: Observer, exit_code: int) -> Report:
     """Describe what was observed of a script, and try other loaders with an imitated step where it waits."""
     end_time = observer.end_time or inf
     loops = [loop for loop in observer.loops if loop.batches and observer.is_warm]
-    measured = [loop for loop in loops if not loop.unmeasured]
+    measured_loops = [loop for loop in loops if not loop.unmeasured]
     steps = max((loop.batches for loop in loops), default=0)
-    seconds = sum(end - start for start, end in merged_passes(measured, end_time))
-    waiting_s = sum(loop.waiting_s for loop in measured)
+    seconds = sum(end - start for start, end in merged_passes(measured_loops, end_time))
+    waiting_s = sum(loop.waiting_s for loop in measured_loops)
     waiting_pct, bottleneck = None, None
-    if seconds and all(loop.unmeasured is not Unmeasured.OTHER_THREAD for loop in loops):
+    if seconds and all(loop.unmeasured != OTHER_THREAD for loop in loops):
         waiting_pct = 100 * waiting_s / seconds
         bottleneck = Bottleneck.of(waiting_pct, steps)
     reports = [LoopReport.of(loop, end_time) for loop in loops]
     if bottleneck in (Bottleneck.INPUT, Bottleneck.BALANCED) and exit_code == 0:
-        longest_s = max(loop.waiting_s for loop in measured)
+        longest_s = max(loop.waiting_s for loop in measured_loops)
         for loop, report in zip(loops, reports, strict=True):
             if report.waiting_s >= longest_s / 2 and (report.waiting_pct or 0.0) >= COMPUTE_BOUND_PCT:
                 report.try_loaders(loop, observer.is_stopped)
@@ -130,16 +125,13 @@ def describe_script(observer: Observer, exit_code: int) -> Report:
 
 
 def _other_loaders() -> list[str]:
-    """The classes of loaders that exist and are not observed."""
     kinds = {kind for kind in map(type, gc.get_objects()) if hasattr(kind, "__iter__")}
     # fastai's `TfmdDL` has a base class with such a name.
     loaders = (kind for kind in kinds if any(base.__name__.endswith("Loader") for base in kind.__mro__))
-    names = (f"{kind.__module__}.{kind.__name__}" for kind in loaders)
-    return sorted(name for name in names if not name.startswith("torch."))
+    return sorted(f"{kind.__module__}.{kind.__name__}" for kind in loaders if not kind.__module__.startswith("torch."))
 
 
 def format_report(report: Report) -> str:
-    """The report as it is printed."""
     rank = "" if report.rank is None else f", rank {report.rank}"
     outcome = "was stopped, as --stop says" if report.stopped else f"ended with exit code {report.exit_code}"
     lines = [f"\nvitmnist diagnose{rank}: the script {outcome}"]
@@ -166,7 +158,7 @@ def _format_loop(index: int, loop: LoopReport) -> list[str]:
     samples = "" if loader.samples is None else f" {loader.samples:,} samples,"
     waiting = f"waiting {loop.waiting_pct or 0.0:.0f}% of {format_s(loop.seconds)}, a step {format_ms(loop.step_s)}"
     if loop.unmeasured:
-        waiting = f"{loop.unmeasured.value}; {format_s(loop.waiting_s)} for them"
+        waiting = f"{loop.unmeasured}; {format_s(loop.waiting_s)} for them"
     passes = "1 pass" if loop.passes == 1 else f"{loop.passes} passes"
     lines = [
         f"loader {index}: {loader.dataset},{samples} {size} ({loader.where})",

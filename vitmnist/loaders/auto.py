@@ -3,8 +3,6 @@
 All loaders deliver the same batches, so the choice affects nothing but the time.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Mapping

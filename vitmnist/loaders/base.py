@@ -4,8 +4,6 @@ To add one, write a module in this folder that registers a subclass of `Loader`,
 `conf/data/loader/`.
 """
 
-from __future__ import annotations
-
 import threading
 import weakref
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """`disk` reads every sample when it is needed: picture files in threads, others in torch's workers."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import threading
@@ -9,7 +7,7 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -144,8 +142,7 @@ class WorkerLoader(Loader):
             while exception:
                 traceback.clear_frames(exception.__traceback__)
                 exception = exception.__context__
-            with _suspended_sigchld_handler():
-                del dataloader, iterator
+            del dataloader, iterator
 
     def close(self) -> None:
         super().close()
@@ -169,13 +166,10 @@ class WorkerLoader(Loader):
 
 
 class BatchReader(data.Dataset[Any]):
-    """A dataset whose samples are whole batches, read by their key (epoch, indices).
-
-    `is_seeded` is true for datasets from outside this project, whose samples may be random.
-    """
+    """A dataset whose samples are whole batches, read by their key (epoch, indices)."""
 
     def __init__(self, source: SampleSource) -> None:
-        self.is_seeded = not source.is_decoded
+        self.is_seeded = not source.is_decoded  # The samples of a dataset from outside this project may be random.
         if isinstance(source, TensorSet):
             source.check_on_host()
         self.source = DatasetSource(ImagesOnDisk(source), seed=None) if isinstance(source, Split) else source
@@ -196,19 +190,6 @@ def _translate_worker_error(error: Exception) -> Exception:
         return LoadingError(f"disk: a worker was killed or exited unexpectedly ({error!r}); {FEWER_WORKERS}")
     failure = classify(error)
     return LoadingError(failure.message) if failure.cause == "worker" else error
-
-
-@contextmanager
-def _suspended_sigchld_handler() -> Iterator[None]:
-    """Suspend torch's handler of SIGCHLD, which would raise in the iterator's `__del__` after a worker was killed."""
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGCHLD"):
-        yield
-        return
-    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGCHLD, handler or signal.SIG_DFL)
 
 
 def _ignore_stop_signals(worker: int) -> None:

@@ -1,7 +1,5 @@
 """A loader from its name, for scripts without a configuration."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """A background thread makes the next batches while the model computes."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial

@@ -1,7 +1,5 @@
 """Cross-entropy, with smoothed labels and weighted classes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The record of an epoch, the best epoch of a run, and one value of a metric for all of its epochs."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -74,11 +72,7 @@ def summarize(epochs: Sequence[EpochRecord], metric: Metric) -> float | None:
 
 @dataclass(frozen=True)
 class Monitor:
-    """The metric that chooses the best epoch, and when to stop because none is better.
-
-    Args:
-        patience: how many epochs in a row may be no better than the best one; None: any number.
-    """
+    """The metric that chooses the best epoch; training stops after `patience` epochs in a row that are no better."""
 
     metric: Metric
     patience: int | None = None

@@ -5,8 +5,6 @@ constant here, a row of `epoch_metrics`, and an entry of the dict that `EpochPro
 `evaluate` (training/loop.py) or `EpochRecorder` (epoch_recorder.py) returns.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """A small convolutional network: cheaper than the transformer, so that loading takes a larger share of the time."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """The articles' vision transformer (after Dosovitskiy et al., arXiv:2010.11929)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -3,8 +3,6 @@
 A fused optimizer updates all weights of a group with one kernel; its results differ only by rounding.
 """
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The learning-rate schedules: the factor of the learning rate in each training step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Decoded images whose random transforms are drawn as by the workers of a `DataLoader`, and applied in threads."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager

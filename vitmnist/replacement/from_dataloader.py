@@ -1,7 +1,5 @@
 """Replaces a `DataLoader` by one with the same batches over samples that are decoded once."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from functools import partial

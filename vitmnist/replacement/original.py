@@ -1,7 +1,5 @@
 """The user's `DataLoader`: whether it can be replaced, another one with its arguments, and some of its batches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Splits the transforms of a dataset at the first random one: those before it need to be applied only once."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Random transforms of PIL images for uint8 tensors: their parameters are drawn first, and applied afterwards."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable
 from copy import copy

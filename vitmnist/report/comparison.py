@@ -4,8 +4,6 @@ Configurations are compared over the rounds of a sweep (`repeats`). Every config
 whatever slows a whole round down cancels in the ratio.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence

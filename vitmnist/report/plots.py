@@ -4,8 +4,6 @@ To add one, write a function here that is decorated with `@plot`. It returns a f
 show.
 """
 
-from __future__ import annotations
-
 import io
 import textwrap
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Estimates how much configurations differ, and how certain that is."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping

@@ -3,8 +3,6 @@
 A sentence spells out the overrides of one configuration at most; the table has the others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from statistics import median
 

@@ -1,7 +1,5 @@
 """Writes a report as `report.md`, `report.html`, `report.csv` and plots, and as text for a terminal."""
 
-from __future__ import annotations
-
 import html
 import re
 from base64 import b64encode

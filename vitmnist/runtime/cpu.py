@@ -3,8 +3,6 @@
 This module imports torch only where threads are limited, so that `status` answers at once.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress

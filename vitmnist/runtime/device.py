@@ -1,7 +1,5 @@
 """Selects the device of a run. Its backend has the streams, events and page-locked memory that loaders use."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -1,7 +1,5 @@
 """Writes files atomically, reads JSON and YAML as plain values, writes CSV, and expands and displays paths."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Measures free and used memory, and refuses a set that does not fit before memory runs out."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 from collections.abc import Callable, Iterator

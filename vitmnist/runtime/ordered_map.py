@@ -1,7 +1,5 @@
 """Work in background threads: an ordered `map` with a bound on what is ahead, and slices of a batch."""
 
-from __future__ import annotations
-
 import math
 import os
 import threading

@@ -1,7 +1,5 @@
 """The output folder of a run or sweep: its lock, and whether it has a checkpoint."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import logging

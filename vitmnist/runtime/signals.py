@@ -1,7 +1,5 @@
 """Turns SIGINT, SIGTERM, SIGHUP, SIGUSR1 and a time limit into a clean stop after the current step."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

@@ -1,7 +1,5 @@
 """Measures the phases of an epoch without synchronising the device inside it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator
 from itertools import pairwise

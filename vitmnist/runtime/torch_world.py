@@ -1,7 +1,5 @@
 """One of several ranks, connected by `torch.distributed`."""
 
-from __future__ import annotations
-
 import io
 import os
 import time

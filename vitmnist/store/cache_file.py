@@ -8,8 +8,6 @@ FOLDER/KEY.lock         is held by the process that decodes, while others wait
 FOLDER/.KEY.unfinished  the same files while they are written
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

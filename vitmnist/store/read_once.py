@@ -1,7 +1,5 @@
 """Reads all samples of a dataset once, in worker processes where that is possible."""
 
-from __future__ import annotations
-
 import math
 import multiprocessing
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Samples as rows of tensors, which are in memory, in a mapped file or on a device, and are gathered by index."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum

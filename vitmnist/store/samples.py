@@ -153,10 +153,7 @@ def pickle_sample(sample: object) -> list[Buffer]:
 def unpickle_sample(content: memoryview, load_image: LoadImage, as_views: bool = False) -> object:
     """Load a copy of a sample; with `as_views`, its tensors and arrays may be views of `content`."""
     head, *buffers = _unpack(content)
-    remaining = iter(buffers)  # The pickle refers to the images and other buffers in this order.
-    unpickler = _SampleUnpickler(io.BytesIO(head), buffers=remaining if as_views else map(bytearray, remaining))
-    unpickler.load_image = lambda image: load_image(*image, next(remaining))
-    return unpickler.load()
+    return _SampleUnpickler(head, buffers, load_image, as_views).load()
 
 
 class _SamplePickler(pickle.Pickler):
@@ -197,10 +194,15 @@ def _without_gaps(tensor: Tensor) -> Tensor:
 
 
 class _SampleUnpickler(pickle.Unpickler):
-    load_image: Callable[[tuple[str, tuple[int, int]]], object]
+    """The pickle `head` refers to the images and other buffers of a sample in their order."""
+
+    def __init__(self, head: memoryview, buffers: Sequence[memoryview], load_image: LoadImage, as_views: bool) -> None:
+        self.remaining, self.load_image = iter(buffers), load_image
+        super().__init__(io.BytesIO(head), buffers=self.remaining if as_views else map(bytearray, self.remaining))
 
     def persistent_load(self, pid: Any) -> object:
-        return self.load_image(pid)
+        mode, size = pid
+        return self.load_image(mode, size, next(self.remaining))
 
 
 def _load_tensor(
@@ -230,8 +232,8 @@ def encode_plain(sample: object, structure: Structure) -> list[Buffer]:
             kind, tensor = _plain_kind(leaf)
             order = stride_order(tensor)  # The order keeps the memory format, such as channels last.
             stored = tensor.permute(order).contiguous()
-            first = int(stored.storage_offset()) * stored.itemsize
-            buffers.append(_bytes_of(stored.untyped_storage(), first, first + stored.nbytes))
+            start = int(stored.storage_offset()) * stored.itemsize
+            buffers.append(_bytes_of(stored.untyped_storage(), start, start + stored.nbytes))
             descriptions.append({"kind": kind, "dtype": str(tensor.dtype), "shape": [*stored.shape], "order": order})
     return _pack(json.dumps(descriptions).encode(), buffers)
 

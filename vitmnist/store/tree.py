@@ -1,7 +1,5 @@
 """Trees of nested dicts, lists and tuples: their leaves, their structure, and the difference between two of them."""
 
-from __future__ import annotations
-
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping

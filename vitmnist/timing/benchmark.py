@@ -1,7 +1,5 @@
 """Times ways to load batches, the candidates, with a training step: in blocks of batches that take turns."""
 
-from __future__ import annotations
-
 import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized

@@ -96,13 +96,8 @@ class Bottleneck(str, Enum):
 def format_bottleneck(bottleneck: Bottleneck, waiting_pct: float, steps: int) -> str:
     """A sentence about the bottleneck. It has no bound of the gain: the time of the step without loading is unknown."""
     if bottleneck is Bottleneck.TOO_FEW_STEPS:
-        return format_few_steps(steps)
+        return f"no verdict: it needs {MIN_STEPS} steps, and only {steps} {'was' if steps == 1 else 'were'} measured"
     return f"{bottleneck.value}: {waiting_pct:.0f}% of the time is spent waiting for data"
-
-
-def format_few_steps(steps: int) -> str:
-    """The sentence about a loop that has too few steps for a verdict."""
-    return f"no verdict: it needs {MIN_STEPS} steps, and only {steps} {'was' if steps == 1 else 'were'} measured"
 
 
 def format_ms(seconds: float) -> str:

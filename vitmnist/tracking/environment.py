@@ -1,7 +1,5 @@
 """Describes the machine of a run, without which its times cannot be compared, and measures how much memory it uses."""
 
-from __future__ import annotations
-
 import platform
 import subprocess
 from importlib.metadata import version

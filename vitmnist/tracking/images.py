@@ -3,8 +3,6 @@
 Pillow draws them, because importing matplotlib takes longer than training on a small set.
 """
 
-from __future__ import annotations
-
 import torch
 from PIL import Image, ImageDraw, ImageOps
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Writes the log lines of a run."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from typing import Any

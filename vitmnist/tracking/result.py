@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -87,9 +87,10 @@ class Result:
         for item in recorded:
             if not _has_type(content[item.name], types[item.name]):
                 raise UnreadableError(f"{item.name} must be {item.type}, not {content[item.name]!r:.40}")
+        metrics = (*epoch_metrics(), TEST_ACC)
         for index, epoch in enumerate(content["epochs"]):
-            _check_metrics(f"epochs.{index}", epoch)
-        _check_metrics("test", content.get("test") or {})
+            _check_metrics(f"epochs.{index}", epoch, metrics)
+        _check_metrics("test", content.get("test") or {}, metrics)
         return cls(**{item.name: content[item.name] for item in recorded})
 
     def bottleneck(self) -> Bottleneck | None:
@@ -140,11 +141,11 @@ def _has_type(value: object, annotation: Any) -> bool:
     return isinstance(value, tuple(get_origin(item) or item for item in types))
 
 
-def _check_metrics(name: str, values: object) -> None:
+def _check_metrics(name: str, values: object, metrics: Iterable[str]) -> None:
     """Raise `UnreadableError` unless the metrics of an epoch, or of the test split, are numbers or None."""
     if not isinstance(values, dict):
         raise UnreadableError(f"{name} must be dict, not {values!r:.40}")
-    for metric in (*epoch_metrics(), TEST_ACC):
+    for metric in metrics:
         low, high = (MIN_EPOCH_S, MAX_TIME) if metric == EPOCH_S.name else (0, MAX_METRIC)
         value = values.get(metric)
         if value is not None and not _is_number(value, low, high):

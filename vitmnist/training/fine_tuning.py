@@ -1,7 +1,5 @@
 """Fine-tuning: the weights that `init` names, and other learning rates for the parameters that `lr_scale` names."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase

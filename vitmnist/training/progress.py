@@ -1,7 +1,5 @@
 """The progress of an epoch: sums of its batches, times, and logged steps."""
 
-from __future__ import annotations
-
 import math
 from operator import mul
 from typing import Any

@@ -1,7 +1,5 @@
 """Builds dataset, sampler and model of a run from its configuration, and refuses what does not fit together."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from operator import attrgetter
@@ -64,11 +62,7 @@ def read_dataset(config: Config, world: World) -> Dataset:
 
 
 def build_model(config: Config, split: Split, device: torch.device, weights: Mapping[str, Tensor] | None) -> nn.Module:
-    """Build the model on its device with the weights that `init` names, and try it on two images.
-
-    Raises:
-        ConfigError: it does not fit the images, or the weights do not fit it.
-    """
+    """Build the model on its device with the weights that `init` names, and try it on two images."""
     _, channels, height, width = split.images.shape
     shape = channels, *input_size(build_augment(config.data.augment), height, width)
     torch.manual_seed(config.seed)  # Weights are initialised on the CPU, so they are identical on every device.

@@ -1,7 +1,5 @@
 """Runs model and loss on a microbatch: eagerly, compiled, or as a CUDA graph."""
 
-from __future__ import annotations
-
 import logging
 import math
 import time
@@ -36,15 +34,12 @@ Sums = dict[str, Tensor]
 class StepBackend:
     """Divides a batch into microbatches, and computes the summed loss and metrics of each.
 
-    The backend is eager until `prepare` compiles it or captures its graph.
+    The backend is eager until `prepare` compiles it or captures its graph. With `precision=bf16` the model runs under
+    `torch.autocast`; weights, gradients and loss are float32.
 
     Args:
         model: returns logits `[B, classes]`.
-        preprocess: applied to the images on the device.
         batch_size: images per batch of this rank; the last batch may be smaller.
-        config: `micro_batch` is the largest number of images that go through the model at once (None: the whole
-            batch). `precision` is the precision of matrix products: bf16 runs the model under `torch.autocast`, while
-            weights, gradients and loss are float32.
     """
 
     def __init__(

@@ -1,7 +1,5 @@
 """The options of `trainer`, with `auto` resolved by static rules for the run's device."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """CIFAR-10 and CIFAR-100: the same images as torchvision, from files whose checksums it compares."""
 
-from __future__ import annotations
-
 import hashlib
 import pickle
 import shutil

@@ -1,9 +1,8 @@
 """One's own pictures: found, decoded once, and named where they cannot be read."""
 
-from __future__ import annotations
-
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +22,7 @@ from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.image_listing import find_images
 from vitmnist.data.images import to_tensor
 from vitmnist.data.sources import digest
-from vitmnist.errors import DataError
+from vitmnist.errors import ConfigError, DataError
 
 CLASSES = ("cat", "dog", "eel")
 
@@ -191,32 +190,75 @@ def test_large_pictures_have_their_channels_last_in_memory_and_are_the_same(fold
         assert torch.equal(found, expected)
 
 
-def test_dark_pictures_are_warned_of_with_the_key_that_scales_them(
-    folder: Path, caplog: pytest.LogCaptureFixture
+def write_deep(path: Path, values: object, dtype: str, **options: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.asarray(values).astype(dtype)).save(path, **options)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float32"])
+def test_pictures_of_32_bits_need_a_range_and_have_that_scale(folder: Path, dtype: str) -> None:
+    """Not that of each picture, by which 255 became white and 256 black; 8 and 16 bits are scaled by their types."""
+    ramps = {}
+    for number, path in enumerate(sorted(folder.glob("*/*.png"))[::3]):
+        ramps[str(path.relative_to(folder))[:-3] + "tif"] = ramp = np.full((8, 8), 100 + 100.0 * number)
+        write_deep(path.with_suffix(".tif"), ramp, dtype)
+        path.unlink()
+    write_deep(folder / "cat" / "deep.png", np.full((8, 8), 257 * 33), "uint16")
+    write_deep(folder / "eel" / "damaged.tif", np.full((8, 8), np.nan), "float32")
+    with pytest.raises(DataError, match=r"its 32-bit pixels are \d+ to \d+; .*needs data\.dataset\.range_32_bit=\["):
+        load(folder, size=8)
+    with pytest.raises(ConfigError, match=r"data\.dataset\.range_32_bit=\[3\.0, 3\.0\]: black and white must differ"):
+        load(folder, skip_unreadable=True, range_32_bit=(3, 3))
+    pets = load(folder, size=8, skip_unreadable=True, range_32_bit=(0, 500))
+    for split in pets.splits.values():
+        for row, name in enumerate(split.files.names):
+            assert np.array_equal(split.images[row, 0], split.files[row][..., 0]), "as disk reads it"
+            if name in ramps or name.endswith("deep.png"):
+                scaled = 33 if name not in ramps else ramps[name][0, 0] * 255 / 500
+                assert (split.images[row] == min(255, round(scaled))).all()
+    assert (len(ramps), pets.skipped) == (10, 1)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "highest", "options"),
+    [("uint16", 4095, {}), ("float32", 4095, {"range_32_bit": (-3.4e38, 4095)})],
+)
+def test_pictures_that_show_nothing_are_warned_of_with_the_keys_that_scale_them(
+    folder: Path, dtype: str, highest: int, options: dict[str, object], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As those of cameras of 12 bits."""
+    """As those of cameras of 12 bits, or with a value that stands for no data."""
     for number, path in enumerate(folder.glob("*/*.png")):
-        Image.fromarray(np.full((8, 8), 4095 * (number % 2), np.uint16)).save(path.with_suffix(".tif"))
+        write_deep(path.with_suffix(".tif"), np.full((8, 8), highest * (number % 2)), dtype)
         path.unlink()
     for count in (1, 2):  # decoded now, and found decoded
-        load(folder)
+        load(folder, **options)
         assert caplog.text.count("the pixels hardly differ") == count
     assert "set data.dataset.max_16_bit=4095" in caplog.text
+    assert "data.dataset.range_32_bit=[BLACK,WHITE]" in caplog.text
     caplog.clear()
-    scaled = load(folder, max_16_bit=4095)
+    scaled = load(folder, max_16_bit=4095, range_32_bit=(0, 4095))
     assert sorted(scaled.train.images.unique().tolist()) == [0, 255]
     assert "hardly differ" not in caplog.text
 
 
-def test_files_left_out_by_their_endings_are_counted_in_one_line(
-    folder: Path, caplog: pytest.LogCaptureFixture
+def test_files_left_out_by_their_endings_are_counted_in_one_line_and_warnings_name_the_file(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of a picture that this Pillow cannot read, the ending is no reason to leave it out."""
     for name in ("cat/a.HEIC", "cat/b.heic", "dog/notes.txt", "dog/README", "eel/.hidden"):
         (folder / name).write_bytes(b"")
+    smooth(0, (40, 40)).save(folder / "cat" / "first.gif")
+    smooth(0, (90, 90)).save(folder / "dog" / "large.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5000)
     (folder / "eel" / "unknown.avif").write_bytes(b"of a codec that this Pillow lacks")
-    with pytest.raises(DataError, match=r"1 of 31 pictures cannot be read, such as:\n.*unknown\.avif"):
+    with pytest.raises(DataError, match=r"1 of 33 pictures cannot be read, such as:\n.*unknown\.avif"):
         load(folder)
-    assert caplog.text.count("files left out by their endings: 1 without, 2 .heic, 1 .txt; pictures end in") == 1
+    for _ in range(2):  # decoded now, and found decoded
+        caplog.clear()
+        pets = load(folder, skip_unreadable=True)
+        assert (pets.skipped, len(pets.train) + len(pets.test)) == (1, 32)
+        assert caplog.text.count("files left out by their endings: 1 without, 2 .heic, 1 .txt; pictures end in") == 1
+        assert re.search(r"1 pictures are read with a warning: \S*dog/large\.png: .*decompression bomb", caplog.text)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x89PNG\r\n\x1a\n damaged", None])
@@ -256,10 +298,18 @@ def test_folders_without_enough_pictures_are_named(folder: Path, caplog: pytest.
         load(folder / "bee", skip_unreadable=True)
 
 
-def test_a_class_without_a_readable_training_picture_is_refused(folder: Path) -> None:
-    for path in (folder / "cat").iterdir():
+def test_classes_without_a_readable_picture_are_left_out(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before = load(folder).train
+    for index in range(3):
+        (folder / "bee").mkdir(exist_ok=True)
+        (folder / "bee" / f"{index}.png").write_bytes(b"")
+    pets = load(folder, skip_unreadable=True)
+    assert "no picture in 1 of its 4 classes: bee; left out" in caplog.text
+    assert (pets.train.classes, pets.skipped) == (CLASSES, 3)
+    assert torch.equal(pets.train.labels, before.labels)
+    for path in folder.glob("[cd]*/*"):
         path.write_bytes(b"")
-    with pytest.raises(DataError, match="no picture in 1 of its 3 classes: cat that can be read for training"):
+    with pytest.raises(DataError, match="no picture in 3 of its 4 classes: bee, cat, dog that can be read"):
         load(folder, skip_unreadable=True)
 
 
@@ -282,8 +332,8 @@ def test_the_log_names_the_mode_and_the_one_that_keeps_colours(folder: Path, cap
 def test_what_cannot_be_trained_is_refused_before_pictures_are_decoded(
     folder: Path, refuse: Printed, tmp_path: Path
 ) -> None:
-    for typed, message in ((["data.dataset.train_size=25"], "data.dataset.train_size=25: the set has 24 images"),):
-        assert message in refuse(*overrides(folder), *typed)
+    message = "data.dataset.train_size=25: the set has 24 images"
+    assert message in refuse(*overrides(folder), "data.dataset.train_size=25")
     assert not (tmp_path / "root").exists()
 
 

@@ -1,17 +1,20 @@
 """Decoding a folder of pictures on all cores; training on one."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 from tests.conftest import CallHere, Printed, Train, result_of
 from tests.data.datasets.test_image_folder import folder, load, overrides
+from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.cli import evaluate
+from vitmnist.cli.export import describe_model
 from vitmnist.data.datasets import image_folder
 from vitmnist.data.images import ImageReader, Pixels
 from vitmnist.runtime import memory
@@ -71,3 +74,20 @@ def test_training_on_ones_own_pictures(folder: Path, train_here: Train, call_her
     assert train_here("resume=run", f"data.dataset.path={copy}", "epochs=2").returncode == 0
     refused = train_here(*overrides(folder), "epochs=1")
     assert (refused.returncode, "3.png" in refused.stderr, "Traceback" in refused.stderr) == (1, True, False)
+
+
+def test_a_run_records_the_range_of_32_bit_pictures_for_all_that_read_files_later(
+    folder: Path, train_here: Train, call_here: CallHere, tmp_path: Path
+) -> None:
+    for number, path in enumerate(sorted(folder.glob("*/*.png"))):
+        Image.fromarray(np.full((9, 9), 0.01 * number, np.float32)).save(path.with_suffix(".tif"))
+        path.unlink()
+    typed = [*overrides(folder), "data.dataset.range_32_bit=[0,0.5]"]
+    assert train_here(*typed, "hydra.run.dir=run", "epochs=1").returncode == 0
+    model = load_inference_model(tmp_path / "run", torch.device("cpu"))
+    grey = round(255 * 0.17 / 0.5)
+    assert (model.reader()(folder / "dog" / "7.tif") == grey).all()
+    split = evaluate.evaluate(tmp_path / "run", ["data.dataset.test_share=0"], None).split
+    assert (split.images[split.files.names.index("dog/7.tif")] == grey).all()
+    assert call_here(evaluate.main, "run").stderr == ""
+    assert '"range_32_bit": [\n      0.0,\n      0.5\n    ]' in describe_model("model.pt2", b"", model, "")

@@ -1,7 +1,5 @@
 """The data: the official images, verified, and clean errors for files that are not what they should be."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import struct

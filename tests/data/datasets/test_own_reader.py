@@ -1,7 +1,5 @@
 """Every command reads files as the dataset of the run does, also a custom one."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which pictures are for training, validation and test: folders, tables of labels, hold-outs."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil
@@ -20,6 +18,7 @@ from vitmnist.errors import ConfigError, DataError
 
 __all__ = ["folder"]  # a fixture
 
+COMPOSED, DECOMPOSED = "\xc4rger", "A\u0308rger"
 SIZES = {"train": 4, "val": 3, "test": 2}  # pictures of each class
 
 
@@ -168,24 +167,54 @@ def test_errors_of_a_table_name_its_line(divided: Path, change: tuple[str, str],
 
 
 def test_tables_of_other_programs_are_read(divided: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Columns of other names, files without their extension or by their absolute path."""
+    """Columns of other names, files without their ending or by their absolute path, names that macOS decomposed."""
+    for label in ("cat", "eel"):
+        (divided / f"train/{label}/0.png").rename(divided / f"train/{label}/{DECOMPOSED}.png")
     hidden = divided / "train" / "cat" / ".hidden.png"
     (divided / "train" / "cat" / "1.png").rename(hidden)
     labels = divided.parent / "labels.csv"
-    rows = [row.replace(".png", "") for row in table(divided)[1:]]
+    rows = [row.replace(".png", "").replace(DECOMPOSED, COMPOSED) for row in table(divided)[1:]]
     rows = [str(divided / row) + ",3" if row.startswith("train/dog") else f"{row},3" for row in rows]
     rows = [" , ".join(row.split(",")) for row in rows[::2]] + rows[1::2]  # blanks around values have no meaning
     labels.write_text("\n".join(["image_id, target ,split,fold,,", *rows]))
     columns = {"file": "image_id", "label": "target"}
     assert_as_drawn(load(divided, labels=str(labels), columns=columns, suffix=".png"), divided)
     assert "labels.csv: columns that are not used: 'fold'" in caplog.text
-    labels.write_text(labels.read_text() + "\ntrain/cat/0,cat,train,3")
+    labels.write_text(labels.read_text() + f"\ntrain/cat/{DECOMPOSED},cat,train,3")
     with pytest.raises(DataError, match=r"is in line \d+ already"):
         load(divided, labels=str(labels), columns=columns, suffix=".png")
     with pytest.raises(DataError, match="has no column part, only image_id"):
         load(divided, labels=str(labels), columns={**columns, "split": "part"})
     with pytest.raises(ConfigError, match=r"columns\.lable: there is no such key"):
         load(divided, labels=str(labels), columns={"lable": "target"})
+
+
+def test_classes_and_orders_do_not_depend_on_the_form_of_unicode(
+    divided: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for split in SIZES:
+        (divided / split / "dog").rename(divided / split / "Cat")
+        (divided / split / "eel").rename(divided / split / (DECOMPOSED if split == "val" else COMPOSED))
+    pets = load(divided)
+    assert pets.train.classes == ("Cat", "cat", COMPOSED)
+    assert "classes that differ only in upper and lower case are different: Cat, cat" in caplog.text
+    (divided / "train" / COMPOSED).rename(divided / "train" / DECOMPOSED)
+    assert load(divided).train.sha256 == pets.train.sha256
+
+
+def test_copies_in_another_split_and_classes_of_few_pictures_are_counted(
+    divided: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copy(divided / "train" / "cat" / "0.png", divided / "val" / "dog" / "copy.png")
+    shutil.copy(divided / "val" / "eel" / "0.png", divided / "test" / "eel" / "copy.png")
+    for index in range(5):
+        draw(divided / "test" / "cat" / f"more{index}.png", 1000 + index)
+    for count in (1, 2):  # decoded now, and before
+        load(divided)
+        message = "2 pictures have the same pixels as one of another split: val/dog/copy.png, test/eel/copy.png"
+        assert caplog.text.count(message) == count
+    assert caplog.text.count("fewer than 5 pictures of a class in the test split: dog (2), eel (3)") == 2
+    assert caplog.text.count("fewer than 5") == 6
 
 
 def test_a_table_that_cannot_be_read_is_named(divided: Path) -> None:

@@ -23,7 +23,7 @@ from vitmnist.config.validation import config_field, section
 from vitmnist.data.channel_statistics import channel_statistics, channel_sums, mean_and_std
 from vitmnist.data.datasets.base import DATASETS, Dataset, ImageFiles, SizeOptions, Split
 from vitmnist.data.image_listing import LabelledFiles, label_splits, list_splits, no_images
-from vitmnist.data.images import ImageReader, Mode, Resize
+from vitmnist.data.images import ImageReader, Mode, Resize, file_warnings
 from vitmnist.data.label_table import LabelTable, TableColumns
 from vitmnist.errors import ConfigError, DataError, join_names
 from vitmnist.runtime.cpu import available_cores, one_core_per_thread
@@ -38,6 +38,8 @@ CACHE_FOLDER = "vitmnist-cache"
 """The folder below `data.root` for decoded images."""
 CACHE_VERSION = 9
 """The version of the decoded pixels and of the notes about them. Another version makes caches decode again."""
+MIN_CLASS_SIZE = 5
+"""A warning names each class with fewer images in a split."""
 MIN_STD = 8
 """A lower standard deviation of the pixels is warned about. 12-bit pixels in a 16-bit file have at most this one."""
 MAX_NAMED_FILES = 5
@@ -59,6 +61,8 @@ class ImageFolderOptions(SizeOptions):
     skip_unreadable: bool = False
     draft: bool = True
     max_16_bit: int = config_field(65_535, at_least=1, at_most=65_535)
+    # The bounds hold any float32.
+    range_32_bit: tuple[float, float] | None = config_field(None, is_range=True, at_least=-3.5e38, at_most=3.5e38)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -68,7 +72,8 @@ class ImageFolderOptions(SizeOptions):
     @property
     def reader(self) -> ImageReader:
         """How a file becomes pixels."""
-        return ImageReader((self.size, self.size), self.mode, self.resize, self.draft, self.max_16_bit)
+        values = self.range_32_bit and (self.range_32_bit[0], self.range_32_bit[1])  # OmegaConf makes it a list.
+        return ImageReader((self.size, self.size), self.mode, self.resize, self.draft, self.max_16_bit, values)
 
 
 @DATASETS.register("image_folder", ImageFolderOptions)
@@ -86,6 +91,8 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     folder = expand_home(options.path).absolute()
     if not folder.is_dir():
         raise ConfigError(f"data.dataset.path={options.path}: there is no such folder; it must hold a folder per class")
+    if options.range_32_bit and options.range_32_bit[0] == options.range_32_bit[1]:
+        raise ConfigError(f"data.dataset.range_32_bit={[*options.range_32_bit]}: black and white must differ")
     if options.labels:
         source = expand_home(options.labels)
         classified = LabelTable(source, options.columns, options.suffix).read(folder, options.skip_unreadable)
@@ -116,9 +123,7 @@ def _make_splits(
     readable = [index for index in range(len(decoder.samples)) if index not in unreadable]
     starts = [sum(index < start for index in readable) for start in decoder.starts]
     rows = {name: slice(start, stop) for name, (start, stop) in zip(decoder.splits, pairwise(starts), strict=True)}
-    counts = labels[rows["train"]].bincount(minlength=len(classes)).tolist()
-    if empty := [name for name, count in zip(classes, counts, strict=True) if not count]:
-        raise DataError(f"{no_images(folder, empty, len(classes))} that can be read for training; remove these classes")
+    classes, labels = _readable_classes(folder, classes, labels, rows)
     sizes = {name: span.stop - span.start for name, span in rows.items()}
     _log_sizes(folder, sizes, classes, options.mode)
     train_rows, test_rows = options.spans(sizes["train"], sizes.get("test", 0))
@@ -133,11 +138,19 @@ def _make_splits(
 
 
 def _log_notes(folder: Path, notes: Mapping[str, Any]) -> None:
-    if messages := [message for _, message in notes["unreadable"]]:
-        log.warning("%s: %d pictures cannot be read and are left out: %s", folder, len(messages), join_names(messages))
+    for problem, names in {
+        "pictures cannot be read and are left out": [message for _, message in notes["unreadable"]],
+        "pictures have the same pixels as one of another split": notes["copies"],
+        "pictures are read with a warning": notes["warnings"],
+    }.items():
+        if names:
+            log.warning("%s: %d %s: %s", folder, len(names), problem, join_names(names))
     if (deviation := 255 * max(notes["std"])) < MIN_STD:
-        hint = "set data.dataset.max_16_bit=4095 for 16-bit files of 12-bit cameras"
-        log.warning("%s: the pixels hardly differ, by a deviation of %.1f of 255; %s", folder, deviation, hint)
+        log.warning(
+            "%s: the pixels hardly differ, their standard deviation is %.1f of 255; set data.dataset.max_16_bit=4095 "
+            "for 16-bit files of 12-bit cameras, or data.dataset.range_32_bit=[BLACK,WHITE] for int32 and float pixels",
+            *(folder, deviation),
+        )
 
 
 def _log_sizes(folder: Path, sizes: Mapping[str, int], classes: Sequence[str], mode: Mode) -> None:
@@ -145,6 +158,30 @@ def _log_sizes(folder: Path, sizes: Mapping[str, int], classes: Sequence[str], m
     channels = "mode=grey; rgb keeps colours" if mode == Mode.grey else "mode=rgb"
     message = "%s: %s pictures of %d classes: %s (data.dataset.%s)"
     log.info(message, folder, shown, len(classes), join_names(classes), channels)
+
+
+def _readable_classes(
+    folder: Path, classes: list[str], labels: Tensor, rows: dict[str, slice]
+) -> tuple[list[str], Tensor]:
+    """The classes with readable training images, and the labels among these; logs classes with few images.
+
+    Raises:
+        DataError: fewer than two classes are left, or another split has images of a class that is not.
+    """
+    counts = torch.stack([labels[span].bincount(minlength=len(classes)) for span in rows.values()])
+    is_left = counts[0] > 0
+    if empty := [name for name, left in zip(classes, is_left, strict=True) if not left]:
+        message = no_images(folder, empty, len(classes))
+        if is_left.sum() < 2 or counts[:, ~is_left].any():
+            raise DataError(f"{message} that can be read for training; add some, or remove these classes")
+        log.warning("%s; left out", message)
+        classes = [name for name in classes if name not in empty]
+        labels, counts = (is_left.cumsum(0) - 1)[labels], counts[:, is_left]
+    for split, sizes in zip(rows, counts.tolist(), strict=True):
+        if few := [f"{name} ({count})" for name, count in zip(classes, sizes, strict=True) if count < MIN_CLASS_SIZE]:
+            problem = f"fewer than {MIN_CLASS_SIZE} pictures of a class in the {split} split"
+            log.warning("%s: %s: %s", folder, problem, join_names(few))
+    return classes, labels
 
 
 def _unreadable_error(messages: list[str], size: int, advice: str) -> DataError:
@@ -174,6 +211,8 @@ class FolderDecoder:
         self.starts = [0, *accumulate(map(len, splits.values()))]
         """The index of the first sample of each split, and the number of samples."""
         self.unreadable: list[tuple[int, str]] = []
+        self.copies: list[str] = []
+        self.warnings: dict[Path, str] = {}
         self.sums = [np.zeros((3, options.shape[0]), np.uint64) for _ in splits]
         self.checksums = [hashlib.sha256() for _ in splits]
 
@@ -189,9 +228,10 @@ class FolderDecoder:
     def decode(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield each image, a large one as `[1, H, W, C]`, with its label."""
         layout = torch.channels_last if is_large(self.options.shape) else torch.contiguous_format
-        threads = available_cores()
+        threads, split_of_digest = available_cores(), dict[bytes, int]()
         # Threads, because Pillow releases Python's lock while it decodes and resizes.
         with (
+            file_warnings() as self.warnings,
             closing(ordered_map(self._read, self.samples, threads, 2 * threads, one_core_per_thread())) as results,
             tqdm(results, "decoding once", len(self.samples), leave=False, disable=None) as progress,
         ):
@@ -199,8 +239,10 @@ class FolderDecoder:
                 if isinstance(result, DataError):
                     self.unreadable.append((index, str(result)))
                     continue
-                image, sums = result
+                image, sums, digest = result
                 split = bisect_right(self.starts, index) - 1
+                if split_of_digest.setdefault(digest, split) != split:
+                    self.copies.append(self.names[index])
                 self.sums[split] += sums
                 self.checksums[split].update(image.contiguous().numpy().data)
                 yield rows_in_memory(image.contiguous(memory_format=layout)), torch.tensor([self.samples[index][1]])
@@ -212,12 +254,15 @@ class FolderDecoder:
         """Plain values to store with the decoded images."""
         mean, std = mean_and_std(self.sums[0])
         checksums = [checksum.hexdigest() for checksum in self.checksums]
-        return {"unreadable": self.unreadable, "mean": mean, "std": std, "sha256": checksums}
+        warned = [f"{path}: {message}" for path, message in sorted(self.warnings.items())]
+        problems = {"unreadable": self.unreadable, "copies": self.copies, "warnings": warned}
+        return {**problems, "mean": mean, "std": std, "sha256": checksums}
 
-    def _read(self, sample: tuple[Path, int]) -> tuple[Tensor, NDArray[np.uint64]] | DataError:
-        """An image `[1, C, H, W]` with its `channel_sums`, or the error of a file that cannot be read."""
+    def _read(self, sample: tuple[Path, int]) -> tuple[Tensor, NDArray[np.uint64], bytes] | DataError:
+        """An image `[1, C, H, W]`, its `channel_sums` and a hash, or the error of a file that cannot be read."""
         try:
-            image = torch.from_numpy(self.reader(sample[0])).permute(2, 0, 1)[None]
+            pixels = self.reader(sample[0])
         except DataError as error:
             return error
-        return image, channel_sums(image)
+        image = torch.from_numpy(pixels).permute(2, 0, 1)[None]
+        return image, channel_sums(image), hashlib.blake2b(pixels.data, digest_size=16).digest()

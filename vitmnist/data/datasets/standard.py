@@ -1,7 +1,5 @@
 """MNIST, which is bundled, and sets that torchvision downloads: those in MNIST's format, CIFAR-10 and CIFAR-100."""
 
-from __future__ import annotations
-
 import gzip
 import struct
 import zlib

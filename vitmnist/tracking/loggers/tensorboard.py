@@ -1,7 +1,5 @@
 """Writes a run to TensorBoard: metrics of epochs and steps, images, and the configuration."""
 
-from __future__ import annotations
-
 import io
 import time
 from collections.abc import Iterator, Mapping
