@@ -36,7 +36,7 @@ from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.timing.benchmark import Candidate
 from vitmnist.tracking.environment import PeakMemory, describe_environment
-from vitmnist.tracking.log import log_early_stop, log_setup, log_test, log_verdict
+from vitmnist.tracking.log import log_bottleneck, log_early_stop, log_setup, log_test
 from vitmnist.tracking.loggers import LOGGERS, Logger, parse_loggers
 from vitmnist.tracking.result import Result, record_outcome
 from vitmnist.training.fine_tuning import scale_learning_rates
@@ -133,7 +133,7 @@ class Trainer:
             self._open_loaders.close()
             del train_loader, eval_loader  # This frees their sets, because there may be no memory for a third set.
             self._evaluate_on_test(loader_config, checkpoints)
-        log_verdict(result)
+        log_bottleneck(result, len(sampler))
         return result
 
     def load_initial_state(self) -> tuple[Checkpoint | None, Mapping[str, Tensor] | None]:

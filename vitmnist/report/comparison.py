@@ -34,12 +34,7 @@ IDENTITY = ("host", "cpu", "cpu count", CHECKSUMS)
 
 @dataclass(frozen=True, eq=False)
 class Configuration:
-    """A row of the report.
-
-    Args:
-        values: the values of the configuration in the columns that vary.
-        runs: the runs with these values.
-    """
+    """A row of the report: the runs with the same values in the columns that vary."""
 
     values: dict[str, Any]
     runs: list[Run]
@@ -245,7 +240,6 @@ def _displayed_config(run: Run) -> dict[str, Any]:
 
 
 def _varied_keys(configs: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The keys whose values vary among configurations, apart from seeds and round."""
     recorded = [config for config in configs if config]  # An unknown configuration distinguishes nothing.
     ignored = [*keys_where(affects_nothing), "seed", "data.holdout_seed"]
     keys = dict.fromkeys(key for config in recorded for key in config)
@@ -253,11 +247,8 @@ def _varied_keys(configs: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _varies(key: str, configs: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether the values of a key differ between configurations.
-
-    An option of a group varies only if it does so among runs of the same member: `num_workers`, which only `disk` has,
-    does not distinguish `disk` from `ram`.
-    """
+    # An option of a group varies only if it does among runs of the same member: `num_workers`, which only `disk` has,
+    # does not distinguish `disk` from `ram`.
     parts = key.split(".")
     groups = [".".join([*parts[:depth], "name"]) for depth in range(1, len(parts))]
     values: dict[str, set[str]] = defaultdict(set)

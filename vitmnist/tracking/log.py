@@ -7,9 +7,10 @@ from typing import Any
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.loaders.base import Loader
-from vitmnist.metrics.epoch_record import EpochRecord, Monitor
+from vitmnist.metrics.epoch_record import EpochRecord, Monitor, epochs_of_last_start, summarize
+from vitmnist.metrics.epoch_table import DATA_WAIT_PCT
 from vitmnist.runtime.world import World
-from vitmnist.timing.table import Bottleneck
+from vitmnist.timing.table import Bottleneck, format_bottleneck
 from vitmnist.tracking.result import Result
 from vitmnist.training.step import TrainStep
 
@@ -63,9 +64,14 @@ def log_test(test: Mapping[str, Any], best: int | None) -> None:
     log.info("test split  loss %.4f acc %.2f%%  (%s)", test["test_loss"], test["test_acc"], weights)
 
 
-def log_verdict(result: Result) -> None:
-    """Log what limited the run and, if another loader could help, how to find it."""
-    if verdict := result.verdict():
-        can_gain = result.auto is None and result.bottleneck() not in (Bottleneck.COMPUTE, Bottleneck.TOO_FEW_STEPS)
-        epochs = " (median of the epochs after the first)" if len(result.epochs) > 1 else ""
-        log.info("%s%s%s", verdict, epochs, "; data/loader=auto measures which loader helps" if can_gain else "")
+def log_bottleneck(result: Result, batches: int) -> None:
+    """Log what limited training and, if another loader could help, how to find it; an epoch has `batches` steps."""
+    waiting_pct = summarize(result.epochs, DATA_WAIT_PCT)
+    if waiting_pct is None:
+        return
+    steps = len(epochs_of_last_start(result.epochs)) * batches
+    bottleneck = Bottleneck.of(waiting_pct, steps)
+    can_gain = result.auto is None and bottleneck in (Bottleneck.INPUT, Bottleneck.BALANCED)
+    epochs = " (median of the epochs after the first)" if len(result.epochs) > 1 else ""
+    advice = "; data/loader=auto measures which loader helps" if can_gain else ""
+    log.info("%s%s%s", format_bottleneck(bottleneck, waiting_pct, steps), epochs, advice)

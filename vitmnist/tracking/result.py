@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,12 +16,11 @@ import yaml
 
 from vitmnist.config.schema import Config
 from vitmnist.errors import ConfigError, DataError, PeerError, classify
-from vitmnist.metrics.epoch_record import EpochRecord, epochs_of_last_start, summarize
-from vitmnist.metrics.epoch_table import DATA_WAIT_PCT, EPOCH_S, epoch_metrics
+from vitmnist.metrics.epoch_record import EpochRecord
+from vitmnist.metrics.epoch_table import EPOCH_S, epoch_metrics
 from vitmnist.runtime.files import UnreadableError, append_bytes, csv_text, read_plain, write_atomic
 from vitmnist.runtime.signals import StopSignal, interruption
 from vitmnist.runtime.world import World
-from vitmnist.timing.table import Bottleneck, format_bottleneck
 
 log = logging.getLogger(__name__)
 
@@ -93,29 +91,11 @@ class Result:
         _check_metrics("test", content.get("test") or {}, metrics)
         return cls(**{item.name: content[item.name] for item in recorded})
 
-    def bottleneck(self) -> Bottleneck | None:
-        """What limits training, the loader or the step; None before the end of the first epoch."""
-        waiting = self._waiting_and_steps()
-        return Bottleneck.of(*waiting) if waiting else None
-
-    def verdict(self) -> str | None:
-        """A sentence that says what limits training; None before the end of the first epoch."""
-        waiting = self._waiting_and_steps()
-        return format_bottleneck(Bottleneck.of(*waiting), *waiting) if waiting else None
-
-    def _waiting_and_steps(self) -> tuple[float, int] | None:
-        """The percentage of training spent waiting for data, and the number of steps, since the last start."""
-        waiting_pct = summarize(self.epochs, DATA_WAIT_PCT)
-        images = (self.dataset or {}).get("train_size", 0)
-        batches = math.ceil(images / (self.config or {}).get("batch_size", math.inf))
-        steps = len(epochs_of_last_start(self.epochs)) * batches
-        return None if waiting_pct is None or not steps else (waiting_pct, steps)
-
     def write(self, folder: Path) -> None:
         """Write `result.json` atomically; raises `OSError`."""
         self.ended_at = time.time()
-        content = asdict(self) | {"verdict": self.verdict()}
-        write_atomic(folder / "result.json", json.dumps(content, indent=2, allow_nan=False).encode())
+        content = json.dumps(asdict(self), indent=2, allow_nan=False)
+        write_atomic(folder / "result.json", content.encode())
 
     def write_epochs(self, folder: Path) -> None:
         """Write `epochs.csv`, a row for each epoch, for spreadsheets and pandas; raises `OSError`."""
