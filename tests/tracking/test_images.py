@@ -36,10 +36,10 @@ def test_the_training_batch_is_the_one_that_was_trained_on(tiny: Dataset, shuffl
     plain = Preprocess(tiny.train)(batch[0])
     seen = preprocess.mix_batch(*batch, keys)[0] if operations else plain
     assert torch.equal(seen, plain) == (not operations)
-    assert grid.shape == (2 * 30 + 2, 8 * 30 + 2, 3)
+    assert grid.shape == (2 * 30, 8 * 30, 3)
     for place, image in enumerate(seen * preprocess.std + preprocess.mean):
         row, column = divmod(place, 8)
-        shown = grid[30 * row + 2 : 30 * row + 30, 30 * column + 2 : 30 * column + 30]
+        shown = grid[30 * row + 1 : 30 * row + 29, 30 * column + 1 : 30 * column + 29]
         assert (shown == (255 * image[0]).round().byte().numpy()[..., None]).all()
 
 
@@ -50,7 +50,7 @@ def test_the_worst_mistakes_are_the_most_confident_ones(tiny: Dataset) -> None:
     predicted = actual.clone()
     predicted[[1, 4]] = (actual[[1, 4]] + 1) % 10
     predictions = Predictions(predicted, confidence, actual)
-    picture = np.asarray(draw_worst_mistakes(tiny.test, predictions))[GAP:, GAP:]
+    picture = np.asarray(draw_worst_mistakes(tiny.test, predictions))[GAP // 2 :, GAP // 2 :]
     for tile, index in enumerate((4, 1)):
         enlarged = Image.fromarray(tiny.test.images[index, 0].numpy()).resize((180, 180), Image.Resampling.NEAREST)
         left = tile * (TILE_WIDTH + GAP)

@@ -1,13 +1,14 @@
 """Draws images for loggers and `evaluate --grid`: the model's input, and its worst mistakes.
 
-Pillow draws them, because importing matplotlib takes longer than training on a small set.
+Pillow draws them, because importing matplotlib or torchvision takes longer than training on a small set.
 """
+
+import math
+from collections.abc import Sequence
 
 import torch
 from PIL import Image, ImageDraw, ImageOps
 from torch import Tensor
-from torchvision.transforms.functional import pil_to_tensor, to_pil_image
-from torchvision.utils import make_grid
 
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.datasets.base import Dataset, Split
@@ -50,8 +51,7 @@ def draw_training_batch(train: Split, sampler: EpochSampler, preprocess: Preproc
         else:
             inputs = preprocess(images, None if keys is None else keys[:size])
         pixels = (inputs * preprocess.std + preprocess.mean).clamp(0, 1).mul(255).round().byte().cpu()
-    grid: Image.Image = to_pil_image(make_grid(_visible_channels(pixels[:BATCH_IMAGES])))
-    return grid
+    return _draw_grid([_to_image(image) for image in pixels[:BATCH_IMAGES]], columns=8, gap=2, background="black")
 
 
 def draw_worst_mistakes(split: Split, predictions: Predictions) -> Image.Image | None:
@@ -60,11 +60,10 @@ def draw_worst_mistakes(split: Split, predictions: Predictions) -> Image.Image |
     for index in predictions.mistakes()[:MISTAKES]:
         tile = Image.new("RGB", (TILE_WIDTH, CAPTION_HEIGHT + TILE_WIDTH), "white")
         ImageDraw.Draw(tile).text((0, 0), format_caption(split, predictions, index), "black")
-        image = to_pil_image(_visible_channels(split.images[index]))
-        enlarged = ImageOps.contain(image, (TILE_WIDTH, TILE_WIDTH), Image.Resampling.NEAREST)
+        enlarged = ImageOps.contain(_to_image(split.images[index]), (TILE_WIDTH,) * 2, Image.Resampling.NEAREST)
         tile.paste(enlarged, (0, CAPTION_HEIGHT))
-        tiles.append(pil_to_tensor(tile))
-    return to_pil_image(make_grid(tiles, nrow=4, padding=GAP, pad_value=255)) if tiles else None
+        tiles.append(tile)
+    return _draw_grid(tiles, columns=4, gap=GAP, background="white") if tiles else None
 
 
 def format_caption(split: Split, predictions: Predictions, index: int) -> str:
@@ -77,6 +76,17 @@ def format_caption(split: Split, predictions: Predictions, index: int) -> str:
     return "\n".join(printable(line)[:CAPTION_LENGTH] for line in lines)
 
 
-def _visible_channels(images: Tensor) -> Tensor:
-    """The first three channels of images `[…, C, H, W]`, or the first one if there are fewer."""
-    return images[..., :3, :, :] if images.shape[-3] >= 3 else images[..., :1, :, :]
+def _draw_grid(tiles: Sequence[Image.Image], columns: int, gap: int, background: str) -> Image.Image:
+    """Draw images of one size in rows, `gap` pixels apart."""
+    width, height = tiles[0].width + gap, tiles[0].height + gap
+    grid = Image.new("RGB", (columns * width, math.ceil(len(tiles) / columns) * height), background)
+    for position, tile in enumerate(tiles):
+        row, column = divmod(position, columns)
+        grid.paste(tile, (column * width + gap // 2, row * height + gap // 2))
+    return grid
+
+
+def _to_image(pixels: Tensor) -> Image.Image:
+    """Convert uint8 `[C, H, W]` to RGB: the first three channels, or the first one as grey."""
+    channels = pixels[:3] if len(pixels) >= 3 else pixels[:1].expand(3, -1, -1)
+    return Image.fromarray(channels.permute(1, 2, 0).contiguous().numpy())
