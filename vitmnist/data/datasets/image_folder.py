@@ -23,7 +23,7 @@ from vitmnist.config.validation import config_field, section
 from vitmnist.data.channel_statistics import channel_statistics, channel_sums, mean_and_std
 from vitmnist.data.datasets.base import DATASETS, Dataset, ImageFiles, SizeOptions, Split
 from vitmnist.data.image_listing import LabelledFiles, label_splits, list_splits, no_images
-from vitmnist.data.images import ImageReader, Mode, Resize, file_warnings
+from vitmnist.data.images import ImageReader, Mode, Resize, file_warnings, to_tensor
 from vitmnist.data.label_table import LabelTable, TableColumns
 from vitmnist.errors import ConfigError, DataError, join_names
 from vitmnist.runtime.cpu import available_cores, one_core_per_thread
@@ -264,5 +264,5 @@ class FolderDecoder:
             pixels = self.reader(sample[0])
         except DataError as error:
             return error
-        image = torch.from_numpy(pixels).permute(2, 0, 1)[None]
+        image = to_tensor(pixels)[None]
         return image, channel_sums(image), hashlib.blake2b(pixels.data, digest_size=16).digest()
