@@ -87,7 +87,7 @@ def test_load_dataset_reads_a_data_set_by_name(tiny_root: Path) -> None:
         ({"workers": 2}, r"^workers: there is no such key; allowed: none"),
         ({"shuffle": "smaple"}, r"^shuffle=smaple: did you mean 'sample'\? allowed: batch, none, sample"),
         ({"batch_size": 0}, "^batch_size=0: must be at least 1"),
-        ({"device": "gpu"}, "^device=gpu: not known; allowed: auto, cpu, cuda"),
+        ({"device": "gpu"}, "^device=gpu: unknown device; allowed: auto, cpu, cuda"),
         ({"name": "prefetch", "base": {"name": "disk", "worker": 1}}, r"base\.worker: there is no such key"),
     ],
 )

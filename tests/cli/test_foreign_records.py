@@ -45,6 +45,6 @@ def test_a_secret_that_a_record_names_is_never_printed(
         call_here(report, "."),
         call_here(status, "."),
     ]
-    assert "error: device=${oc.env:SECRET}: not known" in ended[0].stderr
+    assert "error: device=${oc.env:SECRET}: unknown device" in ended[0].stderr
     assert "hunter2" not in "".join(process.stdout + process.stderr for process in ended)
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()]
