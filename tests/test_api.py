@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from vitmnist import Loader, audit, load_dataset, make_loader, register
 from vitmnist.config.validation import config_field
 from vitmnist.data.datasets import base
-from vitmnist.data.datasets.base import Split
+from vitmnist.data.datasets.base import DATASETS, Split
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource
 from vitmnist.errors import ConfigError, DataError
@@ -86,7 +86,11 @@ def test_load_dataset_reads_a_data_set_by_name(tiny_root: Path) -> None:
         ({"name": "rma"}, r"^name=rma: not known; did you mean 'ram'\? allowed: .*\bram\b"),
         ({"workers": 2}, r"^workers: there is no such key; allowed: none"),
         ({"shuffle": "smaple"}, r"^shuffle=smaple: did you mean 'sample'\? allowed: batch, none, sample"),
-        ({"batch_size": 0}, "^batch_size=0: must be at least 1"),
+        ({"batch_size": 0}, "^batch_size=0: must be a whole number, at least 1"),
+        ({"batch_size": 5.5}, "^batch_size=5.5: must be a whole number"),
+        ({"batch_size": True}, "^batch_size=True: must be a whole number"),
+        ({"seed": "0"}, "^seed=0: must be a whole number, at least 0"),
+        ({"name": ["ram"]}, r"^name=\['ram'\]: not known"),
         ({"device": "gpu"}, "^device=gpu: unknown device; allowed: auto, cpu, cuda"),
         ({"name": "prefetch", "base": {"name": "disk", "worker": 1}}, r"base\.worker: there is no such key"),
     ],
@@ -150,6 +154,13 @@ def test_a_split_of_the_wrong_dtype_or_shape_is_refused() -> None:
     ):
         with pytest.raises(DataError, match=message):
             Split(*values, (0.5,), (0.5,), ("only",))
+
+
+def test_a_registered_name_is_not_taken_again() -> None:
+    """Also where what is registered is a `partial`, which has no name of its own."""
+    DATASETS.names()
+    with pytest.raises(ValueError, match="data/dataset: 'fashion_mnist' is registered already"):
+        DATASETS.register("fashion_mnist")(load_dataset)
 
 
 @dataclass

@@ -117,13 +117,14 @@ class Registry(Generic[Options, Built]):
         return self._registered
 
     def _find(self, name: object) -> tuple[Options, Callable[..., Built]] | None:
-        if name not in self._members:
+        if str(name) not in self._members:
             import_installed()
         return self._members.get(str(name))
 
 
 def _definition(builder: Callable[..., object]) -> tuple[str, str]:
-    return builder.__module__, builder.__qualname__
+    function = getattr(builder, "func", builder)  # A `partial` has no name of its own.
+    return function.__module__, function.__qualname__
 
 
 @cache

@@ -236,7 +236,8 @@ class Trainer:
 
         log.info("timing %s for a few batches each", ", ".join(options.candidates or ()) or "all loaders")
         with step.preserved_state():
-            selection, _ = select_loader(options, train, sampler, step.device, as_candidate=as_candidate)
+            selection, timed = select_loader(options, train, sampler, step.device, as_candidate=as_candidate)
+            timed.close()
         log.info("expected time per loader\n%s", selection.table())
         self.result.auto = asdict(selection)
         return selection.name
@@ -245,7 +246,9 @@ class Trainer:
         """Connect the ranks for training, and seed their generators."""
         self.world.connect(self.device, self.config.distributed.timeout_s)
         step.distribute(self.world)
-        seed = self.config.seed + self.world.rank  # Dropout must differ between the ranks, as their images do.
+        seed = self.config.seed
+        if self.world.rank:  # Dropout must differ between ranks, and the sum of seed and rank is that of other runs.
+            (seed,) = np.random.SeedSequence(seed, spawn_key=(self.world.rank,)).generate_state(1, np.uint64).tolist()
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,36 @@ class OwnNumbers:
         return self.numbers.random()
 
 
+class Slots:
+    """Draws in a method from a slot."""
+
+    __slots__ = ("numbers",)
+
+    def __init__(self) -> None:
+        self.numbers = np.random.default_rng(3)
+
+    def __call__(self) -> float:
+        return float(self.numbers.random())
+
+
+class OtherMethod:
+    """Draws in another method than the one that is called, from a global variable or from an attribute of a module."""
+
+    def __init__(self, of_module: bool) -> None:
+        self.of_module = of_module
+
+    def __call__(self) -> float:
+        return self.draw()
+
+    def draw(self) -> float:
+        return float(helper.numbers.random() if self.of_module else NUMBERS.random())
+
+
+NUMBERS = np.random.default_rng(4)
+helper = ModuleType("helper")
+helper.numbers = np.random.default_rng(5)
+
+
 def closure(numbers: Any) -> Callable[[], float]:
     return lambda: float(
         torch.rand((), generator=numbers) if isinstance(numbers, torch.Generator) else numbers.random()
@@ -95,6 +126,9 @@ DRAWS: dict[str, tuple[Callable[[], float], str]] = {
     "Python": (random.random, "Python"),
     "attribute": (OwnNumbers(of_class=False), "a RandomState of its own"),
     "class attribute": (OwnNumbers(of_class=True), "a Random of its own"),
+    "slot": (Slots(), "a Generator of its own"),
+    "global variable": (OtherMethod(of_module=False), "a Generator of its own"),
+    "module": (OtherMethod(of_module=True), "a Generator of its own"),
     "closure": (closure(np.random.default_rng(1)), "a Generator of its own"),
     "torch's in a closure": (closure(torch.Generator()), "a Generator of its own"),
 }
@@ -125,6 +159,14 @@ def test_samples_that_seed_themselves_and_a_pixel_that_is_no_number_are_kept(sto
     for images, labels in loader if isinstance(loader, DataLoader) else loader.epoch(0):
         expected = torch.stack([make(int(label))[0] for label in labels])
         assert torch.equal(images.nan_to_num(-1), expected.nan_to_num(-1))
+
+
+def test_randomness_that_no_generator_shows_is_found_if_a_probe_shows_it() -> None:
+    def make(index: int) -> Any:
+        return torch.tensor(np.random.default_rng().random() if index % 5 == 1 else 0.0), index
+
+    with pytest.raises(ConfigError, match=r"is random \(it differs when it is read again\), and .*disk or"):
+        make_loader("ram", Made(make, 100), **ORDER)
 
 
 def test_randomness_that_no_generator_shows_is_found_if_the_first_sample_of_a_chunk_shows_it() -> None:

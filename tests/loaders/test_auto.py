@@ -116,6 +116,30 @@ def test_what_a_loader_keeps_decides_what_auto_builds_it_from(
     assert found[:1] == built_from
 
 
+def test_the_selected_loader_is_open() -> None:
+    @LOADERS.register("closing")
+    class Closing(Loader):
+        is_closed = False
+
+        def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
+            super().__init__(sampler)
+            self.data = data
+
+        def batches(self, epoch: int, start: int) -> Batches:
+            assert not self.is_closed
+            yield from map(self.data.read, self.sampler.batches(epoch, start))
+
+        def close(self) -> None:
+            super().close()
+            self.is_closed = True
+
+    pair = TENSORS.images, TENSORS.labels
+    with make_loader("auto", pair, batch_size=4, device="cpu", seed=0, candidates=["closing"]) as loader:
+        assert len(list(loader.epoch(0))) == len(loader)
+    assert loader.is_closed
+    del LOADERS._members["closing"]
+
+
 def test_a_mapped_set_is_decoded_once_for_all_candidates_that_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """`prefetch`, which wraps `ram`, needs no second copy next to the first one."""
     copies = []

@@ -175,7 +175,10 @@ def _split_folders(folder: Path) -> dict[str, Path]:
     if "train" not in folders or not any(path.is_dir() for path in folders["train"].iterdir()):
         return {}  # `train` may be the name of a class.
     log.info("%s: %s", folder, ", ".join(f"{split} split from {path.name}" for split, path in folders.items()))
-    if others := [path.name for path in subfolders if path not in folders.values()]:
+    others = [path.name for path in subfolders if path not in folders.values()]
+    if repeated := [name for name in others if name.lower() in SPLIT_OF]:
+        raise DataError(f"{folder}: more than one folder of a split: {join_names(repeated)}; rename or remove it")
+    if others:
         log.warning("%s: not used: %s", folder, join_names(others))
     return folders
 

@@ -2,8 +2,8 @@
 
 A sample is random if reading it uses a random generator, and reading it again gives another result. The generators are
 the global ones of torch (CPU), NumPy and Python, and those in attributes, containers, closures and class attributes of
-datasets, transforms and collate functions, and in global variables that their `__getitem__`, `__call__` and `forward`
-read. Other sources of randomness cannot be seen, such as a `default_rng()` that is made for each sample, `secrets` or a
+datasets, transforms and collate functions, and in global variables and attributes of modules that their methods read.
+Other sources of randomness cannot be seen, such as a `default_rng()` that is made for each sample, `secrets` or a
 server: such a sample is noticed only if it is among the few that are read twice and compared.
 """
 
@@ -11,12 +11,13 @@ import inspect
 import pickle
 import random
 import struct
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from hashlib import blake2b
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -34,8 +35,10 @@ MAX_ELEMENTS = 1000
 """Larger containers are not searched for generators; they hold data, such as a list of a million files."""
 MAX_SEARCHED = 20_000
 """Number of objects that are searched for generators."""
-SEARCHED_METHODS = ("__getitem__", "__getitems__", "__call__", "forward")
-"""The methods whose global variables are searched for generators."""
+LIBRARIES = {*sys.stdlib_module_names, "numpy", "PIL", "torch", "torchvision"}
+"""The packages of whose classes only the methods in `CALLED` are searched for generators; of others, all methods."""
+CALLED = ("__getitem__", "__getitems__", "__call__", "forward")
+"""The methods that read or transform a sample."""
 Result = TypeVar("Result")
 StateAccess = tuple[Callable[[], object], Callable[[Any], object]]
 """The functions that get and set the state of a generator."""
@@ -208,11 +211,23 @@ def _referents(instance: object) -> Iterable[object]:
             variables = inspect.getclosurevars(instance)
         except ValueError:  # A variable of the enclosing function has no instance yet.
             return ()
-        return (*variables.nonlocals.values(), *variables.globals.values(), *(instance.__defaults__ or ()))
-    class_attributes = [pair for kind in type(instance).__mro__ for pair in vars(kind).items()]
-    methods = [part for name, part in class_attributes if name in SEARCHED_METHODS and isinstance(part, FunctionType)]
-    generators = [part for _, part in class_attributes if type(part) in GENERATOR_TYPES]
-    return (*getattr(instance, "__dict__", {}).values(), *generators, *methods)
+        values = (*variables.nonlocals.values(), *variables.globals.values(), *(instance.__defaults__ or ()))
+        modules = [value for value in values if isinstance(value, ModuleType)]
+        attributes = [vars(module).get(name) for module in modules for name in instance.__code__.co_names]
+        return (*values, *filter(_is_generator, attributes))
+    parts = list(getattr(instance, "__dict__", {}).values())
+    for kind in type(instance).__mro__:
+        is_library = kind.__module__.partition(".")[0] in LIBRARIES
+        for name, part in vars(kind).items():
+            if isinstance(part, MemberDescriptorType):  # The value of a slot
+                parts.append(getattr(instance, name, None))
+            elif _is_generator(part) or (isinstance(part, FunctionType) and not (is_library and name not in CALLED)):
+                parts.append(part)
+    return parts
+
+
+def _is_generator(instance: object) -> bool:
+    return type(instance) in GENERATOR_TYPES
 
 
 def read_samples(dataset: Dataset[Any], indices: Iterable[int], seed: int, epoch: int) -> list[Any]:

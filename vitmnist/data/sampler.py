@@ -35,10 +35,10 @@ def build_sampler(
         raise ConfigError(f"shuffle={shuffle}: {suggest_names(str(shuffle), ORDERS)}")
     if not isinstance(drop_last, bool):  # The text "false" would be true.
         raise ConfigError(f"drop_last={drop_last}: must be True or False")
-    if batch_size < 1:
-        raise ConfigError(f"batch_size={batch_size}: must be at least 1")
-    if seed < 0:
-        raise ConfigError(f"seed={seed}: must be at least 0")
+    for key, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0)):
+        # The integers of NumPy have `__index__` too.
+        if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
+            raise ConfigError(f"{key}={value}: must be a whole number, at least {least}")
     if world_size > batch_size:
         raise ConfigError(
             f"batch_size={batch_size}: {world_size} processes train together, and each must have an image of every "
@@ -49,7 +49,6 @@ def build_sampler(
             f"batch_size={batch_size} exceeds the {size} images, so drop_last=true leaves no batch; set "
             f"batch_size={size} or less, or drop_last=false"
         )
-    # `index` accepts the integers of NumPy.
     return EpochSampler(size, index(batch_size), index(seed), shuffle, drop_last, rank, world_size)
 
 

@@ -18,6 +18,7 @@ from vitmnist.data.images import to_tensor
 from vitmnist.data.randomness import (
     RandomSampleError,
     preserved_random_state,
+    probe_indices,
     read_probes,
     read_sample,
     read_samples,
@@ -189,7 +190,8 @@ class DatasetSource(SampleSource):
         read = partial(read_sample, self.dataset)
         try:
             with preserved_random_state(self.dataset):
-                read_probes(read, indices[:1], self.dataset)
+                for index in indices[:1] if indices.start else probe_indices(len(self)):
+                    read_probes(read, [index], self.dataset)
                 with refuse_random_samples(read, indices, self.dataset):
                     return _pair(_collated([read(index) for index in indices], indices), indices.start)
         except RandomSampleError as error:

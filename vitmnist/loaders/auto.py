@@ -85,7 +85,7 @@ def select_loader(
     *,
     as_candidate: Callable[[Loader], Candidate] | None = None,
 ) -> tuple[LoaderSelection, Loader]:
-    """Time the loaders that fit, and return the fastest.
+    """Time the loaders that fit, and return the fastest, which the caller has to close.
 
     Args:
         as_candidate: makes a loader a candidate with a training step; without it, batches are dropped.
@@ -101,11 +101,15 @@ def select_loader(
             if options.candidates or storage_of(name, data) is not Storage.FILE or builder.decoded_set is None:
                 benchmark.add(name, partial(builder.build, name))
         benchmark.run(options.batches, options.seconds * len(benchmark.candidates))
-    rows = rows_of(benchmark.candidates, len(sampler), has_baseline=False)
-    epochs_s = {row.name: row.epoch_s for row in rows if row.epoch_s}
-    if not epochs_s:
-        raise ConfigError("\n".join(["no candidate can be used:", *(f"{row.name}: {row.error}" for row in rows)]))
-    name = min(epochs_s, key=lambda name: epochs_s[name].median)
+        rows = rows_of(benchmark.candidates, len(sampler), has_baseline=False)
+        epochs_s = {row.name: row.epoch_s for row in rows if row.epoch_s}
+        if not epochs_s:
+            raise ConfigError("\n".join(["no candidate can be used:", *(f"{row.name}: {row.error}" for row in rows)]))
+        name = min(epochs_s, key=lambda name: epochs_s[name].median)
+        stack.pop_all()  # The selected loader stays open.
+    for candidate in benchmark.candidates:
+        if candidate.name != name and not candidate.error:
+            builder.loaders[candidate.name].close()
     return LoaderSelection(name, _reason(name, epochs_s), rows), builder.loaders[name]
 
 

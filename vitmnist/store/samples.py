@@ -162,7 +162,10 @@ class _SamplePickler(pickle.Pickler):
     def __init__(self) -> None:
         self.head = io.BytesIO()
         self.buffers: list[Buffer] = []
-        super().__init__(self.head, protocol=5, buffer_callback=lambda buffer: self.buffers.append(buffer.raw()))
+        buffers = (
+            self.buffers
+        )  # A reference to `self` would be a cycle, which the garbage collector ends with an error.
+        super().__init__(self.head, protocol=5, buffer_callback=lambda buffer: buffers.append(buffer.raw()))
 
     def persistent_id(self, obj: object) -> tuple[str, tuple[int, int]] | None:
         if not isinstance(obj, Image.Image) or obj.mode not in IMAGE_MODES:

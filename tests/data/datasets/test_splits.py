@@ -68,6 +68,9 @@ def test_every_folder_of_a_split_is_used_and_named(divided: Path, caplog: pytest
     assert "not used: notes" in caplog.text
     small = load(divided, train_size=3, test_size=5)
     assert [len(split) for split in small.splits.values()] == [3, 9, 5]
+    shutil.copytree(divided / "val", divided / "valid")
+    with pytest.raises(DataError, match="more than one folder of a split: val; rename or remove it"):
+        load(divided)
 
 
 def test_folders_may_lack_a_split(divided: Path, caplog: pytest.LogCaptureFixture) -> None:
