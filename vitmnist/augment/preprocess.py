@@ -130,7 +130,8 @@ class Preprocess(nn.Module):
         data: a split, or a pair of tensors, whose uint8 images are read for their statistics.
         augment: applied before normalising if keys are given; if it mixes images, `mix_batch` applies it.
         classes: the number of classes, for an augmentation that mixes images; by default that of the split.
-        mean, std: instead of `data`, per channel of images in 0…1; a number for one channel.
+        mean: instead of `data`, the mean of each channel of images in 0…1; a number for one channel.
+        std: the standard deviation, likewise.
         size: height and width of the model's input; by default the size of the augmented images of `data`.
 
     Raises:
