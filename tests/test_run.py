@@ -55,13 +55,17 @@ def test_kernels_are_deterministic_before_a_model_runs(refuse: Printed, monkeypa
     assert calls == ["deterministic", "forward"]  # The model is tried before data are read.
 
 
-def test_a_run_makes_its_gpu_the_current_one(refuse: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs are captured and memory is pinned on the current GPU."""
+@pytest.mark.parametrize(("name", "index"), [("auto", 0), ("cuda", 0), ("cuda:1", 1)])
+def test_a_run_makes_its_gpu_the_current_one(
+    name: str, index: int, refuse: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graphs are captured and memory is pinned on the current GPU. Torch refuses a device without an index."""
     current = Mock(side_effect=ConfigError("stopped here"))
-    monkeypatch.setattr("vitmnist.trainer.choose_device", lambda *args: torch.device("cuda:1"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", current)
-    assert "stopped here" in refuse("device=cuda:1")
-    current.assert_called_once_with(torch.device("cuda:1"))
+    assert "stopped here" in refuse(f"device={name}")
+    current.assert_called_once_with(torch.device("cuda", index))
 
 
 @pytest.mark.parametrize("name", ["ram", "gpu_slice", "cache", "prefetch"])
