@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
+from tests.support.processes import start_method
 from tests.support.samples import Made
 from vitmnist import from_dataloader
 from vitmnist.diagnosis import candidates
@@ -74,6 +75,25 @@ def test_a_row_that_cannot_be_timed_says_why() -> None:
     assert errors["as it is"] is None
     assert "(it draws from torch) apart from the transforms" in str(errors["from_dataloader"])
     assert format_rows(rows).endswith(f"\nfrom_dataloader  {errors['from_dataloader']}")
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "error"),
+    [
+        ("fork", "DataLoader(…, num_workers=2)", None),
+        ("forkserver", "DataLoader(…, num_workers=2, multiprocessing_context='fork')", None),
+        ("spawn", None, "not tried: workers are not forked, and would import the script again"),
+    ],
+)
+def test_workers_that_the_script_does_not_have_are_forked_or_not_tried(
+    method: str, change: str | None, error: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other workers would import the script again, and could not get samples from a closure."""
+    monkeypatch.setattr(candidates, "available_cores", lambda: 2)
+    with start_method(method):
+        rows, _ = try_loaders(loop_over(Made(lambda index: slow(ones(index)))))
+    (row,) = [row for row in rows if row.name == "num_workers=2"]
+    assert (row.change, row.error) == (change, error)
 
 
 @pytest.mark.parametrize(("is_exhausted", "epoch_length"), [(True, 10), (False, None)])

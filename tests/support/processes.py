@@ -11,8 +11,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -50,6 +50,17 @@ def fork(target: Callable[[], object]) -> multiprocessing.process.BaseProcess:
     process = multiprocessing.get_context("fork").Process(target=target, daemon=True)
     process.start()
     return process
+
+
+@contextmanager
+def start_method(name: str) -> Iterator[None]:
+    """Another default start method of processes; Python 3.14 has made it `forkserver` on Linux."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method(name, force=True)
+    try:
+        yield
+    finally:
+        multiprocessing.set_start_method(before, force=True)
 
 
 class TrainProcess(ForkServerProcess):

@@ -58,13 +58,17 @@ def add_alternatives(benchmark: Benchmark, loader: DataLoader[object], baseline:
 
 
 def _with_workers(loader: DataLoader[object], baseline: LoaderCandidate, workers: int) -> LoaderCandidate:
-    context = loader.multiprocessing_context or torch.multiprocessing
+    options: dict[str, object] = {"num_workers": workers}
     if workers and isinstance(loader.dataset, IterableDataset):
         raise ConfigError("not tried: each worker may deliver all samples of an IterableDataset")
-    if workers and not loader.num_workers and context.get_start_method() != "fork":
-        raise ConfigError("not tried: workers are not forked, and would import the script again")
-    changed = _with_timeout(rebuild(loader, num_workers=workers))
-    return LoaderCandidate(changed, baseline.device, baseline.step, change=f"DataLoader(…, num_workers={workers})")
+    if workers and not loader.num_workers and (method := torch.multiprocessing.get_start_method()) != "fork":
+        if method == "spawn":
+            raise ConfigError("not tried: workers are not forked, and would import the script again")
+        # Workers of a forkserver, the default from Python 3.14 on, would import the script again too.
+        options["multiprocessing_context"] = "fork"
+    change = f"DataLoader(…, {', '.join(f'{name}={value!r}' for name, value in options.items())})"
+    changed = _with_timeout(rebuild(loader, **options))
+    return LoaderCandidate(changed, baseline.device, baseline.step, change=change)
 
 
 def replacement_candidate(
