@@ -2,10 +2,12 @@
 
 import os
 import re
-from argparse import Namespace
-from collections.abc import Collection, Iterable
+import sys
+from argparse import Action, ArgumentParser, Namespace
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import cache
 from pathlib import Path
 
 from vitmnist.errors import ConfigError
@@ -42,6 +44,8 @@ def parse_arguments(argv: list[str]) -> Arguments:
     # A private function, without which nothing can be trained.
     from hydra._internal.utils import get_args_parser
 
+    if sys.version_info >= (3, 14):
+        _accept_lazy_help()
     options, unknown = get_args_parser().parse_known_intermixed_args(argv)
     overrides: list[str] = options.overrides
     unsupported = [f"--{name}" for name in UNSUPPORTED_OPTIONS if getattr(options, name.replace("-", "_"))]
@@ -67,6 +71,22 @@ def parse_arguments(argv: list[str]) -> Arguments:
         raise ConfigError(f"-m: resume={resume} resumes one run; {advice}")
     overrides.append(f"hydra.run.dir={quote(os.path.expanduser(resume))}")
     return Arguments(options, overrides, Resume.ALWAYS)
+
+
+@cache
+def _accept_lazy_help() -> None:
+    """Let argparse of Python 3.14 accept help that is not text, as Hydra 1.3 passes for `--shell-completion`.
+
+    Argparse checks the help while it adds an option, so the help is set afterwards.
+    """
+    add_argument: Callable[..., Action] = ArgumentParser.add_argument
+
+    def add_argument_unchecked(*names: object, help: str | None = None, **options: object) -> Action:
+        action = add_argument(*names, **options)
+        action.help = help or action.help
+        return action
+
+    setattr(ArgumentParser, "add_argument", add_argument_unchecked)  # noqa: B010
 
 
 def key_of(override: str) -> str:
