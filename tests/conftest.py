@@ -18,7 +18,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.support.processes import REPOSITORY, TrainProcess, TrainRanks, kill_leftovers, run_python, start_ranks
+from tests.support.processes import (
+    REPOSITORY,
+    TrainProcess,
+    TrainRanks,
+    kill_leftovers,
+    run_python,
+    start_method,
+    start_ranks,
+)
 from vitmnist.cli.train import main
 from vitmnist.data.datasets.base import Dataset, load_dataset
 from vitmnist.data.datasets.standard import FILES
@@ -60,6 +68,13 @@ def write_mnist_like(folder: Path, train: int = 23, test: int = 7, side: int = 2
         labels = torch.randint(0, 10, (size,), generator=generator, dtype=torch.uint8)
         write_idx(folder / names[0], images)
         write_idx(folder / names[1], labels)
+
+
+@pytest.fixture
+def forked_workers() -> Iterator[None]:
+    """Workers inherit their dataset, which may be one that cannot be pickled."""
+    with start_method("fork"):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from tests.support.contract import check_contract
-from tests.support.processes import becomes_true
+from tests.support.processes import becomes_true, start_method
 from tests.support.samples import Made
 from vitmnist import make_loader
 from vitmnist.data.datasets.base import Dataset
@@ -69,6 +69,18 @@ def test_contract(label: str, data: str, tiny: Dataset, tmp_path: Path) -> None:
     if options.get("base") == "cache":
         options["base"] = {"name": "cache", "folder": str(tmp_path)}
     check_contract(data=DATA[data] or tiny.train, **options)
+
+
+@pytest.mark.parametrize("data", ["split", "map-style dataset"])
+def test_workers_of_a_forkserver_deliver_the_same_batches(data: str, tiny: Dataset) -> None:
+    source = DATA[data] or tiny.train
+    with (
+        start_method("forkserver"),
+        make_loader("disk", source, num_workers=2, batch_size=5, device="cpu", seed=1) as disk,
+        make_loader("disk", source, num_workers=0, batch_size=5, device="cpu", seed=1) as expected,
+    ):
+        for batch, expected_batch in zip(disk.epoch(3), expected.epoch(3), strict=True):
+            assert all(map(torch.equal, batch, expected_batch))
 
 
 @pytest.mark.parametrize("name", ["disk", "ram", "cache"])

@@ -7,6 +7,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import pytest
@@ -134,19 +135,21 @@ class Blocks(Dataset):
         time.sleep(0.01)
         return index, index
 
-loader = make_loader("prefetch", Blocks(), batch_size=2, device="cpu", seed=0, shuffle="none",
-                     base={"name": "disk", "num_workers": 1})
-for epoch in range(10_000):
-    for batch in loader.epoch(epoch):
-        print("batch", flush=True)
+if __name__ == "__main__":
+    loader = make_loader("prefetch", Blocks(), batch_size=2, device="cpu", seed=0, shuffle="none",
+                         base={"name": "disk", "num_workers": 1})
+    for epoch in range(10_000):
+        for batch in loader.epoch(epoch):
+            print("batch", flush=True)
 """
 
 
-def test_ctrl_c_ends_the_program() -> None:
+def test_ctrl_c_ends_the_program(tmp_path: Path) -> None:
     """While the source blocks for ever; no worker survives it."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     # A terminal sends Ctrl-C to the whole group, workers included.
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM], start_new_session=True, **pipes)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    process = subprocess.Popen([sys.executable, tmp_path / "program.py"], start_new_session=True, **pipes)
     while "blocked" not in process.stdout.readline():
         assert process.poll() is None
     os.killpg(process.pid, signal.SIGINT)

@@ -108,6 +108,7 @@ MADE: dict[str, tuple[Callable[[int], Any], Callable[[list[Any]], Any]]] = {
 }
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize(("kind", "workers"), [*((kind, 0) for kind in MADE), ("detection", 2), ("requires_grad", 2)])
 def test_batches_without_rows_are_those_of_the_original(kind: str, workers: int) -> None:
     make, collate = MADE[kind]
@@ -265,6 +266,7 @@ def address(samples: list[Any]) -> int:
     return int(get_worker_info().dataset._samples.blocks[0].data_ptr())
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_forked_workers_share_the_memory(folder: Path) -> None:
     dataset = from_dataloader(DataLoader(Pictures(folder, FLIP), 4, num_workers=2), "ram").dataset
     addresses = set(DataLoader(dataset, 4, num_workers=2, collate_fn=address))
@@ -276,13 +278,15 @@ def look_at_dataset(worker: int) -> None:
     assert len(dataset.paths) if hasattr(dataset, "paths") else dataset.classes
 
 
-@pytest.mark.slow  # each worker imports torch
-def test_spawned_workers_which_see_the_dataset(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.slow), "forkserver"])  # spawn imports torch
+def test_unforked_workers_which_see_the_dataset(
+    method: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(read_once, "available_cores", lambda: 1)
     for dataset, name in ((Pictures(folder, FLIP), "ram"), (Pairs(), "cache")):
         settings = {"num_workers": 1, "persistent_workers": True, "worker_init_fn": look_at_dataset}
-        spawned = DataLoader(dataset, 4, True, multiprocessing_context="spawn", **settings)
-        replaced = from_dataloader(spawned, name, folder=str(tmp_path))
+        unforked = DataLoader(dataset, 4, True, multiprocessing_context=method, **settings)
+        replaced = from_dataloader(unforked, name, folder=str(tmp_path))
         assert replaced.num_workers == 1
         assert_same(run(replaced, 1), run(DataLoader(dataset, 4, True, **settings), 1))
 

@@ -30,6 +30,7 @@ def check_same(original: DataLoader[Any], **options: Any) -> list[Any]:
     return batches
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_tokenizers(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     words = [*"abcdefgh", "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -51,6 +51,7 @@ class SeldomNoisy(Pairs):
         return self.transform(image), label
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_single_random_sample_is_never_frozen(workers: int) -> None:
     with pytest.raises(ConfigError, match=r"^ram: sample 38 is random \(it draws from Python\) apart from the transf"):
