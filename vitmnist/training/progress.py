@@ -41,7 +41,7 @@ class EpochProgress:
         log_every: int | None = None,
         world: World = SINGLE_PROCESS,
     ) -> None:
-        self.epoch, self.sampler = epoch, sampler
+        self.epoch = epoch
         self.timer = EpochTimer(device)
         self.metrics = MetricAccumulator(sampler, device, world)
         self._log_every = log_every
