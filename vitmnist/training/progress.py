@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.errors import DataError, TrainingError
+from vitmnist.errors import DataError, TrainingError, join_names
 from vitmnist.metrics import METRICS, batch_metrics
 from vitmnist.metrics.epoch_table import (
     COMPUTE_S,
@@ -178,7 +178,16 @@ class MetricAccumulator:
         return {"steps": self.num_batches, "sums": sums}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`, also with another number of ranks."""
+        """Continue from `state_dict()`, also with another number of ranks.
+
+        Raises:
+            DataError: a metric was registered after the state was saved.
+        """
+        if added := self._sums.keys() - state["sums"].keys():
+            raise DataError(
+                "the checkpoint was saved within an epoch, whose first steps did not measure "
+                f"{join_names(sorted(added))}; resume without it until the epoch is completed, or start a new run"
+            )
         self.num_batches = int(state["steps"])
         if self._world.is_main:  # The sums are over all ranks, so the other ranks start from zero.
             for name, values in self._sums.items():
