@@ -228,12 +228,12 @@ class Trainer:
         """The name of the fastest loader, timed with the training step of the run, whose state is then restored."""
 
         def as_candidate(loader: Loader) -> LoaderCandidate:
-            step.prepare(loader)  # A loader that delivers floats needs another compilation.
-            return LoaderCandidate(loader, step.device, step, partial(batches_of, loader))
+            def batches(epoch: int) -> Iterable[object]:
+                step.restart_schedule()
+                return step.batches(loader, epoch)
 
-        def batches_of(loader: Loader, epoch: int) -> Iterable[object]:
-            step.restart_schedule()
-            return step.batches(loader, epoch)
+            step.prepare(loader)  # A loader that delivers floats needs another compilation.
+            return LoaderCandidate(loader, step.device, step, batches)
 
         log.info("timing %s for a few batches each", ", ".join(options.candidates or ()) or "all loaders")
         with step.preserved_state():
@@ -275,17 +275,12 @@ class Trainer:
         return EpochProgress(len(self.result.epochs), sampler, self.device, self.config.log.every_steps, self.world)
 
     def _open_recorder(
-        self,
-        dataset: Dataset,
-        step: TrainStep,
-        train_loader: Loader,
-        checkpoints: CheckpointManager,
-        open_loggers: ExitStack,
+        self, dataset: Dataset, step: TrainStep, loader: Loader, checkpoints: CheckpointManager, open_loggers: ExitStack
     ) -> EpochRecorder:
         """Log the run, open its loggers, and remove records that are newer than the checkpoint."""
         config, folder, result, world = self.config, self.folder, self.result, self.world
         peak_memory = PeakMemory(self.device)  # It starts here, so that it does not count the set-up.
-        log_setup(config, result, dataset, step, train_loader, world)
+        log_setup(config, result, dataset, step, loader, world)
         loggers: list[Logger] = []
         if world.is_main:
             for values in self.logger_options:
@@ -296,7 +291,7 @@ class Trainer:
                 (folder / name).unlink(missing_ok=True)
         # `finish_epoch` adds the wait for the first batch.
         result.setup_s = time.time() - result.began_at - (result.compile_s or 0.0)
-        draw_images = partial(draw_epoch_images, dataset, train_loader.sampler, step.preprocess)
+        draw_images = partial(draw_epoch_images, dataset, loader.sampler, step.preprocess)
         return EpochRecorder(
             config, folder, result, world, self.monitor, checkpoints, loggers, draw_images, peak_memory
         )

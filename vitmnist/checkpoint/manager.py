@@ -66,7 +66,7 @@ class CheckpointManager:
 
     def __post_init__(self) -> None:
         self._model_info = model_info(self.config, self.dataset.train)
-        self._saved_at, self._steps_since_save = time.monotonic(), 0
+        self._saved_at = time.monotonic()
 
     def save(self, progress: EpochProgress | None, best: bool = False) -> None:
         """Write a checkpoint; `progress` belongs to an epoch under way."""
@@ -84,7 +84,7 @@ class CheckpointManager:
         )
         if self.world.is_main:
             storage.save(self.folder, vars(checkpoint), best)
-        self._saved_at, self._steps_since_save = time.monotonic(), 0
+        self._saved_at = time.monotonic()
 
     def restore(self, checkpoint: Checkpoint, progress: EpochProgress) -> None:
         """Restore the run and the progress of its epoch; raises `DataError` if dataset or checkpoint do not fit."""
@@ -110,13 +110,11 @@ class CheckpointManager:
         minutes = self.config.checkpoint.every_minutes
         is_due = minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
         stopping, saving = self.world.all_reduce_max([self.stop.code, is_due])
-        self._steps_since_save += 1
-        # With several ranks, the reduction returns the votes of the previous step, which in the first step after a save
-        # predate it.
-        if self.world.size > 1 and self._steps_since_save == 1:
-            saving = 0
         if stopping or saving:
             timer.begin("saving")
+            # With several ranks, these are the votes of the previous step. Drop those of this step, which would cause
+            # a second save.
+            stopping, _ = self.world.all_reduce_max([self.stop.code, False], wait=True)
             progress.check_finite()
             self.save(progress)
             timer.begin("other")

@@ -9,17 +9,7 @@ from torch import Tensor, nn
 
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import DataError, TrainingError, join_names
-from vitmnist.metrics import METRICS, batch_metrics
-from vitmnist.metrics.epoch_table import (
-    COMPUTE_S,
-    DATA_WAIT_PCT,
-    DATA_WAIT_S,
-    FIRST_BATCH_S,
-    IMAGES_PER_S,
-    SAVE_S,
-    TRAIN_S,
-    metric_name,
-)
+from vitmnist.metrics import METRICS, batch_metrics, epoch_table
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.training.step import TrainStep
@@ -91,13 +81,13 @@ class EpochProgress:
         train_s = seconds["waiting"] + seconds["computing"] + seconds["other"]
         return {
             **self.metrics.compute("train"),
-            TRAIN_S.name: train_s,
-            FIRST_BATCH_S.name: seconds["first_batch"],
-            DATA_WAIT_S.name: seconds["waiting"],
-            DATA_WAIT_PCT.name: 100 * seconds["waiting"] / train_s,
-            COMPUTE_S.name: seconds["computing"],
-            SAVE_S.name: seconds["saving"],
-            IMAGES_PER_S.name: sum(self.metrics.batch_sizes) / train_s,
+            epoch_table.TRAIN_S.name: train_s,
+            epoch_table.FIRST_BATCH_S.name: seconds["first_batch"],
+            epoch_table.DATA_WAIT_S.name: seconds["waiting"],
+            epoch_table.DATA_WAIT_PCT.name: 100 * seconds["waiting"] / train_s,
+            epoch_table.COMPUTE_S.name: seconds["computing"],
+            epoch_table.SAVE_S.name: seconds["saving"],
+            epoch_table.IMAGES_PER_S.name: sum(self.metrics.batch_sizes) / train_s,
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -170,7 +160,7 @@ class MetricAccumulator:
         for name in batch_metrics():
             scale = 100 if METRICS.options_of(name).unit == "%" else 1
             means[name] = scale * math.fsum(self.per_batch(name)) / sum(sizes)
-        return {metric_name(split, name): mean for name, mean in means.items()}
+        return {epoch_table.metric_name(split, name): mean for name, mean in means.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """The sums over all ranks, as plain values and CPU tensors."""
