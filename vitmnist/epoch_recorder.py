@@ -26,11 +26,7 @@ from vitmnist.training.progress import EpochProgress
 
 @dataclass(eq=False)
 class EpochRecorder:
-    """Records, logs and saves the epochs of a run; only rank 0 has loggers.
-
-    Args:
-        draw_images: draws the images of an epoch for the loggers, from its predictions and its number.
-    """
+    """Records, logs and saves the epochs of a run; only rank 0 has loggers."""
 
     config: Config
     folder: Path
@@ -40,6 +36,7 @@ class EpochRecorder:
     checkpoints: CheckpointManager
     loggers: list[Logger]
     draw_images: Callable[[Predictions, int], Mapping[str, Image]]
+    """Draws the images of an epoch for the loggers, from its predictions and its number."""
     peak_memory: PeakMemory
     is_first_epoch: bool = True
     """Whether no epoch has ended since this process was started."""

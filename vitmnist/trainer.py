@@ -217,10 +217,9 @@ class Trainer:
 
     def _select_loader(self, train: Split, sampler: EpochSampler, step: TrainStep) -> Mapping[str, Any]:
         """The values of `data.loader`; if that is `auto`, the values of the loader that rank 0 found fastest."""
-        loader_config = self.config.data.loader
-        options = LOADERS.resolve(loader_config)[1]
+        options = LOADERS.resolve(self.config.data.loader)[1]
         if not isinstance(options, AutoOptions):
-            return loader_config
+            return self.config.data.loader
         name = self.world.broadcast_object(partial(self._fastest_loader, options, train, sampler, step))
         return LOADERS.complete({"name": name})
 

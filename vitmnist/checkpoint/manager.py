@@ -172,8 +172,7 @@ def load_checkpoint(config: Config, folder: Path, world: World) -> Checkpoint | 
     if state is None:
         return None
     with storage.as_damaged_error(folder / storage.FOLDER / storage.WEIGHTS["last"]):
-        fields = {name: value for name, value in state.items() if name != "format"}
-        checkpoint = Checkpoint(**fields | {"config": complete_record(fields["config"])})
+        checkpoint = Checkpoint(**state | {"config": complete_record(state["config"])})
     check_resumable(checkpoint.config, to_plain_dict(config))
     started = len(checkpoint.epochs) + bool(checkpoint.progress)
     if config.epochs < started:
@@ -186,8 +185,7 @@ def load_checkpoint(config: Config, folder: Path, world: World) -> Checkpoint | 
 def check_resumable(before: dict[str, Any], now: dict[str, Any]) -> None:
     """Raise `ConfigError` if a key has changed that may not; names all of them."""
     # The order of the patterns in `lr_scale` matters, so they are compared as text.
-    old = dotted_keys(before | {"lr_scale": str(before["lr_scale"])})
-    new = dotted_keys(now | {"lr_scale": str(now["lr_scale"])})
+    old, new = (dotted_keys(config | {"lr_scale": str(config["lr_scale"])}) for config in (before, now))
     allowed = keys_where(may_change, now)
     changed = [
         f"{key}={new.get(key)} (it was {old.get(key)})"

@@ -77,12 +77,12 @@ class TrainStep:
     def batches(self, loader: Loader, epoch: int, start: int = 0) -> Generator[Batch, None, None]:
         """The batches of an epoch from batch `start` on, for `__call__`."""
         sampler = loader.sampler
-        # All keys of the epoch are drawn here, before the first batch is requested, so no loader is charged for it.
+        # Draw the epoch's keys up front so that their cost is not counted as waiting for the loader.
         batches = zip(loader.epoch(epoch, start), self.preprocess.keys(sampler, epoch, start), strict=False)
 
         def generate() -> Generator[Batch, None, None]:
             for index, ((images, loaded), keys) in enumerate(batches, start):
-                # A rank without images in the last batch has an image of padding, see `EpochSampler`.
+                # A rank without images in the last batch has an image of padding; see `EpochSampler`.
                 labels = loaded if sampler.num_valid(index) else torch.full_like(loaded, IGNORED)
                 yield Batch(images, labels, keys, sampler.num_images(index))
 
