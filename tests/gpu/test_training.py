@@ -99,13 +99,20 @@ def test_the_gpu_computes_the_transformer_of_the_cpu(side: int, cuda: torch.devi
     torch.testing.assert_close(model.to(cuda)(images.to(cuda)).cpu(), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_bf16_on_the_gpu_is_the_step_within_its_rounding(tiny: Dataset, cuda: torch.device) -> None:
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "tf32"])
+def test_a_lower_precision_on_the_gpu_is_the_step_within_its_rounding(
+    precision: str, graph: bool, tiny: Dataset, cuda: torch.device
+) -> None:
     plain, rounded = (
-        test_step.make_step(tiny, device=cuda, precision=name) for name in (Precision.fp32, Precision.bf16)
+        test_step.make_step(tiny, device=cuda, precision=name, graph=graph, micro_batch=None)
+        for name in (Precision.fp32.value, precision)
     )
     with test_step.make_loader(tiny, "gpu_slice", device=cuda) as loader:
         for step in (plain, rounded):
+            step.prepare(loader)
             step.forward_backward(next(step.batches(loader, 0)))
+            step._unscale_gradients()
     assert 0 < test_step.gradient_difference(rounded.model, plain.model) < 0.02
 
 
@@ -137,6 +144,8 @@ MODELS = {"cnn": ["model=cnn"], "vit of 197 tokens": ["model=vit", "model.patch_
     [
         ["trainer=plain", "trainer.precision=fp32"],
         ["trainer=plain", "trainer.precision=bf16"],
+        ["trainer=plain", "trainer.precision=fp16", "trainer.fused=true"],
+        ["trainer=fast", "trainer.precision=tf32"],
         ["trainer=fast", "trainer.compile=true"],
         ["trainer=fast", "trainer.graph=true"],
     ],
@@ -157,7 +166,7 @@ def test_a_run_stopped_on_the_gpu_ends_as_if_it_had_not_been(
     result = result_of(tmp_path / "stopped")
     assert result["device"].startswith("cuda")
     assert result["trainer"]["compile"] is ("trainer.compile=true" in trainer)
-    assert result["trainer"]["graph"] is ("trainer.graph=true" in trainer)
+    assert result["trainer"]["graph"] is (trainer[0] == "trainer=fast" and "trainer.compile=true" not in trainer)
 
 
 @pytest.mark.parametrize("augment", [None, test_step.SHIFT, test_step.CUTMIX], ids=["plain", "shift", "cutmix"])
