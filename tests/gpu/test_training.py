@@ -48,7 +48,11 @@ def watched(batches: Iterable[object], number: int) -> Iterator[object]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("graph", [False, True], ids=["wrapped by DDP", "graph"])
+@pytest.mark.parametrize(
+    "form",
+    [{"micro_batch": 4}, {"micro_batch": None, "graph": True}, {"micro_batch": None, "precision": "fp16"}],
+    ids=["wrapped by DDP", "graph", "fp16"],
+)
 @pytest.mark.parametrize("preset", ["affine", "cifar", "imagenet"])
 @pytest.mark.parametrize("name", ["gpu_slice", "ram", "prefetch"])
 def test_an_epoch_waits_for_the_gpu_only_at_its_borders(
@@ -57,12 +61,12 @@ def test_an_epoch_waits_for_the_gpu_only_at_its_borders(
     world: World,
     name: str,
     preset: str,
-    graph: bool,
+    form: dict[str, object],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A step with all options; the first epoch warms up."""
-    augment, size = configured(f"data/augment={preset}"), None if graph else 4
-    options = {"augment": augment, "decay": 0.9, "smoothing": 0.1, "micro_batch": size, "graph": graph}
+    graph = "graph" in form
+    options = {"augment": configured(f"data/augment={preset}"), "decay": 0.9, "smoothing": 0.1, **form}
     step = test_step.make_step(tiny, device=cuda, steps=100, **options)
     batches, votes = step.batches, []
     with test_step.make_loader(tiny, name, device=cuda) as loader:
