@@ -78,7 +78,8 @@ def log_bottleneck(result: Result, batches: int) -> None:
     epochs = " (median of the epochs after the first)" if len(result.epochs) > 1 else ""
     advice = ""
     if bottleneck is Bottleneck.LAUNCH:
-        advice = "; trainer=fast or a larger batch_size helps"
+        has_graph = (result.trainer or {}).get("graph")
+        advice = "; a larger batch_size helps" if has_graph else "; trainer=fast or a larger batch_size helps"
     elif result.auto is None and bottleneck in (Bottleneck.INPUT, Bottleneck.BALANCED):
         advice = "; data/loader=auto measures which loader helps"
     log.info("%s%s%s", format_bottleneck(bottleneck, waiting_pct, steps), epochs, advice)
