@@ -253,8 +253,8 @@ def test_what_a_file_cannot_keep_is_named() -> None:
         *(None, b"bytes", object(), {1, 2}, np.array(["a"]), np.array([None]), torch.ones(2, requires_grad=True)),
         *(draw(1, "P"), torch.zeros(2).to_sparse(), Path("file"), np.datetime64("2026-01-01"), np.str_("text")),
     ):
-        named = "a picture of mode P" if isinstance(value, Image.Image) else f"an? {type(value).__name__}"
-        with pytest.raises(DataError, match=f"a sample has {named}; a file keeps only pictures, tens.*use ram"):
+        named = "an image of mode P" if isinstance(value, Image.Image) else f"an? {type(value).__name__}"
+        with pytest.raises(DataError, match=f"a sample has {named}; a file keeps only images, tens.*use ram"):
             encode_samples([{"value": value}], flatten({"value": 0})[1])
     with pytest.raises(DataError, match="the samples differ in their structure"):
         encode_samples([[1, 2]], flatten([0])[1])

@@ -56,7 +56,7 @@ def find_images(names: Sequence[str]) -> list[Path]:
     for path in map(Path, paths):
         inside = select_images(list_files(path)) if path.is_dir() else [path]
         if not inside:
-            raise DataError(f"{path}: holds no picture ({', '.join(EXTENSIONS)})")
+            raise DataError(f"{path}: holds no image ({', '.join(EXTENSIONS)})")
         images += inside
     return list(dict.fromkeys(images))
 
@@ -98,7 +98,7 @@ def select_images(files: Sequence[Path]) -> list[Path]:
     others = Counter(path.suffix.lower() for path in set(files).difference(images))
     if others:
         counts = ", ".join(f"{count} {extension or 'without'}" for extension, count in sorted(others.items()))
-        log.warning("files left out by their endings: %s; pictures end in %s", counts, ", ".join(EXTENSIONS))
+        log.warning("files left out by their endings: %s; images end in %s", counts, ", ".join(EXTENSIONS))
     return images
 
 
@@ -135,14 +135,14 @@ def label_splits(
     if len(splits) == 1 and test_share:
         train, test = _take_test_split(splits["train"], test_share)
         if not test:
-            raise DataError(f"{source}: too few pictures to take {test_share:g} of each class for the test")
+            raise DataError(f"{source}: too few images to take {test_share:g} of each class for the test")
         splits = {"train": train, "test": test}
     label_of = {name: label for label, name in enumerate(classes)}
     return classes, {split: [(path, label_of[name]) for path, name in files] for split, files in splits.items()}
 
 
 def no_images(source: Path, empty: Sequence[str], num_classes: int) -> str:
-    return f"{source}: no picture in {len(empty)} of its {num_classes} classes: {join_names(empty)}"
+    return f"{source}: no image in {len(empty)} of its {num_classes} classes: {join_names(empty)}"
 
 
 def in_hash_order(files: ClassifiedFiles, folder: Path) -> ClassifiedFiles:
@@ -157,13 +157,13 @@ def _check_classes(
         split_classes = {name for _, name in files}
         if unknown := sorted(split_classes.difference(classes)):
             raise DataError(
-                f"{source}: the {split} split has classes without training pictures: {join_names(unknown)}; the "
+                f"{source}: the {split} split has classes without training images: {join_names(unknown)}; the "
                 f"classes of the training split are {join_names(classes)}; rename or remove these"
             )
         if (missing := sorted(set(classes) - split_classes)) and not may_lack_classes:
             raise DataError(
                 f"{source}: the {split} split lacks classes of the training split: {join_names(missing)}; add "
-                "pictures of them, or set data.dataset.skip_unreadable=true"
+                "images of them, or set data.dataset.skip_unreadable=true"
             )
 
 
@@ -187,7 +187,7 @@ def _list_class_files(folder: Path) -> dict[str, list[Path]]:
     classes = visible_folders(folder, [path.name for path in folder.iterdir() if path.is_dir()])
     if len(classes) < 2:
         raise DataError(
-            f"{folder}: two or more folders of a class are expected, with pictures in {folder}/CLASS/ (to evaluate a "
+            f"{folder}: two or more folders of a class are expected, with images in {folder}/CLASS/ (to evaluate a "
             f"model, with the names of its classes); found: {join_names(classes) or 'none'}"
         )
     return {name: list_files(folder / name) for name in classes}
@@ -225,7 +225,7 @@ def _refuse_splits(folder: Path, files: ClassifiedFiles) -> None:
         raise DataError(
             f"{folder}: folders of classes that look like splits: {join_names(splits)}, with the folders "
             f"{join_names(sorted(subfolders[splits[0]]))}; name splits train, val and test, with a folder for each "
-            "class in each, or set data.dataset.labels=FILE.csv, which names the class of each picture"
+            "class in each, or set data.dataset.labels=FILE.csv, which names the class of each image"
         )
 
 

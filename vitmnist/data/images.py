@@ -19,7 +19,6 @@ from PIL import ExifTags, Image, TiffImagePlugin, UnidentifiedImageError
 from torch import Tensor
 
 from vitmnist.errors import DataError
-from vitmnist.store.rows import is_large
 
 Pixels = NDArray[np.uint8]
 """The pixels of an image, `[H, W, C]` or `[H, W]`."""
@@ -72,7 +71,7 @@ class ImageReader:
         except Exception as error:  # Pillow's decoders raise the errors of many libraries.
             reason = getattr(error, "strerror", None) or error  # The error of a missing file repeats its name.
             reason = "unknown format" if isinstance(error, UnidentifiedImageError) else reason
-            raise DataError(f"{path}: cannot be read as a picture: {reason}") from error
+            raise DataError(f"{path}: cannot be read as an image: {reason}") from error
         finally:
             _current.path = None
 
@@ -124,7 +123,7 @@ class ImageReader:
         is_32_bit = image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM"))
         if not (limits := self.range_32_bit if is_32_bit else (0, self.max_16_bit)):
             problem = f"its 32-bit pixels are {pixels.min():g} to {pixels.max():g}"
-            raise ValueError(f"{problem}; training on such pictures needs data.dataset.range_32_bit=[BLACK,WHITE]")
+            raise ValueError(f"{problem}; training on such images needs data.dataset.range_32_bit=[BLACK,WHITE]")
         # Pillow inverts TIFF files of up to 8 bits in which 0 is white (PhotometricInterpretation), and no others.
         is_white_zero = getattr(image, "tag_v2", {}).get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) in (0, (0,))
         black, white = limits[::-1] if is_white_zero else limits
@@ -176,16 +175,6 @@ def to_tensor(image: Image.Image | Pixels) -> Tensor:
     """The pixels `[C, H, W]` of an image or of an array `[H, W]` or `[H, W, C]`, a copy; uint8 for 8-bit modes."""
     pixels = np.array(image)  # Importing torchvision's pil_to_tensor takes 1.4 s.
     return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1)
-
-
-def empty_images(count: int, channels: int, height: int, width: int, *, pin_memory: bool = False) -> Tensor:
-    """Uninitialised uint8 `[N, C, H, W]` on the host; large images have their channels last in memory.
-
-    Decoders deliver them so, and torch resizes and mirrors bytes with vector code only then.
-    """
-    layout = torch.channels_last if is_large((height, width)) else torch.contiguous_format
-    shape = count, channels, height, width
-    return torch.empty(shape, dtype=torch.uint8, device="cpu", memory_format=layout, pin_memory=pin_memory)
 
 
 def fitted_size(size: tuple[int, int], target: tuple[int, int], resize: str) -> tuple[int, int]:

@@ -51,9 +51,8 @@ class UnbufferedLoader(Loader):
     """Reads each batch when it is asked for, so that a step with it takes no more memory than it needs."""
 
     def __init__(self, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
-        super().__init__(
-            replace(sampler, shuffle="none")
-        )  # Its batches are slices, which tensors on a device take too.
+        # Without shuffling, batches are slices, which tensors on a device take too.
+        super().__init__(replace(sampler, shuffle="none"))
         self.data, self.backend = data, backend_of(device)
 
     def batches(self, epoch: int, start: int) -> Batches:
@@ -62,7 +61,7 @@ class UnbufferedLoader(Loader):
 
 
 @LOADERS.register("auto", AutoOptions)
-def auto(
+def build_fastest_loader(
     options: AutoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device, step: Step | None = None
 ) -> Loader:
     """The loader with the fastest epoch; prints the table to stderr.

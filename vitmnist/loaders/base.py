@@ -1,7 +1,7 @@
 """The contract of a loader, and the registry of loaders.
 
-To add one, write a module in this folder that registers a subclass of `Loader`, and its YAML file in
-`conf/data/loader/`.
+To add a loader, write a module in this folder that registers a subclass of `Loader`, or a function that returns one,
+and its YAML file in `conf/data/loader/`.
 """
 
 import threading
@@ -102,6 +102,7 @@ def _close_all(iterators: weakref.WeakSet[Any], lock: threading.Lock) -> None:
 
 
 LOADERS: Registry[OptionsClass, Loader] = Registry("data/loader", __package__)
+"""Subclasses of `Loader`, and functions that choose one and build it, as for `disk` and `auto`."""
 register = LOADERS.register
 
 

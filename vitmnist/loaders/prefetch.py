@@ -40,9 +40,8 @@ class PrefetchLoader(Loader):
     ) -> None:
         values = options.base or LOADERS.complete({"name": _default_base(data)})
         self.base = LOADERS.build(values, data, sampler, device, key="data.loader.base")
-        super().__init__(
-            sampler
-        )  # This follows `base`, so that at exit our thread stops before the loader that it runs.
+        # This comes after `base`: finalizers run in reverse order, so at exit the thread stops before the base loader.
+        super().__init__(sampler)
         self.options = options
         self.num_workers, self.resolved_options = self.base.num_workers, self.base.resolved_options
         self.decoded_set = self.base.decoded_set

@@ -139,9 +139,9 @@ def _make_splits(
 
 def _log_notes(folder: Path, notes: Mapping[str, Any]) -> None:
     for problem, names in {
-        "pictures cannot be read and are left out": [message for _, message in notes["unreadable"]],
-        "pictures have the same pixels as one of another split": notes["copies"],
-        "pictures are read with a warning": notes["warnings"],
+        "images cannot be read and are left out": [message for _, message in notes["unreadable"]],
+        "images have the same pixels as one of another split": notes["copies"],
+        "images are read with a warning": notes["warnings"],
     }.items():
         if names:
             log.warning("%s: %d %s: %s", folder, len(names), problem, join_names(names))
@@ -156,7 +156,7 @@ def _log_notes(folder: Path, notes: Mapping[str, Any]) -> None:
 def _log_sizes(folder: Path, sizes: Mapping[str, int], classes: Sequence[str], mode: Mode) -> None:
     shown = " and ".join(f"{size} {split}" for split, size in sizes.items())
     channels = "mode=grey; rgb keeps colours" if mode == Mode.grey else "mode=rgb"
-    message = "%s: %s pictures of %d classes: %s (data.dataset.%s)"
+    message = "%s: %s images of %d classes: %s (data.dataset.%s)"
     log.info(message, folder, shown, len(classes), join_names(classes), channels)
 
 
@@ -179,14 +179,14 @@ def _readable_classes(
         labels, counts = (is_left.cumsum(0) - 1)[labels], counts[:, is_left]
     for split, sizes in zip(rows, counts.tolist(), strict=True):
         if few := [f"{name} ({count})" for name, count in zip(classes, sizes, strict=True) if count < MIN_CLASS_SIZE]:
-            problem = f"fewer than {MIN_CLASS_SIZE} pictures of a class in the {split} split"
+            problem = f"fewer than {MIN_CLASS_SIZE} images of a class in the {split} split"
             log.warning("%s: %s: %s", folder, problem, join_names(few))
     return classes, labels
 
 
 def _unreadable_error(messages: list[str], size: int, advice: str) -> DataError:
     shown = messages[:MAX_NAMED_FILES]
-    return DataError("\n".join([f"{len(messages)} of {size} pictures cannot be read, such as:", *shown, advice]))
+    return DataError("\n".join([f"{len(messages)} of {size} images cannot be read, such as:", *shown, advice]))
 
 
 def _file_signature(path: Path) -> tuple[int, ...] | None:
