@@ -1,4 +1,4 @@
-"""Checks a data loader for what goes wrong silently: as a report, or as assertions in a test."""
+"""Checks a data loader for silent faults, such as repeated samples; prints a report, or raises errors in a test."""
 
 import gc
 import multiprocessing
@@ -23,7 +23,8 @@ from vitmnist.data.randomness import GLOBAL_GENERATORS, preserved_random_state, 
 from vitmnist.errors import DataError, UserError, first_line
 from vitmnist.store.tree import flatten
 
-GRACE_S = 5.0  # Threads and processes have this many seconds to end; on a busy machine, most of them need one.
+GRACE_S = 5.0
+"""The seconds that threads and processes have to end. On a busy machine, most need one."""
 
 
 class ProbeBatch(NamedTuple):
@@ -120,7 +121,7 @@ class _AuditedLoader:
     settings: dict[str, int]
 
     def open(self, **settings: int) -> AbstractContextManager[Any]:
-        seed_generators(0, 0, 0)  # A training script may do so too.
+        seed_generators(0, 0, 0)  # Training scripts often seed the generators.
         loader = self.build(self.data, **{**self.settings, **settings})
         return closing(loader) if hasattr(loader, "close") else nullcontext(loader)
 

@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitmnist.data.channel_statistics import channel_statistics
 from vitmnist.data.images import to_tensor
 from vitmnist.data.randomness import (
     RandomSampleError,
@@ -107,10 +106,6 @@ class TensorSet(SampleSource):
     def read(self, indices: slice | Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
         images, labels = gather_rows(self.tensors, indices)
         return images, labels
-
-    def channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation of each channel of uint8 images; raises as the function of this name."""
-        return channel_statistics(self.images)
 
     def bytes_to_load(self, device: torch.device) -> int:
         is_loaded = (self.images.device.type, self.images.device.index or 0) == (device.type, device.index or 0)

@@ -48,7 +48,7 @@ class LoaderSelection:
 
 
 class UnbufferedLoader(Loader):
-    """Reads each batch when it is asked for, so that a step with it takes no more memory than it needs."""
+    """Reads each batch on request, so that the memory of a step with it is the memory of the model alone."""
 
     def __init__(self, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         # Without shuffling, batches are slices, which tensors on a device take too.
@@ -69,7 +69,7 @@ def build_fastest_loader(
     `step` is a training step to time the candidates with; without it, batches are dropped. Raises as `select_loader`.
     """
     as_candidate = partial(Candidate, device=device, step=as_one_argument_step(step)) if step else None
-    # The number of steps depends on the time they take, but what they draw must not change what follows.
+    # The number of steps depends on their time, so the random numbers that they draw must not change the run.
     with preserved_random_state(device=device):
         selection, loader = select_loader(options, data, sampler, device, as_candidate=as_candidate)
     print(selection.table(), file=sys.stderr)

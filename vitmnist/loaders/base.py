@@ -27,7 +27,8 @@ a view of the loader's set, so do not write to it. Other tensors and datasets ke
 
 Batches = Generator[LoadedBatch, None, None]
 
-INDEX_NBYTES = 8  # The bytes of an int64. A device that keeps the set also keeps the permutation of an epoch.
+INDEX_NBYTES = 8
+"""The bytes of an index, int64. A device that keeps the set also keeps the permutation of an epoch."""
 
 
 class Loader(AbstractContextManager["Loader"], ABC):
@@ -109,6 +110,7 @@ register = LOADERS.register
 def storage_of(name: str, data: SampleSource) -> Storage:
     """Where a loader of this name keeps all samples of a set, with its default options."""
     builder, _ = LOADERS.resolve(LOADERS.complete({"name": name}))
+    # A function has no `storage_for`. The loaders that it builds are assumed to keep no samples.
     storage: Storage = getattr(builder, "storage_for", Loader.storage_for)(data)
     return storage
 

@@ -19,8 +19,10 @@ from vitmnist.errors import describe_error
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.timing.table import NOTICEABLE_SHARE, Row, Spread
 
-NUM_BLOCKS = 5  # The range of the timed blocks of a candidate is the noise.
-WARM_UP_BATCHES = 2  # The first block does not count: a step may compile, and memory is touched for the first time.
+NUM_BLOCKS = 5
+"""The number of timed blocks of each candidate. Their range is the noise."""
+WARM_UP_BATCHES = 2
+"""The size of the first block, which is discarded: it includes compilation and first-touch page faults."""
 CPU = torch.device("cpu")
 Item = TypeVar("Item")
 Step = Callable[..., object]
@@ -68,7 +70,7 @@ class Candidate:
         length: the number of batches in an epoch, by default the length of the loader; None if it is unknown.
         change: the line of code that puts this candidate into a script.
         is_required: raise an error, instead of storing it as the reason why this candidate cannot be used.
-        warm_up: the first block, which does not count.
+        warm_up: the first block, which is discarded.
     """
 
     loader: object = None
@@ -106,7 +108,7 @@ class Candidate:
         except Exception as error:
             if self.is_required:
                 raise
-            # The frames of the traceback would keep the workers of a DataLoader alive.
+            # The frames of the traceback keep the workers of a DataLoader alive.
             clear_frames(error.__traceback__)
             self.error = describe_error(error)
             return None
@@ -121,7 +123,7 @@ class Candidate:
         ahead = getattr(self.loader, "batches_ahead", 0)
         if isinstance(self.loader, DataLoader):
             ahead = workers * (self.loader.prefetch_factor or 0)
-        if workers:  # Workers deliver in turn, so each of them must load the same number of batches.
+        if workers:  # Workers deliver in turn, so each must load the same number of batches.
             size = ceil(size / workers) * workers
         if self.length is not None:
             ahead = max(0, min(ahead, self.length - 1 - size))
@@ -144,7 +146,7 @@ class Candidate:
 
 @dataclass
 class Benchmark:
-    """Builds candidates next to each other, whose loaders `stack` closes, and times them in turns."""
+    """Builds candidates, all open at once, and times them in turns; `stack` closes their loaders."""
 
     stack: ExitStack
     candidates: list[Candidate] = field(init=False, default_factory=list)
