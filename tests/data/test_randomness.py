@@ -13,13 +13,13 @@ from torch.utils.data import DataLoader
 
 from tests.support.samples import Made
 from vitmnist import from_dataloader, make_loader
-from vitmnist.auditing import ProbeDataset, leftovers_since, running
+from vitmnist.auditing import AuditDataset, leftovers_since, running
 from vitmnist.data.randomness import RandomState, read_samples
 from vitmnist.errors import ConfigError
 
 CPU = torch.device("cpu")
 ORDER: dict[str, Any] = {"batch_size": 4, "device": "cpu", "seed": 5}
-NOISY = ProbeDataset(23)
+NOISY = AuditDataset(23)
 
 
 def test_each_generator_is_seeded_by_seed_epoch_and_index() -> None:

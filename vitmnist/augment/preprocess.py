@@ -99,10 +99,15 @@ class Compose(nn.Module):
             images = operation.forward(images, *values)
         return images
 
-    def split_params(self, params: Sequence[Params], size: int) -> list[list[list[Tensor]]]:
-        """The parameters for each single image of a batch of `size` images."""
-        columns = [[values.split(1) for values in values_of_operation] for values_of_operation in params]
-        return [[[values[row] for values in column] for column in columns] for row in range(size)]
+    def split_params(self, params: Sequence[Params], images: Tensor) -> list[list[list[Any]]]:
+        """The parameters for each single image: numbers for operations on uint8 images, tensors `[1, …]` for others."""
+        columns: list[list[Sequence[Any]]] = []
+        is_uint8 = images.dtype == torch.uint8
+        for operation, values_of_operation in zip(self.operations, params, strict=True):
+            is_uint8 = is_uint8 and operation.takes_uint8
+            # Converting a whole batch at once is faster than converting each image's values in its thread.
+            columns.append([values.tolist() if is_uint8 else values.split(1) for values in values_of_operation])
+        return [[[values[row] for values in column] for column in columns] for row in range(len(images))]
 
     def mix(self, images: Tensor, labels: Tensor, keys: Tensor, classes: int) -> tuple[Tensor, Tensor]:
         """Mix each image with a partner; the arguments and results are those of `Preprocess.mix_batch`."""
@@ -222,7 +227,7 @@ class Preprocess(nn.Module):
         """Augment and normalise the images one by one, in threads, each into its row of a contiguous batch."""
         height, width = augment.output_size(*images.shape[2:])
         normalized = torch.empty(*images.shape[:2], height, width, dtype=torch.float32, device="cpu")
-        params_by_image = augment.split_params(params, len(images))
+        params_by_image = augment.split_params(params, images)
 
         def normalize_image(row: slice) -> None:
             image = augment.forward(images[row], params_by_image[row.start])

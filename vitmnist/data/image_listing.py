@@ -29,7 +29,7 @@ SPLITS = {
 SPLIT_OF = {spelling: split for split, spellings in SPLITS.items() for spelling in spellings}
 """The split that each of these names stands for."""
 
-nfc = partial(unicodedata.normalize, "NFC")
+normalize = partial(unicodedata.normalize, "NFC")
 """Composes a name. Files that were copied from macOS have the same names decomposed (NFD)."""
 
 ClassifiedFiles = list[tuple[Path, str]]
@@ -115,7 +115,7 @@ def list_splits(folder: Path) -> dict[str, ClassifiedFiles]:
 
 
 def label_splits(
-    source: Path, splits: dict[str, ClassifiedFiles], folder: Path, test_share: float, may_lack_classes: bool
+    source: Path, splits: dict[str, ClassifiedFiles], folder: Path, test_share: float, allow_missing_classes: bool
 ) -> tuple[list[str], dict[str, LabelledFiles]]:
     """The classes, sorted, and the labelled images of each split, in an order that mixes the classes.
 
@@ -130,7 +130,7 @@ def label_splits(
     spellings = Counter(map(str.casefold, classes))
     if alike := [name for name in classes if spellings[name.casefold()] > 1]:
         log.warning("%s: classes that differ only in upper and lower case are different: %s", source, join_names(alike))
-    _check_classes(source, classes, splits, may_lack_classes)
+    _check_classes(source, classes, splits, allow_missing_classes)
     splits = {split: in_hash_order(files, folder) for split, files in splits.items()}
     if len(splits) == 1 and test_share:
         train, test = _take_test_split(splits["train"], test_share)
@@ -147,11 +147,13 @@ def no_images(source: Path, empty: Sequence[str], num_classes: int) -> str:
 
 def in_hash_order(files: ClassifiedFiles, folder: Path) -> ClassifiedFiles:
     """Sort images by a hash of their names, which mixes the classes and changes little when images are added."""
-    return sorted(files, key=lambda file: hashlib.sha256(os.fsencode(nfc(str(file[0].relative_to(folder))))).digest())
+    return sorted(
+        files, key=lambda file: hashlib.sha256(os.fsencode(normalize(str(file[0].relative_to(folder))))).digest()
+    )
 
 
 def _check_classes(
-    source: Path, classes: list[str], splits: dict[str, ClassifiedFiles], may_lack_classes: bool
+    source: Path, classes: list[str], splits: dict[str, ClassifiedFiles], allow_missing_classes: bool
 ) -> None:
     for split, files in splits.items():
         split_classes = {name for _, name in files}
@@ -160,7 +162,7 @@ def _check_classes(
                 f"{source}: the {split} split has classes without training images: {join_names(unknown)}; the "
                 f"classes of the training split are {join_names(classes)}; rename or remove these"
             )
-        if (missing := sorted(set(classes) - split_classes)) and not may_lack_classes:
+        if (missing := sorted(set(classes) - split_classes)) and not allow_missing_classes:
             raise DataError(
                 f"{source}: the {split} split lacks classes of the training split: {join_names(missing)}; add "
                 "images of them, or set data.dataset.skip_unreadable=true"
@@ -204,7 +206,7 @@ def _classify(folder: Path, class_files: dict[str, list[Path]], images: set[Path
     _refuse_splits(folder, files)
     if empty := sorted(set(class_files) - {name for _, name in files}):
         log.warning("%s; left out", no_images(folder, empty, len(class_files)))
-    return [(path, nfc(name)) for path, name in files]
+    return [(path, normalize(name)) for path, name in files]
 
 
 def _refuse_splits(folder: Path, files: ClassifiedFiles) -> None:

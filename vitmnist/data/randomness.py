@@ -155,7 +155,7 @@ def detect_randomness(
     return result, "it differs when it is read again" if difference else None
 
 
-def probe_indices(size: int) -> list[int]:
+def sampled_indices(size: int) -> list[int]:
     """Evenly spread indices of the samples that are read to find out whether a dataset is random."""
     return sorted({probe * size // PROBES for probe in range(PROBES)}) if size else []
 

@@ -69,7 +69,7 @@ class PinnedBuffers:
 
 @LOADERS.register("ram")
 class RamLoader(HostLoader):
-    """Keeps the set in host memory; raises `ConfigError` for random samples, `DoesNotFitError` if it is too large."""
+    """Keeps the set in host memory; raises `ConfigError` for random samples, `OutOfSpaceError` if it is too large."""
 
     storage = Storage.HOST
 

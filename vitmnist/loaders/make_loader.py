@@ -16,7 +16,7 @@ from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.memory import keep_freed_memory
-from vitmnist.timing.benchmark import Step
+from vitmnist.timing.benchmark import StepFunction
 
 Data = SampleSource | Dataset[Any] | Sequence[Tensor | np.ndarray[Any, Any]]
 """A split, a map-style dataset, or a pair of tensors or arrays."""
@@ -31,7 +31,7 @@ def make_loader(
     seed: int,
     shuffle: str = "sample",
     drop_last: bool = False,
-    step: Step | None = None,
+    step: StepFunction | None = None,
     rank: int | None = None,
     world_size: int | None = None,
     **options: Any,

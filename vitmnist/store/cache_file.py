@@ -29,7 +29,7 @@ from torch import Tensor
 
 from vitmnist.errors import DataError
 from vitmnist.runtime.files import read_plain, write_atomic
-from vitmnist.runtime.memory import DoesNotFitError, format_mib
+from vitmnist.runtime.memory import OutOfSpaceError, format_mib
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def decode_once(
 
     Raises:
         DataError: the folder cannot be written, or there are no samples.
-        DoesNotFitError: the disk has too little room; raised before anything is written.
+        OutOfSpaceError: the disk has too little room; raised before anything is written.
     """
     if fingerprint is None:
         with ExitStack() as stack:
@@ -143,7 +143,7 @@ def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) 
             if not any(counts):
                 needed = size * sum(array.nbytes for array in arrays) // max(len(arrays[-1]), 1)
                 if needed > (free := shutil.disk_usage(folder).free):
-                    raise DoesNotFitError(
+                    raise OutOfSpaceError(
                         f"cache: the decoded set takes {format_mib(needed)} on the disk of {folder}, where "
                         f"{format_mib(free)} are free; name a folder on another disk with {ADVICE}, or choose "
                         "data/loader=disk"

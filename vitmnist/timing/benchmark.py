@@ -25,12 +25,12 @@ WARM_UP_BATCHES = 2
 """The size of the first block, which is discarded: it includes compilation and first-touch page faults."""
 CPU = torch.device("cpu")
 Item = TypeVar("Item")
-Step = Callable[..., object]
+StepFunction = Callable[..., object]
 """A user's training step: `step(batch)`, or `step(images, labels)` if it has several required arguments."""
 
 
 @dataclass(frozen=True)
-class Block:
+class TimedBlock:
     """The times of the first batches of an epoch, in seconds.
 
     Args:
@@ -60,7 +60,7 @@ class Block:
 
 
 @dataclass(eq=False)
-class Candidate:
+class LoaderCandidate:
     """A way to load batches, with its row of the table.
 
     Args:
@@ -83,8 +83,8 @@ class Candidate:
     is_required: bool = False
     error: str | None = None
     name: str = ""
-    warm_up: Block | None = None
-    blocks: list[Block] = field(default_factory=list)
+    warm_up: TimedBlock | None = None
+    blocks: list[TimedBlock] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._epochs = count()
@@ -99,7 +99,7 @@ class Candidate:
             return (self.epoch or self.loader.epoch)(epoch)  # type: ignore[attr-defined]
         return self.loader
 
-    def time_block(self, size: int = WARM_UP_BATCHES) -> Block | None:
+    def time_block(self, size: int = WARM_UP_BATCHES) -> TimedBlock | None:
         """Time `size` batches of a new epoch; None if an error occurs or there is no batch."""
         if self.error:
             return None
@@ -117,7 +117,7 @@ class Candidate:
         self.warm_up = self.warm_up or block
         return block
 
-    def _time(self, size: int) -> Block | None:
+    def _time(self, size: int) -> TimedBlock | None:
         """Time a block of `size` batches, after those that may be ready ahead when the epoch starts."""
         workers = getattr(self.loader, "num_workers", 0)
         ahead = getattr(self.loader, "batches_ahead", 0)
@@ -141,7 +141,7 @@ class Candidate:
             return None
         later_batches = batches[1 + ahead :] or batches[1:] or batches  # The epoch may be shorter than that.
         waiting_s, step_s = map(fmean, zip(*later_batches, strict=True))
-        return Block(sum(batches[0]), batches[0][0], waiting_s + step_s, waiting_s)
+        return TimedBlock(sum(batches[0]), batches[0][0], waiting_s + step_s, waiting_s)
 
 
 @dataclass
@@ -149,14 +149,14 @@ class Benchmark:
     """Builds candidates, all open at once, and times them in turns; `stack` closes their loaders."""
 
     stack: ExitStack
-    candidates: list[Candidate] = field(init=False, default_factory=list)
+    candidates: list[LoaderCandidate] = field(init=False, default_factory=list)
 
-    def add(self, name: str, build: Callable[[], Candidate]) -> Candidate:
+    def add(self, name: str, build: Callable[[], LoaderCandidate]) -> LoaderCandidate:
         """Build a candidate and time its first block; an error is stored as the reason why it cannot be used."""
         try:
             candidate = build()
         except Exception as error:  # For example, a sample that the user's loop never reads may be broken.
-            candidate = Candidate(error=describe_error(error))
+            candidate = LoaderCandidate(error=describe_error(error))
         candidate.name = name
         candidate.time_block()
         if close := getattr(candidate.loader, "close", None):
@@ -194,7 +194,7 @@ def in_turns(candidates: Sequence[Item], rounds: int) -> Iterator[list[Item]]:
         yield [*candidates[first:], *candidates[:first]]
 
 
-def rows_of(candidates: Sequence[Candidate], length: float | None, has_baseline: bool = True) -> list[Row]:
+def rows_of(candidates: Sequence[LoaderCandidate], length: float | None, has_baseline: bool = True) -> list[Row]:
     """The rows of the table.
 
     Args:
@@ -219,7 +219,7 @@ def rows_of(candidates: Sequence[Candidate], length: float | None, has_baseline:
     return rows
 
 
-def as_one_argument_step(step: Step) -> Callable[[Any], object]:
+def as_one_argument_step(step: StepFunction) -> Callable[[Any], object]:
     """The step as a function of a batch, which is unpacked if the step has several required arguments."""
     try:
         inspect.signature(step).bind(None)

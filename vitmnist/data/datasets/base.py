@@ -267,7 +267,7 @@ def apply_config(dataset: Dataset, data: DataConfig) -> Dataset:
 
     Raises:
         ConfigError: the hold-out or the statistics are impossible for this dataset.
-        DoesNotFitError: there is too little memory for the hold-out.
+        OutOfSpaceError: there is too little memory for the hold-out.
     """
     if data.holdout:
         dataset = hold_out_validation(dataset, data.holdout, data.holdout_seed)
@@ -286,7 +286,7 @@ def hold_out_validation(dataset: Dataset, size: int | float, seed: int) -> Datas
 
     Raises:
         ConfigError: no image would be left for training or evaluation, or there is a validation split already.
-        DoesNotFitError: there is too little memory for the copy.
+        OutOfSpaceError: there is too little memory for the copy.
     """
     key, train = f"data.holdout={size}", dataset.train
     if dataset.validation is not None:

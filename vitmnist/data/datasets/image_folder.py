@@ -86,7 +86,7 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     Raises:
         ConfigError: there is no such folder, or a size is larger than its split.
         DataError: a class has no images, or images are unreadable and not to be skipped.
-        DoesNotFitError: the disk of `root` has too little room for the decoded images.
+        OutOfSpaceError: the disk of `root` has too little room for the decoded images.
     """
     folder = expand_home(options.path).absolute()
     if not folder.is_dir():
