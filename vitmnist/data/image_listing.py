@@ -27,7 +27,7 @@ SPLITS = {
 }
 """The names of the splits, each with the names that its folder, or its rows in a table, may have."""
 SPLIT_OF = {spelling: split for split, spellings in SPLITS.items() for spelling in spellings}
-"""The split that each of these names stands for."""
+"""The split of each name in `SPLITS`."""
 
 normalize = partial(unicodedata.normalize, "NFC")
 """Composes a name. Files that were copied from macOS have the same names decomposed (NFD)."""

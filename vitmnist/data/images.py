@@ -93,7 +93,7 @@ class ImageReader:
             pixels = np.array(converted.resize(size, Image.Resampling.BILINEAR, draft[1]))
         else:
             pixels = decode(converted)
-            orientation, size = self._stored_size(image)  # Loading has turned a TIFF image upright.
+            orientation, size = self._stored_size(image)  # Loading turns a TIFF image upright.
             pixels = resize_pixels(pixels, size)
         pixels = pixels.reshape(*pixels.shape[:2], -1)
         return np.ascontiguousarray(self._crop_or_pad(_turn_upright(pixels, orientation)))
@@ -111,7 +111,7 @@ class ImageReader:
             background = Image.new("RGBA", image.size, "white")
             image = Image.alpha_composite(background, image.convert("RGBA"))
         mode = "L" if self.mode == Mode.grey else "RGB"
-        # Without a needless copy, which would hold Python's lock while other threads wait for it.
+        # `convert` always copies, and holds the GIL while other threads wait for it.
         return image if image.mode == mode else image.convert(mode)
 
     def _scale_to_8_bit(self, image: Image.Image) -> Image.Image:
@@ -161,8 +161,8 @@ def file_warnings() -> Iterator[dict[Path, str]]:
 def _decode(content: Pixels, image: Image.Image) -> Pixels:
     """Decode the bytes of a file that Pillow has opened as `image`."""
     if image.format == "JPEG" and image.mode == "RGB":
-        # torchvision takes two thirds of Pillow's time, and does not hold Python's lock. It may lack the decoder, and
-        # if it fails, Pillow names the damage, or reads on with LOAD_TRUNCATED_IMAGES.
+        # Torchvision takes two thirds of Pillow's time, and releases the GIL. It may lack the decoder. If it fails,
+        # Pillow names the damage, or reads on with LOAD_TRUNCATED_IMAGES.
         with suppress(ImportError, RuntimeError):
             from torchvision.io import decode_jpeg  # This takes 1.4 s, or 0.1 s where there is an optimizer.
 
@@ -192,8 +192,8 @@ def resize_pixels(pixels: Pixels, size: tuple[int, int]) -> Pixels:
 
     Pillow's own `resize(size, Image.Resampling.BILINEAR)` differs by at most 1 of 255.
     """
-    # First a batch, then channels first: the other way round torch does not see that the channels are last in memory,
-    # and takes two to three times as long.
+    # `view` comes before `permute`: in the other order, torch does not see that the channels are last in memory, and
+    # takes two to three times as long.
     images = torch.from_numpy(pixels).view(1, *pixels.shape[:2], -1).permute(0, 3, 1, 2)
     return F.interpolate(images, size[::-1], mode="bilinear", antialias=True)[0].permute(1, 2, 0).numpy()
 

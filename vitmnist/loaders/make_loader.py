@@ -38,8 +38,8 @@ def make_loader(
 ) -> Loader:
     """A loader by its name: `for images, labels in make_loader("ram", …).epoch(0)`.
 
-    If `device` is the CPU, `mallopt` of glibc is set for the whole process, so that it keeps up to 2 GiB of freed memory
-    for the next batch. `ctypes.CDLL(None).malloc_trim(0)` returns this memory to the system.
+    If `device` is the CPU, glibc's `mallopt` is set for the whole process: it keeps up to 2 GiB of freed memory for the
+    next batch. `ctypes.CDLL(None).malloc_trim(0)` returns this memory to the system.
 
     Args:
         name: disk, ram, gpu_slice, prefetch, cache, auto, or your own, passed to `register`.

@@ -67,7 +67,6 @@ class LoaderCandidate:
         loader: a `DataLoader`, a loader of this project, or any iterable of batches.
         step: trains on a batch; None times loading alone.
         epoch: returns the batches of an epoch; by default `loader.epoch`, or the loader itself if it is iterable.
-        length: the number of batches in an epoch, by default the length of the loader; None if it is unknown.
         change: the line of code that puts this candidate into a script.
         is_required: raise an error, instead of storing it as the reason why this candidate cannot be used.
         warm_up: the first block, which is discarded.
@@ -77,7 +76,6 @@ class LoaderCandidate:
     device: torch.device = CPU
     step: Callable[[Any], object] | None = None
     epoch: Callable[[int], Iterable[object]] | None = None
-    length: int | None = None
     set_up_s: float | None = None
     change: str | None = None
     is_required: bool = False
@@ -89,7 +87,8 @@ class LoaderCandidate:
     def __post_init__(self) -> None:
         self._epochs = count()
         self.num_batches = 0  # Batches loaded so far
-        if self.length is None and isinstance(self.loader, Sized):
+        self.length: int | None = None  # Batches in an epoch, if the loader has a length
+        if isinstance(self.loader, Sized):
             with suppress(TypeError):  # A DataLoader has `__len__`, but its sampler may not.
                 self.length = len(self.loader)
 

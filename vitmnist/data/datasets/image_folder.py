@@ -37,11 +37,11 @@ log = logging.getLogger(__name__)
 CACHE_FOLDER = "vitmnist-cache"
 """The folder below `data.root` for decoded images."""
 CACHE_VERSION = 9
-"""The version of the decoded pixels and of the notes about them. Another version makes caches decode again."""
+"""The version of the decoded pixels and of the notes about them. Caches of another version are decoded again."""
 MIN_CLASS_SIZE = 5
 """A warning names each class with fewer images in a split."""
 MIN_STD = 8
-"""A lower standard deviation of the pixels is warned about. 12-bit pixels in a 16-bit file have at most this one."""
+"""A warning reports a lower standard deviation of the pixels. 12-bit pixels in a 16-bit file have at most this one."""
 MAX_NAMED_FILES = 5
 """Number of files that the message about unreadable images names."""
 
@@ -229,7 +229,7 @@ class FolderDecoder:
         """Yield each image, a large one as `[1, H, W, C]`, with its label."""
         layout = torch.channels_last if is_large(self.options.shape) else torch.contiguous_format
         threads, split_of_digest = available_cores(), dict[bytes, int]()
-        # Threads, because Pillow releases Python's lock while it decodes and resizes.
+        # Threads, because Pillow releases the GIL while it decodes and resizes.
         with (
             file_warnings() as self.warnings,
             closing(ordered_map(self._read, self.samples, threads, 2 * threads, one_core_per_thread())) as results,
