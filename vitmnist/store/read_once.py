@@ -106,7 +106,7 @@ class _Chunks(WrappedDataset, Generic[Chunk]):
             return DataError(describe_error(error))  # Torch would lose its type.
 
 
-def reading_workers(dataset: MapStyleDataset, num_workers: int = 0) -> int:
+def count_reading_workers(dataset: MapStyleDataset, num_workers: int = 0) -> int:
     """Return how many workers to read a dataset with: one per core, or 0 if the dataset may have an open file.
 
     Forked processes cannot share an open file. Datasets of torchvision have none, and neither does a dataset that its
