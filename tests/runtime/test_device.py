@@ -228,3 +228,10 @@ def test_a_gpu_without_kernels_in_this_torch_is_not_chosen(
     assert caplog.messages[0].startswith(f"device=auto: the CPU is used, because {reason}")
     with pytest.raises(ConfigError, match=rf"^device=cuda: {reason}.* only; set device=cpu, or install a torch for"):
         choose_device("cuda")
+
+
+def test_the_current_gpu_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script calls `torch.cuda.set_device` before it makes a loader."""
+    simulate_gpus(monkeypatch, 2, current=1)
+    assert choose_device("auto") == choose_device("cuda") == torch.device("cuda", 1)
+    assert choose_device("cuda:0") == torch.device("cuda", 0)

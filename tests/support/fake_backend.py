@@ -184,11 +184,13 @@ def simulate_gpus(
     count: int,
     capability: tuple[int, int] = (9, 0),
     architectures: Sequence[str] = ("sm_90",),
+    current: int = 0,
 ) -> None:
     """Let torch report GPUs that nothing is computed on."""
     answers = {
         "is_available": True,
         "device_count": count,
+        "current_device": current,
         "get_device_capability": capability,
         "get_device_name": "A GPU",
         "get_arch_list": list(architectures),

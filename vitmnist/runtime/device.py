@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def choose_device(name: str, world: World = SINGLE_PROCESS) -> torch.device:
-    """Return the device that `device=` names; `auto` is the first CUDA device, or the CPU if none can be used.
+    """Return the device that `device=` names; `auto` is the current CUDA device, or the CPU if none can be used.
 
     A CUDA device has an index. With several ranks on a machine, each gets the CUDA device of its local rank.
 
@@ -40,9 +40,10 @@ def choose_device(name: str, world: World = SINGLE_PROCESS) -> torch.device:
         if device.index is not None:
             raise ConfigError(f"device={name}: names one device for {world.size} processes; set device=cuda")
         device = torch.device("cuda", world.local_rank)
-    device = torch.device("cuda", device.index or 0)  # `torch.cuda.set_device` needs the index.
     if not is_available:
         raise ConfigError(f"device={name}: {_why_unavailable()}; set device=auto or device=cpu")
+    if device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())  # `torch.cuda.set_device` needs an index.
     if device.index >= count:
         raise ConfigError(
             f"device={name}: torch sees {count} GPUs here, so rank {world.rank} cannot use {device}; set "
