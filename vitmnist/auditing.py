@@ -1,4 +1,4 @@
-"""Checks a data loader for what goes wrong silently: as a report, or as assertions in a test."""
+"""Checks a data loader for silent faults, such as repeated samples; prints a report, or raises errors in a test."""
 
 import gc
 import multiprocessing
@@ -23,7 +23,8 @@ from vitmnist.data.randomness import GLOBAL_GENERATORS, preserved_random_state, 
 from vitmnist.errors import DataError, UserError, first_line
 from vitmnist.store.tree import flatten_tree
 
-GRACE_S = 5.0  # Threads and processes have this many seconds to end; on a busy machine, most of them need one.
+GRACE_S = 5.0
+"""The seconds that threads and processes have to end. On a busy machine, most need one."""
 
 
 class ProbeBatch(NamedTuple):
@@ -120,7 +121,7 @@ class _AuditedLoader:
     settings: dict[str, int]
 
     def open(self, **settings: int) -> AbstractContextManager[Any]:
-        seed_generators(0, 0, 0)  # A training script may do so too.
+        seed_generators(0, 0, 0)  # Training scripts often seed the generators.
         loader = self.build(self.data, **{**self.settings, **settings})
         return closing(loader) if hasattr(loader, "close") else nullcontext(loader)
 
@@ -191,11 +192,11 @@ class _AuditedLoader:
         return f"{', '.join(GLOBAL_GENERATORS)}; 2 epochs"
 
     def check_leftovers(self) -> str:
-        before = running()
+        before = find_running()
         with self.open() as loader:
             next(_start(loader, 0), None)
         del loader  # Without a `close`, its threads and processes end with its last reference.
-        if leftovers := leftovers_since(before):
+        if leftovers := find_leftovers(before):
             raise AssertionError(f"left: {', '.join(leftovers)}")
         return "no thread and no process"
 
@@ -231,15 +232,15 @@ def _compare(expected: list[ProbeBatch], actual: list[ProbeBatch], context: str,
             raise AssertionError(f"{context}, batch {index}: the samples {samples}… have other values")
 
 
-def running() -> set[threading.Thread | BaseProcess]:
+def find_running() -> set[threading.Thread | BaseProcess]:
     """The threads of this process, and the processes that it has started with `multiprocessing`."""
     return {*threading.enumerate(), *multiprocessing.active_children()}
 
 
-def leftovers_since(before: set[threading.Thread | BaseProcess]) -> list[str]:
+def find_leftovers(before: set[threading.Thread | BaseProcess]) -> list[str]:
     """The names of threads and processes that have started since `before` and do not end within `GRACE_S`."""
     deadline = time.monotonic() + GRACE_S
-    while (leftovers := running() - before) and time.monotonic() < deadline:
+    while (leftovers := find_running() - before) and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.01)
     return sorted(f"{'thread' if isinstance(item, threading.Thread) else 'process'} {item.name}" for item in leftovers)

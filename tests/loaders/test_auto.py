@@ -116,6 +116,7 @@ def test_what_a_loader_keeps_decides_what_auto_builds_it_from(
     assert found[:1] == built_from
 
 
+@pytest.mark.usefixtures("own_loaders")
 def test_the_selected_loader_is_open() -> None:
     @LOADERS.register("closing")
     class Closing(Loader):
@@ -137,7 +138,6 @@ def test_the_selected_loader_is_open() -> None:
     with make_loader("auto", pair, batch_size=4, device="cpu", seed=0, candidates=["closing"]) as loader:
         assert len(list(loader.epoch(0))) == len(loader)
     assert loader.is_closed
-    del LOADERS._members["closing"]
 
 
 def test_a_mapped_set_is_decoded_once_for_all_candidates_that_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,17 +304,8 @@ def test_a_step_is_compiled_before_it_is_timed_and_not_within_an_epoch(
     torch.compiler.reset()
     monkeypatch.setattr(LoaderCandidate, "time_block", timed)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
-    candidates = "data.loader.candidates=[disk,ram,gpu_slice]"
-    overrides = [
-        *quick,
-        "data/loader=auto",
-        candidates,
-        "trainer.compile=true",
-        "epochs=1",
-        "hydra.run.dir=here",
-        *BRIEF,
-    ]
-    ended = train_here(*overrides)
+    typed = ["data/loader=auto", "data.loader.candidates=[disk,ram,gpu_slice]", "trainer.compile=true", "epochs=1"]
+    ended = train_here(*quick, *typed, "hydra.run.dir=here", *BRIEF)
     assert ended.returncode == 0, ended.stderr
     assert result_of(tmp_path / "here")["compile_s"] > 0
     assert [torch.uint8 in dtypes for dtypes in compiled] == [True, False]

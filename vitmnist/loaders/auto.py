@@ -22,7 +22,7 @@ from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.memory import Memory, check_fits, peak_memory
 from vitmnist.store.rows import Storage
 from vitmnist.store.tree import map_tensors
-from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, as_one_argument_step, rows_of
+from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, as_one_argument_step, make_rows
 from vitmnist.timing.table import Row, Spread, format_rows
 
 
@@ -48,12 +48,11 @@ class LoaderSelection:
 
 
 class UnbufferedLoader(Loader):
-    """Reads each batch when it is asked for, so that a step with it takes no more memory than it needs."""
+    """Reads each batch on request, so that the memory of a step with it is the memory of the model alone."""
 
     def __init__(self, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
-        super().__init__(
-            replace(sampler, shuffle="none")
-        )  # Its batches are slices, which tensors on a device take too.
+        # Without shuffling, batches are slices, which tensors on a device take too.
+        super().__init__(replace(sampler, shuffle="none"))
         self.data, self.backend = data, backend_of(device)
 
     def batches(self, epoch: int, start: int) -> Batches:
@@ -62,7 +61,7 @@ class UnbufferedLoader(Loader):
 
 
 @LOADERS.register("auto", AutoOptions)
-def auto(
+def build_fastest_loader(
     options: AutoOptions,
     data: SampleSource,
     sampler: EpochSampler,
@@ -74,7 +73,7 @@ def auto(
     `step` is a training step to time the candidates with; without it, batches are dropped. Raises as `select_loader`.
     """
     as_candidate = partial(LoaderCandidate, device=device, step=as_one_argument_step(step)) if step else None
-    # The number of steps depends on the time they take, but what they draw must not change what follows.
+    # The number of steps depends on their time, so the random numbers that they draw must not change the run.
     with preserved_random_state(device=device):
         selection, loader = select_loader(options, data, sampler, device, as_candidate=as_candidate)
     print(selection.table(), file=sys.stderr)
@@ -105,7 +104,7 @@ def select_loader(
             if options.candidates or storage_of(name, data) is not Storage.FILE or builder.decoded_set is None:
                 benchmark.add(name, partial(builder.build, name))
         benchmark.run(options.batches, options.seconds * len(benchmark.candidates))
-        rows = rows_of(benchmark.candidates, len(sampler), has_baseline=False)
+        rows = make_rows(benchmark.candidates, len(sampler), has_baseline=False)
         epochs_s = {row.name: row.epoch_s for row in rows if row.epoch_s}
         if not epochs_s:
             raise ConfigError("\n".join(["no candidate can be used:", *(f"{row.name}: {row.error}" for row in rows)]))

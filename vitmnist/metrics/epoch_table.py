@@ -57,6 +57,7 @@ TIMES = (
     DATA_WAIT_S := Metric("data_wait_s", "s", "time/data_wait_s", "waiting, s"),
     DATA_WAIT_PCT := Metric("data_wait_pct", "%", "time/data_wait_pct", "waiting, %", digits=1),
     COMPUTE_S := Metric("compute_s", "s", "time/compute_s"),
+    HOST_LEAD_S := Metric("host_lead_s", "s", "time/host_lead_s"),
 )
 """Where the time of an epoch goes."""
 LOSS = BatchMetric("", tag="loss", direction="min")

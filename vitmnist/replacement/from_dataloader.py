@@ -67,7 +67,7 @@ def from_dataloader(
     It is built from the arguments of the original, so Accelerate or Lightning give each rank its part. Its `dataset` is
     a `DecodedDataset`. It has workers only where the order or random transforms depend on them, because gathering a
     batch takes less time than receiving one from a worker. A `DataLoader` that is a replacement already is returned as
-    it is.
+    it is. On the CPU, glibc keeps freed memory for the next batch, as after `make_loader`.
 
     If samples are random, the transforms of the dataset are split at the first random one: those before it are
     applied once, the others to each sample in each epoch, in the workers of the original, or with transforms="tensor"

@@ -32,7 +32,7 @@ BYTE_MODES = ("L", "LA", "RGB", "RGBA")
 """The modes of PIL images with 8 bits for each channel."""
 TV_TENSORS = ("Image", "Mask", "Video")
 """The tv_tensors of torchvision that have no attributes besides their values."""
-PLAIN_TYPES = "pictures, tensors, arrays, numbers and text in dicts, lists and tuples"
+PLAIN_TYPES = "images, tensors, arrays, numbers and text in dicts, lists and tuples"
 """The contents that a file can have."""
 FILE_ADVICE = f"a file keeps only {PLAIN_TYPES}, of one structure; convert it, or use ram"
 """The end of a message about a sample that a file cannot have."""
@@ -98,7 +98,7 @@ def encode_samples(samples: Iterable[object], structure: Structure | None = None
     return EncodedSamples([torch.frombuffer(content, dtype=torch.uint8)], torch.tensor(spans), structure)
 
 
-def samples_in_memory(chunks: Iterable[EncodedSamples], expected_nbytes: int) -> EncodedSamples:
+def collect_samples(chunks: Iterable[EncodedSamples], expected_nbytes: int) -> EncodedSamples:
     """Collect the samples of chunks of one block each; raises `OutOfSpaceError` if there is too little memory."""
     blocks: list[Tensor] = []
     spans: list[Tensor] = []
@@ -112,7 +112,7 @@ def samples_in_memory(chunks: Iterable[EncodedSamples], expected_nbytes: int) ->
     return EncodedSamples(blocks, torch.cat(spans), None)
 
 
-def samples_in_file(
+def write_samples(
     chunks: Callable[[], Iterable[EncodedSamples]],
     size: int,
     structure: Structure,
@@ -162,9 +162,8 @@ class _SamplePickler(pickle.Pickler):
     def __init__(self) -> None:
         self.head = io.BytesIO()
         self.buffers: list[Buffer] = []
-        buffers = (
-            self.buffers
-        )  # A reference to `self` would be a cycle, which the garbage collector ends with an error.
+        # The callback must not refer to `self`: the garbage collector raises an error for a cycle through a pickler.
+        buffers = self.buffers
         super().__init__(self.head, protocol=5, buffer_callback=lambda buffer: buffers.append(buffer.raw()))
 
     def persistent_id(self, obj: object) -> tuple[str, tuple[int, int]] | None:
@@ -266,7 +265,7 @@ def _plain_kind(leaf: object) -> tuple[str, Tensor]:
         kind = type(leaf)
         if kind is Tensor or (kind.__module__.startswith("torchvision.tv_tensors") and kind.__name__ in TV_TENSORS):
             return kind.__name__, leaf.as_subclass(Tensor).cpu().resolve_conj().resolve_neg()
-    name = f"a picture of mode {leaf.mode}" if isinstance(leaf, Image.Image) else f"a {type(leaf).__name__}"
+    name = f"an image of mode {leaf.mode}" if isinstance(leaf, Image.Image) else f"a {type(leaf).__name__}"
     raise DataError(f"a sample has {name}; {FILE_ADVICE}")
 
 
@@ -285,7 +284,7 @@ def _load_array(content: Buffer, kind: str, dtype: str, shape: list[int], order:
 def _load_image_tensor(mode: str, size: tuple[int, int], content: Buffer, as_view: bool) -> Tensor:
     """Make a uint8 tensor `[C, H, W]` with its channels last in memory, which torch resizes fastest."""
     if mode not in BYTE_MODES:
-        raise DataError(f"pictures of mode {mode} are no tensors of bytes; convert them to L or RGB")
+        raise DataError(f"images of mode {mode} are no tensors of bytes; convert them to L or RGB")
     return _from_buffer(content if as_view else bytearray(content)).view(size[1], size[0], -1).permute(2, 0, 1)
 
 

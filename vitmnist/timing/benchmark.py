@@ -19,8 +19,10 @@ from vitmnist.errors import describe_error
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.timing.table import NOTICEABLE_SHARE, Row, Spread
 
-NUM_BLOCKS = 5  # The range of the timed blocks of a candidate is the noise.
-WARM_UP_BATCHES = 2  # The first block does not count: a step may compile, and memory is touched for the first time.
+NUM_BLOCKS = 5
+"""The number of timed blocks of each candidate. Their range is the noise."""
+WARM_UP_BATCHES = 2
+"""The size of the first block, which is discarded: it includes compilation and first-touch page faults."""
 CPU = torch.device("cpu")
 Item = TypeVar("Item")
 StepFunction = Callable[..., object]
@@ -65,17 +67,15 @@ class LoaderCandidate:
         loader: a `DataLoader`, a loader of this project, or any iterable of batches.
         step: trains on a batch; None times loading alone.
         epoch: returns the batches of an epoch; by default `loader.epoch`, or the loader itself if it is iterable.
-        length: the number of batches in an epoch, by default the length of the loader; None if it is unknown.
         change: the line of code that puts this candidate into a script.
         is_required: raise an error, instead of storing it as the reason why this candidate cannot be used.
-        warm_up: the first block, which does not count.
+        warm_up: the first block, which is discarded.
     """
 
     loader: object = None
     device: torch.device = CPU
     step: Callable[[Any], object] | None = None
     epoch: Callable[[int], Iterable[object]] | None = None
-    length: int | None = None
     set_up_s: float | None = None
     change: str | None = None
     is_required: bool = False
@@ -87,7 +87,8 @@ class LoaderCandidate:
     def __post_init__(self) -> None:
         self._epochs = count()
         self.num_batches = 0  # Batches loaded so far
-        if self.length is None and isinstance(self.loader, Sized):
+        self.length: int | None = None  # Batches in an epoch, if the loader has a length
+        if isinstance(self.loader, Sized):
             with suppress(TypeError):  # A DataLoader has `__len__`, but its sampler may not.
                 self.length = len(self.loader)
 
@@ -106,7 +107,7 @@ class LoaderCandidate:
         except Exception as error:
             if self.is_required:
                 raise
-            # The frames of the traceback would keep the workers of a DataLoader alive.
+            # The frames of the traceback keep the workers of a DataLoader alive.
             clear_frames(error.__traceback__)
             self.error = describe_error(error)
             return None
@@ -121,7 +122,7 @@ class LoaderCandidate:
         ahead = getattr(self.loader, "batches_ahead", 0)
         if isinstance(self.loader, DataLoader):
             ahead = workers * (self.loader.prefetch_factor or 0)
-        if workers:  # Workers deliver in turn, so each of them must load the same number of batches.
+        if workers:  # Workers deliver in turn, so each must load the same number of batches.
             size = ceil(size / workers) * workers
         if self.length is not None:
             ahead = max(0, min(ahead, self.length - 1 - size))
@@ -144,7 +145,7 @@ class LoaderCandidate:
 
 @dataclass
 class Benchmark:
-    """Builds candidates next to each other, whose loaders `stack` closes, and times them in turns."""
+    """Builds candidates, all open at once, and times them in turns; `stack` closes their loaders."""
 
     stack: ExitStack
     candidates: list[LoaderCandidate] = field(init=False, default_factory=list)
@@ -177,7 +178,7 @@ class Benchmark:
         batches_s = sum(candidate.warm_up.batch_s for candidate in live if candidate.warm_up)
         affordable = int((seconds / NUM_BLOCKS - first_batches_s) / batches_s) if batches_s else batches
         size = max(1, min(affordable, ceil(batches / NUM_BLOCKS)))
-        rounds = tqdm(in_turns(live, NUM_BLOCKS), "timing", NUM_BLOCKS, leave=False, disable=None)
+        rounds = tqdm(rotate(live, NUM_BLOCKS), "timing", NUM_BLOCKS, leave=False, disable=None)
         for index, candidates in enumerate(rounds):
             if index and time.perf_counter() > deadline:
                 break
@@ -185,14 +186,14 @@ class Benchmark:
                 candidate.time_block(size)
 
 
-def in_turns(candidates: Sequence[Item], rounds: int) -> Iterator[list[Item]]:
+def rotate(candidates: Sequence[Item], rounds: int) -> Iterator[list[Item]]:
     """Yield the candidates for each round, rotated, so that no candidate is always the first."""
     for index in range(rounds):
         first = index % max(len(candidates), 1)
         yield [*candidates[first:], *candidates[:first]]
 
 
-def rows_of(candidates: Sequence[LoaderCandidate], length: float | None, has_baseline: bool = True) -> list[Row]:
+def make_rows(candidates: Sequence[LoaderCandidate], length: float | None, has_baseline: bool = True) -> list[Row]:
     """The rows of the table.
 
     Args:

@@ -86,6 +86,7 @@ class EpochProgress:
             epoch_table.DATA_WAIT_S.name: seconds["waiting"],
             epoch_table.DATA_WAIT_PCT.name: 100 * seconds["waiting"] / train_s,
             epoch_table.COMPUTE_S.name: seconds["computing"],
+            epoch_table.HOST_LEAD_S.name: self.timer.host_lead_s,
             epoch_table.SAVE_S.name: seconds["saving"],
             epoch_table.IMAGES_PER_S.name: sum(self.metrics.batch_sizes) / train_s,
         }

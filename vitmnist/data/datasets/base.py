@@ -94,9 +94,6 @@ class Split(TensorSet):
         files = self.files and replace(self.files, names=[self.files.names[index] for index in indices])
         return replace(super().subset(rows), files=files, sha256=None)
 
-    def channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        return self.mean, self.std
-
     def name(self, index: int) -> str | int:
         """The file of an image, or its index if it has none."""
         return self.files.names[index] if self.files else index
