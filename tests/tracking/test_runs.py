@@ -7,7 +7,7 @@ import pytest
 
 from tests.conftest import CallHere
 from tests.support.records import compared, run
-from vitmnist.cli.report import report, status
+from vitmnist.cli import report, status
 from vitmnist.errors import DataError
 from vitmnist.metrics.epoch_table import epoch_metrics
 from vitmnist.report.write import build_table
@@ -49,7 +49,7 @@ def test_control_characters_of_a_record_are_escaped_where_they_are_printed(tmp_p
     run(tmp_path / "1\x1b[2J", config={"title": "\x9b"}, status="failed", error="\x1b[31mred", device="\ud800")
     run(tmp_path / "2", device="cpu")
     for command in (report, status):
-        printed = call_here(command, ".").stdout
+        printed = call_here(command.main, ".").stdout
         assert r"\x1b[" in printed
         assert printed.replace("\n", "").isprintable()
 

@@ -13,20 +13,21 @@ import json
 import os
 import runpy
 import sys
-from argparse import REMAINDER, ArgumentParser, Namespace
+from argparse import REMAINDER, Namespace
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
-from vitmnist.cli.command import command
+from vitmnist.cli.command import command_parser, errors_as_messages
 from vitmnist.diagnosis.observer import Observer
 from vitmnist.diagnosis.report import describe_script, format_report
 from vitmnist.errors import DataError, ExitCode
 
 
-def _parse(parser: ArgumentParser) -> Namespace:
+def _parse() -> Namespace:
+    parser = command_parser("diagnose", __doc__)
     parser.usage = "%(prog)s [options] (SCRIPT.py | -m package.module) [arguments of the script ...]"
     parser.allow_abbrev = False
     steps = "batches of a loader to observe (up to the end of the script; with --stop 200)"
@@ -44,8 +45,9 @@ def _parse(parser: ArgumentParser) -> Namespace:
     return options
 
 
-@command("diagnose", _parse)
-def main(options: Namespace) -> None:
+@errors_as_messages()
+def main() -> None:
+    options = _parse()
     json_file: Path | None = options.json and options.json.absolute()  # The script may change the working directory.
     if json_file:
         options.json.parent.stat()  # Raises if there is none, before the script runs.

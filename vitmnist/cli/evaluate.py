@@ -23,7 +23,7 @@ from torch import Tensor
 from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.checkpoint.storage import WEIGHTS
 from vitmnist.cli.arguments import key_of
-from vitmnist.cli.command import command, echo
+from vitmnist.cli.command import command_parser, echo, errors_as_messages
 from vitmnist.cli.resume import recorded_config
 from vitmnist.config.schema import Config, is_under
 from vitmnist.data.datasets.base import Dataset, Split, apply_config, build_dataset
@@ -178,7 +178,8 @@ def add_run_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--weights", choices=[*WEIGHTS], help="default: the first of these that exists")
 
 
-def _parse(parser: ArgumentParser) -> Namespace:
+def _parse() -> Namespace:
+    parser = command_parser("evaluate", __doc__)
     add_run_arguments(parser)
     parser.add_argument("overrides", nargs="*", help="changes to its configuration, such as data.dataset.path=other")
     parser.add_argument("--split", help="default: validation, or without one test, as in training")
@@ -189,8 +190,9 @@ def _parse(parser: ArgumentParser) -> Namespace:
     return parser.parse_intermixed_args()
 
 
-@command("evaluate", _parse)
-def main(options: Namespace) -> None:
+@errors_as_messages()
+def main() -> None:
+    options = _parse()
     evaluation = evaluate(options.run, options.overrides, options.weights, options.split)
     split = evaluation.split
     if options.mistakes:

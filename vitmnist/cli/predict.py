@@ -9,7 +9,7 @@ is for pen on paper. A folder means all images in it and below it; a glob patter
 
 import json
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
-from vitmnist.cli.command import command, echo
+from vitmnist.cli.command import command_parser, echo, errors_as_messages
 from vitmnist.cli.evaluate import add_run_arguments
 from vitmnist.data.image_listing import find_images
 from vitmnist.data.images import file_warnings, to_tensor
@@ -63,7 +63,8 @@ def predict(
         yield from rows.values()
 
 
-def _parse(parser: ArgumentParser) -> Namespace:
+def _parse() -> Namespace:
+    parser = command_parser("predict", __doc__)
     add_run_arguments(parser)
     parser.add_argument("images", nargs="+", help="image files, folders of images, glob patterns")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -72,8 +73,9 @@ def _parse(parser: ArgumentParser) -> Namespace:
     return parser.parse_intermixed_args()
 
 
-@command("predict", _parse)
-def main(options: Namespace) -> None:
+@errors_as_messages()
+def main() -> None:
+    options = _parse()
     device = choose_device(options.device)
     trained = load_inference_model(options.run, device, options.weights)
     rows = list(predict(trained, find_images(options.images), device, options.invert))
