@@ -82,7 +82,6 @@ SEARCH, LR = "hydra/sweeper=optuna hydra.mode=MULTIRUN", "optimizer.lr=interval(
 MISTAKES_OF_RUNS = {  # also in the command line, and found when a run is set up
     "model=vitt": "model=vitt: there is no such member; did you mean 'vit'? allowed: ",
     "model=null": "Config group override must be a string or a list",
-    "~data.augment.operations.1 data/augment=cifar": "(HYDRA_FULL_ERROR=1 shows the traceback)",
     "epochs=1,2": "To sweep over it, add --multirun to your command line",
     "data/loader@data.loader.base=disk": "Could not override 'data/loader@data.loader.base'. Did you mean",
     "batch_size=24 data.drop_last=true": "batch_size=24 exceeds the 23 images",
@@ -105,7 +104,6 @@ MISTAKES_OF_RUNS = {  # also in the command line, and found when a run is set up
     "lr_scale={*:0}": "freezes all parameters",
     # Sweeps.
     "repeats=3": "repeats=3: repeats the jobs of a sweep; type -m as well",
-    "-m repeats=0": "repeats=0: must be at least 1",
     "-m data/loader=ram,rom": "data/loader=rom: there is no such member; did you mean 'ram'? allowed: ",
     "-m seed=1,2 hydra.sweep.dir=used": "name another folder, or resume with resume=auto",
     # Searches.

@@ -30,10 +30,10 @@ from vitmnist.tracking.runs import find_runs
         (b'{"status": "failed", "epochs": [], "dataset": []}', "dataset must be dict[str, Any] | None, not []"),
         (
             b'{"status": "failed", "epochs": [{"epoch_s": "x"}]}',
-            "epochs.0.epoch_s must be a number from 1e-09 to 1e+11",
+            "epochs.0.epoch_s must be a index from 1e-09 to 1e+11",
         ),
-        (b'{"status": "failed", "epochs": [{"eval_acc": NaN}]}', "epochs.0.eval_acc must be a number from 0 to 1e+100"),
-        (b'{"status": "failed", "epochs": [], "test": {"test_acc": true}}', "test.test_acc must be a number"),
+        (b'{"status": "failed", "epochs": [{"eval_acc": NaN}]}', "epochs.0.eval_acc must be a index from 0 to 1e+100"),
+        (b'{"status": "failed", "epochs": [], "test": {"test_acc": true}}', "test.test_acc must be a index"),
     ],
 )
 def test_what_cannot_be_read_is_a_row_with_the_reason(content: bytes, reason: str, tmp_path: Path) -> None:
@@ -58,8 +58,8 @@ def test_runs_are_found_once_and_in_the_order_of_their_numbers(tmp_path: Path) -
     for folder, problem in ((tmp_path, "contains no runs"), (tmp_path / "nowhere", "no such folder")):
         with pytest.raises(DataError, match=problem):
             find_runs([folder])
-    for number in (10, 9, 2):
-        run(tmp_path / "sweep" / f"{number}-x")
+    for index in (10, 9, 2):
+        run(tmp_path / "sweep" / f"{index}-x")
     folders = find_runs([tmp_path, tmp_path / "sweep", tmp_path / "sweep" / "9-x"])
     assert [folder.name for folder in folders] == ["2-x", "9-x", "10-x"]
 

@@ -27,7 +27,7 @@ from vitmnist.cli.command import command_parser, echo, errors_as_messages
 from vitmnist.cli.resume import recorded_config
 from vitmnist.config.schema import Config, is_under
 from vitmnist.data.datasets.base import Dataset, Split, apply_config, build_dataset
-from vitmnist.errors import ConfigError, DataError
+from vitmnist.errors import ConfigError
 from vitmnist.loaders.make_loader import make_loader
 from vitmnist.metrics import METRICS
 from vitmnist.runtime.device import choose_device
@@ -124,8 +124,6 @@ def evaluate(folder: Path, overrides: list[str], weights: str | None, split_name
     if split_name not in dataset.splits:
         raise ConfigError(f"--split {split_name}: the dataset has only {' and '.join(dataset.splits)} images")
     split = trained.normalized(dataset.splits[split_name])
-    if not len(split):
-        raise DataError(f"the {split_name} split of {dataset.name} has no images")
     # All loaders give the same result; this one has no options.
     with make_loader(
         "ram", split, batch_size=config.batch_size, device=device, seed=0, shuffle="none", rank=0, world_size=1

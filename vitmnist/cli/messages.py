@@ -1,7 +1,6 @@
 """Errors of Hydra and OmegaConf as one line: unknown keys, unknown members and wrong types have advice."""
 
 import re
-from traceback import walk_tb
 
 import yaml
 from hydra.errors import HydraException, MissingConfigException
@@ -15,8 +14,6 @@ from vitmnist.errors import Failure, MissingExtraError, UnknownKeyError, classif
 
 # The launchers of Hydra whose plugins the extra `launchers` installs.
 LAUNCHER_PLUGINS = ("joblib", "submitit_local", "submitit_slurm")
-# An exception raised in one of these packages is about the arguments: they parse and compose them.
-PARSERS = ("antlr4", "hydra", "omegaconf")
 
 
 def describe(error: BaseException) -> Failure:
@@ -43,10 +40,7 @@ def describe(error: BaseException) -> Failure:
     elif isinstance(error, OmegaConfBaseException):
         text = describe_refused_value(error)
     elif not isinstance(error, HydraException | yaml.YAMLError):
-        failure = classify(error)
-        if failure.is_user_error or not _is_raised_in(error, PARSERS):
-            return failure
-        text = f"{failure.message} (HYDRA_FULL_ERROR=1 shows the traceback)"
+        return classify(error)
     return Failure(text)
 
 
@@ -65,9 +59,3 @@ def _unknown_key(unknown: UnknownKeyError) -> str:
     values = flatten(OmegaConf.to_container(compose([])))  # type: ignore[arg-type]
     near = [key for key in values if f".{key}".endswith(f".{name}") and key != unknown.key]
     return f"{unknown.key}: there is no such key; did you mean {' or '.join(near[:3])}?" if near else str(unknown)
-
-
-def _is_raised_in(error: BaseException, packages: tuple[str, ...]) -> bool:
-    """Whether the code that raised an exception belongs to one of some packages."""
-    modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
-    return bool(modules) and modules[-1].partition(".")[0] in packages

@@ -74,8 +74,6 @@ def _prepare_sweep(process: TrainingProcess, composed: DictConfig, arguments: Ar
     search_objective(composed)
     folder = Path(composed.hydra.sweep.dir)
     overrides = [*arguments.overrides, f"hydra.sweep.dir={quote(str(folder))}"]
-    if composed.repeats < 1:
-        raise ConfigError(f"repeats={composed.repeats}: must be at least 1")
     if composed.repeats > 1 and not _is_search(composed.hydra):
         overrides = [f"repeat={','.join(map(str, range(1, composed.repeats + 1)))}", *overrides, ROUNDS_SWEEPER]
     resume_arguments = without_keys(process.argv, ["resume", "hydra.sweep.dir"])
