@@ -200,10 +200,8 @@ def learned(folder: Path) -> list[dict]:
 
 def assert_same_weights(first: Path, second: Path) -> None:
     """Compare the final weights of two runs bit for bit: their files are identical."""
-    first_bytes, second_bytes = (
-        (folder / "checkpoints" / "final.safetensors").read_bytes() for folder in (first, second)
-    )
-    assert first_bytes == second_bytes
+    first_file, second_file = (folder / "checkpoints" / "final.safetensors" for folder in (first, second))
+    assert first_file.read_bytes() == second_file.read_bytes()
 
 
 def assert_same_run(first: Path, second: Path) -> None:

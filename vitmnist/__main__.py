@@ -1,6 +1,6 @@
-"""The one program: `vitmnist COMMAND …` or `python -m vitmnist COMMAND …`; without a command it trains, as train.py.
+"""The command line: `vitmnist COMMAND …` or `python -m vitmnist COMMAND …`; without a command it trains, like train.py.
 
-Imports neither torch nor Hydra, so the list of commands is shown at once.
+This module imports neither torch nor Hydra, so that `--help` answers at once.
 """
 
 import signal

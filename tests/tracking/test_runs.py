@@ -30,10 +30,10 @@ from vitmnist.tracking.runs import find_runs
         (b'{"status": "failed", "epochs": [], "dataset": []}', "dataset must be dict[str, Any] | None, not []"),
         (
             b'{"status": "failed", "epochs": [{"epoch_s": "x"}]}',
-            "epochs.0.epoch_s must be a index from 1e-09 to 1e+11",
+            "epochs.0.epoch_s must be a number from 1e-09 to 1e+11",
         ),
-        (b'{"status": "failed", "epochs": [{"eval_acc": NaN}]}', "epochs.0.eval_acc must be a index from 0 to 1e+100"),
-        (b'{"status": "failed", "epochs": [], "test": {"test_acc": true}}', "test.test_acc must be a index"),
+        (b'{"status": "failed", "epochs": [{"eval_acc": NaN}]}', "epochs.0.eval_acc must be a number from 0 to 1e+100"),
+        (b'{"status": "failed", "epochs": [], "test": {"test_acc": true}}', "test.test_acc must be a number"),
     ],
 )
 def test_what_cannot_be_read_is_a_row_with_the_reason(content: bytes, reason: str, tmp_path: Path) -> None:

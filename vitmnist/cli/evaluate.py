@@ -39,7 +39,7 @@ from vitmnist.training.loop import Predictions
 
 # The options of `tabulate` for columns that are aligned on the right; only the first one, the class, is text.
 TABLE_OPTIONS: Any = {"tablefmt": "plain", "disable_numparse": [0], "stralign": "right"}
-# The keys and sections that say which images are evaluated; the run says all else.
+# The keys and sections that choose the evaluated images. All other values are those of the run.
 IMAGE_KEYS = ("data.root", "data.dataset", "data.holdout", "data.holdout_seed", "batch_size")
 # The keys and sections that an evaluation can override.
 OVERRIDABLE = (*IMAGE_KEYS, "device")

@@ -1,6 +1,7 @@
 """Errors of Hydra and OmegaConf as one line: unknown keys, unknown members and wrong types have advice."""
 
 import re
+from traceback import walk_tb
 
 import yaml
 from hydra.errors import HydraException, MissingConfigException
@@ -29,18 +30,21 @@ def describe(error: BaseException) -> Failure:
     elif isinstance(error, MissingConfigException):
         group, _, member = (error.missing_cfg_file or "").rpartition("/")
         if group == "hydra/launcher" and member in LAUNCHER_PLUGINS:
-            # It was typed, or a launcher of conf/hydra/launcher builds on it.
+            # The plugin was typed, or a launcher in conf/hydra/launcher builds on it.
             text = str(MissingExtraError(f"{group}={member}", "launchers"))
         elif error.options:
             text = f"{group}={member}: there is no such member; {suggest_names(member, error.options)}"
     elif isinstance(error, HydraException) and isinstance(cause, OmegaConfBaseException):
-        # Hydra names the file that has the key, and no file if it was typed.
+        # Hydra names the file of the key, unless the key was typed.
         file = re.match(r"In '(.+?)'", text)
         text = (f"{file[1]}.yaml: " if file else "") + _refused_override(cause)
     elif isinstance(error, OmegaConfBaseException):
         text = describe_refused_value(error)
     elif not isinstance(error, HydraException | yaml.YAMLError):
-        return classify(error)
+        failure = classify(error)
+        if failure.is_user_error or not _is_raised_by_hydra(error):
+            return failure
+        text = f"{failure.message} (HYDRA_FULL_ERROR=1 shows the traceback)"
     return Failure(text)
 
 
@@ -59,3 +63,9 @@ def _unknown_key(unknown: UnknownKeyError) -> str:
     values = flatten(OmegaConf.to_container(compose([])))  # type: ignore[arg-type]
     near = [key for key in values if f".{key}".endswith(f".{name}") and key != unknown.key]
     return f"{unknown.key}: there is no such key; did you mean {' or '.join(near[:3])}?" if near else str(unknown)
+
+
+def _is_raised_by_hydra(error: BaseException) -> bool:
+    """Whether Hydra or one of its parsers raised an exception, so that it is about the arguments."""
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    return frame.f_globals.get("__name__", "").partition(".")[0] in ("antlr4", "hydra", "omegaconf")

@@ -1,6 +1,6 @@
 """A sweep by any sweeper and launcher of Hydra: a failed job does not end it, and a completed job is skipped.
 
-What a sweeper returns depends on the sweeper, so the state of a sweep is what its jobs left in their folders.
+What a sweeper returns depends on the sweeper, so the state of a sweep is read from the folders of its jobs.
 """
 
 from __future__ import annotations
@@ -124,10 +124,10 @@ class Job:
         folder = Path(hydra.runtime.output_dir)
         overrides = list(hydra.overrides.task)
         trainer = import_trainer()
-        # A compiled step of the job before is a reference cycle that holds memory.
+        # A compiled step of the previous job is a reference cycle that holds memory.
         gc.collect()
         try:
-            # The signal may have come too late to stop the job before.
+            # The signal may have arrived too late to stop the previous job.
             if self.stop.request:
                 raise interruption(self.stop.request)
             config = validate(Config, composed)

@@ -1,6 +1,6 @@
 """Trains a run, or a sweep of several: `main` calls the other functions in the order in which they are defined here.
 
-`torchrun` starts the same command line several times.
+`torchrun` runs the same command line in several processes.
 """
 
 import logging
@@ -118,7 +118,7 @@ def configure_run(process: TrainingProcess, composed: DictConfig, arguments: Arg
         values = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
         config = validate(Config, values)
     elif resume is Resume.IF_POSSIBLE:
-        # The same command line is typed again and again, and the values of `experiment=` are recorded.
+        # The same command line is typed again, and the values of `experiment=` are recorded already.
         echo(f"resume=auto: resuming {path}")
         config = recorded_config(folder, without_keys(overrides, GLOBAL_GROUPS))
     else:

@@ -34,7 +34,7 @@ _schema = OmegaConf.structured(Config)
 OmegaConf.set_struct(_schema.lr_scale, False)
 ConfigStore.instance().store(name="config_schema", node=_schema)
 OmegaConf.register_new_resolver("run_label", run_label, replace=True)
-# Two runs may start in the same second, in two containers with the same process id.
+# Two runs may start in the same second, in two containers with the same process ID.
 OmegaConf.register_new_resolver("run_token", lambda: secrets.token_hex(3), use_cache=True, replace=True)
 
 

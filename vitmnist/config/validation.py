@@ -22,7 +22,7 @@ Value = TypeVar("Value")
 
 # The value of a key that the program decides by itself.
 AUTO = "auto"
-# The metadata of a field that are bounds of a number.
+# How a number compares with each bound in the metadata of its field.
 BOUNDS = {"at_least": ge, "above": gt, "at_most": le, "below": lt}
 
 

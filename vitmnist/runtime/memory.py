@@ -1,4 +1,4 @@
-"""Measures free and used memory, and refuses a set that does not fit before memory runs out."""
+"""Measures free and used memory, and refuses a dataset that does not fit before memory runs out."""
 
 import ctypes
 import gc
@@ -61,7 +61,7 @@ def keep_freed_memory() -> None:
     By default glibc returns every block above 32 MiB to the system, which zeroes its pages before the next use:
     cropping pictures of 224 px into batches of 64 then takes twice as long.
     """
-    with suppress(AttributeError, OSError):  # The C library may be another one.
+    with suppress(AttributeError, OSError):  # The C library may not be glibc.
         libc = ctypes.CDLL(None)
         libc.mallopt(M_MMAP_MAX, 0)
         libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
@@ -74,7 +74,7 @@ def reset_host_peak() -> bool:
     an earlier, larger job.
     """
     gc.collect()
-    with suppress(AttributeError, OSError):  # The C library may be another one.
+    with suppress(AttributeError, OSError):  # The C library may not be glibc.
         ctypes.CDLL(None).malloc_trim(0)
     try:
         Path("/proc/self/clear_refs").write_text("5")

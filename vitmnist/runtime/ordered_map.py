@@ -17,7 +17,8 @@ import torch
 
 from vitmnist.runtime.cpu import limit_to_one_core
 
-JOIN_S = 1.0  # Closing waits so many seconds for its threads. Python cannot interrupt one that blocks.
+JOIN_S = 1.0
+"""The longest time that closing waits for its threads, in seconds. Python cannot interrupt a thread that blocks."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

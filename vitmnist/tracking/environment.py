@@ -1,4 +1,4 @@
-"""Describes the machine of a run, without which its times cannot be compared, and measures how much memory it uses."""
+"""Describes the machine of a run, so that its times can be compared, and measures the memory that the run uses."""
 
 import platform
 import subprocess
