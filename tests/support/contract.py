@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset
 
-from vitmnist.auditing import leftovers_since, running
+from vitmnist.auditing import find_leftovers, find_running
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config.schema import Shuffle
 from vitmnist.data.datasets.base import Split
@@ -61,7 +61,7 @@ def check_contract(name: str, data: Data, *, device: str = "cpu", **options: Any
             check(loader.epoch(1), part, 1, **order)
             assert len(loader) == sum(1 for _ in loader.epoch(0))
     part = part_of(source, SIZE)
-    before, random_state = running(), RandomState()
+    before, random_state = find_running(), RandomState()
     with build(part) as loader:
         middle, size = len(loader) // 2, len(loader)
         for epoch, start in [(1, middle), (1, 0), (0, 0), (1, 0), (0, 0), (0, 0), (1, 1), (1, size), (2, 0)]:
@@ -85,4 +85,4 @@ def check_contract(name: str, data: Data, *, device: str = "cpu", **options: Any
         next(abandoned)
     assert next(abandoned, None) is None
     del loader, first, second
-    assert not leftovers_since(before)
+    assert not find_leftovers(before)

@@ -20,7 +20,7 @@ from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
 from vitmnist.cli.command import command_parser, echo, errors_as_messages
 from vitmnist.cli.evaluate import add_run_arguments
 from vitmnist.data.image_listing import find_images
-from vitmnist.data.images import file_warnings, to_tensor
+from vitmnist.data.images import collect_file_warnings, to_tensor
 from vitmnist.errors import DataError
 from vitmnist.runtime.device import choose_device
 
@@ -43,7 +43,7 @@ def predict(
         for path in paths[start : start + BATCH_SIZE]:
             rows[path] = {"file": str(path)}
             try:
-                with file_warnings() as warned:
+                with collect_file_warnings() as warned:
                     image = to_tensor(read(path))
                 if warned:
                     rows[path]["warning"] = warned[path]

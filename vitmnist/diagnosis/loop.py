@@ -56,7 +56,7 @@ def _line_of_script() -> str:
 
 
 @dataclass
-class Pass:
+class LoaderPass:
     """The use of one iterator, from `iter()` to `last_return`, the end of its last `next()`.
 
     Args:
@@ -83,7 +83,7 @@ class Loop:
     """All passes over one `DataLoader`, or over several with the same settings that are built in turn.
 
     Args:
-        unmeasured: why the share of waiting is not known.
+        unmeasured_reason: why the share of waiting is not known.
         plain_copy: a plain `DataLoader` with the settings of the last loader; None if it cannot be built.
         steps_s: seconds between each `next()` and the one that follows it; `steps_cpu_s` is their processor time.
     """
@@ -91,12 +91,12 @@ class Loop:
     info: LoaderInfo
     loader_ref: Callable[[], object] = object
     plain_copy: DataLoader[object] | None = None
-    passes: list[Pass] = field(default_factory=list)
+    passes: list[LoaderPass] = field(default_factory=list)
     batches: int = 0
     waiting_s: float = 0.0
     steps_s: list[float] = field(default_factory=list)
     steps_cpu_s: float = 0.0
-    unmeasured: str | None = None
+    unmeasured_reason: str | None = None
 
     @property
     def step_s(self) -> float:
@@ -121,10 +121,10 @@ class Loop:
             self.plain_copy = rebuild(loader)
 
     def mark_if_collecting(self) -> None:
-        """Set `unmeasured` if the script keeps the batches, and hardly works between requests for them."""
+        """Set `unmeasured_reason` if the script keeps the batches, and hardly works between requests for them."""
         is_kept = any(pass_.batches > 1 and pass_.first_batch_ref() is not None for pass_ in self.passes)
         if is_kept and self.step_s < COLLECTING_S:
-            self.unmeasured = self.unmeasured or COLLECTS
+            self.unmeasured_reason = self.unmeasured_reason or COLLECTS
 
     def reset(self, now: float) -> None:
         """Drop what was measured; a pass that goes on begins now."""

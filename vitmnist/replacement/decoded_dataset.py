@@ -19,29 +19,29 @@ from vitmnist.replacement.original import NoRowsError, fetch_batch, fetch_sample
 from vitmnist.replacement.split_transforms import TransformGuard
 from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.memory import Memory, check_fits
-from vitmnist.store.read_once import MapStyleDataset, WrappedDataset, read_once, reading_workers
+from vitmnist.store.read_once import MapStyleDataset, WrappedDataset, count_reading_workers, read_once
 from vitmnist.store.rows import Location, Storage, gather_rows, store_rows
-from vitmnist.store.samples import Samples, encode_samples, samples_in_file, samples_in_memory
-from vitmnist.store.tree import Structure, flatten, unflatten
+from vitmnist.store.samples import EncodedSamples, collect_samples, encode_samples, write_samples
+from vitmnist.store.tree import Structure, flatten_tree, unflatten_tree
 
 Chunk = TypeVar("Chunk")
 
 
 @dataclass(frozen=True)
-class BatchRows:
+class RowTensors:
     """The tensors of a batch, each with one row per sample, and how they are nested in it."""
 
     tensors: tuple[Tensor, ...]
     structure: Structure
 
     @classmethod
-    def from_batch(cls, batch: object, size: int) -> BatchRows:
+    def from_batch(cls, batch: object, size: int) -> RowTensors:
         """The tensors of a batch of `size` samples.
 
         Raises:
             NoRowsError: the batch has something other than tensors with a row for each sample.
         """
-        leaves, structure = flatten(batch)
+        leaves, structure = flatten_tree(batch)
         if not leaves:
             raise NoRowsError("the batch has no tensor")
         for path, leaf in zip(structure.paths(), leaves, strict=True):
@@ -78,7 +78,7 @@ class BatchRows:
         backend = backend_of(self.tensors[0].device)
         if backend.is_async:  # The host would wait for a copy of pageable memory, and for all work before it.
             rows = backend.to_device(backend.empty_pinned(rows.shape, rows.dtype).copy_(rows))
-        return unflatten(gather_rows(self.tensors, rows), self.structure)
+        return unflatten_tree(gather_rows(self.tensors, rows), self.structure)
 
 
 class DecodedDataset(WrappedDataset):
@@ -107,7 +107,7 @@ class DecodedDataset(WrappedDataset):
         setattr(vars(self)["original"], name, value)
 
 
-class FetchedBatch:
+class DeferredBatch:
     """What a decoded dataset returns for the indices of a batch, in place of a list of samples.
 
     Args:
@@ -125,7 +125,7 @@ class FetchedBatch:
 
 
 class Collator:
-    """The collate function of a replacement, for a `FetchedBatch` or for single samples, as of a `ConcatDataset`.
+    """The collate function of a replacement, for a `DeferredBatch` or for single samples, as of a `ConcatDataset`.
 
     Args:
         collate: the original's collate function, for single samples.
@@ -134,19 +134,19 @@ class Collator:
     def __init__(self, collate: Callable[[list[Any]], object]) -> None:
         self.collate = collate
 
-    def __call__(self, samples: FetchedBatch | list[Any]) -> object:
-        return samples.make() if isinstance(samples, FetchedBatch) else self.collate(samples)
+    def __call__(self, samples: DeferredBatch | list[Any]) -> object:
+        return samples.make() if isinstance(samples, DeferredBatch) else self.collate(samples)
 
 
-class GatheredDataset(DecodedDataset):
+class RowDataset(DecodedDataset):
     """Samples that are rows of tensors; `DataLoader` gets a whole batch by one gather."""
 
-    def __init__(self, original: MapStyleDataset, guard: TransformGuard, rows: BatchRows) -> None:
+    def __init__(self, original: MapStyleDataset, guard: TransformGuard, rows: RowTensors) -> None:
         super().__init__(original, guard, rows.sample_nbytes)
         vars(self).update(_rows=rows)
 
-    def __getitems__(self, indices: Sequence[int]) -> FetchedBatch:
-        return FetchedBatch(partial(self._rows.gather, indices))
+    def __getitems__(self, indices: Sequence[int]) -> DeferredBatch:
+        return DeferredBatch(partial(self._rows.gather, indices))
 
 
 class TransformedDataset(DecodedDataset):
@@ -157,7 +157,11 @@ class TransformedDataset(DecodedDataset):
     """
 
     def __init__(
-        self, original: MapStyleDataset, guard: TransformGuard, samples: Samples, transform: Callable[[Any], object]
+        self,
+        original: MapStyleDataset,
+        guard: TransformGuard,
+        samples: EncodedSamples,
+        transform: Callable[[Any], object],
     ) -> None:
         super().__init__(original, guard, samples.nbytes / len(samples))
         vars(self).update(_samples=samples, _transform=transform)
@@ -165,7 +169,7 @@ class TransformedDataset(DecodedDataset):
     def __getitem__(self, index: int) -> object:
         return self._transform(self._samples[index])
 
-    def __getitems__(self, indices: Sequence[int]) -> FetchedBatch | list[object]:
+    def __getitems__(self, indices: Sequence[int]) -> DeferredBatch | list[object]:
         return [fetch_sample(self.__getitem__, index) for index in indices]
 
 
@@ -195,7 +199,7 @@ class EagerDataLoader(DecodedDataLoader):
         return chain([*islice(batches, 1)], batches)
 
 
-def decode_rows(dataloader: DataLoader[Any], example: BatchRows, location: Location) -> BatchRows:
+def decode_rows(dataloader: DataLoader[Any], example: RowTensors, location: Location) -> RowTensors:
     """All samples of a dataset as rows of tensors.
 
     Args:
@@ -203,7 +207,7 @@ def decode_rows(dataloader: DataLoader[Any], example: BatchRows, location: Locat
 
     Raises:
         DataError: a sample cannot be read.
-        DoesNotFitError: memory or disk is too small.
+        OutOfSpaceError: memory or disk is too small.
         NoRowsError: a batch has other tensors than `example`.
     """
     dataset: Any = dataloader.dataset
@@ -216,12 +220,12 @@ def decode_rows(dataloader: DataLoader[Any], example: BatchRows, location: Locat
         check_fits(location.storage.value, Memory(needed, needed if is_cuda else 0), location.device)
     contents = location.fingerprint and f"{location.fingerprint}, {size} samples, {example.signature}"
     files = [str(index) for index in range(len(example.tensors))]
-    return BatchRows(store_rows(chunks, size, replace(location, fingerprint=contents), files), example.structure)
+    return RowTensors(store_rows(chunks, size, replace(location, fingerprint=contents), files), example.structure)
 
 
 def decode_samples(
     dataloader: DataLoader[Any], decode: Callable[[int], object], examples: Sequence[object], location: Location
-) -> Samples:
+) -> EncodedSamples:
     """The results of `decode` for all indices of a dataset, objects of any structure.
 
     Args:
@@ -229,39 +233,39 @@ def decode_samples(
 
     Raises:
         DataError: a sample cannot be read or kept; the message names it.
-        DoesNotFitError: memory or disk is too small.
+        OutOfSpaceError: memory or disk is too small.
     """
     size = len(dataloader.dataset)  # type: ignore[arg-type]
-    structure = flatten(examples[0])[1] if location.storage is Storage.FILE else None
+    structure = flatten_tree(examples[0])[1] if location.storage is Storage.FILE else None
     sample_nbytes = len(encode_samples(examples, structure).blocks[0]) / len(examples)
     chunks = partial(_read_all, dataloader, partial(_read_samples, decode, structure), sample_nbytes)
     if structure:
         contents = location.fingerprint and f"{location.fingerprint}, {size} samples of {structure}"
-        return samples_in_file(chunks, size, structure, location.folder, contents)
-    return samples_in_memory(chunks(), int(sample_nbytes * size))
+        return write_samples(chunks, size, structure, location.folder, contents)
+    return collect_samples(chunks(), int(sample_nbytes * size))
 
 
 def _read_all(dataloader: DataLoader[Any], read: Callable[[range], Chunk], sample_nbytes: float) -> Iterator[Chunk]:
     """The results of `read` for ranges of all indices, in the workers of a DataLoader if it has some."""
     dataset: Any = dataloader.dataset
-    workers = reading_workers(dataset, dataloader.num_workers)
+    workers = count_reading_workers(dataset, dataloader.num_workers)
     context, worker_init_fn = dataloader.multiprocessing_context, dataloader.worker_init_fn
     return read_once(dataset, read, sample_nbytes, workers, context, worker_init_fn)
 
 
 def _read_rows(
-    dataset: Any, collate: Callable[[list[Any]], object], example: BatchRows, indices: range
+    dataset: Any, collate: Callable[[list[Any]], object], example: RowTensors, indices: range
 ) -> tuple[Tensor, ...]:
     """The rows of some samples; raises `RandomSampleError` if one is random."""
     with refuse_random_samples(dataset.__getitem__, indices, dataset):
-        rows = BatchRows.from_batch(fetch_batch(dataset, collate, indices), len(indices))
+        rows = RowTensors.from_batch(fetch_batch(dataset, collate, indices), len(indices))
     if (rows.structure, rows.signature) != (example.structure, example.signature):
         contents, other_contents = ", ".join(example.signature), ", ".join(rows.signature)
         raise NoRowsError(f"one batch has {other_contents} per sample, and another {contents}")
     return rows.tensors
 
 
-def _read_samples(decode: Callable[[int], object], structure: Structure | None, indices: range) -> Samples:
+def _read_samples(decode: Callable[[int], object], structure: Structure | None, indices: range) -> EncodedSamples:
     """Some samples as bytes; raises `RandomSampleError` if one is random."""
     with refuse_random_samples(decode, indices, decode):
         return encode_samples((fetch_sample(decode, index) for index in indices), structure)

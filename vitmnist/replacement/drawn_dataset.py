@@ -14,8 +14,8 @@ from torch.utils.data import default_collate, get_worker_info
 
 from vitmnist.data.randomness import preserved_random_state, seed_generators
 from vitmnist.data.sources import collate_with
-from vitmnist.errors import DataError, error_context
-from vitmnist.replacement.decoded_dataset import DecodedDataLoader, DecodedDataset, FetchedBatch
+from vitmnist.errors import DataError, name_failure
+from vitmnist.replacement.decoded_dataset import DecodedDataLoader, DecodedDataset, DeferredBatch
 from vitmnist.replacement.split_transforms import SplitTransforms, Transform, TransformGuard, TransformPlaceholder
 from vitmnist.replacement.tensor_transforms import (
     Shape,
@@ -26,8 +26,8 @@ from vitmnist.replacement.tensor_transforms import (
 )
 from vitmnist.runtime.ordered_map import map_slices, ordered_map
 from vitmnist.store.read_once import MapStyleDataset
-from vitmnist.store.samples import Samples
-from vitmnist.store.tree import flatten, map_tensors
+from vitmnist.store.samples import EncodedSamples
+from vitmnist.store.tree import flatten_tree, map_tensors
 
 TOLERANCE = 8
 """Largest accepted difference from PIL's pixels, in steps of 1/255. Resizing rounds by up to 5."""
@@ -45,7 +45,7 @@ class DrawnImage(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DrawnSample:
+class PendingSample:
     """A sample before its random transforms are applied; `decoded` has placeholders for the images."""
 
     index: int
@@ -62,26 +62,32 @@ class DrawnDataset(DecodedDataset):
     """
 
     def __init__(
-        self, original: MapStyleDataset, guard: TransformGuard, samples: Samples, random: Sequence[Sequence[Transform]]
+        self,
+        original: MapStyleDataset,
+        guard: TransformGuard,
+        samples: EncodedSamples,
+        random: Sequence[Sequence[Transform]],
     ) -> None:
         super().__init__(original, guard, samples.nbytes / len(samples))
         vars(self).update(_samples=samples, _random=random)
 
-    def __getitems__(self, indices: Sequence[int]) -> FetchedBatch:
+    def __getitems__(self, indices: Sequence[int]) -> DeferredBatch:
         samples = draw_samples(self._samples, self._random, indices)
         # Allocated in the consumer's thread: glibc gives up the memory of threads that end with an epoch.
-        return FetchedBatch(partial(finish_batch, samples, empty_batches(samples)))
+        return DeferredBatch(partial(finish_batch, samples, empty_batches(samples)))
 
 
-def draw_samples(samples: Samples, random: Sequence[Sequence[Transform]], indices: Sequence[int]) -> list[DrawnSample]:
+def draw_samples(
+    samples: EncodedSamples, random: Sequence[Sequence[Transform]], indices: Sequence[int]
+) -> list[PendingSample]:
     """Draw the parameters of the random transforms of some samples, from torch's generator."""
     pipelines = list(map(tensor_pipeline, random))
     drawn = []
     for index in indices:
-        with error_context(f"sample {index}"):
+        with name_failure(f"sample {index}"):
             decoded, calls = samples.load(index, as_views=True)
             images = [_draw_image(inputs, pipelines[attribute]) for attribute, inputs in calls]
-            drawn.append(DrawnSample(index, decoded, images))
+            drawn.append(PendingSample(index, decoded, images))
     return drawn
 
 
@@ -92,7 +98,7 @@ def _draw_image(inputs: Any, pipeline: TensorPipeline) -> DrawnImage:
     return DrawnImage(image, *draw_parameters(pipeline.transforms, tuple(image.shape)), pipeline)
 
 
-def empty_batches(samples: Sequence[DrawnSample]) -> list[Tensor]:
+def empty_batches(samples: Sequence[PendingSample]) -> list[Tensor]:
     """A batch `[B, C, H, W]` for the images of each call of a transform, not filled yet."""
     return [
         torch.empty((len(samples), *drawn.shape), dtype=torch.float32 if drawn.pipeline.to_float else drawn.image.dtype)
@@ -100,7 +106,7 @@ def empty_batches(samples: Sequence[DrawnSample]) -> list[Tensor]:
     ]
 
 
-def finish_batch(samples: Sequence[DrawnSample], batches: Sequence[Tensor]) -> object:
+def finish_batch(samples: Sequence[PendingSample], batches: Sequence[Tensor]) -> object:
     """Apply the transforms of drawn samples in threads, and collate them as torch's `default_collate` does.
 
     Args:
@@ -109,7 +115,7 @@ def finish_batch(samples: Sequence[DrawnSample], batches: Sequence[Tensor]) -> o
 
     def finish(positions: slice) -> None:
         for position in range(*positions.indices(len(samples))):
-            with error_context(f"sample {samples[position].index}"):
+            with name_failure(f"sample {samples[position].index}"):
                 for batch, drawn in zip(batches, samples[position].images, strict=True):
                     _finish_image(drawn, batch[position])
 
@@ -136,7 +142,9 @@ def _finish_image(drawn: DrawnImage, row: Tensor) -> None:
         row.sub_(mean.to(row.dtype)).div_(std.to(row.dtype))
 
 
-def check_rounding(split: SplitTransforms, images: Samples, tensors: Samples, indices: Sequence[int]) -> None:
+def check_rounding(
+    split: SplitTransforms, images: EncodedSamples, tensors: EncodedSamples, indices: Sequence[int]
+) -> None:
     """Raise `DataError` unless random transforms do the same to PIL images and to tensors, apart from rounding.
 
     Args:
@@ -152,8 +160,8 @@ def check_rounding(split: SplitTransforms, images: Samples, tensors: Samples, in
         drawn = [draw_samples(tensors, random, [index]) for index in indices]
     all_actual = [finish_batch(samples, empty_batches(samples)) for samples in drawn]
     for index, expected, actual in zip(indices, all_expected, all_actual, strict=True):
-        with error_context(f"sample {index}"):
-            for leaf, expected_leaf in zip(flatten(actual)[0], flatten(expected)[0], strict=True):
+        with name_failure(f"sample {index}"):
+            for leaf, expected_leaf in zip(flatten_tree(actual)[0], flatten_tree(expected)[0], strict=True):
                 if isinstance(leaf, Tensor):
                     _check_close(leaf, expected_leaf)
 
@@ -192,7 +200,7 @@ class SimulatedWorkers:
         """Send the indices of more batches, each to the next worker."""
         self._sent.extend(zip(batches, self._turns, strict=False))
 
-    def draw(self, dataset: DrawnDataset) -> Iterator[FetchedBatch]:
+    def draw(self, dataset: DrawnDataset) -> Iterator[DeferredBatch]:
         """Draw the batches in the order in which they were sent, until none is left.
 
         Making a batch raises the error of drawing it.
@@ -204,7 +212,7 @@ class SimulatedWorkers:
                 with self._generator_of(worker), torch.inference_mode(False):
                     batch = dataset.__getitems__(indices)
             except Exception as error:
-                batch = FetchedBatch(partial(_raise, error))
+                batch = DeferredBatch(partial(_raise, error))
             yield batch
 
     @contextmanager
@@ -225,7 +233,7 @@ class ThreadedDataLoader(DecodedDataLoader):
     A framework that builds another kind of `DataLoader` from its arguments gets the same batches from workers.
     """
 
-    _persistent: tuple[SimulatedWorkers, Iterator[FetchedBatch]] | None = None
+    _persistent: tuple[SimulatedWorkers, Iterator[DeferredBatch]] | None = None
     """The workers of the epoch before, if they persist, and the batches that they have not drawn yet."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
@@ -263,7 +271,7 @@ class ThreadedDataLoader(DecodedDataLoader):
 
 
 def _send_after_each(
-    batches: ordered_map[FetchedBatch, object], workers: SimulatedWorkers, indices: Iterator[list[int]]
+    batches: ordered_map[DeferredBatch, object], workers: SimulatedWorkers, indices: Iterator[list[int]]
 ) -> Iterator[object]:
     """Yield batches; after each, the indices of another one are sent, as by a `DataLoader`."""
     with closing(batches):

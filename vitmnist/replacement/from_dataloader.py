@@ -14,17 +14,17 @@ from vitmnist.data.randomness import (
     RandomSampleError,
     detect_randomness,
     preserved_random_state,
-    probe_indices,
     read_probes,
+    sampled_indices,
 )
 from vitmnist.errors import ConfigError, DataError, UserError, describe_error, suggest_names
 from vitmnist.replacement.decoded_dataset import (
-    BatchRows,
     Collator,
     DecodedDataLoader,
     DecodedDataset,
     EagerDataLoader,
-    GatheredDataset,
+    RowDataset,
+    RowTensors,
     TransformedDataset,
     decode_rows,
     decode_samples,
@@ -43,13 +43,13 @@ from vitmnist.replacement.original import (
 from vitmnist.replacement.split_transforms import SplitTransforms, TransformGuard, dataset_transforms
 from vitmnist.replacement.tensor_transforms import tensor_pipeline
 from vitmnist.runtime.device import choose_device
-from vitmnist.runtime.memory import DoesNotFitError, keep_freed_memory
+from vitmnist.runtime.memory import OutOfSpaceError, keep_freed_memory
 from vitmnist.store.cache_file import DEFAULT_FOLDER
 from vitmnist.store.read_once import identity
 from vitmnist.store.rows import Location, Storage
 from vitmnist.store.tree import copy_tree
 
-LOADERS = ("auto", "ram", "cache", "gpu_slice")
+STORAGE_CHOICES = ("auto", "ram", "cache", "gpu_slice")
 TRANSFORM_MODES = ("exact", "tensor")
 
 
@@ -67,7 +67,7 @@ def from_dataloader(
     It is built from the arguments of the original, so Accelerate or Lightning give each rank its part. Its `dataset` is
     a `DecodedDataset`. It has workers only where the order or random transforms depend on them, because gathering a
     batch takes less time than receiving one from a worker. A `DataLoader` that is a replacement already is returned as
-    it is.
+    it is. On the CPU, glibc keeps freed memory for the next batch, as after `make_loader`.
 
     If samples are random, the transforms of the dataset are split at the first random one: those before it are
     applied once, the others to each sample in each epoch, in the workers of the original, or with transforms="tensor"
@@ -94,10 +94,10 @@ def from_dataloader(
         ConfigError: a loader or an option that is unknown or cannot be used; samples that are random apart from their
             transforms; with transforms="tensor", other transforms, or pixels that differ by more than rounding.
         DataError: samples that cannot be read or kept, or batches that would differ from the original's.
-        DoesNotFitError: memory, or the disk of `folder`, is too small.
+        OutOfSpaceError: memory, or the disk of `folder`, is too small.
     """
-    if loader not in LOADERS:
-        raise ConfigError(f"loader={loader}: {suggest_names(loader, LOADERS)}")
+    if loader not in STORAGE_CHOICES:
+        raise ConfigError(f"loader={loader}: {suggest_names(loader, STORAGE_CHOICES)}")
     if transforms not in TRANSFORM_MODES:
         raise ConfigError(f"transforms={transforms}: {suggest_names(transforms, TRANSFORM_MODES)}")
     if device is not None and loader != "gpu_slice":
@@ -117,7 +117,7 @@ def from_dataloader(
     try:
         try:
             return replace_with(Storage.HOST)
-        except DoesNotFitError:
+        except OutOfSpaceError:
             return replace_with(Storage.FILE)
     except UserError as error:
         if transforms == "tensor":
@@ -137,7 +137,7 @@ def _replace(dataloader: DataLoader[Any], location: Location, to_tensors: bool) 
     check_replaceable(dataloader)
     dataset: Any = dataloader.dataset
     loader = location.storage.value
-    probes = probe_indices(len(dataset))
+    probes = sampled_indices(len(dataset))
     while True:
         try:
             with preserved_random_state(dataset, dataloader.collate_fn):
@@ -177,7 +177,7 @@ def _build(dataloader: DataLoader[Any], location: Location, to_tensors: bool, pr
     try:
         if reason:
             raise NoRowsError(f"the collate function is random ({reason})")
-        return _build_gathered(dataloader, location, BatchRows.from_batch(batch, len(first)))
+        return _build_gathered(dataloader, location, RowTensors.from_batch(batch, len(first)))
     except NoRowsError as error:
         _check_on_host(location, error)
     return _build_collated(dataloader, location, samples)
@@ -189,7 +189,7 @@ def _check_on_host(location: Location, reason: Exception) -> None:
         raise ConfigError(f"gpu_slice: {reason}, so batches are made on the host; use ram") from reason
 
 
-def _build_gathered(dataloader: DataLoader[Any], location: Location, example: BatchRows) -> DataLoader[Any]:
+def _build_gathered(dataloader: DataLoader[Any], location: Location, example: RowTensors) -> DataLoader[Any]:
     """Build a replacement whose batches are gathered from rows of tensors.
 
     Args:
@@ -208,7 +208,7 @@ def _build_gathered(dataloader: DataLoader[Any], location: Location, example: Ba
     replacement = rebuild(
         dataloader,
         EagerDataLoader if dataloader.num_workers and not workers else DecodedDataLoader,
-        dataset=GatheredDataset(dataset, guard, rows),
+        dataset=RowDataset(dataset, guard, rows),
         collate_fn=Collator(dataloader.collate_fn),
         num_workers=workers,
         pin_memory=dataloader.pin_memory and not on_device,

@@ -29,14 +29,14 @@ from torch import Tensor
 
 from vitmnist.errors import DataError
 from vitmnist.runtime.files import read_plain, write_atomic
-from vitmnist.runtime.memory import DoesNotFitError, format_mib
+from vitmnist.runtime.memory import OutOfSpaceError, format_mib
 
 log = logging.getLogger(__name__)
 
 DEFAULT_FOLDER = "~/.cache/vitmnist/vitmnist-cache"
 """The folder of caches, unless another one is configured."""
 MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
-"""The flag of Linux. Python's `mmap` has it since 3.11."""
+"""The flag of Linux for a mapping without reserved swap. Python's `mmap` has it since 3.11."""
 RECORD_NAME = "cache.json"
 """The name of the file that completes a cache: without it, the samples are decoded again."""
 READ_SIZE = 2**20
@@ -44,6 +44,7 @@ READ_SIZE = 2**20
 UNUSABLE = (OSError, ValueError, KeyError, TypeError)
 """The errors that reading a cache raises if a file is missing or damaged."""
 ADVICE = "data.loader.folder=FOLDER or data.root=FOLDER (folder=… of make_loader and from_dataloader)"
+"""The options that name another folder, for messages."""
 
 Chunks = Iterable[tuple[Tensor, ...]]
 """The tensors of consecutive samples, such as images `[B, …]` and labels `[B, …]`; the last has a row per sample."""
@@ -68,20 +69,20 @@ def decode_once(
 
     Raises:
         DataError: the folder cannot be written, or there are no samples.
-        DoesNotFitError: the disk has too little room; raised before anything is written.
+        OutOfSpaceError: the disk has too little room; raised before anything is written.
     """
     if fingerprint is None:
         with ExitStack() as stack:
-            with _named_errors(folder):
+            with _translate_os_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
                 files = [stack.enter_context(TemporaryFile(dir=folder)) for _ in names]
             _write(folder, files, size, decode())
             return tuple(map(_map, files)), notes()
     key = hashlib.sha256(fingerprint.encode()).hexdigest()[:24]
     entry = folder / key
-    with suppress(*UNUSABLE):  # If another process is replacing the cache, this one waits for its lock.
+    with suppress(*UNUSABLE):  # While another process replaces the cache, this one waits for the lock below.
         return _open(entry, names)
-    with _locked(folder, key):
+    with _acquire_lock(folder, key):
         try:
             return _open(entry, names)
         except UNUSABLE as damage:
@@ -92,7 +93,7 @@ def decode_once(
         try:
             _decode_named(unfinished, size, decode(), names)
             record: dict[str, Any] = json.loads(json.dumps({"fingerprint": fingerprint, "notes": notes()}))
-            with _named_errors(folder):
+            with _translate_os_errors(folder):
                 record["crc32"] = _checksum(record, unfinished, names)
                 write_atomic(unfinished / RECORD_NAME, json.dumps(record, indent=2).encode())
                 shutil.rmtree(entry, ignore_errors=True)
@@ -104,15 +105,15 @@ def decode_once(
 
 def _decode_named(folder: Path, size: int, chunks: Chunks, names: Sequence[str]) -> None:
     with ExitStack() as stack:
-        with _named_errors(folder.parent):
-            shutil.rmtree(folder, ignore_errors=True)  # A killed process has left it.
+        with _translate_os_errors(folder.parent):
+            shutil.rmtree(folder, ignore_errors=True)  # A killed process may have left it.
             folder.mkdir()
             files = [stack.enter_context((folder / f"{name}.npy").open("w+b")) for name in names]
         _write(folder.parent, files, size, chunks)
 
 
 @contextmanager
-def _named_errors(folder: Path) -> Iterator[None]:
+def _translate_os_errors(folder: Path) -> Iterator[None]:
     """Turn an `OSError` of the cache's files into a `DataError` that says what to change."""
     try:
         yield
@@ -122,8 +123,8 @@ def _named_errors(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _locked(folder: Path, key: str) -> AbstractContextManager[Any]:
-    with _named_errors(folder):
+def _acquire_lock(folder: Path, key: str) -> AbstractContextManager[Any]:
+    with _translate_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / f"{key}.lock")
         with suppress(Timeout):
@@ -139,11 +140,11 @@ def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) 
             arrays = [tensor.detach().contiguous().numpy() for tensor in chunk]
         except TypeError as error:
             raise DataError(f"a cache cannot hold such tensors: {error}; choose ram") from error
-        with _named_errors(folder):
+        with _translate_os_errors(folder):
             if not any(counts):
                 needed = size * sum(array.nbytes for array in arrays) // max(len(arrays[-1]), 1)
                 if needed > (free := shutil.disk_usage(folder).free):
-                    raise DoesNotFitError(
+                    raise OutOfSpaceError(
                         f"cache: the decoded set takes {format_mib(needed)} on the disk of {folder}, where "
                         f"{format_mib(free)} are free; name a folder on another disk with {ADVICE}, or choose "
                         "data/loader=disk"
@@ -154,7 +155,7 @@ def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) 
         counts = [count + len(array) for count, array in zip(counts, arrays, strict=True)]
     if not any(counts):
         raise DataError("there is no sample to decode")
-    with _named_errors(folder):
+    with _translate_os_errors(folder):
         _write_headers(files, arrays, counts)
         for file in files:
             file.flush()
@@ -174,7 +175,7 @@ def _map(file: IO[bytes]) -> Tensor:
     file.seek(0)
     np.lib.format.read_magic(file)
     shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-    if sys.platform == "linux":  # With reserved swap, Linux refuses to map a file larger than its memory.
+    if sys.platform == "linux":  # With reserved swap, Linux refuses to map a file that is larger than memory.
         pages = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE | MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE)
     else:
         pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
