@@ -10,7 +10,7 @@ in training: validation if there is such a split, else test. --split names anoth
 
 import json
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -176,7 +176,8 @@ def add_run_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--weights", choices=[*WEIGHTS], help="default: the first of these that exists")
 
 
-def _parse() -> Namespace:
+@errors_as_messages()
+def main() -> None:
     parser = command_parser("evaluate", __doc__)
     add_run_arguments(parser)
     parser.add_argument("overrides", nargs="*", help="changes to its configuration, such as data.dataset.path=other")
@@ -185,12 +186,7 @@ def _parse() -> Namespace:
     parser.add_argument("--mistakes", type=Path, metavar="CSV", help="list every misclassified image in this file")
     parser.add_argument("--grid", type=Path, metavar="PNG", help="draw the mistakes with the highest confidence")
     parser.add_argument("--predictions", action="store_true", help="print JSON with the prediction for each image")
-    return parser.parse_intermixed_args()
-
-
-@errors_as_messages()
-def main() -> None:
-    options = _parse()
+    options = parser.parse_intermixed_args()
     evaluation = evaluate(options.run, options.overrides, options.weights, options.split)
     split = evaluation.split
     if options.mistakes:

@@ -10,7 +10,6 @@ evaluated on. A description of the model is written next to it, as JSON. An exis
 import hashlib
 import io
 import json
-from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -131,19 +130,15 @@ def export_model(file_format: Format, trained: InferenceModel, dataset: Dataset,
     )
 
 
-def _parse() -> Namespace:
+@errors_as_messages()
+def main() -> None:
     parser = command_parser("export", __doc__)
     add_run_arguments(parser)
     parser.add_argument("overrides", nargs="*", help="changes to its configuration, such as data.dataset.path=other")
     parser.add_argument("--format", choices=[*FORMATS], required=True, help="ONNX, or a torch.export program (.pt2)")
     default = "default: model.onnx or model.pt2 in the run's folder"
     parser.add_argument("--output", type=Path, metavar="FILE", help=default)
-    return parser.parse_intermixed_args()
-
-
-@errors_as_messages()
-def main() -> None:
-    options = _parse()
+    options = parser.parse_intermixed_args()
     file_format = FORMATS[options.format]
     for package in file_format.packages:
         if find_spec(package) is None:

@@ -9,7 +9,6 @@ is for pen on paper. A folder means all images in it and below it; a glob patter
 
 import json
 import sys
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -63,19 +62,15 @@ def predict(
         yield from rows.values()
 
 
-def _parse() -> Namespace:
+@errors_as_messages()
+def main() -> None:
     parser = command_parser("predict", __doc__)
     add_run_arguments(parser)
     parser.add_argument("images", nargs="+", help="image files, folders of images, glob patterns")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, … (auto)")
     parser.add_argument("--invert", action="store_true", help="exchange light and dark first")
-    return parser.parse_intermixed_args()
-
-
-@errors_as_messages()
-def main() -> None:
-    options = _parse()
+    options = parser.parse_intermixed_args()
     device = choose_device(options.device)
     trained = load_inference_model(options.run, device, options.weights)
     rows = list(predict(trained, find_images(options.images), device, options.invert))

@@ -4,24 +4,18 @@ vitmnist report outputs/sweeps/DATE/TIME
 vitmnist report outputs/sweeps/DATE/TIME outputs/sweeps/DATE/TIME --output comparison
 """
 
-from argparse import Namespace
 from datetime import datetime
 from pathlib import Path
 
 from vitmnist.cli.command import command_parser, echo, errors_as_messages
 
 
-def _parse() -> Namespace:
-    parser = command_parser("report", __doc__)
-    parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="folders of runs or sweeps")
-    default = "default: DIR, or outputs/reports/TIME if there are several"
-    parser.add_argument("--output", type=Path, help=f"folder of the report ({default})")
-    return parser.parse_args()
-
-
 @errors_as_messages()
 def main() -> None:
-    options = _parse()
+    parser = command_parser("report", __doc__)
+    parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="folders of runs or sweeps")
+    parser.add_argument("--output", type=Path, help="folder of the report (DIR, or outputs/reports/TIME for several)")
+    options = parser.parse_args()
     from vitmnist.report.write import as_text, write_report  # This imports matplotlib, which takes a second.
 
     is_single = len(options.folders) == 1

@@ -5,7 +5,6 @@ vitmnist status --json outputs
 """
 
 import json
-from argparse import Namespace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -32,16 +31,12 @@ def describe_progress(run: Run) -> dict[str, Any]:
     }
 
 
-def _parse() -> Namespace:
+@errors_as_messages()
+def main() -> None:
     parser = command_parser("status", __doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="folders of runs or sweeps")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    return parser.parse_args()
-
-
-@errors_as_messages()
-def main() -> None:
-    options = _parse()
+    options = parser.parse_args()
     runs = [describe_progress(read_run(folder)) for folder in find_runs(options.folders)]
     if options.json:
         print(json.dumps(runs))
