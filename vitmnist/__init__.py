@@ -1,4 +1,4 @@
-"""A reference training framework for image classification, whose loaders all deliver identical batches.
+"""A reference training framework for image classification. All loaders deliver identical batches.
 
 from vitmnist import load_dataset, make_loader
 

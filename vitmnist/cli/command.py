@@ -22,7 +22,7 @@ class PrintableFormatter(logging.Formatter):
 
 
 def echo(text: str, file: TextIO | None = None) -> None:
-    """Print text that may contain file names or recorded values, to stdout by default."""
+    """Print text with control characters escaped, for example those of a file name; to stdout by default."""
     print(printable(text), file=file)
 
 

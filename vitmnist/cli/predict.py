@@ -46,7 +46,7 @@ def predict(
                     image = to_tensor(read(path))
                 if warned:
                     rows[path]["warning"] = warned[path]
-                # A reader of the user's may return other shapes.
+                # A user's own reader can return other shapes.
                 if (shape := tuple(image.shape)) != trained.shape:
                     raise DataError(f"{path}: is read as {shape}, and the model takes {trained.shape}")
                 images[path] = 255 - image if invert else image

@@ -100,7 +100,7 @@ def _is_search(hydra: Any) -> bool:
 
 
 class Job:
-    """Trains a job of a sweep. Hydra calls it for each, here or in a process of a launcher, which has a copy of it."""
+    """Trains a job of a sweep. Hydra calls it for each job, here or as a copy in a process of a launcher."""
 
     def __init__(self, stop: StopSignal) -> None:
         self.stop = stop
@@ -167,12 +167,12 @@ class Job:
 
 def _write_report(folder: Path) -> None:
     """Write the report of a sweep, and log it as text; an error is logged too."""
-    # Not at the top: it imports matplotlib, which takes a second.
+    # Not at the top: importing matplotlib takes a second.
     from vitmnist.report.write import as_text, write_report
 
     try:
         text = as_text(write_report([folder], folder))
         log.info("Results\n\n%s\n\nReport: %s", text, display_path(folder / "report.html"))
     except Exception as error:
-        # The jobs count more than their report, which `vitmnist report` can write later.
+        # The results of the jobs matter more than the report. `vitmnist report` can write it later.
         log.error("the report could not be written: %s", error)

@@ -32,7 +32,7 @@ class Memory:
 
 
 def free_memory(device: torch.device) -> Memory:
-    """The memory that this process may still allocate on the host and on a device, including torch's cache.
+    """The memory that this process can still allocate on the host and on a device, including torch's cache.
 
     The memory of the machine, and the limit of the container, are divided among the ranks that torchrun has started
     here, because some of them may not have allocated theirs yet.
@@ -68,7 +68,7 @@ def keep_freed_memory() -> None:
 
 
 def reset_host_peak() -> bool:
-    """Reset the peak memory of this process; returns False if the system cannot, which only Linux can.
+    """Reset the peak memory of this process; returns False if the system cannot. Only Linux can.
 
     Freed memory that glibc keeps is first returned to the system, so that the peak of a job in a sweep does not include
     an earlier, larger job.

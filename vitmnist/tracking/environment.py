@@ -1,4 +1,4 @@
-"""Describes the machine of a run, so that its times can be compared, and measures the memory that the run uses."""
+"""Describes the machine of a run, and measures how much memory the run uses."""
 
 import platform
 import subprocess
