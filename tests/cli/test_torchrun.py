@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.conftest import BRIEF, STATEFUL, StartRanks, Train, assert_same_run, result_of, weights, write_mnist_like
+from tests.support.fake_backend import simulate_gpus
 from tests.support.processes import REPOSITORY, free_port
 from vitmnist.cli.command import launch_command
 from vitmnist.errors import ConfigError, ExitCode
@@ -205,8 +206,7 @@ def test_a_port_in_use_is_named(ranks: StartRanks) -> None:
 
 
 def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    simulate_gpus(monkeypatch, 2)
     world = World()
     world.size = 4
     for world.rank in range(4):

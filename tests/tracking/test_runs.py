@@ -65,17 +65,31 @@ def test_runs_are_found_once_and_in_the_order_of_their_numbers(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("waiting_pct", "steps", "message"),
+    ("waiting_pct", "steps", "parts", "message"),
     [
-        (30.0, 20, "balanced: 30% of the time is spent waiting for data; data/loader=auto measures which loader helps"),
-        (5.0, 20, "compute-bound: 5% of the time is spent waiting for data"),
-        (30.0, 10, "no verdict: it needs 20 steps, and only 10 were measured"),
+        (
+            30.0,
+            20,
+            {},
+            "balanced: 30% of the time is spent waiting for data; data/loader=auto measures which loader helps",
+        ),
+        (5.0, 20, {}, "compute-bound: 5% of the time is spent waiting for data"),
+        (5.0, 20, {"host_lead_s": 0.03}, "compute-bound: 5% of the time is spent waiting for data"),
+        (
+            5.0,
+            20,
+            {"host_lead_s": 0.02},
+            "launch-bound: the GPU waits for Python, and 5% of the time is spent waiting for data; trainer=fast or a "
+            "larger batch_size helps",
+        ),
+        (30.0, 10, {}, "no verdict: it needs 20 steps, and only 10 were measured"),
     ],
 )
 def test_a_run_ends_with_what_limited_it_and_no_bound_that_was_not_measured(
-    waiting_pct: float, steps: int, message: str, caplog: pytest.LogCaptureFixture
+    waiting_pct: float, steps: int, parts: dict[str, float], message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The host must have queued half a step (of 1 s / 20) ahead of a GPU that is said to compute all the time."""
     record = {metric.name: 1.0 for metric in epoch_metrics().values()} | {"epoch": 0, "data_wait_pct": waiting_pct}
     with caplog.at_level(logging.INFO):
-        log_bottleneck(Result(epochs=[record]), steps)
+        log_bottleneck(Result(epochs=[record | parts], device="cuda:0" if parts else "cpu"), steps)
     assert caplog.messages == [message]

@@ -61,7 +61,9 @@ class Precision(str, Enum):
 
     auto = "auto"
     fp32 = "fp32"
+    tf32 = "tf32"
     bf16 = "bf16"
+    fp16 = "fp16"
 
 
 @dataclass

@@ -56,6 +56,7 @@ FIRST_BATCH_S = Metric("first_batch_s", "s", "time/first_batch_s", "first batch,
 DATA_WAIT_S = Metric("data_wait_s", "s", "time/data_wait_s", "waiting, s")
 DATA_WAIT_PCT = Metric("data_wait_pct", "%", "time/data_wait_pct", "waiting, %", digits=1)
 COMPUTE_S = Metric("compute_s", "s", "time/compute_s")
+HOST_LEAD_S = Metric("host_lead_s", "s", "time/host_lead_s")
 TRAIN_LOSS = Metric(metric_name("train", "loss"), "", "train/loss", over_epochs="last")
 EVAL_LOSS = Metric(metric_name("eval", "loss"), "", "eval/loss", over_epochs="last")
 IMAGES_PER_S = Metric("images_per_s", "images/s", "throughput/images_per_s", "images/s", digits=0, direction="max")
@@ -73,7 +74,7 @@ def epoch_metrics() -> dict[str, Metric]:
     """
     training_metrics = [_metric_of("train", name, column=None) for name in batch_metrics()]
     evaluation_metrics = [_metric_of("eval", name) for name in METRICS.names()]
-    times = [EPOCH_S, TRAIN_S, EVAL_S, SAVE_S, FIRST_BATCH_S, DATA_WAIT_S, DATA_WAIT_PCT, COMPUTE_S]
+    times = [EPOCH_S, TRAIN_S, EVAL_S, SAVE_S, FIRST_BATCH_S, DATA_WAIT_S, DATA_WAIT_PCT, COMPUTE_S, HOST_LEAD_S]
     machine_metrics = [IMAGES_PER_S, HOST_PEAK_MIB, GPU_PEAK_MIB]
     table = [*times, TRAIN_LOSS, *training_metrics, EVAL_LOSS, *evaluation_metrics, *machine_metrics]
     by_name = {metric.name: metric for metric in table}

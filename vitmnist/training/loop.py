@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.training.progress import EpochProgress, MetricAccumulator
 from vitmnist.training.step import TrainStep
+
+log = logging.getLogger(__name__)
 
 AfterStep = Callable[[EpochTimer], object]
 """Called after each batch, outside of the computing time: progress bar, checkpoint, signals."""
@@ -43,6 +46,8 @@ def train_epoch(
         after_step(timer)
     timer.stop()
     metrics.check_complete()
+    if skipped_steps := step.pop_skipped_steps():
+        log.info("trainer.precision=fp16: %d of %d steps overflowed, and were skipped", skipped_steps, len(loader))
     return progress.compute()
 
 

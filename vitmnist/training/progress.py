@@ -15,6 +15,7 @@ from vitmnist.metrics.epoch_table import (
     DATA_WAIT_PCT,
     DATA_WAIT_S,
     FIRST_BATCH_S,
+    HOST_LEAD_S,
     IMAGES_PER_S,
     SAVE_S,
     TRAIN_S,
@@ -96,6 +97,7 @@ class EpochProgress:
             DATA_WAIT_S.name: seconds["waiting"],
             DATA_WAIT_PCT.name: 100 * seconds["waiting"] / train_s,
             COMPUTE_S.name: seconds["computing"],
+            HOST_LEAD_S.name: self.timer.host_lead_s,
             SAVE_S.name: seconds["saving"],
             IMAGES_PER_S.name: sum(self.metrics.batch_sizes) / train_s,
         }
