@@ -7,7 +7,7 @@ import pytest
 
 from tests.conftest import CallHere
 from tests.support.records import compared, run
-from vitmnist.cli.report import report, status
+from vitmnist.cli import report, status
 from vitmnist.errors import DataError
 from vitmnist.metrics.epoch_table import epoch_metrics
 from vitmnist.report.write import build_table
@@ -49,7 +49,7 @@ def test_control_characters_of_a_record_are_escaped_where_they_are_printed(tmp_p
     run(tmp_path / "1\x1b[2J", config={"title": "\x9b"}, status="failed", error="\x1b[31mred", device="\ud800")
     run(tmp_path / "2", device="cpu")
     for command in (report, status):
-        printed = call_here(command, ".").stdout
+        printed = call_here(command.main, ".").stdout
         assert r"\x1b[" in printed
         assert printed.replace("\n", "").isprintable()
 
@@ -58,8 +58,8 @@ def test_runs_are_found_once_and_in_the_order_of_their_numbers(tmp_path: Path) -
     for folder, problem in ((tmp_path, "contains no runs"), (tmp_path / "nowhere", "no such folder")):
         with pytest.raises(DataError, match=problem):
             find_runs([folder])
-    for number in (10, 9, 2):
-        run(tmp_path / "sweep" / f"{number}-x")
+    for index in (10, 9, 2):
+        run(tmp_path / "sweep" / f"{index}-x")
     folders = find_runs([tmp_path, tmp_path / "sweep", tmp_path / "sweep" / "9-x"])
     assert [folder.name for folder in folders] == ["2-x", "9-x", "10-x"]
 

@@ -99,13 +99,13 @@ class Backend:
     """
 
     is_async = False
-    """Whether the device has its own memory, so that a batch must be copied and the copy waited for."""
+    """Whether the device has its own memory. A batch is then copied, and its consumer waits for the copy."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def new_stream(self) -> Callable[[], AbstractContextManager[object]]:
-        """Create a stream whose work may overlap that of the current stream, and return a context that selects it."""
+        """Create a stream that can run at the same time as the current stream, and return a context that selects it."""
         return limit_to_one_core
 
     def empty_pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -157,7 +157,7 @@ def backend_of(device: torch.device) -> Backend:
 
 
 def use_deterministic_kernels(deterministic: bool | str, device: torch.device) -> None:
-    """Make a GPU sum in the same order each time, so that a resumed run repeats every bit.
+    """Make a GPU sum in the same order each time: a resumed run then repeats every bit.
 
     Otherwise the gradients of some convolutions and of attention vary in their last bits. Operations without a
     deterministic implementation raise `RuntimeError`: with `warn_only`, torch would leave attention nondeterministic.
