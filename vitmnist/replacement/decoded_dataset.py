@@ -84,17 +84,18 @@ class BatchRows:
 class DecodedDataset(WrappedDataset):
     """The samples of another dataset, decoded once.
 
-    It has the attributes of the original dataset, such as `classes`, in addition to `original` and `sample_nbytes`.
-    Setting one sets it there, and does not change the decoded samples.
+    It has the attributes of the original dataset, such as `classes`. Setting an attribute sets it on the original, and
+    does not change the decoded samples. The constructor of a subclass therefore sets its own attributes first.
 
     Args:
         original: the dataset.
-        guard: notices changes of its transforms.
+        guard: detects changes of its transforms.
         sample_nbytes: average size of a decoded sample in bytes.
     """
 
     def __init__(self, original: MapStyleDataset, guard: TransformGuard, sample_nbytes: float) -> None:
-        vars(self).update(original=original, _guard=guard, sample_nbytes=sample_nbytes)
+        self._guard, self.sample_nbytes = guard, sample_nbytes
+        self.original = original  # From here on, attributes are set on the original.
 
     def __len__(self) -> int:
         return len(self.original)
@@ -104,7 +105,10 @@ class DecodedDataset(WrappedDataset):
         return self.original[index]
 
     def __setattr__(self, name: str, value: object) -> None:
-        setattr(vars(self)["original"], name, value)
+        if "original" in vars(self):
+            setattr(self.original, name, value)
+        else:
+            super().__setattr__(name, value)
 
 
 class FetchedBatch:
@@ -142,8 +146,8 @@ class GatheredDataset(DecodedDataset):
     """Samples that are rows of tensors; `DataLoader` gets a whole batch by one gather."""
 
     def __init__(self, original: MapStyleDataset, guard: TransformGuard, rows: BatchRows) -> None:
+        self._rows = rows
         super().__init__(original, guard, rows.sample_nbytes)
-        vars(self).update(_rows=rows)
 
     def __getitems__(self, indices: Sequence[int]) -> FetchedBatch:
         return FetchedBatch(partial(self._rows.gather, indices))
@@ -159,8 +163,8 @@ class TransformedDataset(DecodedDataset):
     def __init__(
         self, original: MapStyleDataset, guard: TransformGuard, samples: Samples, transform: Callable[[Any], object]
     ) -> None:
+        self._samples, self._transform = samples, transform
         super().__init__(original, guard, samples.nbytes / len(samples))
-        vars(self).update(_samples=samples, _transform=transform)
 
     def __getitem__(self, index: int) -> object:
         return self._transform(self._samples[index])
