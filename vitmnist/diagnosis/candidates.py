@@ -2,7 +2,8 @@
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -18,7 +19,13 @@ from vitmnist.errors import ConfigError
 from vitmnist.replacement.decoded_dataset import DecodedDataset, TransformedDataset
 from vitmnist.replacement.from_dataloader import from_dataloader
 from vitmnist.replacement.original import check_replaceable, rebuild
-from vitmnist.replacement.split_transforms import single_transforms, transform_attributes
+from vitmnist.replacement.split_transforms import (
+    Transform,
+    replaced_transforms,
+    single_transforms,
+    transform_attributes,
+    transform_name,
+)
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.timing.benchmark import Benchmark, Candidate, rows_of
@@ -99,43 +106,34 @@ def _with_timeout(loader: DataLoader[object]) -> DataLoader[object]:
 def time_parts(loader: DataLoader[object]) -> dict[str, float]:
     """Seconds per sample of each part, by name; empty if a sample cannot be read or collated."""
     dataset: Any = loader.dataset
-    transforms = [(owner, name, vars(owner)[name]) for owner, name in transform_attributes(dataset)]
-    transforms_s: dict[str, float] = {}
+    attributes = list(transform_attributes(dataset))
+    transforms_s: dict[str, float] = defaultdict(float)
+    timed = [partial(_apply_timed, vars(owner)[name], transforms_s) for owner, name in attributes]
     with suppress(Exception):  # The rows of the table say why.
         dataset[0]  # The first sample may open files.
         count = min(PROFILED_SAMPLES, len(dataset))
-        try:
-            for owner, name, transform in transforms:
-                vars(owner)[name] = _timed(transform, transforms_s)
+        with replaced_transforms(attributes, timed):
             start = time.perf_counter()
             samples = [dataset[index] for index in range(count)]
             reading_s = time.perf_counter() - start - sum(transforms_s.values())
-        finally:
-            for owner, name, transform in transforms:
-                vars(owner)[name] = transform
         start = time.perf_counter()
         (loader.collate_fn or list)(samples)
         collating_s = time.perf_counter() - start
-        reading = "decoding and reading" if transforms else "reading and transforms"
+        reading = "decoding and reading" if attributes else "reading and transforms"
         parts = {reading: reading_s, **transforms_s, "collating": collating_s}
         return {name: seconds / count for name, seconds in parts.items()}
     return {}
 
 
-def _timed(transform: Callable[..., object], transforms_s: dict[str, float]) -> Callable[..., object]:
-    """A transform that adds the seconds of each of its parts to `transforms_s`, by the name of the part."""
-
-    def apply(*args: object, **kwargs: object) -> object:
-        # A Compose of several arguments, or of keyword arguments, converts them for its parts.
-        is_divisible = len(args) == 1 and not kwargs
-        for part in single_transforms(transform) if is_divisible else [transform]:
-            start = time.perf_counter()
-            args = (part(*args, **kwargs),)
-            name = getattr(part, "__name__", type(part).__name__)
-            transforms_s[name] = transforms_s.get(name, 0.0) + time.perf_counter() - start
-        return args[0]
-
-    return apply
+def _apply_timed(transform: Transform, transforms_s: dict[str, float], /, *args: object, **kwargs: object) -> object:
+    """Apply a transform, and add the seconds of each of its parts to `transforms_s`, by the name of the part."""
+    # A Compose of several arguments, or of keyword arguments, converts them for its parts.
+    is_divisible = len(args) == 1 and not kwargs
+    for part in single_transforms(transform) if is_divisible else [transform]:
+        start = time.perf_counter()
+        args = (part(*args, **kwargs),)
+        transforms_s[transform_name(part)] += time.perf_counter() - start
+    return args[0]
 
 
 class ImitatedStep:
@@ -186,10 +184,13 @@ def try_loaders(loop: Loop) -> tuple[list[Row], dict[str, float]]:
 
 def best_change(rows: Sequence[Row], repeats: float = inf) -> str | None:
     """The change that saves most of a script of so many epochs (or batches, if the length of an epoch is unknown)."""
+    baseline_s = _seconds(rows[0], repeats)
+    changes = [(_seconds(row, repeats), row.change) for row in rows if row.change]
+    best_s, change = min(changes, default=(inf, None))
+    return change if best_s <= (1 - MIN_SAVING) * baseline_s < inf else None
 
-    def seconds(row: Row) -> float:
-        repeated_s = row.epoch_s or row.batch_s
-        return repeated_s.median + (row.set_up_s or 0.0) / repeats if repeated_s else inf
 
-    best = min((row for row in rows if row.change), key=seconds, default=None)
-    return best.change if best and seconds(best) <= (1 - MIN_SAVING) * seconds(rows[0]) < inf else None
+def _seconds(row: Row, repeats: float) -> float:
+    """The seconds of an epoch or batch, including its share of the set-up."""
+    repeated_s = row.epoch_s or row.batch_s
+    return repeated_s.median + (row.set_up_s or 0.0) / repeats if repeated_s else inf

@@ -64,8 +64,8 @@ class DrawnDataset(DecodedDataset):
     def __init__(
         self, original: MapStyleDataset, guard: TransformGuard, samples: Samples, random: Sequence[Sequence[Transform]]
     ) -> None:
+        self._samples, self._random = samples, random
         super().__init__(original, guard, samples.nbytes / len(samples))
-        vars(self).update(_samples=samples, _random=random)
 
     def __getitems__(self, indices: Sequence[int]) -> FetchedBatch:
         samples = draw_samples(self._samples, self._random, indices)
@@ -136,22 +136,23 @@ def _finish_image(drawn: DrawnImage, row: Tensor) -> None:
         row.sub_(mean.to(row.dtype)).div_(std.to(row.dtype))
 
 
-def check_rounding(split: SplitTransforms, images: Samples, tensors: Samples, indices: Sequence[int]) -> None:
+def check_rounding(split: SplitTransforms, images: Samples, tensors: Samples) -> None:
     """Raise `DataError` unless random transforms do the same to PIL images and to tensors, apart from rounding.
+
+    The probes of `split` are compared, before they are normalised.
 
     Args:
         images: the decoded samples with PIL images.
         tensors: the decoded samples with tensors in their place.
-        indices: the samples that are compared, before they are normalised.
     """
     random = [[step for step in steps if torchvision_name(step) != "Normalize"] for steps in split.random]
     with preserved_random_state():
         seed_generators(0, 0, 0)
-        all_expected = [default_collate([split.transform(images[index], random)]) for index in indices]
+        all_expected = [default_collate([split.transform(images[index], random)]) for index in split.probes]
         seed_generators(0, 0, 0)
-        drawn = [draw_samples(tensors, random, [index]) for index in indices]
+        drawn = [draw_samples(tensors, random, [index]) for index in split.probes]
     all_actual = [finish_batch(samples, empty_batches(samples)) for samples in drawn]
-    for index, expected, actual in zip(indices, all_expected, all_actual, strict=True):
+    for index, expected, actual in zip(split.probes, all_expected, all_actual, strict=True):
         with error_context(f"sample {index}"):
             for leaf, expected_leaf in zip(flatten(actual)[0], flatten(expected)[0], strict=True):
                 if isinstance(leaf, Tensor):

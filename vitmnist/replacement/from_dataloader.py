@@ -107,32 +107,26 @@ def from_dataloader(
     target = choose_device("auto" if device is None else str(device))
     if target.type == "cpu":
         keep_freed_memory()
-
-    def replace_with(storage: Storage) -> DataLoader[Any]:
-        location = Location(storage, target, Path(folder).expanduser(), fingerprint)
-        return _replace(dataloader, location, transforms == "tensor")
-
+    locate = partial(Location, device=target, folder=Path(folder).expanduser(), fingerprint=fingerprint)
+    to_tensors = transforms == "tensor"
     if loader != "auto":
-        return replace_with(Storage(loader))
+        return _replace(dataloader, locate(Storage(loader)), to_tensors)
     try:
         try:
-            return replace_with(Storage.HOST)
+            return _replace(dataloader, locate(Storage.HOST), to_tensors)
         except DoesNotFitError:
-            return replace_with(Storage.FILE)
+            return _replace(dataloader, locate(Storage.FILE), to_tensors)
     except UserError as error:
-        if transforms == "tensor":
+        if to_tensors:
             raise
         warnings.warn(f"from_dataloader returns the DataLoader as it is, undecoded: {error}", stacklevel=2)
         return dataloader
 
 
 def _replace(dataloader: DataLoader[Any], location: Location, to_tensors: bool) -> DataLoader[Any]:
-    """Build the replacement that keeps its samples in `location`; raises as `from_dataloader`.
+    """Build a replacement that keeps its samples in `location`; raises the errors of `from_dataloader`.
 
-    A sample that turns out to be random while all are read is added to the probes, and the replacement tried again.
-
-    Args:
-        to_tensors: random transforms get tensors.
+    If another sample than the probes turns out to be random, it becomes a probe, and the replacement is built again.
     """
     check_replaceable(dataloader)
     dataset: Any = dataloader.dataset
@@ -157,10 +151,15 @@ def _replace(dataloader: DataLoader[Any], location: Location, to_tensors: bool) 
 
 
 def _build(dataloader: DataLoader[Any], location: Location, to_tensors: bool, probes: Sequence[int]) -> DataLoader[Any]:
-    """Build the simplest replacement that delivers the batches of the original.
+    """Build the fastest of four kinds of replacement that delivers the batches of the original.
 
-    Batches are gathered from rows of tensors; or else made of kept samples by the original's collate function; or, if
-    samples are random, made of samples that are kept as they are before their first random transform.
+    Random samples are kept as they are before their first random transform:
+    - `_build_drawn`, with `to_tensors`: the transforms are applied to tensors, in threads.
+    - `_build_transformed`: the transforms are applied to what they got before, in the workers of the original.
+
+    Other samples are kept as they are:
+    - `_build_gathered`: each tensor of a batch has a row for each sample, so a batch is gathered from all rows.
+    - `_build_collated`: the collate function of the original makes the batches.
 
     Raises:
         RandomSampleError: a sample other than `probes` is random.
@@ -170,7 +169,8 @@ def _build(dataloader: DataLoader[Any], location: Location, to_tensors: bool, pr
         samples = read_probes(partial(fetch_sample, dataset.__getitem__), probes, dataset)
     except RandomSampleError as error:
         _check_on_host(location, error)
-        return _build_transformed(dataloader, location, to_tensors, probes)
+        build = _build_drawn if to_tensors else _build_transformed
+        return build(dataloader, location, SplitTransforms(dataset, probes))
     first = samples[: dataloader.batch_size or COMPARED_SIZE]
     collate = partial(collate_batch, dataloader.collate_fn, indices=probes)
     batch, reason = detect_randomness(lambda: collate(copy_tree(first)), (dataset, collate), always_repeat=True)
@@ -180,11 +180,11 @@ def _build(dataloader: DataLoader[Any], location: Location, to_tensors: bool, pr
         return _build_gathered(dataloader, location, BatchRows.from_batch(batch, len(first)))
     except NoRowsError as error:
         _check_on_host(location, error)
-    return _build_collated(dataloader, location, samples)
+        return _build_collated(dataloader, location, samples)
 
 
 def _check_on_host(location: Location, reason: Exception) -> None:
-    """Raise `ConfigError` if samples of which no rows can be gathered are to be kept on a device."""
+    """Raise `ConfigError` if the samples are to be kept on a device, where batches can only be gathered."""
     if location.storage is Storage.DEVICE:
         raise ConfigError(f"gpu_slice: {reason}, so batches are made on the host; use ram") from reason
 
@@ -196,7 +196,7 @@ def _build_gathered(dataloader: DataLoader[Any], location: Location, example: Ba
         example: a batch of the original.
 
     Raises:
-        NoRowsError: its batches are no such rows.
+        NoRowsError: not all batches are such rows.
     """
     dataset: Any = dataloader.dataset
     on_device = location.storage is Storage.DEVICE
@@ -222,7 +222,7 @@ def _build_gathered(dataloader: DataLoader[Any], location: Location, example: Ba
 
 
 def _build_collated(dataloader: DataLoader[Any], location: Location, examples: Sequence[object]) -> DataLoader[Any]:
-    """Build a replacement that keeps single samples, which the original's collate function makes batches of.
+    """Build a replacement that keeps samples, of which the original's collate function makes batches.
 
     Args:
         examples: some samples of the dataset.
@@ -233,37 +233,36 @@ def _build_collated(dataloader: DataLoader[Any], location: Location, examples: S
     return _with_checked_dataset(dataloader, TransformedDataset(dataset, guard, samples, identity))
 
 
-def _build_transformed(
-    dataloader: DataLoader[Any], location: Location, to_tensors: bool, probes: Sequence[int]
-) -> DataLoader[Any]:
-    """Build a replacement that keeps samples as they are before their random transforms, with the original's workers.
-
-    Raises:
-        ConfigError: the random transforms cannot be applied to tensors, or differ by more than rounding.
-    """
+def _build_transformed(dataloader: DataLoader[Any], location: Location, split: SplitTransforms) -> DataLoader[Any]:
+    """Build a replacement that keeps samples before their random transforms, with the workers of the original."""
     dataset: Any = dataloader.dataset
-    split = SplitTransforms(dataset, probes)
-    if to_tensors:
-        if dataloader.collate_fn is not default_collate:
-            raise ConfigError("transforms='tensor' is not for a collate_fn; use transforms='exact'")
-        for transforms in split.random:
-            tensor_pipeline(transforms)
     guard = TransformGuard(dataset, chain.from_iterable(split.deterministic))
     samples = decode_samples(dataloader, split.decode, split.probed, location)
-    exact = _with_checked_dataset(dataloader, TransformedDataset(dataset, guard, samples, split.transform))
-    if not to_tensors:
-        return exact
-    tensors = samples.with_tensors()
+    return _with_checked_dataset(dataloader, TransformedDataset(dataset, guard, samples, split.transform))
+
+
+def _build_drawn(dataloader: DataLoader[Any], location: Location, split: SplitTransforms) -> DataLoader[Any]:
+    """Build a replacement that applies random transforms to tensors, in threads.
+
+    Raises:
+        ConfigError: the transforms cannot be applied to tensors, or the pixels differ by more than rounding.
+    """
+    if dataloader.collate_fn is not default_collate:
+        raise ConfigError("transforms='tensor' is not for a collate_fn; use transforms='exact'")
+    for transforms in split.random:
+        tensor_pipeline(transforms)
+    exact: Any = _build_transformed(dataloader, location, split).dataset
+    tensors = exact._samples.with_tensors()
     try:
-        check_rounding(split, samples, tensors, probes)
+        check_rounding(split, exact._samples, tensors)
     except DataError as error:
         raise ConfigError(f"transforms='tensor': {error}; use transforms='exact'") from error
-    drawn = DrawnDataset(dataset, guard, tensors, split.random)
+    drawn = DrawnDataset(exact.original, exact._guard, tensors, split.random)
     return rebuild(dataloader, ThreadedDataLoader, dataset=drawn, collate_fn=Collator(default_collate))
 
 
 def _with_checked_dataset(dataloader: DataLoader[Any], decoded: TransformedDataset) -> DataLoader[Any]:
-    """The `DataLoader` over decoded samples; raises `DataError` if its batches differ from the original's."""
+    """Replace the dataset of a `DataLoader`; raises `DataError` if batches then differ from the original's."""
     replacement = rebuild(dataloader, DecodedDataLoader, dataset=decoded)
     check_same_batches(dataloader, replacement)
     decoded._guard.ignore_changes()

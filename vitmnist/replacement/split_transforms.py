@@ -2,7 +2,7 @@
 
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from functools import partial
 from hashlib import blake2b
@@ -77,10 +77,11 @@ class SplitTransforms:
     """
 
     def __init__(self, dataset: Any, probes: Sequence[int]) -> None:
-        self._dataset = dataset
+        self._dataset, self.probes = dataset, probes
         self._attributes = list(transform_attributes(dataset))
         self.random = [single_transforms(vars(owner)[name]) for owner, name in self._attributes]
         self.deterministic: list[list[Transform]] = [[] for _ in self._attributes]
+        self._recorders = [partial(self._record, attribute) for attribute in range(len(self._attributes))]
         self._calls: list[Call] = []
         self.probed = read_probes(partial(fetch_sample, self.decode), probes, dataset)
         with error_context(f"one of the samples {', '.join(map(str, probes))}"):
@@ -108,7 +109,7 @@ class SplitTransforms:
         """The sample after the first step."""
         self._calls.clear()
         try:
-            with self._recording():
+            with replaced_transforms(self._attributes, self._recorders):
                 sample = self._dataset[index]
         except Exception as error:
             self._dataset[index]  # If this raises an error too, that one says more.
@@ -130,18 +131,6 @@ class SplitTransforms:
             return results[leaf.call][leaf.result] if isinstance(leaf, TransformPlaceholder) else leaf
 
         return tree_map(result_of, decoded.sample, leaf_type=TransformPlaceholder)
-
-    @contextmanager
-    def _recording(self) -> Iterator[None]:
-        """Let the dataset call `_record` in place of its transforms."""
-        transforms = [vars(owner)[name] for owner, name in self._attributes]
-        try:
-            for attribute, (owner, name) in enumerate(self._attributes):
-                vars(owner)[name] = partial(self._record, attribute)
-            yield
-        finally:
-            for (owner, name), transform in zip(self._attributes, transforms, strict=True):
-                vars(owner)[name] = transform
 
     def _record(self, attribute: int, *inputs: object, **named: object) -> object:
         """Apply the deterministic transforms, note the call, and return placeholders for its results."""
@@ -174,6 +163,19 @@ def transform_attributes(dataset: object) -> Iterator[tuple[Any, str]]:
         for part in value if isinstance(value, list) else [value]:
             if isinstance(part, Dataset):
                 yield from transform_attributes(part)
+
+
+@contextmanager
+def replaced_transforms(attributes: Sequence[tuple[Any, str]], transforms: Iterable[Transform]) -> Iterator[None]:
+    """Set the attributes of `transform_attributes` to other transforms, and restore them on exit."""
+    originals = [vars(owner)[name] for owner, name in attributes]
+    try:
+        for (owner, name), transform in zip(attributes, transforms, strict=True):
+            vars(owner)[name] = transform
+        yield
+    finally:
+        for (owner, name), transform in zip(attributes, originals, strict=True):
+            vars(owner)[name] = transform
 
 
 def dataset_transforms(dataset: object) -> list[Transform]:
@@ -220,65 +222,60 @@ def is_random(transform: Transform, inputs: Inputs) -> bool:
 
 
 class TransformGuard:
-    """Notices transforms that are replaced, and attributes of deterministic ones that are changed, after decoding.
+    """Detects changes of transforms after the samples have been decoded.
 
-    Attributes are compared by a hash of their pickle; changes of one that cannot be pickled are not noticed.
+    Replacing any transform is a change, and so is setting an attribute of a deterministic one. Attributes are compared
+    by a hash of their pickle. An attribute that cannot be pickled is not compared.
 
     Args:
-        deterministic: transforms, and the collate function if batches are kept, that are not applied any more.
+        deterministic: the transforms that are applied only once, and the collate function if batches are stored.
     """
 
     def __init__(self, dataset: object, deterministic: Iterable[object]) -> None:
         self._dataset, self._transforms = dataset, dataset_transforms(dataset)
-        self._digests = [(transform, _attribute_digests(transform)) for transform in deterministic]
+        self._deterministic = list(deterministic)
+        self._digests = self._attribute_digests()
         self._ignored: set[tuple[int, str]] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         # The pickle of a tensor contains its address, which differs in a copy.
-        return vars(self) | {"_digests": []}
+        return vars(self) | {"_deterministic": [], "_digests": {}}
 
     def ignore_changes(self) -> None:
-        """Leave out the attributes that have changed by now, such as a counter or a cache that is filled lazily."""
-        self._ignored = set(self._changed_attributes())
+        """Ignore the attributes that have changed by now, such as a counter or a cache that is filled lazily."""
+        self._ignored = self._changed_attributes()
 
     def check(self) -> None:
         """Raise `ConfigError` if a transform has changed."""
         pairs = zip_longest(dataset_transforms(self._dataset), self._transforms)
         changed: list[object] = [before if now is None else now for now, before in pairs if now is not before]
-        changed += [self._digests[index][0] for index, _ in self._changed_attributes()]
+        changed += [self._deterministic[index] for index, _ in sorted(self._changed_attributes())]
         if changed:
             raise ConfigError(
                 f"{transform_name(changed[0])} has changed since the samples were "
                 "decoded, which do not have the change; set it before from_dataloader, or use the DataLoader as it is"
             )
 
-    def _changed_attributes(self) -> Iterator[tuple[int, str]]:
-        """The index of each deterministic transform that has changed, and the name of the attribute."""
-        for index, (transform, before) in enumerate(self._digests):
-            now = _attribute_digests(transform)
-            for name in before.keys() | now.keys():
-                if before.get(name) != now.get(name) and (index, name) not in self._ignored:
-                    yield index, name
+    def _changed_attributes(self) -> set[tuple[int, str]]:
+        """The keys of the digests that have changed."""
+        return {key for key, _ in self._digests.items() ^ self._attribute_digests().items()} - self._ignored
+
+    def _attribute_digests(self) -> dict[tuple[int, str], bytes]:
+        """The digests of all attributes, by the index of the transform and the name of the attribute.
+
+        The attributes of a bound method, such as a collate function that the dataset defines, are those of its object.
+        A transform without attributes has a digest itself, under an empty name.
+        """
+        digests: dict[tuple[int, str], bytes] = {}
+        for index, transform in enumerate(self._deterministic):
+            owner = transform.__self__ if isinstance(transform, MethodType) else transform
+            attributes = getattr(owner, "__dict__", None) or {"": owner}
+            for name, value in attributes.items():
+                with suppress(Exception):  # Any method of an object may fail.
+                    digests[index, name] = blake2b(pickle.dumps(value)).digest()
+        return digests
 
 
 def transform_name(transform: object) -> str:
     """What a message calls a transform."""
     return getattr(transform, "__name__", type(transform).__name__)
-
-
-def _attribute_digests(transform: object) -> dict[str, bytes | None]:
-    """The digest of each attribute of a transform, or under "" of a transform without attributes.
-
-    Those of a bound method, such as a collate function that the dataset defines, are the attributes of its object.
-    """
-    owner = transform.__self__ if isinstance(transform, MethodType) else transform
-    attributes = getattr(owner, "__dict__", None) or {"": owner}
-    return {name: _digest(value) for name, value in attributes.items()}
-
-
-def _digest(value: object) -> bytes | None:
-    """A hash of the pickle of a value; None if it cannot be pickled."""
-    try:
-        return blake2b(pickle.dumps(value)).digest()
-    except Exception:  # Any method of an object may fail.
-        return None
