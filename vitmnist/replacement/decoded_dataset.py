@@ -1,4 +1,4 @@
-"""Samples of a `DataLoader` that are decoded once, as rows of tensors or one by one, and the datasets of them."""
+"""Decodes the samples of a `DataLoader` once, as rows of tensors or one by one, and serves them as datasets."""
 
 from __future__ import annotations
 
@@ -29,23 +29,19 @@ Chunk = TypeVar("Chunk")
 
 @dataclass(frozen=True)
 class BatchRows:
-    """The tensors of a batch, each with one row per sample, and how they are nested in it."""
+    """The tensors of a batch, each with one row per sample, and the structure of the batch."""
 
     tensors: tuple[Tensor, ...]
     structure: Structure
 
     @classmethod
     def from_batch(cls, batch: object, size: int) -> BatchRows:
-        """The tensors of a batch of `size` samples.
-
-        Raises:
-            NoRowsError: the batch has something other than tensors with a row for each sample.
-        """
+        """Flatten a batch of `size` samples; raises `NoRowsError` unless it has only tensors with `size` rows."""
         leaves, structure = flatten(batch)
         if not leaves:
             raise NoRowsError("the batch has no tensor")
         for path, leaf in zip(structure.paths(), leaves, strict=True):
-            # A tensor of a subclass, or one with a gradient, would not be delivered as such.
+            # Gathering would lose the type of a subclass, and the gradient.
             is_plain = type(leaf) is Tensor and leaf.layout == torch.strided and not leaf.is_nested
             if not is_plain or leaf.requires_grad or not leaf.dim() or len(leaf) != size:
                 raise NoRowsError(f"batch{path} is no plain tensor with a row for each sample")
@@ -59,14 +55,14 @@ class BatchRows:
 
     @property
     def sample_nbytes(self) -> int:
-        """Bytes of a sample."""
+        """The size of a sample in bytes."""
         return sum(tensor[0].nbytes for tensor in self.tensors)
 
     def gather(self, indices: Sequence[int]) -> Any:
-        """The batch of these samples; raises `DataError` for an index that no sample has."""
+        """Gather the batch with these samples; raises `DataError` for an index out of range."""
         size = len(self.tensors[0])
         try:
-            # For 256 numbers, this takes a third of the time of torch.tensor.
+            # This takes a third of the time of torch.tensor for 256 indices.
             rows = torch.frombuffer(array("q", indices), dtype=torch.int64)
             if rows.min() < 0 or rows.max() >= size:  # On a GPU, index_select would end the process.
                 raise IndexError
@@ -76,7 +72,7 @@ class BatchRows:
                 f"the sampler gives {shown}, …; decoded samples have the indices 0 to {size - 1}"
             ) from error
         backend = backend_of(self.tensors[0].device)
-        if backend.is_async:  # The host would wait for a copy of pageable memory, and for all work before it.
+        if backend.is_async:  # A copy from pageable memory would wait for all work of the device.
             rows = backend.to_device(backend.empty_pinned(rows.shape, rows.dtype).copy_(rows))
         return unflatten(gather_rows(self.tensors, rows), self.structure)
 
@@ -101,7 +97,7 @@ class DecodedDataset(WrappedDataset):
         return len(self.original)
 
     def __getitem__(self, index: int) -> object:
-        """A sample of the original; batches do not need it."""
+        """Read a sample from the original. A `DataLoader` over this dataset does not call this method."""
         return self.original[index]
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -112,10 +108,10 @@ class DecodedDataset(WrappedDataset):
 
 
 class FetchedBatch:
-    """What a decoded dataset returns for the indices of a batch, in place of a list of samples.
+    """A batch that is made by `Collator`; a decoded dataset returns it in place of a list of samples.
 
     Args:
-        make: makes the batch; the collate function of the `DataLoader` calls it.
+        make: returns the batch.
     """
 
     def __init__(self, make: Callable[[], object]) -> None:
@@ -129,10 +125,11 @@ class FetchedBatch:
 
 
 class Collator:
-    """The collate function of a replacement, for a `FetchedBatch` or for single samples, as of a `ConcatDataset`.
+    """The collate function of a replacement.
 
     Args:
-        collate: the original's collate function, for single samples.
+        collate: the original's collate function. It gets the samples of datasets that return no `FetchedBatch`, such
+            as a `ConcatDataset` of decoded datasets.
     """
 
     def __init__(self, collate: Callable[[list[Any]], object]) -> None:
@@ -143,7 +140,7 @@ class Collator:
 
 
 class GatheredDataset(DecodedDataset):
-    """Samples that are rows of tensors; `DataLoader` gets a whole batch by one gather."""
+    """A decoded dataset that gathers each batch from rows of tensors."""
 
     def __init__(self, original: MapStyleDataset, guard: TransformGuard, rows: BatchRows) -> None:
         self._rows = rows
@@ -154,10 +151,10 @@ class GatheredDataset(DecodedDataset):
 
 
 class TransformedDataset(DecodedDataset):
-    """Samples that are decoded once, and transformed each time that they are read.
+    """A decoded dataset that transforms a sample each time it is read.
 
     Args:
-        transform: makes a sample of a decoded one.
+        transform: turns a decoded sample into a sample of the original.
     """
 
     def __init__(
@@ -174,7 +171,7 @@ class TransformedDataset(DecodedDataset):
 
 
 class DecodedDataLoader(DataLoader[Any]):
-    """A `DataLoader` over decoded samples; `iter` raises `ConfigError` if a transform has changed since."""
+    """A `DataLoader` over decoded samples; `iter` raises `ConfigError` if a transform has changed."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self.check_transforms()
@@ -182,16 +179,16 @@ class DecodedDataLoader(DataLoader[Any]):
 
     def check_transforms(self) -> None:
         """Raise `ConfigError` if a transform has changed since the samples were decoded."""
-        # A framework may have built this loader over another dataset, such as a Subset.
+        # Frameworks can build this class over another dataset, such as a Subset.
         if isinstance(self.dataset, DecodedDataset):
             self.dataset._guard.check()
 
 
 class EagerDataLoader(DecodedDataLoader):
-    """Draws the order of an epoch when `iter` is called, as a DataLoader with workers does, because they read ahead.
+    """Draws the order of an epoch in `iter`, as a `DataLoader` with workers does because they read ahead.
 
-    Random numbers that the loop draws between `iter` and the first batch, such as the order of another loader in a
-    `zip`, then come after it.
+    So the order does not depend on random numbers that the loop draws between `iter` and the first batch, such as the
+    order of another loader in a `zip`.
     """
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
@@ -200,7 +197,7 @@ class EagerDataLoader(DecodedDataLoader):
 
 
 def decode_rows(dataloader: DataLoader[Any], example: BatchRows, location: Location) -> BatchRows:
-    """All samples of a dataset as rows of tensors.
+    """Decode all samples of a dataset into rows of tensors.
 
     Args:
         example: a batch of some samples.
@@ -226,9 +223,10 @@ def decode_rows(dataloader: DataLoader[Any], example: BatchRows, location: Locat
 def decode_samples(
     dataloader: DataLoader[Any], decode: Callable[[int], object], examples: Sequence[object], location: Location
 ) -> Samples:
-    """The results of `decode` for all indices of a dataset, objects of any structure.
+    """Decode all samples of a dataset into objects of any structure.
 
     Args:
+        decode: returns the decoded sample for an index.
         examples: some decoded samples, from which the memory is estimated.
 
     Raises:
@@ -246,7 +244,7 @@ def decode_samples(
 
 
 def _read_all(dataloader: DataLoader[Any], read: Callable[[range], Chunk], sample_nbytes: float) -> Iterator[Chunk]:
-    """The results of `read` for ranges of all indices, in the workers of a DataLoader if it has some."""
+    """Yield the results of `read` for ranges that cover all indices, with worker processes where possible."""
     dataset: Any = dataloader.dataset
     workers = reading_workers(dataset, dataloader.num_workers)
     context, worker_init_fn = dataloader.multiprocessing_context, dataloader.worker_init_fn
@@ -256,7 +254,7 @@ def _read_all(dataloader: DataLoader[Any], read: Callable[[range], Chunk], sampl
 def _read_rows(
     dataset: Any, collate: Callable[[list[Any]], object], example: BatchRows, indices: range
 ) -> tuple[Tensor, ...]:
-    """The rows of some samples; raises `RandomSampleError` if one is random."""
+    """Decode some samples into rows; raises `RandomSampleError` if one is random."""
     with refuse_random_samples(dataset.__getitem__, indices, dataset):
         rows = BatchRows.from_batch(fetch_batch(dataset, collate, indices), len(indices))
     if (rows.structure, rows.signature) != (example.structure, example.signature):
@@ -266,6 +264,6 @@ def _read_rows(
 
 
 def _read_samples(decode: Callable[[int], object], structure: Structure | None, indices: range) -> Samples:
-    """Some samples as bytes; raises `RandomSampleError` if one is random."""
+    """Decode some samples into bytes; raises `RandomSampleError` if one is random."""
     with refuse_random_samples(decode, indices, decode):
         return encode_samples((fetch_sample(decode, index) for index in indices), structure)

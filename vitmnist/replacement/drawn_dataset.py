@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, islice
@@ -106,19 +106,24 @@ def finish_batch(samples: Sequence[DrawnSample], batches: Sequence[Tensor]) -> o
     Args:
         batches: those of `empty_batches`. Images are finished in their rows, so that none is copied.
     """
+    map_slices(partial(_finish_images, samples, batches), len(samples), 1, 1 if get_worker_info() else None)
+    collate_placeholders = partial(_batch_of_call, batches)
+    return collate_with({TransformPlaceholder: collate_placeholders}, [sample.decoded for sample in samples])
 
-    def finish(positions: slice) -> None:
-        for position in range(*positions.indices(len(samples))):
-            with error_context(f"sample {samples[position].index}"):
-                for batch, drawn in zip(batches, samples[position].images, strict=True):
-                    _finish_image(drawn, batch[position])
 
-    def batch_of(placeholders: Sequence[TransformPlaceholder], *, collate_fn_map: object = None) -> Tensor:
-        (call,) = {placeholder.call for placeholder in placeholders}
-        return batches[call]
+def _batch_of_call(
+    batches: Sequence[Tensor], placeholders: Sequence[TransformPlaceholder], *, collate_fn_map: object = None
+) -> Tensor:
+    """The batch that takes the place of placeholders."""
+    (call,) = {placeholder.call for placeholder in placeholders}
+    return batches[call]
 
-    map_slices(finish, len(samples), 1, 1 if get_worker_info() else None)
-    return collate_with({TransformPlaceholder: batch_of}, [sample.decoded for sample in samples])
+
+def _finish_images(samples: Sequence[DrawnSample], batches: Sequence[Tensor], positions: slice) -> None:
+    for position in range(*positions.indices(len(samples))):
+        with error_context(f"sample {samples[position].index}"):
+            for batch, drawn in zip(batches, samples[position].images, strict=True):
+                _finish_image(drawn, batch[position])
 
 
 def _finish_image(drawn: DrawnImage, row: Tensor) -> None:
@@ -200,24 +205,18 @@ class SimulatedWorkers:
         """
         while self._sent:
             indices, worker = self._sent.popleft()
+            state = torch.get_rng_state()
+            torch.set_rng_state(self._states[worker])
             try:
-                # A batch may be used in another inference mode than the one before it.
-                with self._generator_of(worker), torch.inference_mode(False):
+                # The step may use the batch in another inference mode than the previous one.
+                with torch.inference_mode(False):
                     batch = dataset.__getitems__(indices)
             except Exception as error:
                 batch = FetchedBatch(partial(_raise, error))
+            finally:
+                self._states[worker] = torch.get_rng_state()
+                torch.set_rng_state(state)
             yield batch
-
-    @contextmanager
-    def _generator_of(self, worker: int) -> Iterator[None]:
-        """Use the state of a worker's generator in torch's global one."""
-        state = torch.get_rng_state()
-        torch.set_rng_state(self._states[worker])
-        try:
-            yield
-        finally:
-            self._states[worker] = torch.get_rng_state()
-            torch.set_rng_state(state)
 
 
 class ThreadedDataLoader(DecodedDataLoader):

@@ -1,4 +1,4 @@
-"""Replaces a `DataLoader` by one with the same batches over samples that are decoded once."""
+"""Replaces a `DataLoader` with one that has the same batches but decodes each sample only once."""
 
 import warnings
 from collections.abc import Sequence
@@ -62,21 +62,20 @@ def from_dataloader(
     fingerprint: str | None = None,
     transforms: Literal["exact", "tensor"] = "exact",
 ) -> DataLoader[Any]:
-    """A `DataLoader` with the same batches, in the same order, over samples that are decoded once.
+    """Return a `DataLoader` with the same batches, in the same order, over samples that are decoded once.
 
-    It is built from the arguments of the original, so Accelerate or Lightning give each rank its part. Its `dataset` is
-    a `DecodedDataset`. It has workers only where the order or random transforms depend on them, because gathering a
-    batch takes less time than receiving one from a worker. A `DataLoader` that is a replacement already is returned as
-    it is.
+    It has the arguments of the original, so Accelerate and Lightning shard it in the same way. Its `dataset` is a
+    `DecodedDataset`. It has workers only where the order or random transforms depend on them, because gathering a batch
+    takes less time than receiving one from a worker. A replacement is returned unchanged.
 
-    If samples are random, the transforms of the dataset are split at the first random one: those before it are
-    applied once, the others to each sample in each epoch, in the workers of the original, or with transforms="tensor"
-    in threads. The transforms are the attributes `transform` and `transforms` of the dataset, or of those that a
-    `Subset` or `ConcatDataset` is made of.
+    If samples are random, the transforms of the dataset are split at the first random one. Those before it are applied
+    once. The others are applied in each epoch, in the workers of the original, or in threads with transforms="tensor".
+    The transforms are the attributes `transform` and `transforms` of the dataset, or of the datasets in a `Subset` or
+    `ConcatDataset`.
 
-    A sample is random if a random generator is used while it is read, unless it seeds itself; all samples are checked
-    while they are decoded. A generator that is made for each sample, such as `default_rng()`, or `secrets` cannot be
-    seen. What is changed in the data of the dataset afterwards is not noticed; changed transforms are an error.
+    A sample is random if reading it uses a random generator, unless the sample seeds the generator. All samples are
+    checked while they are decoded. Generators that are created for each sample, such as `default_rng()`, and `secrets`
+    are not detected. Later changes of the transforms are an error; later changes of the data are not detected.
 
     Args:
         loader: where the samples are kept. ram: in memory; cache: in a memory-mapped file; gpu_slice: on the device,
@@ -86,15 +85,15 @@ def from_dataloader(
         folder: where cache writes its files.
         fingerprint: names the decoded contents, so that later processes find them in `folder`. Without one, the file is
             for this process only.
-        transforms: what the random transforms get. exact: what they got before, such as PIL images; batches are equal
-            bit for bit. tensor: uint8 tensors `[C, H, W]`; resizing and colours round differently. This is for
-            torchvision's common transforms, which are drawn as before and applied in threads of this process.
+        transforms: the inputs of the random transforms. exact: the same as before, such as PIL images; batches are
+            equal bit for bit. tensor: uint8 tensors `[C, H, W]`; resizing and colours round differently. This is for
+            torchvision's common transforms, whose parameters are drawn as before; they run in threads of this process.
 
     Raises:
-        ConfigError: a loader or an option that is unknown or cannot be used; samples that are random apart from their
-            transforms; with transforms="tensor", other transforms, or pixels that differ by more than rounding.
-        DataError: samples that cannot be read or kept, or batches that would differ from the original's.
-        DoesNotFitError: memory, or the disk of `folder`, is too small.
+        ConfigError: a loader or an option is unknown or cannot be used; samples are random apart from their transforms;
+            with transforms="tensor", a transform is not supported, or pixels differ by more than rounding.
+        DataError: samples cannot be read or kept, or batches differ from the original's.
+        DoesNotFitError: memory or the disk of `folder` is too small.
     """
     if loader not in LOADERS:
         raise ConfigError(f"loader={loader}: {suggest_names(loader, LOADERS)}")
@@ -126,7 +125,8 @@ def from_dataloader(
 def _replace(dataloader: DataLoader[Any], location: Location, to_tensors: bool) -> DataLoader[Any]:
     """Build a replacement that keeps its samples in `location`; raises the errors of `from_dataloader`.
 
-    If another sample than the probes turns out to be random, it becomes a probe, and the replacement is built again.
+    The probes show whether samples are random. If another sample turns out to be random, it becomes a probe too, and
+    the replacement is built again.
     """
     check_replaceable(dataloader)
     dataset: Any = dataloader.dataset
@@ -146,20 +146,20 @@ def _replace(dataloader: DataLoader[Any], location: Location, to_tensors: bool) 
             probes = [*probes, error.index]
         except ConfigError:
             raise
-        except Exception as error:  # Samples and the collate function may fail in any way.
+        except Exception as error:  # Samples and the collate function can raise anything.
             raise DataError(f"{loader}: {describe_error(error)}") from error
 
 
 def _build(dataloader: DataLoader[Any], location: Location, to_tensors: bool, probes: Sequence[int]) -> DataLoader[Any]:
-    """Build the fastest of four kinds of replacement that delivers the batches of the original.
+    """Build the first of four kinds of replacement that delivers the batches of the original.
 
-    Random samples are kept as they are before their first random transform:
-    - `_build_drawn`, with `to_tensors`: the transforms are applied to tensors, in threads.
-    - `_build_transformed`: the transforms are applied to what they got before, in the workers of the original.
+    If samples are random, they are kept as they are before their first random transform:
+    - `_build_drawn`, with `to_tensors`: threads apply the random transforms to tensors.
+    - `_build_transformed`, otherwise: the workers of the original apply them to the same inputs as before.
 
-    Other samples are kept as they are:
-    - `_build_gathered`: each tensor of a batch has a row for each sample, so a batch is gathered from all rows.
-    - `_build_collated`: the collate function of the original makes the batches.
+    If samples are not random, they are kept as they are:
+    - `_build_gathered`, if all batches are tensors with a row for each sample: a batch is gathered from these rows.
+    - `_build_collated`, otherwise: the collate function of the original makes the batches.
 
     Raises:
         RandomSampleError: a sample other than `probes` is random.
@@ -215,14 +215,14 @@ def _build_gathered(dataloader: DataLoader[Any], location: Location, example: Ba
     )
     try:
         check_same_batches(dataloader, replacement, with_single_samples=True)
-    except DataError as error:  # The file of a fingerprint may hold other samples.
+    except DataError as error:  # The file of a fingerprint can hold other samples.
         raise error if location.fingerprint else NoRowsError(f"rows depend on the batch: {error}") from error
     guard.ignore_changes()
     return replacement
 
 
 def _build_collated(dataloader: DataLoader[Any], location: Location, examples: Sequence[object]) -> DataLoader[Any]:
-    """Build a replacement that keeps samples, of which the original's collate function makes batches.
+    """Build a replacement that keeps samples, and makes batches with the original's collate function.
 
     Args:
         examples: some samples of the dataset.
@@ -234,7 +234,7 @@ def _build_collated(dataloader: DataLoader[Any], location: Location, examples: S
 
 
 def _build_transformed(dataloader: DataLoader[Any], location: Location, split: SplitTransforms) -> DataLoader[Any]:
-    """Build a replacement that keeps samples before their random transforms, with the workers of the original."""
+    """Build a replacement that applies random transforms in the workers of the original."""
     dataset: Any = dataloader.dataset
     guard = TransformGuard(dataset, chain.from_iterable(split.deterministic))
     samples = decode_samples(dataloader, split.decode, split.probed, location)

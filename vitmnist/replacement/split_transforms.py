@@ -209,16 +209,11 @@ def apply_transforms(transforms: Sequence[Transform], inputs: Inputs) -> Inputs:
 
 
 def is_random(transform: Transform, inputs: Inputs) -> bool:
-    """Whether a transform uses a random generator, or gives two results for the same inputs.
-
-    It tries a copy, because a transform may keep state.
-    """
-    trial = deepcopy(transform)
+    """Whether a transform uses a random generator, or returns two results for the same inputs."""
+    trial = deepcopy(transform)  # The transform may have state.
     with preserved_random_state(trial):
-        return (
-            detect_randomness(lambda: apply_transforms([trial], copy_tree(inputs)), trial, always_repeat=True)[1]
-            is not None
-        )
+        _, reason = detect_randomness(lambda: apply_transforms([trial], copy_tree(inputs)), trial, always_repeat=True)
+    return reason is not None
 
 
 class TransformGuard:
