@@ -1,6 +1,6 @@
-"""A stopwatch for the loops of a script: it replaces `DataLoader.__iter__`, and times each call of `next()`.
+"""A stopwatch for the loops of a script: it wraps `DataLoader.__iter__`, and times each call of `next()`.
 
-This module does not import torch: a script may set environment variables before it does.
+This module does not import torch, because the script can set environment variables before it imports torch.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Observer:
             loop.mark_if_collecting()
 
     def _wrap_torch(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Wrap `DataLoader`, if torch has defined it; an audit hook that Python calls at each import."""
+        """An audit hook that wraps `DataLoader`. After its definition, torch imports further modules."""
         if event != "import" or self._wrapped_classes:
             return
         loader_class: Any = getattr(sys.modules.get("torch.utils.data.dataloader"), "DataLoader", None)

@@ -1,4 +1,4 @@
-"""Decoded images whose random transforms are drawn as by the workers of a `DataLoader`, and applied in threads."""
+"""Decoded images with random transforms that are drawn as in the workers of a `DataLoader`, and applied in threads."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,13 +30,13 @@ from vitmnist.store.samples import Samples
 from vitmnist.store.tree import flatten, map_tensors
 
 TOLERANCE = 8
-"""Largest accepted difference from PIL's pixels, in steps of 1/255. Resizing rounds by up to 5."""
+"""The largest accepted difference from PIL's pixels, in steps of 1/255. Resizing rounds by up to 5."""
 AHEAD = 2
-"""Number of batches that are made while the script computes."""
+"""The number of batches that are made ahead of the training loop."""
 
 
 class DrawnImage(NamedTuple):
-    """A decoded image, not to be changed; its transforms with their parameters; and the shape that they give it."""
+    """A decoded image, its transforms with their parameters, and its shape after them. The image is read-only."""
 
     image: Tensor
     steps: Sequence[Transform]
@@ -46,7 +46,7 @@ class DrawnImage(NamedTuple):
 
 @dataclass(frozen=True)
 class DrawnSample:
-    """A sample before its random transforms are applied; `decoded` has placeholders for the images."""
+    """A sample with drawn parameters; `decoded` has placeholders for the images."""
 
     index: int
     decoded: object
@@ -54,10 +54,10 @@ class DrawnSample:
 
 
 class DrawnDataset(DecodedDataset):
-    """Images as uint8 tensors, whose random transforms can all be drawn.
+    """A decoded dataset that draws the parameters of random transforms, and applies these to uint8 tensors.
 
     Args:
-        samples: what `SplitTransforms.decode` makes of the samples.
+        samples: the results of `SplitTransforms.decode`.
         random: the random transforms of each attribute of the original.
     """
 
@@ -69,12 +69,12 @@ class DrawnDataset(DecodedDataset):
 
     def __getitems__(self, indices: Sequence[int]) -> FetchedBatch:
         samples = draw_samples(self._samples, self._random, indices)
-        # Allocated in the consumer's thread: glibc gives up the memory of threads that end with an epoch.
+        # Memory is allocated in the consumer's thread, because glibc returns the memory of threads that end.
         return FetchedBatch(partial(finish_batch, samples, empty_batches(samples)))
 
 
 def draw_samples(samples: Samples, random: Sequence[Sequence[Transform]], indices: Sequence[int]) -> list[DrawnSample]:
-    """Draw the parameters of the random transforms of some samples, from torch's generator."""
+    """Draw the parameters of the random transforms of some samples from torch's global generator."""
     pipelines = list(map(tensor_pipeline, random))
     drawn = []
     for index in indices:
@@ -93,7 +93,7 @@ def _draw_image(inputs: Any, pipeline: TensorPipeline) -> DrawnImage:
 
 
 def empty_batches(samples: Sequence[DrawnSample]) -> list[Tensor]:
-    """A batch `[B, C, H, W]` for the images of each call of a transform, not filled yet."""
+    """Allocate a batch `[B, C, H, W]` for each call of a transform in a sample."""
     return [
         torch.empty((len(samples), *drawn.shape), dtype=torch.float32 if drawn.pipeline.to_float else drawn.image.dtype)
         for drawn in samples[0].images
@@ -101,10 +101,10 @@ def empty_batches(samples: Sequence[DrawnSample]) -> list[Tensor]:
 
 
 def finish_batch(samples: Sequence[DrawnSample], batches: Sequence[Tensor]) -> object:
-    """Apply the transforms of drawn samples in threads, and collate them as torch's `default_collate` does.
+    """Apply the drawn transforms in threads, and collate the samples as torch's `default_collate` does.
 
     Args:
-        batches: those of `empty_batches`. Images are finished in their rows, so that none is copied.
+        batches: the result of `empty_batches`. The images are written into it.
     """
     map_slices(partial(_finish_images, samples, batches), len(samples), 1, 1 if get_worker_info() else None)
     collate_placeholders = partial(_batch_of_call, batches)
@@ -114,7 +114,7 @@ def finish_batch(samples: Sequence[DrawnSample], batches: Sequence[Tensor]) -> o
 def _batch_of_call(
     batches: Sequence[Tensor], placeholders: Sequence[TransformPlaceholder], *, collate_fn_map: object = None
 ) -> Tensor:
-    """The batch that takes the place of placeholders."""
+    """The collate function of placeholders: the batch with the images of their call."""
     (call,) = {placeholder.call for placeholder in placeholders}
     return batches[call]
 
@@ -142,13 +142,13 @@ def _finish_image(drawn: DrawnImage, row: Tensor) -> None:
 
 
 def check_rounding(split: SplitTransforms, images: Samples, tensors: Samples) -> None:
-    """Raise `DataError` unless random transforms do the same to PIL images and to tensors, apart from rounding.
+    """Raise `DataError` unless random transforms of PIL images and of tensors differ only by rounding.
 
-    The probes of `split` are compared, before they are normalised.
+    The probes of `split` are compared before normalisation.
 
     Args:
         images: the decoded samples with PIL images.
-        tensors: the decoded samples with tensors in their place.
+        tensors: the decoded samples with tensors.
     """
     random = [[step for step in steps if torchvision_name(step) != "Normalize"] for steps in split.random]
     with preserved_random_state():
@@ -179,7 +179,7 @@ class SimulatedWorkers:
     """Draws batches with the random generators that the workers of a `DataLoader` would have.
 
     Args:
-        base_seed: the seed of the `DataLoader`; each worker adds its number.
+        base_seed: the seed of the `DataLoader`, to which each worker adds its index.
         count: the number of workers.
     """
 
@@ -190,7 +190,7 @@ class SimulatedWorkers:
         self._turns: Iterator[int] = iter(())
 
     def start_epoch(self, batches: Iterable[list[int]]) -> None:
-        """Send the indices of the first batches, beginning with the first worker."""
+        """Send the indices of the first batches, starting with the first worker."""
         self._turns = cycle(range(len(self._states)))
         self.send(batches)
 
@@ -199,10 +199,7 @@ class SimulatedWorkers:
         self._sent.extend(zip(batches, self._turns, strict=False))
 
     def draw(self, dataset: DrawnDataset) -> Iterator[FetchedBatch]:
-        """Draw the batches in the order in which they were sent, until none is left.
-
-        Making a batch raises the error of drawing it.
-        """
+        """Draw all batches that have been sent, in this order. An error is raised when its batch is made."""
         while self._sent:
             indices, worker = self._sent.popleft()
             state = torch.get_rng_state()
@@ -220,25 +217,25 @@ class SimulatedWorkers:
 
 
 class ThreadedDataLoader(DecodedDataLoader):
-    """Makes batches in threads where torch's generator alone decides what its workers would make.
+    """Makes batches in threads if the result of workers would depend only on torch's generator.
 
-    A framework that builds another kind of `DataLoader` from its arguments gets the same batches from workers.
+    A plain `DataLoader` with the same arguments gets the same batches from workers.
     """
 
     _persistent: tuple[SimulatedWorkers, Iterator[FetchedBatch]] | None = None
-    """The workers of the epoch before, if they persist, and the batches that they have not drawn yet."""
+    """The workers of the previous epoch, if they persist, and the batches that they have not drawn yet."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """Draw at once what torch draws in this call, from samplers too: the indices that workers get in advance."""
+        """Draw the numbers that torch draws in this call: the seed, and the indices that workers get in advance."""
         if not self._can_simulate_workers():
             return super().__iter__()
         self.check_transforms()
         sampler: Any = self.batch_sampler or self.sampler
         if self._persistent:
             workers, undrawn = self._persistent
-            deque(undrawn, maxlen=0)  # After a break, persistent workers draw all that they were sent.
+            deque(undrawn, maxlen=0)  # After a `break`, persistent workers still draw the batches that were sent.
         else:
-            iter(sampler)  # torch makes an iterator that it does not use before it draws the seed.
+            iter(sampler)  # Before torch draws the seed, it creates an iterator that it does not use.
             seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator))
             workers = SimulatedWorkers(seed, self.num_workers)
         indices = iter(sampler)
@@ -251,7 +248,7 @@ class ThreadedDataLoader(DecodedDataLoader):
         return _send_after_each(batches, workers, indices)
 
     def _can_simulate_workers(self) -> bool:
-        """Whether there are workers, and nothing but the random transforms depends on them."""
+        """Whether there are workers, and only the random transforms depend on them."""
         depends_on_workers = not self.in_order or self.worker_init_fn is not None
         return self.num_workers > 0 and not depends_on_workers and isinstance(self.dataset, DrawnDataset)
 
@@ -265,7 +262,7 @@ class ThreadedDataLoader(DecodedDataLoader):
 def _send_after_each(
     batches: ordered_map[FetchedBatch, object], workers: SimulatedWorkers, indices: Iterator[list[int]]
 ) -> Iterator[object]:
-    """Yield batches; after each, the indices of another one are sent, as by a `DataLoader`."""
+    """Yield batches. Before each, send the indices of another batch, as a `DataLoader` does."""
     with closing(batches):
         for batch in batches:
             workers.send(islice(indices, 1))

@@ -1,4 +1,4 @@
-"""Splits the transforms of a dataset at the first random one: those before it need to be applied only once."""
+"""Splits the transforms of a dataset at the first random one, and detects changes of transforms."""
 
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,16 +21,17 @@ from vitmnist.store.tree import copy_tree, tree_map
 
 Transform = Callable[..., Any]
 Inputs = Any
-"""The arguments of a transform: a tuple (an image, or for a joint transform also its target), or a dict by name."""
+"""The arguments of a transform: a tuple of an image, and of its target if the transform is joint, or a dict by name."""
 ADVICE = "leave all that follows to its attribute transform"
+"""The end of messages about a dataset that cannot be split."""
 
 
 class Call(NamedTuple):
-    """A call of a transform while a sample was decoded.
+    """A call of a transform while a sample is decoded.
 
     Args:
-        attribute: index of the attribute that holds the transform.
-        inputs: the arguments after the deterministic transforms.
+        attribute: the index of the attribute that holds the transform.
+        inputs: the results of the deterministic transforms.
     """
 
     attribute: int
@@ -38,11 +39,11 @@ class Call(NamedTuple):
 
 
 class TransformPlaceholder(NamedTuple):
-    """Stands in a decoded sample for a result of a transform.
+    """Takes the place of a result of a transform in a decoded sample.
 
     Args:
-        call: index of the call within the sample.
-        result: position or name of the result in the call.
+        call: the index of the call within the sample.
+        result: the position or name of the result in the call.
     """
 
     call: int
@@ -50,26 +51,25 @@ class TransformPlaceholder(NamedTuple):
 
 
 class DecodedSample(NamedTuple):
-    """A sample with placeholders for the results of its random transforms, and the calls that make these results."""
+    """A sample with placeholders for the results of its random transforms, and the calls that return them."""
 
     sample: object
     calls: list[Call]
 
 
 class SplitTransforms:
-    """Makes the samples of a dataset in two steps: `decode` applies deterministic transforms, `transform` the others.
+    """Reads the samples of a dataset in two steps: `decode` applies deterministic transforms, `transform` the others.
 
-    The transforms are the attributes `transform` and `transforms` of the dataset, or if it has none, of the datasets in
-    its attributes, as in a `Subset` or `ConcatDataset`. They are split at the first random one. A target's
-    transform belongs to the first step.
+    The transforms are those of `transform_attributes`, split at the first random one. The transform of a target belongs
+    to the first step.
 
     Args:
-        probes: indices of samples on which the transforms are tried.
+        probes: the indices of the samples on which the transforms are tried.
 
     Attributes:
-        probed: the decoded samples of `probes`.
-        deterministic: transforms of the first step, for each attribute.
-        random: transforms of the second step, for each attribute.
+        probed: the decoded samples with the indices `probes`.
+        deterministic: the transforms of the first step, for each attribute.
+        random: the transforms of the second step, for each attribute.
 
     Raises:
         DataError: a sample cannot be split.
@@ -89,12 +89,12 @@ class SplitTransforms:
                 self._split(attribute)
 
     def _split(self, attribute: int) -> None:
-        """Move the transforms before the first random one to `deterministic`, and apply them to the probed samples."""
+        """Move the transforms before the first random one to `deterministic`, and apply them to the probes."""
         all_inputs = [call.inputs for _, calls in self.probed for call in calls if call.attribute == attribute]
         if not all_inputs:
             return
         if isinstance(all_inputs[0], dict):
-            # A Compose that is called by name converts arguments and results, so it is not divided.
+            # A Compose converts arguments with names and the results, so it is not divided.
             owner, name = self._attributes[attribute]
             self.random[attribute] = [vars(owner)[name]]
         random, deterministic = self.random[attribute], self.deterministic[attribute]
@@ -106,23 +106,23 @@ class SplitTransforms:
             calls[:] = [Call(attribute, next(transformed)) if call.attribute == attribute else call for call in calls]
 
     def decode(self, index: int) -> DecodedSample:
-        """The sample after the first step."""
+        """Read a sample with the first step only."""
         self._calls.clear()
         try:
             with replaced_transforms(self._attributes, self._recorders):
                 sample = self._dataset[index]
         except Exception as error:
-            self._dataset[index]  # If this raises an error too, that one says more.
+            self._dataset[index]  # If the dataset raises an error itself, that error says more.
             raise DataError(
                 f"its dataset uses its transform, or what that returns ({describe_error(error)}); {ADVICE}"
             ) from error
         return DecodedSample(sample, list(self._calls))
 
     def transform(self, decoded: DecodedSample, random: Sequence[Sequence[Transform]] | None = None) -> Any:
-        """The sample after the second step.
+        """Apply the second step to a decoded sample.
 
         Args:
-            random: other transforms for the second step.
+            random: transforms in place of those of the second step.
         """
         transforms = self.random if random is None else random
         results = [apply_transforms(transforms[call.attribute], call.inputs) for call in decoded.calls]
@@ -133,14 +133,14 @@ class SplitTransforms:
         return tree_map(result_of, decoded.sample, leaf_type=TransformPlaceholder)
 
     def _record(self, attribute: int, *inputs: object, **named: object) -> object:
-        """Apply the deterministic transforms, note the call, and return placeholders for its results."""
+        """Apply the deterministic transforms, record the call, and return placeholders for its results."""
         if inputs and named:
             raise TypeError("its transform gets arguments with and without names")
         call = len(self._calls)
         decoded = apply_transforms(self.deterministic[attribute], named or inputs)
         for value in decoded.values() if isinstance(decoded, dict) else decoded:
             if isinstance(value, Image.Image):
-                value.load()  # The dataset may close its file afterwards.
+                value.load()  # The dataset can close the file afterwards.
         self._calls.append(Call(attribute, decoded))
         if named:
             return {name: TransformPlaceholder(call, name) for name in named}
@@ -149,11 +149,15 @@ class SplitTransforms:
 
 
 def transform_attributes(dataset: object) -> Iterator[tuple[Any, str]]:
-    """The objects that hold the transforms of a dataset, and the names of their attributes."""
+    """Yield the objects that hold the transforms of a dataset, each with the name of the attribute.
+
+    The attributes are `transform` and `transforms` of the dataset. If it has neither, they are those of the datasets in
+    its attributes, as in a `Subset` or `ConcatDataset`.
+    """
     attributes = getattr(dataset, "__dict__", {})
     joint = attributes.get("transforms")
     candidates = [(dataset, "transform"), (dataset, "transforms")]
-    if hasattr(joint, "target_transform"):  # torchvision keeps a transform of the image and one of the target in it.
+    if hasattr(joint, "target_transform"):  # torchvision's pair of a transform of the image and one of the target.
         candidates[1] = joint, "transform"
     holders = [(owner, name) for owner, name in candidates if callable(getattr(owner, "__dict__", {}).get(name))]
     if holders:
@@ -179,13 +183,13 @@ def replaced_transforms(attributes: Sequence[tuple[Any, str]], transforms: Itera
 
 
 def dataset_transforms(dataset: object) -> list[Transform]:
-    """All transforms of a dataset; a `Compose` is taken apart."""
+    """All transforms of a dataset, without the `Compose` around them."""
     holders = transform_attributes(dataset)
     return [transform for owner, name in holders for transform in single_transforms(vars(owner)[name])]
 
 
 def single_transforms(transform: Transform) -> list[Transform]:
-    """The transforms of a `Compose` or `nn.Sequential`, nested ones too, in order."""
+    """The transforms in a `Compose` or `nn.Sequential`, which can be nested, in order."""
     if isinstance(transform, nn.Sequential):
         parts = list(transform)
     elif type(transform).__name__ == "Compose" and isinstance(getattr(transform, "transforms", None), list | tuple):
@@ -196,7 +200,7 @@ def single_transforms(transform: Transform) -> list[Transform]:
 
 
 def apply_transforms(transforms: Sequence[Transform], inputs: Inputs) -> Inputs:
-    """Apply transforms one after another; the result of each has the form of `inputs`."""
+    """Apply transforms one after another; returns the results in the form of `inputs`."""
     for transform in transforms:
         if isinstance(inputs, dict):
             inputs = transform(**inputs)
@@ -210,7 +214,7 @@ def apply_transforms(transforms: Sequence[Transform], inputs: Inputs) -> Inputs:
 
 def is_random(transform: Transform, inputs: Inputs) -> bool:
     """Whether a transform uses a random generator, or returns two results for the same inputs."""
-    trial = deepcopy(transform)  # The transform may have state.
+    trial = deepcopy(transform)  # The call can change the state of a transform.
     with preserved_random_state(trial):
         _, reason = detect_randomness(lambda: apply_transforms([trial], copy_tree(inputs)), trial, always_repeat=True)
     return reason is not None
@@ -233,7 +237,7 @@ class TransformGuard:
         self._ignored: set[tuple[int, str]] = set()
 
     def __getstate__(self) -> dict[str, Any]:
-        # The pickle of a tensor contains its address, which differs in a copy.
+        # The digests of a copy would differ, because the pickle of a tensor contains its address.
         return vars(self) | {"_deterministic": [], "_digests": {}}
 
     def ignore_changes(self) -> None:
@@ -266,11 +270,11 @@ class TransformGuard:
             owner = transform.__self__ if isinstance(transform, MethodType) else transform
             attributes = getattr(owner, "__dict__", None) or {"": owner}
             for name, value in attributes.items():
-                with suppress(Exception):  # Any method of an object may fail.
+                with suppress(Exception):  # Any method of an object can fail.
                     digests[index, name] = blake2b(pickle.dumps(value)).digest()
         return digests
 
 
 def transform_name(transform: object) -> str:
-    """What a message calls a transform."""
+    """The name of a transform in messages."""
     return getattr(transform, "__name__", type(transform).__name__)
