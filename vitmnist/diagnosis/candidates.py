@@ -28,7 +28,7 @@ from vitmnist.replacement.split_transforms import (
 )
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.memory import Memory, check_fits
-from vitmnist.timing.benchmark import Benchmark, Candidate, rows_of
+from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, rows_of
 from vitmnist.timing.table import Row
 
 BASELINE = "as it is"
@@ -45,7 +45,7 @@ WORKER_TIMEOUT_S = 30.0
 """The seconds after which workers without a batch count as failed."""
 
 
-def add_alternatives(benchmark: Benchmark, loader: DataLoader[object], baseline: Candidate) -> dict[str, float]:
+def add_alternatives(benchmark: Benchmark, loader: DataLoader[object], baseline: LoaderCandidate) -> dict[str, float]:
     """Add other numbers of workers if the step waits, and `from_dataloader`; returns the result of `time_parts`."""
     parts = time_parts(loader)
     block = baseline.warm_up
@@ -57,26 +57,26 @@ def add_alternatives(benchmark: Benchmark, loader: DataLoader[object], baseline:
             benchmark.add(f"num_workers={workers}", partial(_with_workers, loader, baseline, workers))
     if not isinstance(loader.dataset, DecodedDataset):
         sample_s = sum(parts.values())
-        exact = benchmark.add("from_dataloader", partial(decode, loader, baseline, "exact", sample_s))
+        exact = benchmark.add("from_dataloader", partial(replacement_candidate, loader, baseline, "exact", sample_s))
         if isinstance(getattr(exact.loader, "dataset", None), TransformedDataset):
             name = 'from_dataloader, transforms="tensor"'
-            benchmark.add(name, partial(decode, loader, baseline, "tensor", sample_s))
+            benchmark.add(name, partial(replacement_candidate, loader, baseline, "tensor", sample_s))
     return parts
 
 
-def _with_workers(loader: DataLoader[object], baseline: Candidate, workers: int) -> Candidate:
+def _with_workers(loader: DataLoader[object], baseline: LoaderCandidate, workers: int) -> LoaderCandidate:
     context = loader.multiprocessing_context or torch.multiprocessing
     if workers and isinstance(loader.dataset, IterableDataset):
         raise ConfigError("not tried: each worker may deliver all samples of an IterableDataset")
     if workers and not loader.num_workers and context.get_start_method() != "fork":
         raise ConfigError("not tried: workers are not forked, and would import the script again")
     changed = _with_timeout(rebuild(loader, num_workers=workers))
-    return Candidate(changed, baseline.device, baseline.step, change=f"DataLoader(…, num_workers={workers})")
+    return LoaderCandidate(changed, baseline.device, baseline.step, change=f"DataLoader(…, num_workers={workers})")
 
 
-def decode(
-    loader: DataLoader[object], baseline: Candidate, transforms: Literal["exact", "tensor"], sample_s: float
-) -> Candidate:
+def replacement_candidate(
+    loader: DataLoader[object], baseline: LoaderCandidate, transforms: Literal["exact", "tensor"], sample_s: float
+) -> LoaderCandidate:
     """Build a `from_dataloader` replacement of as many samples as time allows, with the set-up time of all samples."""
     check_replaceable(loader)
     size = len(loader.dataset)  # type: ignore[arg-type]
@@ -93,7 +93,7 @@ def decode(
     set_up_s = (time.perf_counter() - start) * size / count
     check_fits("ram", Memory(getattr(replaced.dataset, "sample_nbytes", 0) * size), torch.device("cpu"))
     change = "loader = vitmnist.from_dataloader(loader)" if transforms == "exact" else None
-    return Candidate(_with_timeout(replaced), baseline.device, baseline.step, set_up_s=set_up_s, change=change)
+    return LoaderCandidate(_with_timeout(replaced), baseline.device, baseline.step, set_up_s=set_up_s, change=change)
 
 
 def _with_timeout(loader: DataLoader[object]) -> DataLoader[object]:
@@ -180,7 +180,7 @@ def try_loaders(loop: Loop) -> tuple[list[Row], dict[str, float]]:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # For example, torch warns about more workers than cores.
         benchmark = Benchmark(stack)
-        baseline = benchmark.add(BASELINE, lambda: Candidate(_with_timeout(rebuild(loader)), step=step))
+        baseline = benchmark.add(BASELINE, lambda: LoaderCandidate(_with_timeout(rebuild(loader)), step=step))
         parts = add_alternatives(benchmark, loader, baseline)
         benchmark.run(TIMED_BATCHES, TIMED_S)
         return rows_of(benchmark.candidates, loop.epoch_length), parts

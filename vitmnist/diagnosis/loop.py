@@ -56,7 +56,7 @@ def _line_of_script() -> str:
 
 
 @dataclass
-class Pass:
+class LoaderPass:
     """The use of one iterator, from `iter()` to the end of the last `next()`; times are those of `perf_counter`.
 
     Args:
@@ -88,18 +88,18 @@ class Loop:
         plain_copy: a plain `DataLoader` with the settings of the last loader; None if it cannot be built.
         steps_s: the seconds between consecutive calls of `next()`.
         steps_cpu_s: the processor time of all steps.
-        unmeasured: the reason why the share of waiting is unknown.
+        unmeasured_reason: the reason why the share of waiting is unknown.
     """
 
     info: LoaderInfo
     loader_ref: Callable[[], object] = object
     plain_copy: DataLoader[object] | None = None
-    passes: list[Pass] = field(default_factory=list)
+    passes: list[LoaderPass] = field(default_factory=list)
     batches: int = 0
     waiting_s: float = 0.0
     steps_s: list[float] = field(default_factory=list)
     steps_cpu_s: float = 0.0
-    unmeasured: str | None = None
+    unmeasured_reason: str | None = None
 
     @property
     def step_s(self) -> float:
@@ -125,10 +125,10 @@ class Loop:
             self.plain_copy = rebuild(loader)
 
     def mark_if_collecting(self) -> None:
-        """Set `unmeasured` if the script keeps the batches and does not work between requests for them."""
+        """Set `unmeasured_reason` if the script keeps the batches and does not work between requests for them."""
         is_kept = any(pass_.batches > 1 and pass_.first_batch_ref() is not None for pass_ in self.passes)
         if is_kept and self.step_s < COLLECTING_S:
-            self.unmeasured = self.unmeasured or COLLECTS
+            self.unmeasured_reason = self.unmeasured_reason or COLLECTS
 
     def reset(self, now: float) -> None:
         """Discard all measurements; open passes start now."""

@@ -21,7 +21,7 @@ from vitmnist.errors import DataError
 from vitmnist.replacement.original import rebuild
 from vitmnist.runtime.device import backend_of
 from vitmnist.store.tree import map_tensors
-from vitmnist.timing.benchmark import Benchmark, Candidate, Step, as_one_argument_step, rows_of
+from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, as_one_argument_step, rows_of
 from vitmnist.timing.table import Bottleneck, Row, Spread, format_bottleneck, format_ms, format_rows
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Diagnosis:
 
 def diagnose(
     loader: Iterable[object] | Loader,
-    step: Step,
+    step: StepFunction,
     *,
     batches: int = 50,
     seconds: float = 60.0,
@@ -130,21 +130,21 @@ def diagnose(
 
 
 def _add_candidates(
-    benchmark: Benchmark, loader: Iterable[object] | Loader, step: Step, device: torch.device
-) -> tuple[Candidate, Candidate, Candidate]:
+    benchmark: Benchmark, loader: Iterable[object] | Loader, step: StepFunction, device: torch.device
+) -> tuple[LoaderCandidate, LoaderCandidate, LoaderCandidate]:
     """Add loading alone, the step alone, both together, and the alternatives; returns the first three."""
     if isinstance(loader, Iterator):
         raise DataError("the loader is an iterator, which cannot begin again; give a DataLoader or a list")
     plain = None
     if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
         loader = plain = rebuild(loader)  # The persistent workers of the original belong to the training loop.
-    loading = Candidate(loader, device, is_required=True)
+    loading = LoaderCandidate(loader, device, is_required=True)
     first_batch = next(iter(loading.batches(0)), None)
     if first_batch is None:
         raise DataError("the loader has no batches")
     resident_batch = map_tensors(backend_of(device).to_device, first_batch)
-    step_alone = Candidate(repeat(resident_batch), device, step, is_required=True)
-    together = Candidate(loader, device, step, is_required=True, name=BASELINE)
+    step_alone = LoaderCandidate(repeat(resident_batch), device, step, is_required=True)
+    together = LoaderCandidate(loader, device, step, is_required=True, name=BASELINE)
     for candidate in (loading, step_alone, together):
         benchmark.candidates.append(candidate)
         candidate.time_block()

@@ -15,7 +15,7 @@ from threading import current_thread, get_ident, main_thread
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Any
 
-from vitmnist.diagnosis.loop import OTHER_THREAD, LoaderInfo, Loop, Pass
+from vitmnist.diagnosis.loop import OTHER_THREAD, LoaderInfo, Loop, LoaderPass
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -35,7 +35,7 @@ class Observer:
         self.loops: list[Loop] = []
         self.end_time: float | None = None
         self.is_stopped = False
-        self.is_warm = not warm_up
+        self.warm_up_done = not warm_up
         self.process_id = os.getpid()
         # The threads that are within a call of a loader
         self._threads_inside: set[int] = set()
@@ -50,7 +50,7 @@ class Observer:
         return self.end_time is None and not is_inside and os.getpid() == self.process_id
 
     @contextmanager
-    def waiting(self, loop: Loop, pass_: Pass) -> Iterator[None]:
+    def waiting(self, loop: Loop, pass_: LoaderPass) -> Iterator[None]:
         """Add the duration of the block to the waiting of a loop."""
         thread = get_ident()
         self._threads_inside.add(thread)
@@ -63,16 +63,16 @@ class Observer:
                 pass_.last_return, pass_.next_start = perf_counter(), None
                 loop.waiting_s += pass_.last_return - start
                 if current_thread() is not main_thread():
-                    loop.unmeasured = OTHER_THREAD
+                    loop.unmeasured_reason = OTHER_THREAD
 
     def check_limits(self) -> None:
         """End the warm-up or the observation when enough batches have been delivered; `stop` raises `SystemExit`."""
         batches = max((loop.batches for loop in self.loops), default=0)
-        if not self.is_warm and batches >= self.warm_up:
-            self.is_warm = True
+        if not self.warm_up_done and batches >= self.warm_up:
+            self.warm_up_done = True
             for loop in self.loops:
                 loop.reset(perf_counter())
-        elif self.is_warm and self.steps is not None and batches >= self.steps:
+        elif self.warm_up_done and self.steps is not None and batches >= self.steps:
             self.end()
             if self.stop and current_thread() is main_thread():
                 self.is_stopped = True
@@ -123,7 +123,7 @@ class Observer:
         now = perf_counter()
         for earlier in (other.passes[-1] for other in self.loops if other.passes):
             earlier.next_start = earlier.next_start or now
-        pass_ = Pass(now, now)
+        pass_ = LoaderPass(now, now)
         loop.passes.append(pass_)
         with self.waiting(loop, pass_):
             iterator = original_iter(loader)
@@ -148,7 +148,7 @@ class Observer:
 class ObservedIterator:
     """Times the calls of `next()` on an iterator; has its length and attributes."""
 
-    def __init__(self, observer: Observer, loop: Loop, pass_: Pass, iterator: Iterator[object]) -> None:
+    def __init__(self, observer: Observer, loop: Loop, pass_: LoaderPass, iterator: Iterator[object]) -> None:
         self._observer, self._loop, self._pass, self._iterator = observer, loop, pass_, iterator
         self._step_start: float | None = None
         self._step_cpu_start = 0.0

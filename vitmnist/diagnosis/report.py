@@ -32,7 +32,7 @@ class LoopReport:
     Args:
         seconds: the duration of all passes; overlapping passes count once.
         step_s: the median time between two requests for batches.
-        unmeasured: the reason why the share of waiting is unknown.
+        unmeasured_reason: the reason why the share of waiting is unknown.
         parts: the seconds per sample of reading, of each transform, and of collating.
         rows: the loader in use and others, timed with an imitated step after the script.
         change: the recommended change of the script.
@@ -45,7 +45,7 @@ class LoopReport:
     waiting_s: float
     waiting_pct: float | None
     step_s: float
-    unmeasured: str | None
+    unmeasured_reason: str | None
     parts: dict[str, float] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     change: str | None = None
@@ -54,8 +54,8 @@ class LoopReport:
     def of(cls, loop: Loop, end_time: float) -> LoopReport:
         seconds = sum(end - start for start, end in merged_passes([loop], end_time))
         passes = sum(pass_.batches > 0 for pass_ in loop.passes)
-        pct = None if loop.unmeasured else 100 * loop.waiting_s / seconds
-        return cls(loop.info, passes, loop.batches, seconds, loop.waiting_s, pct, loop.step_s, loop.unmeasured)
+        pct = None if loop.unmeasured_reason else 100 * loop.waiting_s / seconds
+        return cls(loop.info, passes, loop.batches, seconds, loop.waiting_s, pct, loop.step_s, loop.unmeasured_reason)
 
     def try_loaders(self, loop: Loop, is_stopped: bool) -> None:
         """Time other loaders with an imitated step.
@@ -101,13 +101,13 @@ class Report:
 def describe_script(observer: Observer, exit_code: int) -> Report:
     """Summarise the observations of a script, and time other loaders in place of those that it waits for."""
     end_time = observer.end_time or inf
-    loops = [loop for loop in observer.loops if loop.batches and observer.is_warm]
-    measured_loops = [loop for loop in loops if not loop.unmeasured]
+    loops = [loop for loop in observer.loops if loop.batches and observer.warm_up_done]
+    measured_loops = [loop for loop in loops if not loop.unmeasured_reason]
     steps = max((loop.batches for loop in loops), default=0)
     seconds = sum(end - start for start, end in merged_passes(measured_loops, end_time))
     waiting_s = sum(loop.waiting_s for loop in measured_loops)
     waiting_pct, bottleneck = None, None
-    if seconds and all(loop.unmeasured != OTHER_THREAD for loop in loops):
+    if seconds and all(loop.unmeasured_reason != OTHER_THREAD for loop in loops):
         waiting_pct = 100 * waiting_s / seconds
         bottleneck = Bottleneck.of(waiting_pct, steps)
     reports = [LoopReport.of(loop, end_time) for loop in loops]
@@ -168,8 +168,8 @@ def _format_loop(index: int, loop: LoopReport) -> list[str]:
     size = f"batch size {loader.batch_size or 'unknown'}, num_workers={loader.num_workers}"
     samples = "" if loader.samples is None else f" {loader.samples:,} samples,"
     waiting = f"waiting {loop.waiting_pct or 0.0:.0f}% of {format_s(loop.seconds)}, a step {format_ms(loop.step_s)}"
-    if loop.unmeasured:
-        waiting = f"{loop.unmeasured}; {format_s(loop.waiting_s)} for them"
+    if loop.unmeasured_reason:
+        waiting = f"{loop.unmeasured_reason}; {format_s(loop.waiting_s)} for them"
     passes = "1 pass" if loop.passes == 1 else f"{loop.passes} passes"
     lines = [
         f"loader {index}: {loader.dataset},{samples} {size} ({loader.where})",

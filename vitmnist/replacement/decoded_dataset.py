@@ -21,23 +21,23 @@ from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.store.read_once import MapStyleDataset, WrappedDataset, read_once, reading_workers
 from vitmnist.store.rows import Location, Storage, gather_rows, store_rows
-from vitmnist.store.samples import Samples, encode_samples, samples_in_file, samples_in_memory
-from vitmnist.store.tree import Structure, flatten, unflatten
+from vitmnist.store.samples import EncodedSamples, encode_samples, samples_in_file, samples_in_memory
+from vitmnist.store.tree import Structure, flatten_tree, unflatten_tree
 
 Chunk = TypeVar("Chunk")
 
 
 @dataclass(frozen=True)
-class BatchRows:
+class RowTensors:
     """The tensors of a batch, each with one row per sample, and the structure of the batch."""
 
     tensors: tuple[Tensor, ...]
     structure: Structure
 
     @classmethod
-    def from_batch(cls, batch: object, size: int) -> BatchRows:
+    def from_batch(cls, batch: object, size: int) -> RowTensors:
         """Flatten a batch of `size` samples; raises `NoRowsError` unless it has only tensors with `size` rows."""
-        leaves, structure = flatten(batch)
+        leaves, structure = flatten_tree(batch)
         if not leaves:
             raise NoRowsError("the batch has no tensor")
         for path, leaf in zip(structure.paths(), leaves, strict=True):
@@ -74,7 +74,7 @@ class BatchRows:
         backend = backend_of(self.tensors[0].device)
         if backend.is_async:  # A copy from pageable memory would wait for all work of the device.
             rows = backend.to_device(backend.empty_pinned(rows.shape, rows.dtype).copy_(rows))
-        return unflatten(gather_rows(self.tensors, rows), self.structure)
+        return unflatten_tree(gather_rows(self.tensors, rows), self.structure)
 
 
 class DecodedDataset(WrappedDataset):
@@ -107,7 +107,7 @@ class DecodedDataset(WrappedDataset):
             super().__setattr__(name, value)
 
 
-class FetchedBatch:
+class DeferredBatch:
     """A batch that is made by `Collator`; a decoded dataset returns it in place of a list of samples.
 
     Args:
@@ -128,26 +128,26 @@ class Collator:
     """The collate function of a replacement.
 
     Args:
-        collate: the original's collate function. It gets the samples of datasets that return no `FetchedBatch`, such
+        collate: the original's collate function. It gets the samples of datasets that return no `DeferredBatch`, such
             as a `ConcatDataset` of decoded datasets.
     """
 
     def __init__(self, collate: Callable[[list[Any]], object]) -> None:
         self.collate = collate
 
-    def __call__(self, samples: FetchedBatch | list[Any]) -> object:
-        return samples.make() if isinstance(samples, FetchedBatch) else self.collate(samples)
+    def __call__(self, samples: DeferredBatch | list[Any]) -> object:
+        return samples.make() if isinstance(samples, DeferredBatch) else self.collate(samples)
 
 
-class GatheredDataset(DecodedDataset):
+class RowDataset(DecodedDataset):
     """A decoded dataset that gathers each batch from rows of tensors."""
 
-    def __init__(self, original: MapStyleDataset, guard: TransformGuard, rows: BatchRows) -> None:
+    def __init__(self, original: MapStyleDataset, guard: TransformGuard, rows: RowTensors) -> None:
         self._rows = rows
         super().__init__(original, guard, rows.sample_nbytes)
 
-    def __getitems__(self, indices: Sequence[int]) -> FetchedBatch:
-        return FetchedBatch(partial(self._rows.gather, indices))
+    def __getitems__(self, indices: Sequence[int]) -> DeferredBatch:
+        return DeferredBatch(partial(self._rows.gather, indices))
 
 
 class TransformedDataset(DecodedDataset):
@@ -158,7 +158,7 @@ class TransformedDataset(DecodedDataset):
     """
 
     def __init__(
-        self, original: MapStyleDataset, guard: TransformGuard, samples: Samples, transform: Callable[[Any], object]
+        self, original: MapStyleDataset, guard: TransformGuard, samples: EncodedSamples, transform: Callable[[Any], object]
     ) -> None:
         self._samples, self._transform = samples, transform
         super().__init__(original, guard, samples.nbytes / len(samples))
@@ -166,7 +166,7 @@ class TransformedDataset(DecodedDataset):
     def __getitem__(self, index: int) -> object:
         return self._transform(self._samples[index])
 
-    def __getitems__(self, indices: Sequence[int]) -> FetchedBatch | list[object]:
+    def __getitems__(self, indices: Sequence[int]) -> DeferredBatch | list[object]:
         return [fetch_sample(self.__getitem__, index) for index in indices]
 
 
@@ -196,7 +196,7 @@ class EagerDataLoader(DecodedDataLoader):
         return chain([*islice(batches, 1)], batches)
 
 
-def decode_rows(dataloader: DataLoader[Any], example: BatchRows, location: Location) -> BatchRows:
+def decode_rows(dataloader: DataLoader[Any], example: RowTensors, location: Location) -> RowTensors:
     """Decode all samples of a dataset into rows of tensors.
 
     Args:
@@ -204,7 +204,7 @@ def decode_rows(dataloader: DataLoader[Any], example: BatchRows, location: Locat
 
     Raises:
         DataError: a sample cannot be read.
-        DoesNotFitError: memory or disk is too small.
+        OutOfSpaceError: memory or disk is too small.
         NoRowsError: a batch has other tensors than `example`.
     """
     dataset: Any = dataloader.dataset
@@ -217,12 +217,12 @@ def decode_rows(dataloader: DataLoader[Any], example: BatchRows, location: Locat
         check_fits(location.storage.value, Memory(needed, needed if is_cuda else 0), location.device)
     contents = location.fingerprint and f"{location.fingerprint}, {size} samples, {example.signature}"
     files = [str(index) for index in range(len(example.tensors))]
-    return BatchRows(store_rows(chunks, size, replace(location, fingerprint=contents), files), example.structure)
+    return RowTensors(store_rows(chunks, size, replace(location, fingerprint=contents), files), example.structure)
 
 
 def decode_samples(
     dataloader: DataLoader[Any], decode: Callable[[int], object], examples: Sequence[object], location: Location
-) -> Samples:
+) -> EncodedSamples:
     """Decode all samples of a dataset into objects of any structure.
 
     Args:
@@ -231,10 +231,10 @@ def decode_samples(
 
     Raises:
         DataError: a sample cannot be read or kept; the message names it.
-        DoesNotFitError: memory or disk is too small.
+        OutOfSpaceError: memory or disk is too small.
     """
     size = len(dataloader.dataset)  # type: ignore[arg-type]
-    structure = flatten(examples[0])[1] if location.storage is Storage.FILE else None
+    structure = flatten_tree(examples[0])[1] if location.storage is Storage.FILE else None
     sample_nbytes = len(encode_samples(examples, structure).blocks[0]) / len(examples)
     chunks = partial(_read_all, dataloader, partial(_read_samples, decode, structure), sample_nbytes)
     if structure:
@@ -252,18 +252,18 @@ def _read_all(dataloader: DataLoader[Any], read: Callable[[range], Chunk], sampl
 
 
 def _read_rows(
-    dataset: Any, collate: Callable[[list[Any]], object], example: BatchRows, indices: range
+    dataset: Any, collate: Callable[[list[Any]], object], example: RowTensors, indices: range
 ) -> tuple[Tensor, ...]:
     """Decode some samples into rows; raises `RandomSampleError` if one is random."""
     with refuse_random_samples(dataset.__getitem__, indices, dataset):
-        rows = BatchRows.from_batch(fetch_batch(dataset, collate, indices), len(indices))
+        rows = RowTensors.from_batch(fetch_batch(dataset, collate, indices), len(indices))
     if (rows.structure, rows.signature) != (example.structure, example.signature):
         contents, other_contents = ", ".join(example.signature), ", ".join(rows.signature)
         raise NoRowsError(f"one batch has {other_contents} per sample, and another {contents}")
     return rows.tensors
 
 
-def _read_samples(decode: Callable[[int], object], structure: Structure | None, indices: range) -> Samples:
+def _read_samples(decode: Callable[[int], object], structure: Structure | None, indices: range) -> EncodedSamples:
     """Decode some samples into bytes; raises `RandomSampleError` if one is random."""
     with refuse_random_samples(decode, indices, decode):
         return encode_samples((fetch_sample(decode, index) for index in indices), structure)

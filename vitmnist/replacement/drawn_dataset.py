@@ -14,8 +14,8 @@ from torch.utils.data import default_collate, get_worker_info
 
 from vitmnist.data.randomness import preserved_random_state, seed_generators
 from vitmnist.data.sources import collate_with
-from vitmnist.errors import DataError, error_context
-from vitmnist.replacement.decoded_dataset import DecodedDataLoader, DecodedDataset, FetchedBatch
+from vitmnist.errors import DataError, name_failure
+from vitmnist.replacement.decoded_dataset import DecodedDataLoader, DecodedDataset, DeferredBatch
 from vitmnist.replacement.split_transforms import SplitTransforms, Transform, TransformGuard, TransformPlaceholder
 from vitmnist.replacement.tensor_transforms import (
     Shape,
@@ -26,8 +26,8 @@ from vitmnist.replacement.tensor_transforms import (
 )
 from vitmnist.runtime.ordered_map import map_slices, ordered_map
 from vitmnist.store.read_once import MapStyleDataset
-from vitmnist.store.samples import Samples
-from vitmnist.store.tree import flatten, map_tensors
+from vitmnist.store.samples import EncodedSamples
+from vitmnist.store.tree import flatten_tree, map_tensors
 
 TOLERANCE = 8
 """The largest accepted difference from PIL's pixels, in steps of 1/255. Resizing rounds by up to 5."""
@@ -45,7 +45,7 @@ class DrawnImage(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DrawnSample:
+class PendingSample:
     """A sample with drawn parameters; `decoded` has placeholders for the images."""
 
     index: int
@@ -62,26 +62,26 @@ class DrawnDataset(DecodedDataset):
     """
 
     def __init__(
-        self, original: MapStyleDataset, guard: TransformGuard, samples: Samples, random: Sequence[Sequence[Transform]]
+        self, original: MapStyleDataset, guard: TransformGuard, samples: EncodedSamples, random: Sequence[Sequence[Transform]]
     ) -> None:
         self._samples, self._random = samples, random
         super().__init__(original, guard, samples.nbytes / len(samples))
 
-    def __getitems__(self, indices: Sequence[int]) -> FetchedBatch:
+    def __getitems__(self, indices: Sequence[int]) -> DeferredBatch:
         samples = draw_samples(self._samples, self._random, indices)
         # Memory is allocated in the consumer's thread, because glibc returns the memory of threads that end.
-        return FetchedBatch(partial(finish_batch, samples, empty_batches(samples)))
+        return DeferredBatch(partial(finish_batch, samples, empty_batches(samples)))
 
 
-def draw_samples(samples: Samples, random: Sequence[Sequence[Transform]], indices: Sequence[int]) -> list[DrawnSample]:
+def draw_samples(samples: EncodedSamples, random: Sequence[Sequence[Transform]], indices: Sequence[int]) -> list[PendingSample]:
     """Draw the parameters of the random transforms of some samples from torch's global generator."""
     pipelines = list(map(tensor_pipeline, random))
     drawn = []
     for index in indices:
-        with error_context(f"sample {index}"):
+        with name_failure(f"sample {index}"):
             decoded, calls = samples.load(index, as_views=True)
             images = [_draw_image(inputs, pipelines[attribute]) for attribute, inputs in calls]
-            drawn.append(DrawnSample(index, decoded, images))
+            drawn.append(PendingSample(index, decoded, images))
     return drawn
 
 
@@ -92,7 +92,7 @@ def _draw_image(inputs: Any, pipeline: TensorPipeline) -> DrawnImage:
     return DrawnImage(image, *draw_parameters(pipeline.transforms, tuple(image.shape)), pipeline)
 
 
-def empty_batches(samples: Sequence[DrawnSample]) -> list[Tensor]:
+def empty_batches(samples: Sequence[PendingSample]) -> list[Tensor]:
     """Allocate a batch `[B, C, H, W]` for each call of a transform in a sample."""
     return [
         torch.empty((len(samples), *drawn.shape), dtype=torch.float32 if drawn.pipeline.to_float else drawn.image.dtype)
@@ -100,7 +100,7 @@ def empty_batches(samples: Sequence[DrawnSample]) -> list[Tensor]:
     ]
 
 
-def finish_batch(samples: Sequence[DrawnSample], batches: Sequence[Tensor]) -> object:
+def finish_batch(samples: Sequence[PendingSample], batches: Sequence[Tensor]) -> object:
     """Apply the drawn transforms in threads, and collate the samples as torch's `default_collate` does.
 
     Args:
@@ -119,9 +119,9 @@ def _batch_of_call(
     return batches[call]
 
 
-def _finish_images(samples: Sequence[DrawnSample], batches: Sequence[Tensor], positions: slice) -> None:
+def _finish_images(samples: Sequence[PendingSample], batches: Sequence[Tensor], positions: slice) -> None:
     for position in range(*positions.indices(len(samples))):
-        with error_context(f"sample {samples[position].index}"):
+        with name_failure(f"sample {samples[position].index}"):
             for batch, drawn in zip(batches, samples[position].images, strict=True):
                 _finish_image(drawn, batch[position])
 
@@ -141,7 +141,7 @@ def _finish_image(drawn: DrawnImage, row: Tensor) -> None:
         row.sub_(mean.to(row.dtype)).div_(std.to(row.dtype))
 
 
-def check_rounding(split: SplitTransforms, images: Samples, tensors: Samples) -> None:
+def check_rounding(split: SplitTransforms, images: EncodedSamples, tensors: EncodedSamples) -> None:
     """Raise `DataError` unless random transforms of PIL images and of tensors differ only by rounding.
 
     The probes of `split` are compared before normalisation.
@@ -158,8 +158,8 @@ def check_rounding(split: SplitTransforms, images: Samples, tensors: Samples) ->
         drawn = [draw_samples(tensors, random, [index]) for index in split.probes]
     all_actual = [finish_batch(samples, empty_batches(samples)) for samples in drawn]
     for index, expected, actual in zip(split.probes, all_expected, all_actual, strict=True):
-        with error_context(f"sample {index}"):
-            for leaf, expected_leaf in zip(flatten(actual)[0], flatten(expected)[0], strict=True):
+        with name_failure(f"sample {index}"):
+            for leaf, expected_leaf in zip(flatten_tree(actual)[0], flatten_tree(expected)[0], strict=True):
                 if isinstance(leaf, Tensor):
                     _check_close(leaf, expected_leaf)
 
@@ -198,7 +198,7 @@ class SimulatedWorkers:
         """Send the indices of more batches, each to the next worker."""
         self._sent.extend(zip(batches, self._turns, strict=False))
 
-    def draw(self, dataset: DrawnDataset) -> Iterator[FetchedBatch]:
+    def draw(self, dataset: DrawnDataset) -> Iterator[DeferredBatch]:
         """Draw all batches that have been sent, in this order. An error is raised when its batch is made."""
         while self._sent:
             indices, worker = self._sent.popleft()
@@ -209,7 +209,7 @@ class SimulatedWorkers:
                 with torch.inference_mode(False):
                     batch = dataset.__getitems__(indices)
             except Exception as error:
-                batch = FetchedBatch(partial(_raise, error))
+                batch = DeferredBatch(partial(_raise, error))
             finally:
                 self._states[worker] = torch.get_rng_state()
                 torch.set_rng_state(state)
@@ -222,7 +222,7 @@ class ThreadedDataLoader(DecodedDataLoader):
     A plain `DataLoader` with the same arguments gets the same batches from workers.
     """
 
-    _persistent: tuple[SimulatedWorkers, Iterator[FetchedBatch]] | None = None
+    _persistent: tuple[SimulatedWorkers, Iterator[DeferredBatch]] | None = None
     """The workers of the previous epoch, if they persist, and the batches that they have not drawn yet."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
@@ -260,7 +260,7 @@ class ThreadedDataLoader(DecodedDataLoader):
 
 
 def _send_after_each(
-    batches: ordered_map[FetchedBatch, object], workers: SimulatedWorkers, indices: Iterator[list[int]]
+    batches: ordered_map[DeferredBatch, object], workers: SimulatedWorkers, indices: Iterator[list[int]]
 ) -> Iterator[object]:
     """Yield batches. Before each, send the indices of another batch, as a `DataLoader` does."""
     with closing(batches):

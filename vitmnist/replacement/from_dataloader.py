@@ -14,17 +14,17 @@ from vitmnist.data.randomness import (
     RandomSampleError,
     detect_randomness,
     preserved_random_state,
-    probe_indices,
+    sampled_indices,
     read_probes,
 )
 from vitmnist.errors import ConfigError, DataError, UserError, describe_error, suggest_names
 from vitmnist.replacement.decoded_dataset import (
-    BatchRows,
+    RowTensors,
     Collator,
     DecodedDataLoader,
     DecodedDataset,
     EagerDataLoader,
-    GatheredDataset,
+    RowDataset,
     TransformedDataset,
     decode_rows,
     decode_samples,
@@ -43,13 +43,13 @@ from vitmnist.replacement.original import (
 from vitmnist.replacement.split_transforms import SplitTransforms, TransformGuard, dataset_transforms
 from vitmnist.replacement.tensor_transforms import tensor_pipeline
 from vitmnist.runtime.device import choose_device
-from vitmnist.runtime.memory import DoesNotFitError, keep_freed_memory
+from vitmnist.runtime.memory import OutOfSpaceError, keep_freed_memory
 from vitmnist.store.cache_file import DEFAULT_FOLDER
 from vitmnist.store.read_once import identity
 from vitmnist.store.rows import Location, Storage
 from vitmnist.store.tree import copy_tree
 
-LOADERS = ("auto", "ram", "cache", "gpu_slice")
+STORAGE_CHOICES = ("auto", "ram", "cache", "gpu_slice")
 TRANSFORM_MODES = ("exact", "tensor")
 
 
@@ -93,10 +93,10 @@ def from_dataloader(
         ConfigError: a loader or an option is unknown or cannot be used; samples are random apart from their transforms;
             with transforms="tensor", a transform is not supported, or pixels differ by more than rounding.
         DataError: samples cannot be read or kept, or batches differ from the original's.
-        DoesNotFitError: memory or the disk of `folder` is too small.
+        OutOfSpaceError: memory or the disk of `folder` is too small.
     """
-    if loader not in LOADERS:
-        raise ConfigError(f"loader={loader}: {suggest_names(loader, LOADERS)}")
+    if loader not in STORAGE_CHOICES:
+        raise ConfigError(f"loader={loader}: {suggest_names(loader, STORAGE_CHOICES)}")
     if transforms not in TRANSFORM_MODES:
         raise ConfigError(f"transforms={transforms}: {suggest_names(transforms, TRANSFORM_MODES)}")
     if device is not None and loader != "gpu_slice":
@@ -113,7 +113,7 @@ def from_dataloader(
     try:
         try:
             return _replace(dataloader, locate(Storage.HOST), to_tensors)
-        except DoesNotFitError:
+        except OutOfSpaceError:
             return _replace(dataloader, locate(Storage.FILE), to_tensors)
     except UserError as error:
         if to_tensors:
@@ -131,7 +131,7 @@ def _replace(dataloader: DataLoader[Any], location: Location, to_tensors: bool) 
     check_replaceable(dataloader)
     dataset: Any = dataloader.dataset
     loader = location.storage.value
-    probes = probe_indices(len(dataset))
+    probes = sampled_indices(len(dataset))
     while True:
         try:
             with preserved_random_state(dataset, dataloader.collate_fn):
@@ -177,7 +177,7 @@ def _build(dataloader: DataLoader[Any], location: Location, to_tensors: bool, pr
     try:
         if reason:
             raise NoRowsError(f"the collate function is random ({reason})")
-        return _build_gathered(dataloader, location, BatchRows.from_batch(batch, len(first)))
+        return _build_gathered(dataloader, location, RowTensors.from_batch(batch, len(first)))
     except NoRowsError as error:
         _check_on_host(location, error)
         return _build_collated(dataloader, location, samples)
@@ -189,7 +189,7 @@ def _check_on_host(location: Location, reason: Exception) -> None:
         raise ConfigError(f"gpu_slice: {reason}, so batches are made on the host; use ram") from reason
 
 
-def _build_gathered(dataloader: DataLoader[Any], location: Location, example: BatchRows) -> DataLoader[Any]:
+def _build_gathered(dataloader: DataLoader[Any], location: Location, example: RowTensors) -> DataLoader[Any]:
     """Build a replacement whose batches are gathered from rows of tensors.
 
     Args:
@@ -208,7 +208,7 @@ def _build_gathered(dataloader: DataLoader[Any], location: Location, example: Ba
     replacement = rebuild(
         dataloader,
         EagerDataLoader if dataloader.num_workers and not workers else DecodedDataLoader,
-        dataset=GatheredDataset(dataset, guard, rows),
+        dataset=RowDataset(dataset, guard, rows),
         collate_fn=Collator(dataloader.collate_fn),
         num_workers=workers,
         pin_memory=dataloader.pin_memory and not on_device,

@@ -15,7 +15,7 @@ from torch.utils.data import (
 )
 
 from vitmnist.data.randomness import preserved_random_state, seed_generators
-from vitmnist.errors import ConfigError, DataError, error_context
+from vitmnist.errors import ConfigError, DataError, name_failure
 from vitmnist.store.tree import find_difference
 
 COMPARED_BATCHES = 3
@@ -81,14 +81,14 @@ def workers_for_order(dataloader: DataLoader[Any]) -> int:
 
 def fetch_sample(read: Callable[[int], Any], index: int) -> Any:
     """Call `read` with an index; an error becomes a `DataError` that names the sample."""
-    with error_context(f"sample {index}"):
+    with name_failure(f"sample {index}"):
         return read(index)
 
 
 def collate_batch(collate: Callable[[list[Any]], object], samples: list[Any], indices: Sequence[int]) -> object:
     """Collate samples; an error becomes a `NoRowsError` that names their indices."""
     try:
-        with error_context(f"the collate function, for samples {', '.join(map(str, indices[:3]))}, …"):
+        with name_failure(f"the collate function, for samples {', '.join(map(str, indices[:3]))}, …"):
             return collate(samples)
     except DataError as error:  # A batch of one can fail where no batch of the DataLoader does.
         raise NoRowsError(str(error)) from error

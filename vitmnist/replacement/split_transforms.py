@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from vitmnist.data.randomness import detect_randomness, preserved_random_state, read_probes
-from vitmnist.errors import ConfigError, DataError, describe_error, error_context
+from vitmnist.errors import ConfigError, DataError, describe_error, name_failure
 from vitmnist.replacement.original import fetch_sample
 from vitmnist.store.tree import copy_tree, tree_map
 
@@ -26,7 +26,7 @@ ADVICE = "leave all that follows to its attribute transform"
 """The end of messages about a dataset that cannot be split."""
 
 
-class Call(NamedTuple):
+class TransformCall(NamedTuple):
     """A call of a transform while a sample is decoded.
 
     Args:
@@ -54,7 +54,7 @@ class DecodedSample(NamedTuple):
     """A sample with placeholders for the results of its random transforms, and the calls that return them."""
 
     sample: object
-    calls: list[Call]
+    calls: list[TransformCall]
 
 
 class SplitTransforms:
@@ -82,9 +82,9 @@ class SplitTransforms:
         self.random = [single_transforms(vars(owner)[name]) for owner, name in self._attributes]
         self.deterministic: list[list[Transform]] = [[] for _ in self._attributes]
         self._recorders = [partial(self._record, attribute) for attribute in range(len(self._attributes))]
-        self._calls: list[Call] = []
+        self._calls: list[TransformCall] = []
         self.probed = read_probes(partial(fetch_sample, self.decode), probes, dataset)
-        with error_context(f"one of the samples {', '.join(map(str, probes))}"):
+        with name_failure(f"one of the samples {', '.join(map(str, probes))}"):
             for attribute in range(len(self._attributes)):
                 self._split(attribute)
 
@@ -103,7 +103,7 @@ class SplitTransforms:
             all_inputs = [apply_transforms(deterministic[-1:], inputs) for inputs in all_inputs]
         transformed = iter(all_inputs)
         for _, calls in self.probed:
-            calls[:] = [Call(attribute, next(transformed)) if call.attribute == attribute else call for call in calls]
+            calls[:] = [TransformCall(attribute, next(transformed)) if call.attribute == attribute else call for call in calls]
 
     def decode(self, index: int) -> DecodedSample:
         """Read a sample with the first step only."""
@@ -141,7 +141,7 @@ class SplitTransforms:
         for value in decoded.values() if isinstance(decoded, dict) else decoded:
             if isinstance(value, Image.Image):
                 value.load()  # The dataset can close the file afterwards.
-        self._calls.append(Call(attribute, decoded))
+        self._calls.append(TransformCall(attribute, decoded))
         if named:
             return {name: TransformPlaceholder(call, name) for name in named}
         outputs = tuple(TransformPlaceholder(call, result) for result in range(len(inputs)))
