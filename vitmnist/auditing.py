@@ -1,4 +1,4 @@
-"""Checks a data loader for what goes wrong silently: as a report, or as assertions in a test."""
+"""Checks a data loader for silent faults, such as repeated samples; prints a report, or raises errors in a test."""
 
 import gc
 import multiprocessing
@@ -21,9 +21,10 @@ import torch
 
 from vitmnist.data.randomness import GLOBAL_GENERATORS, preserved_random_state, seed_generators
 from vitmnist.errors import DataError, UserError, first_line
-from vitmnist.store.tree import flatten
+from vitmnist.store.tree import flatten_tree
 
-GRACE_S = 5.0  # Threads and processes have this many seconds to end; on a busy machine, most of them need one.
+GRACE_S = 5.0
+"""The seconds that threads and processes have to end. On a busy machine, most need one."""
 
 
 class ProbeBatch(NamedTuple):
@@ -55,7 +56,7 @@ class Audit(NamedTuple):
         return "\n".join(f"{status:<11}  {name}: {detail}" for name, status, detail in self.properties)
 
 
-class ProbeDataset(torch.utils.data.Dataset[tuple[int, Any]]):
+class AuditDataset(torch.utils.data.Dataset[tuple[int, Any]]):
     """Sample i is i and float64 `[3]`: a number from each global generator, or i three times if it is not random."""
 
     def __init__(self, size: int, is_random: bool = True) -> None:
@@ -83,7 +84,7 @@ def audit(loader_factory: Callable[..., Any], *, samples: int = 1009, strict: bo
     """
     settings = {"num_workers": 2, "seed": 0}
     accepted = {name: settings[name] for name in settings.keys() & signature(loader_factory).parameters}
-    loader = _AuditedLoader(loader_factory, ProbeDataset(samples), accepted)
+    loader = _AuditedLoader(loader_factory, AuditDataset(samples), accepted)
     checks = {
         "an epoch has every index once": loader.check_indices,
         "epochs have different orders": loader.check_orders,
@@ -116,11 +117,11 @@ class _AuditedLoader:
     """Reads and checks a loader. Each check returns its extent, or raises `AssertionError` or `SkipTest`."""
 
     build: Callable[..., Any]
-    data: ProbeDataset
+    data: AuditDataset
     settings: dict[str, int]
 
     def open(self, **settings: int) -> AbstractContextManager[Any]:
-        seed_generators(0, 0, 0)  # A training script may do so too.
+        seed_generators(0, 0, 0)  # Training scripts often seed the generators.
         loader = self.build(self.data, **{**self.settings, **settings})
         return closing(loader) if hasattr(loader, "close") else nullcontext(loader)
 
@@ -140,7 +141,7 @@ class _AuditedLoader:
         try:
             return self.read()
         except UserError:
-            self.data = ProbeDataset(self.data.size, is_random=False)
+            self.data = AuditDataset(self.data.size, is_random=False)
             return self.read()
 
     def check_indices(self) -> str:
@@ -215,7 +216,7 @@ def _start(loader: Iterable[object], epoch: int) -> Iterator[object]:
 
 def _copy(batch: object) -> ProbeBatch:
     """Copy the indices and values of a batch of any structure, because the loader may reuse its memory."""
-    arrays = [np.array(leaf.tolist() if torch.is_tensor(leaf) else leaf, ndmin=1) for leaf in flatten(batch)[0]]
+    arrays = [np.array(leaf.tolist() if torch.is_tensor(leaf) else leaf, ndmin=1) for leaf in flatten_tree(batch)[0]]
     if not arrays or not np.issubdtype(arrays[0].dtype, np.integer):
         raise DataError("the first value of a batch must be the indices of its samples; deliver samples as they are")
     return ProbeBatch(arrays[0], arrays[1] if len(arrays) > 1 else None)

@@ -104,7 +104,7 @@ def first_line(error: BaseException) -> str:
 
 
 @contextmanager
-def error_context(what: str) -> Iterator[None]:
+def name_failure(what: str) -> Iterator[None]:
     """Turn any error into a `DataError` that says what failed, and the transform or function that raised it."""
     try:
         yield

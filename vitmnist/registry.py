@@ -94,7 +94,7 @@ class Registry(Generic[Options, Built]):
         Raises:
             ConfigError: the name is unknown, or the options do not fit it.
         """
-        from vitmnist.config.validation import join, validate  # Not at the top: it imports OmegaConf.
+        from vitmnist.config.validation import dotted, validate  # Not at the top: it imports OmegaConf.
 
         key = self.group.replace("/", ".") if key is None else key
         if not isinstance(values, Mapping):
@@ -103,7 +103,7 @@ class Registry(Generic[Options, Built]):
         name = options.pop("name", None)
         if not (member := self._find(name)):
             reasons = [suggest_names(str(name), self.names()), *import_installed()]
-            raise ConfigError(f"{join(key, 'name')}={name}: not known; {'; '.join(reasons)}")
+            raise ConfigError(f"{dotted(key, 'name')}={name}: not known; {'; '.join(reasons)}")
         return member[1], validate(member[0], options, key)
 
     def build(self: Registry[OptionsClass, Built], values: object, *parts: object, key: str | None = None) -> Built:

@@ -34,7 +34,7 @@ from vitmnist.runtime.device import choose_device, use_deterministic_kernels
 from vitmnist.runtime.memory import keep_freed_memory
 from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.world import SINGLE_PROCESS, World
-from vitmnist.timing.benchmark import Candidate
+from vitmnist.timing.benchmark import LoaderCandidate
 from vitmnist.tracking.environment import PeakMemory, describe_environment
 from vitmnist.tracking.log import log_bottleneck, log_early_stop, log_setup, log_test
 from vitmnist.tracking.loggers import LOGGERS, Logger, parse_loggers
@@ -226,9 +226,9 @@ class Trainer:
     def _fastest_loader(self, options: AutoOptions, train: Split, sampler: EpochSampler, step: TrainStep) -> str:
         """The name of the fastest loader, timed with the training step of the run, whose state is then restored."""
 
-        def as_candidate(loader: Loader) -> Candidate:
+        def as_candidate(loader: Loader) -> LoaderCandidate:
             step.prepare(loader)  # A loader that delivers floats needs another compilation.
-            return Candidate(loader, step.device, step, partial(batches_of, loader))
+            return LoaderCandidate(loader, step.device, step, partial(batches_of, loader))
 
         def batches_of(loader: Loader, epoch: int) -> Iterable[object]:
             step.restart_schedule()

@@ -81,7 +81,7 @@ def test_class_metrics_follow_their_definition() -> None:
         (evaluate_main, ["run", "--weights", "best", "data/dataset=kmnst"], "did you mean 'kmnist'?"),
         (evaluate_main, ["run", "batch_size=0"], "batch_size=0: must be at least 1"),
         (evaluate_main, ["run", "--mistakes", "no/a.csv"], "error: no/a.csv: No such file or directory"),
-        (predict_main, ["run", "nothing.png"], "error: nothing.png: cannot be read as a picture"),
+        (predict_main, ["run", "nothing.png"], "error: nothing.png: cannot be read as an image"),
     ],
 )
 def test_errors_are_one_message(
@@ -117,13 +117,13 @@ def test_images_of_any_size_and_mode_are_classified(trained: Path, call_here: Ca
 
 def test_a_file_that_is_no_picture_does_not_stop_the_others(trained: Path, call_here: CallHere) -> None:
     Image.fromarray(np.zeros((28, 28), np.uint8)).save(trained / "black.png")
-    (trained / "Thumbs.db").write_bytes(b"no picture")
+    (trained / "Thumbs.db").write_bytes(b"no image")
     Image.fromarray(np.full((20, 20), np.nan, np.float32)).save(trained / "nan.tif")
     ended = call_here(predict_main, "run", "Thumbs.db", "nan.tif", "black.png", folder=trained)
     assert ended.returncode == 1
     assert ended.stdout.startswith("black.png: ")
-    assert "error: Thumbs.db: cannot be read as a picture" in ended.stderr
-    assert "nan.tif: cannot be read as a picture: some of its pixels are not finite" in ended.stderr
+    assert "error: Thumbs.db: cannot be read as an image" in ended.stderr
+    assert "nan.tif: cannot be read as an image: some of its pixels are not finite" in ended.stderr
     rows = json.loads(call_here(predict_main, "run", "--json", "Thumbs.db", "black.png", folder=trained).stdout)
     assert [sorted(row) for row in rows] == [["error", "file"], ["all", "class", "file", "probability"]]
 
@@ -144,7 +144,7 @@ def test_predict_takes_folders_and_patterns(trained: Path, tmp_path: Path, monke
         (["[odd].png", "absent.png"], ["[odd].png", "absent.png"]),
     ):
         assert list(map(str, find_images(names))) == expected
-    with pytest.raises(DataError, match=r"none: holds no picture \(\.jpg"):
+    with pytest.raises(DataError, match=r"none: holds no image \(\.jpg"):
         find_images(["b", "none"])
     with pytest.raises(DataError, match=r"x\*: matches no file"):
         find_images(["x*"])

@@ -13,13 +13,13 @@ from torch.utils.data import DataLoader
 
 from tests.support.samples import Made
 from vitmnist import from_dataloader, make_loader
-from vitmnist.auditing import ProbeDataset, leftovers_since, running
+from vitmnist.auditing import AuditDataset, leftovers_since, running
 from vitmnist.data.randomness import RandomState, read_samples
 from vitmnist.errors import ConfigError
 
 CPU = torch.device("cpu")
 ORDER: dict[str, Any] = {"batch_size": 4, "device": "cpu", "seed": 5}
-NOISY = ProbeDataset(23)
+NOISY = AuditDataset(23)
 
 
 def test_each_generator_is_seeded_by_seed_epoch_and_index() -> None:
@@ -161,14 +161,11 @@ def test_samples_that_seed_themselves_and_a_pixel_that_is_no_number_are_kept(sto
         assert torch.equal(images.nan_to_num(-1), expected.nan_to_num(-1))
 
 
-def test_randomness_that_no_generator_shows_is_found_if_a_probe_shows_it() -> None:
+@pytest.mark.parametrize(("size", "every", "index"), [(100, 5, 6), (40, 1, 0)])
+def test_randomness_that_no_generator_shows_is_found_in_probes(size: int, every: int, index: int) -> None:
     def make(index: int) -> Any:
-        return torch.tensor(np.random.default_rng().random() if index % 5 == 1 else 0.0), index
+        return torch.tensor(np.random.default_rng().random() if index % every == 1 % every else 0.0), index
 
-    with pytest.raises(ConfigError, match=r"is random \(it differs when it is read again\), and .*disk or"):
-        make_loader("ram", Made(make, 100), **ORDER)
-
-
-def test_randomness_that_no_generator_shows_is_found_if_the_first_sample_of_a_chunk_shows_it() -> None:
-    with pytest.raises(ConfigError, match=r"sample 0 is random \(it differs when it is read again\), and .*disk or"):
-        make_loader("ram", Made(lambda index: (torch.tensor(np.random.default_rng().random()), index)), **ORDER)
+    message = rf"sample {index} is random \(it differs when it is read again\), and .*disk or"
+    with pytest.raises(ConfigError, match=message):
+        make_loader("ram", Made(make, size), **ORDER)

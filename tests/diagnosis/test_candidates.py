@@ -12,9 +12,15 @@ from torch.utils.data import DataLoader, IterableDataset
 from tests.support.samples import Made
 from vitmnist import from_dataloader
 from vitmnist.diagnosis import candidates
-from vitmnist.diagnosis.candidates import ImitatedStep, best_change, decode, time_parts, try_loaders
-from vitmnist.diagnosis.loop import LoaderInfo, Loop, Pass
-from vitmnist.timing.benchmark import Candidate
+from vitmnist.diagnosis.candidates import (
+    ImitatedStep,
+    best_change,
+    replacement_candidate,
+    time_parts,
+    try_loaders,
+)
+from vitmnist.diagnosis.loop import LoaderInfo, LoaderPass, Loop
+from vitmnist.timing.benchmark import LoaderCandidate
 from vitmnist.timing.table import Row, Spread, format_rows
 
 
@@ -58,7 +64,7 @@ def add_noise(sample: Tensor) -> Tensor:
 def loop_over(dataset: Any, **options: Any) -> Loop:
     """A loop of a script over 10 batches, with a step of 1 ms."""
     loader, info = DataLoader(dataset, 4, **options), LoaderInfo("Made", 40, 4, 0, "mine.py:1")
-    passes = [Pass(0.0, 1.0, batches=10, is_exhausted=True)]
+    passes = [LoaderPass(0.0, 1.0, batches=10, is_exhausted=True)]
     return Loop(info, plain_copy=loader, passes=passes, batches=10, steps_s=[0.001])
 
 
@@ -119,7 +125,7 @@ def test_set_up_is_that_of_from_dataloader_for_all_samples(monkeypatch: pytest.M
     """Only some samples are decoded, and reading them is the largest part."""
     monkeypatch.setattr("vitmnist.diagnosis.candidates.DECODING_S", 0.1)
     samples = Made(lambda index: slow(ones(index)), 800)
-    candidate = decode(DataLoader(samples, 4), Candidate(), "exact", 0.002)
+    candidate = replacement_candidate(DataLoader(samples, 4), LoaderCandidate(), "exact", 0.002)
     assert candidate.length < 800 / 4
     samples.reads = 0
     from_dataloader(DataLoader(samples, 4))
@@ -144,5 +150,5 @@ def test_a_part_keeps_the_workers_that_the_whole_would_keep(
 ) -> None:
     monkeypatch.setattr(candidates, "DECODING_S", 0.0)
     loader = DataLoader(Transformed(slow, add_noise), 4, num_workers=2, **options)
-    whole, part = from_dataloader(loader), decode(loader, Candidate(), "exact", 1.0).loader
+    whole, part = from_dataloader(loader), replacement_candidate(loader, LoaderCandidate(), "exact", 1.0).loader
     assert (part.num_workers, type(part)) == (whole.num_workers, type(whole))

@@ -21,7 +21,7 @@ from vitmnist import diagnose, make_loader
 from vitmnist.auditing import leftovers_since, running
 from vitmnist.diagnosis.measure import Diagnosis
 from vitmnist.errors import DataError
-from vitmnist.timing.benchmark import Candidate
+from vitmnist.timing.benchmark import LoaderCandidate
 from vitmnist.timing.table import Bottleneck, Row, Spread, format_rows
 
 SLOW_S = 0.005
@@ -192,7 +192,7 @@ def test_workers_that_fail_are_not_left_to_the_garbage_collector() -> None:
     """The collector waits five seconds for each worker, within the next measurement."""
     gc.disable()
     try:
-        assert Candidate(DataLoader(Made(only_here), 4, num_workers=2)).time_block() is None
+        assert LoaderCandidate(DataLoader(Made(only_here), 4, num_workers=2)).time_block() is None
         assert not multiprocessing.active_children()
     finally:
         gc.enable()

@@ -126,7 +126,7 @@ while batches.get() is not None:
     process, report = diagnose(tmp_path, script, "--warm-up=0")
     (loop,) = report["loops"]
     assert (report["waiting_pct"], report["bottleneck"]) == (None, None)
-    assert (loop["batches"], loop["waiting_pct"], loop["unmeasured"]) == (24, None, OTHER_THREAD)
+    assert (loop["batches"], loop["waiting_pct"], loop["unmeasured_reason"]) == (24, None, OTHER_THREAD)
     assert "verdict" not in process.stderr
 
 

@@ -254,7 +254,7 @@ def test_times_are_those_of_a_stopwatch(tmp_path: Path, names: list[str]) -> Non
     for truth in truths:
         loops = [next(measured) for _ in range(LOADERS.get(truth["loop"], 1))]
         if truth["loop"] == "list":
-            assert (loops[0]["waiting_pct"], loops[0]["unmeasured"][:8]) == (None, "collects")
+            assert (loops[0]["waiting_pct"], loops[0]["unmeasured_reason"][:8]) == (None, "collects")
             continue
         expected = pytest.approx(100 * truth["waited"] / truth["seconds"], abs=POINTS)
         assert 100 * sum(loop["waiting_s"] for loop in loops) / truth["seconds"] == expected, (truth, loops)

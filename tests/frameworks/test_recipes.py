@@ -56,7 +56,7 @@ def test_a_recipe_trains_on_the_batches_of_the_original(
     assert {name[: name.rindex("-")] for name in ranks} == variants
     for name in ranks:
         original, replaced = records[f"{name}.original"], records[f"{name}.replaced"]
-        kind = "TransformedDataset" if is_random else "GatheredDataset"
+        kind = "TransformedDataset" if is_random else "RowDataset"
         assert replaced.pop("dataset") == kind != original.pop("dataset")
         assert original == replaced
         # timm shards only if `distributed=True`, and a script without a framework does not.

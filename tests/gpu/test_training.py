@@ -66,9 +66,9 @@ def test_an_epoch_waits_for_the_gpu_only_at_its_borders(
     step = test_step.make_step(tiny, device=cuda, steps=100, **options)
     batches, votes = step.batches, []
     with test_step.make_loader(tiny, name, device=cuda) as loader:
-        world.connect(cuda, 60)
         step.prepare(loader)
         assert step.backend.config.graph == graph
+        world.connect(cuda, 60)  # As in a run, NCCL's threads begin after the capture, which they could break.
         if not graph:
             step.distribute(world)
         for epoch in range(2):

@@ -30,7 +30,7 @@ from vitmnist.runtime import memory
 from vitmnist.runtime.memory import Memory
 from vitmnist.store.rows import Location, Storage
 from vitmnist.store.tree import find_difference
-from vitmnist.timing.benchmark import Block, Candidate
+from vitmnist.timing.benchmark import LoaderCandidate, TimedBlock
 
 CPU = torch.device("cpu")
 SAMPLER = EpochSampler(23, 2, 0)
@@ -116,6 +116,7 @@ def test_what_a_loader_keeps_decides_what_auto_builds_it_from(
     assert found[:1] == built_from
 
 
+@pytest.mark.usefixtures("own_loaders")
 def test_the_selected_loader_is_open() -> None:
     @LOADERS.register("closing")
     class Closing(Loader):
@@ -137,7 +138,6 @@ def test_the_selected_loader_is_open() -> None:
     with make_loader("auto", pair, batch_size=4, device="cpu", seed=0, candidates=["closing"]) as loader:
         assert len(list(loader.epoch(0))) == len(loader)
     assert loader.is_closed
-    del LOADERS._members["closing"]
 
 
 def test_a_mapped_set_is_decoded_once_for_all_candidates_that_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +165,7 @@ def test_auto_leaves_the_model_its_memory(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=size + 2**27))
     monkeypatch.setattr(auto_module, "peak_memory", lambda work, device: Memory(host=2**28))
     options = AutoOptions(batches=5, candidates=["ram", "gpu_slice", "slow"])
-    as_candidate = partial(Candidate, device=CPU, step=lambda batch: None)
+    as_candidate = partial(LoaderCandidate, device=CPU, step=lambda batch: None)
     selection, _ = select_loader(options, MAPPED, SAMPLER, CPU, as_candidate=as_candidate)
     assert selection.name == "slow"
     assert re.search(r"ram: the set takes .*, and the model needs 256\.0 MiB too", selection.table())
@@ -220,11 +220,11 @@ def test_the_timed_steps_of_all_candidates_stay_within_the_schedule_of_the_run(
 def pretend(monkeypatch: pytest.MonkeyPatch, pace: Callable[[Loader, int], float]) -> None:
     """Candidates take `pace(loader, block)` seconds a batch, half of them waiting."""
 
-    def timed(candidate: Candidate, size: int) -> Block:
+    def timed(candidate: LoaderCandidate, size: int) -> TimedBlock:
         seconds = pace(candidate.loader, len(candidate.blocks) + 1 if candidate.warm_up else 0)
-        return Block(seconds, seconds / 2, seconds, seconds / 2)
+        return TimedBlock(seconds, seconds / 2, seconds, seconds / 2)
 
-    monkeypatch.setattr(Candidate, "_time", timed)
+    monkeypatch.setattr(LoaderCandidate, "_time", timed)
 
 
 def test_the_median_decides_and_differences_within_the_noise_are_called_that(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,9 +290,9 @@ def test_a_step_is_compiled_before_it_is_timed_and_not_within_an_epoch(
 ) -> None:
     """It is compiled for the batches of each candidate: `disk` delivers floats, the others uint8."""
     compiled, compiled_in_block = [], []
-    time_block = Candidate.time_block
+    time_block = LoaderCandidate.time_block
 
-    def timed(candidate: Candidate, *parts: object) -> object:
+    def timed(candidate: LoaderCandidate, *parts: object) -> object:
         before, found = len(compiled), time_block(candidate, *parts)
         compiled_in_block.append(len(compiled) - before)
         return found
@@ -302,19 +302,10 @@ def test_a_step_is_compiled_before_it_is_timed_and_not_within_an_epoch(
         return graph.forward
 
     torch.compiler.reset()
-    monkeypatch.setattr(Candidate, "time_block", timed)
+    monkeypatch.setattr(LoaderCandidate, "time_block", timed)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
-    candidates = "data.loader.candidates=[disk,ram,gpu_slice]"
-    overrides = [
-        *quick,
-        "data/loader=auto",
-        candidates,
-        "trainer.compile=true",
-        "epochs=1",
-        "hydra.run.dir=here",
-        *BRIEF,
-    ]
-    ended = train_here(*overrides)
+    typed = ["data/loader=auto", "data.loader.candidates=[disk,ram,gpu_slice]", "trainer.compile=true", "epochs=1"]
+    ended = train_here(*quick, *typed, "hydra.run.dir=here", *BRIEF)
     assert ended.returncode == 0, ended.stderr
     assert result_of(tmp_path / "here")["compile_s"] > 0
     assert [torch.uint8 in dtypes for dtypes in compiled] == [True, False]

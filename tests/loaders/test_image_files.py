@@ -1,4 +1,4 @@
-"""`disk` reads picture files in threads: the batches of all loaders, in bounded memory, without a process."""
+"""`disk` reads image files in threads: the batches of all loaders, in bounded memory, without a process."""
 
 import time
 from collections.abc import Callable
@@ -20,14 +20,14 @@ from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders.base import Loader
 from vitmnist.runtime import cpu
 
-PICTURES, BATCH_SIZE = 24, 4
+IMAGES, BATCH_SIZE = 24, 4
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """JPEG files, of twice the size of small images and more, and PNG files."""
-    folder = tmp_path_factory.mktemp("pictures")
-    for number in range(PICTURES):
+    folder = tmp_path_factory.mktemp("images")
+    for number in range(IMAGES):
         path = folder / "all" / f"class{number % 2}" / f"{number}.{'png' if number % 5 == 0 else 'jpg'}"
         path.parent.mkdir(parents=True, exist_ok=True)
         smooth(number, (150 + number, 110)).save(path)
@@ -107,19 +107,19 @@ def test_at_most_two_batches_are_read_ahead(folder: Path, size: int) -> None:
         assert loader.batches_ahead == 2
 
 
-def test_an_unreadable_picture_is_an_error_in_its_batch(split: Split) -> None:
+def test_an_unreadable_image_is_an_error_in_its_batch(split: Split) -> None:
     names = [*split.files.names]
     names[9] = "gone.jpg"
     broken = replace(split, files=replace(split.files, names=names))
     before = running()
     with disk(broken, shuffle="none") as loader:
         delivered = 0
-        with pytest.raises(DataError, match=r"gone\.jpg: cannot be read as a picture: No such file"):  # noqa: PT012
+        with pytest.raises(DataError, match=r"gone\.jpg: cannot be read as an image: No such file"):  # noqa: PT012
             for images, _ in loader.epoch(0):
                 assert torch.equal(images, split.images[delivered * BATCH_SIZE :][:BATCH_SIZE])
                 delivered += 1
         assert delivered == 9 // BATCH_SIZE
-        assert len([*loader.epoch(0, start=3)]) == PICTURES // BATCH_SIZE - 3
+        assert len([*loader.epoch(0, start=3)]) == IMAGES // BATCH_SIZE - 3
     assert not leftovers_since(before)
 
 
@@ -138,7 +138,7 @@ def test_ranks_and_a_fork_while_threads_read(split: Split) -> None:
         child = fork(read_ranks)
         child.join(60)
         assert child.exitcode == 0
-        assert len([*alive]) == PICTURES // BATCH_SIZE - 1
+        assert len([*alive]) == IMAGES // BATCH_SIZE - 1
 
 
 def test_the_number_of_threads(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def test_the_number_of_threads(split: Split, monkeypatch: pytest.MonkeyPatch) ->
     tensors = make_loader("disk", (torch.zeros(9, 1), torch.zeros(9)), batch_size=2, device="cpu", seed=0)
     assert (tensors.resolved_options, tensors.num_workers) == ({"num_workers": 2}, 2)
     for options in ({"num_workers": 0}, {"data": (torch.zeros(9, 1), torch.zeros(9))}):
-        with pytest.raises(ConfigError, match=r"data\.loader\.threads=2: only sets of picture files are read in"):
+        with pytest.raises(ConfigError, match=r"data\.loader\.threads=2: only sets of image files are read in"):
             disk(options.pop("data", split), **options)
     with pytest.raises(ConfigError, match=r"^threads=0: must be at least 1"):
         disk(split, threads=0)
@@ -174,4 +174,4 @@ def test_a_script_that_ends_with_an_open_epoch_prints_nothing_of_it(folder: Path
     """And has not imported what starts processes."""
     load(folder)
     ended = run_python("-c", EXIT, folder)
-    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (0, "False\n", 1), "a warning of few pictures"
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (0, "False\n", 1), "a warning of few images"

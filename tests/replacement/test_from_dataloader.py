@@ -34,9 +34,9 @@ from tests.support.samples import SIZE, Made, Pairs
 from vitmnist import from_dataloader
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.replacement import decoded_dataset
-from vitmnist.replacement.decoded_dataset import DecodedDataLoader, DecodedDataset, GatheredDataset
+from vitmnist.replacement.decoded_dataset import DecodedDataLoader, DecodedDataset, RowDataset
 from vitmnist.runtime import memory
-from vitmnist.runtime.memory import DoesNotFitError, Memory
+from vitmnist.runtime.memory import Memory, OutOfSpaceError
 from vitmnist.store import cache_file
 
 STORES = ("ram", "cache", "gpu_slice")
@@ -222,7 +222,7 @@ def test_a_set_larger_than_memory_is_kept_in_a_file(
     dataloader = DataLoader(Pictures(folder, CROP) if is_random else Pairs(), batch_size=4)
     size = r"[\d.]+ MiB"
     for name in ("ram",) if is_random else ("ram", "gpu_slice"):
-        with pytest.raises(DoesNotFitError, match=rf"^{name}: the .*set takes {size} .*, where {size} are free"):
+        with pytest.raises(OutOfSpaceError, match=rf"^{name}: the .*set takes {size} .*, where {size} are free"):
             from_dataloader(dataloader, name)
     written, write = [], cache_file._write
     monkeypatch.setattr(cache_file, "_write", lambda *parts: written.append(1) or write(*parts))
@@ -231,7 +231,7 @@ def test_a_set_larger_than_memory_is_kept_in_a_file(
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr(cache_file.shutil, "disk_usage", lambda folder: SimpleNamespace(free=SIZE))
     monkeypatch.setattr(cache_file, "_write_headers", lambda *parts: pytest.fail("written"))
-    with pytest.raises(DoesNotFitError, match=r"cache: .* on the disk of .*; name a folder on another disk"):
+    with pytest.raises(OutOfSpaceError, match=r"cache: .* on the disk of .*; name a folder on another disk"):
         from_dataloader(dataloader, "cache", folder=str(tmp_path))
     with pytest.warns(UserWarning, match=r"undecoded: cache: the decoded set takes"):
         assert from_dataloader(dataloader, folder=str(tmp_path)) is dataloader
@@ -265,5 +265,5 @@ def test_a_sampler_without_a_length_and_one_without_a_batch_are_no_reason_to_ref
     replaced = from_dataloader(original, "ram")
     assert_same(run(replaced), run(original))
     none = from_dataloader(DataLoader(Pairs(3), 4, drop_last=True), "ram")
-    assert isinstance(none.dataset, GatheredDataset)
+    assert isinstance(none.dataset, RowDataset)
     assert list(none) == []

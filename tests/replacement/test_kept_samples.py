@@ -22,7 +22,7 @@ from vitmnist.data import randomness
 from vitmnist.errors import DataError
 from vitmnist.store import read_once
 from vitmnist.store.samples import IMAGE_MODES, encode_samples, samples_in_file, samples_in_memory
-from vitmnist.store.tree import find_difference, flatten
+from vitmnist.store.tree import find_difference, flatten_tree
 
 FLIP = v1.Compose([v1.Resize((8, 8)), v1.RandomHorizontalFlip(), v1.ToTensor()])
 
@@ -219,7 +219,7 @@ VALUES: list[Any] = [
 def test_values_are_kept_as_they_are(in_file: bool, tmp_path: Path) -> None:
     for value in VALUES:
         sample = {"value": value, "label": 7}
-        structure = flatten(sample)[1] if in_file else None
+        structure = flatten_tree(sample)[1] if in_file else None
         chunks = [encode_samples([sample] * 3, structure), encode_samples([sample], structure)]
         if structure:
             kept = samples_in_file(lambda chunks=chunks: chunks, 4, structure, tmp_path, None)
@@ -253,11 +253,11 @@ def test_what_a_file_cannot_keep_is_named() -> None:
         *(None, b"bytes", object(), {1, 2}, np.array(["a"]), np.array([None]), torch.ones(2, requires_grad=True)),
         *(draw(1, "P"), torch.zeros(2).to_sparse(), Path("file"), np.datetime64("2026-01-01"), np.str_("text")),
     ):
-        named = "a picture of mode P" if isinstance(value, Image.Image) else f"an? {type(value).__name__}"
-        with pytest.raises(DataError, match=f"a sample has {named}; a file keeps only pictures, tens.*use ram"):
-            encode_samples([{"value": value}], flatten({"value": 0})[1])
+        named = "an image of mode P" if isinstance(value, Image.Image) else f"an? {type(value).__name__}"
+        with pytest.raises(DataError, match=f"a sample has {named}; a file keeps only images, tens.*use ram"):
+            encode_samples([{"value": value}], flatten_tree({"value": 0})[1])
     with pytest.raises(DataError, match="the samples differ in their structure"):
-        encode_samples([[1, 2]], flatten([0])[1])
+        encode_samples([[1, 2]], flatten_tree([0])[1])
 
 
 def address(samples: list[Any]) -> int:

@@ -129,5 +129,5 @@ def test_pictures_of_sixteen_bits_are_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "all").mkdir()
     draw(0, "I;16").save(tmp_path / "all" / "0.png")
     dataset = Pictures(tmp_path, v1.Compose([v1.RandomCrop(9), v1.PILToTensor()]), convert=None)
-    with pytest.raises(ConfigError, match=r"sample 0: pictures of mode I;16 are no tensors of bytes; convert them to"):
+    with pytest.raises(ConfigError, match=r"sample 0: images of mode I;16 are no tensors of bytes; convert them to"):
         from_dataloader(DataLoader(dataset, 16), "ram", transforms="tensor")

@@ -25,7 +25,7 @@ def simulated(random: np.random.Generator, number: int, rounds: int, noise: list
 def compare_all(times: Mapping[T, Mapping[str, float]]) -> dict[tuple[T, T], Difference]:
     """The ratio of each pair that has a round in common."""
     ratios = Differences(times, as_ratios=True)
-    return {pair: ratio for pair in permutations(times, 2) if (ratio := ratios.get(*pair))}
+    return {pair: ratio for pair in permutations(times, 2) if (ratio := ratios.compare(*pair))}
 
 
 def named_pairs(log_times: np.ndarray) -> set[tuple[int, int]]:

@@ -17,7 +17,7 @@ from vitmnist.data.sources import TensorSet
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.loaders.decoded import PinnedBuffers
-from vitmnist.replacement.decoded_dataset import BatchRows
+from vitmnist.replacement.decoded_dataset import RowTensors
 from vitmnist.runtime import device as device_module
 from vitmnist.runtime.device import CompletedEvent, choose_device
 from vitmnist.store.tree import find_difference
@@ -172,7 +172,7 @@ def test_indices_of_gathered_samples_come_from_pinned_memory(data: TensorSet, mo
     """A copy from pageable memory would make the host wait for all work that is queued."""
     device = FakeBackend(DEVICE)
     monkeypatch.setitem(device_module.BACKENDS, "cpu", lambda _: device)
-    kept = replace(BatchRows.from_batch([data.images], 50), tensors=(device.to_device(data.images),))
+    kept = replace(RowTensors.from_batch([data.images], 50), tensors=(device.to_device(data.images),))
     seen: list[Tensor] = []
     batches = [[index, 49 - index] for index in range(10)]
     for indices in batches:

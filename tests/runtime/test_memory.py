@@ -15,7 +15,7 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import TensorSet
 from vitmnist.loaders.base import INDEX_NBYTES, needs_of
 from vitmnist.runtime import memory
-from vitmnist.runtime.memory import DoesNotFitError, Memory, check_fits, free_memory, host_peak_bytes, reset_host_peak
+from vitmnist.runtime.memory import Memory, OutOfSpaceError, check_fits, free_memory, host_peak_bytes, reset_host_peak
 
 CPU = torch.device("cpu")
 SAMPLER = EpochSampler(23, 2, 0)
@@ -27,7 +27,7 @@ MAPPED = TensorSet(TENSORS.images, TENSORS.labels, is_mapped=True)
 def test_a_set_that_does_not_fit_is_refused_with_what_would_work(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=100))
     with pytest.raises(
-        DoesNotFitError,
+        OutOfSpaceError,
         match=r"takes 0\.0 MiB of memory on the host, where 0\.0 .* data/loader=cache or data/loader=disk would",
     ):
         make_loader(name, MAPPED, batch_size=2, device="cpu", seed=0)
@@ -41,12 +41,12 @@ def test_memory_on_a_gpu_is_counted_apart(monkeypatch: pytest.MonkeyPatch) -> No
     others = ("ram", "cache", "disk")
     check_fits("gpu_slice", Memory(device=2**29), cuda, Memory(device=2**29), others)
     with pytest.raises(
-        DoesNotFitError,
+        OutOfSpaceError,
         match=r"gpu_slice: the set takes 512\.0 MiB of memory on cuda, where 1,024\.0 MiB are free, and the model "
         r"needs 512\.0 MiB too; data/loader=ram or data/loader=cache or data/loader=disk would work",
     ):
         check_fits("gpu_slice", Memory(device=2**29 + 1), cuda, Memory(device=2**29), others)
-    with pytest.raises(DoesNotFitError, match="; data/loader=cache or data/loader=disk would work"):
+    with pytest.raises(OutOfSpaceError, match="; data/loader=cache or data/loader=disk would work"):
         check_fits("gpu_slice", Memory(device=2**33), cuda, alternatives=others)
 
 

@@ -24,7 +24,7 @@ from vitmnist import make_loader
 from vitmnist.data import sources
 from vitmnist.data.sources import DatasetSource
 from vitmnist.errors import DataError
-from vitmnist.runtime.memory import DoesNotFitError
+from vitmnist.runtime.memory import OutOfSpaceError
 from vitmnist.store import cache_file
 from vitmnist.store.rows import Location, Storage
 
@@ -131,7 +131,7 @@ def test_a_set_that_the_disk_has_no_room_for_is_refused_before_anything_is_writt
     monkeypatch.setattr(cache_file, "_write_headers", lambda *parts: pytest.fail("written"))
     message = rf"takes .* MiB on the disk of {tmp_path}, where .* data\.root=FOLDER"
     for fingerprint in (None, "counted"):
-        with pytest.raises(DoesNotFitError, match=message):
+        with pytest.raises(OutOfSpaceError, match=message):
             values(counted(), tmp_path, fingerprint=fingerprint)
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
     with make_loader("auto", counted(), candidates=["ram"], batches=1, **ORDER) as loader:

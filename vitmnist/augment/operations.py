@@ -122,8 +122,7 @@ class RandomResizedCrop(Operation):
         boxes = Boxes(*params)
         if images.dtype == torch.uint8:
             # For a single image of 224×224 pixels this takes 0.05 ms on a core, and with floats 0.22 ms.
-            top, left, bottom, right = map(int, boxes)
-            crop = images[:, :, top:bottom, left:right]
+            crop = images[:, :, boxes.top : boxes.bottom, boxes.left : boxes.right]
             return F.interpolate(crop, (to_height, to_width), mode="bilinear", align_corners=False)
         rows = _source_positions(boxes.top, boxes.bottom, height, to_height)
         columns = _source_positions(boxes.left, boxes.right, width, to_width)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from vitmnist.augment.preprocess import Preprocess, build_augment, input_size
-from vitmnist.checkpoint.storage import WEIGHTS, read_weights, report_damage, weights_file
+from vitmnist.checkpoint.storage import WEIGHTS, as_damaged_error, read_weights, weights_file
 from vitmnist.config.schema import Config, may_change
 from vitmnist.data.datasets.base import DATASETS, FileReader, Split, file_reader
 from vitmnist.errors import ConfigError, join_names
@@ -91,12 +91,12 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
         DataError: they are damaged.
     """
     path = weights_file(folder, [weights] if weights else [*WEIGHTS])
-    with report_damage(path):
+    with as_damaged_error(path):
         info, tensors = read_weights(path)
         shape, classes = tuple(map(int, info["shape"])), tuple(map(str, info["classes"]))
         mean, std = (tuple(map(float, info[key])) for key in ("mean", "std"))
         size, dataset = tuple(map(int, info["size"])), dict(info["dataset"])
     model = MODELS.build(MODELS.complete(info["model"]), (shape[0], *size), len(classes))
-    with report_damage(path):
+    with as_damaged_error(path):
         model.load_state_dict(tensors)
     return InferenceModel(model.eval().to(device), path, shape, classes, mean, std, size, dataset)

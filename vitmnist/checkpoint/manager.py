@@ -11,7 +11,7 @@ from safetensors.torch import save as to_safetensors
 
 from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.inference import model_info
-from vitmnist.config.schema import Config, complete_record, flatten, is_under, keys_where, may_change, to_plain_dict
+from vitmnist.config.schema import Config, complete_record, dotted_keys, is_under, keys_where, may_change, to_plain_dict
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.randomness import RandomState
 from vitmnist.errors import ConfigError, DataError, TrainingError
@@ -88,7 +88,7 @@ class CheckpointManager:
 
     def restore(self, checkpoint: Checkpoint, progress: EpochProgress) -> None:
         """Restore the run and the progress of its epoch; raises `DataError` if dataset or checkpoint do not fit."""
-        with storage.report_damage(self.folder / storage.FOLDER / storage.WEIGHTS["last"]):
+        with storage.as_damaged_error(self.folder / storage.FOLDER / storage.WEIGHTS["last"]):
             checksums = (self.result.dataset or {})["sha256"]
             differing = [name for name, value in checksums.items() if checkpoint.dataset_sha256.get(name) != value]
             if differing:
@@ -109,7 +109,7 @@ class CheckpointManager:
         """
         minutes = self.config.checkpoint.every_minutes
         is_due = minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
-        stopping, saving = self.world.all_reduce_max([self.stop.request, is_due])
+        stopping, saving = self.world.all_reduce_max([self.stop.code, is_due])
         self._steps_since_save += 1
         # With several ranks, the reduction returns the votes of the previous step, which in the first step after a save
         # predate it.
@@ -132,17 +132,17 @@ class CheckpointManager:
         """
         interval = self.config.checkpoint.min_interval_s
         is_due = interval is not None and time.monotonic() - self._saved_at >= interval
-        stopping, saving = self.world.all_reduce_max([self.stop.request, is_due or must_save], wait=True)
+        stopping, saving = self.world.all_reduce_max([self.stop.code, is_due or must_save], wait=True)
         if is_last or is_best or stopping or saving:
             self.save(None, is_best)
         if stopping and not is_last:
             self._interrupt(stopping)
 
-    def _interrupt(self, request: int) -> NoReturn:
+    def _interrupt(self, stop_code: int) -> NoReturn:
         """End the run, now that it is saved."""
         # Rank 0 may still be writing, and torchrun kills the other ranks when one exits.
         self.world.barrier()
-        raise interruption(request)
+        raise interruption(stop_code)
 
     def load_best_weights(self) -> str:
         """Load the weights of the best epoch, if there are any, into the evaluated model; returns `best` or `final`."""
@@ -150,7 +150,7 @@ class CheckpointManager:
         weights = self.world.broadcast_object(lambda: storage.read_weights(best)[1] if best.is_file() else None)
         if weights is None:
             return "final"
-        with storage.report_damage(best):
+        with storage.as_damaged_error(best):
             self.step.eval_model.load_state_dict(weights)
         return "best"
 
@@ -173,7 +173,7 @@ def load_checkpoint(config: Config, folder: Path, world: World) -> Checkpoint | 
     state = world.broadcast_object(lambda: storage.load(folder))
     if state is None:
         return None
-    with storage.report_damage(folder / storage.FOLDER / storage.WEIGHTS["last"]):
+    with storage.as_damaged_error(folder / storage.FOLDER / storage.WEIGHTS["last"]):
         fields = {name: value for name, value in state.items() if name != "format"}
         checkpoint = Checkpoint(**fields | {"config": complete_record(fields["config"])})
     check_resumable(checkpoint.config, to_plain_dict(config))
@@ -188,8 +188,8 @@ def load_checkpoint(config: Config, folder: Path, world: World) -> Checkpoint | 
 def check_resumable(before: dict[str, Any], now: dict[str, Any]) -> None:
     """Raise `ConfigError` if a key has changed that may not; names all of them."""
     # The order of the patterns in `lr_scale` matters, so they are compared as text.
-    old = flatten(before | {"lr_scale": str(before["lr_scale"])})
-    new = flatten(now | {"lr_scale": str(now["lr_scale"])})
+    old = dotted_keys(before | {"lr_scale": str(before["lr_scale"])})
+    new = dotted_keys(now | {"lr_scale": str(now["lr_scale"])})
     allowed = keys_where(may_change, now)
     changed = [
         f"{key}={new.get(key)} (it was {old.get(key)})"

@@ -102,7 +102,7 @@ def read(path: Path) -> dict[str, Any]:
     content = path.read_bytes()
     if hashlib.sha256(memoryview(content)[:-DIGEST_SIZE]).digest() != content[-DIGEST_SIZE:]:
         raise DamagedError(f"{path}: is damaged or not a checkpoint: its checksum does not match")
-    with report_damage(path):
+    with as_damaged_error(path):
         state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         if state["format"] != FORMAT:
             raise DataError(
@@ -113,7 +113,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def report_damage(path: Path) -> Iterator[None]:
+def as_damaged_error(path: Path) -> Iterator[None]:
     """Raise `DamagedError` for almost any error in the block: unpickling and values of a wrong type may raise any."""
     try:
         yield
@@ -165,7 +165,7 @@ def read_initial_weights(init: str) -> dict[str, torch.Tensor]:
         raise ConfigError(f"init={init}: there is no such file or folder")
     elif path.suffix not in (".safetensors", ".pt", ".pth") or not path.is_file():
         raise ConfigError(f"init={init}: is not a .safetensors, .pt or .pth file, nor the folder of a run")
-    with report_damage(path):
+    with as_damaged_error(path):
         tensors = read_weights(path)[1] if is_run else _read_foreign(path)
         if not all(tensor.isfinite().all() for tensor in tensors.values()):
             raise ValueError("some weights are not finite")

@@ -21,7 +21,7 @@ class Resume(Enum):
     """Whether a run is resumed: if possible with `resume=auto`, always with `resume=FOLDER`."""
 
     NEVER = auto()
-    IF_POSSIBLE = auto()
+    AUTO = auto()
     ALWAYS = auto()
 
 
@@ -61,7 +61,7 @@ def parse_arguments(argv: list[str]) -> Arguments:
     if resume == "auto":
         if not any(value_of(key, overrides) for key in ("hydra.run.dir", "hydra.sweep.dir")):
             raise ConfigError(f"resume=auto: in which folder? Type {AUTO_RESUME}, or for a sweep {SWEEP_AUTO_RESUME}")
-        return Arguments(options, overrides, Resume.IF_POSSIBLE)
+        return Arguments(options, overrides, Resume.AUTO)
     if options.multirun:
         advice = f"a sweep is resumed by its own command with {SWEEP_AUTO_RESUME}"
         raise ConfigError(f"-m: resume={resume} resumes one run; {advice}")

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from vitmnist.config.compose import compose
-from vitmnist.config.schema import flatten
+from vitmnist.config.schema import dotted_keys
 from vitmnist.config.validation import describe_refused_value
 from vitmnist.errors import Failure, MissingExtraError, UnknownKeyError, classify, suggest_names
 
@@ -62,7 +62,7 @@ def _refused_override(cause: OmegaConfBaseException) -> str:
 def _unknown_key(unknown: UnknownKeyError) -> str:
     """`lr=0.01`: also looks for the last part of the key in all sections of the default configuration."""
     name = re.split(r"[./]", unknown.key)[-1]
-    values = flatten(OmegaConf.to_container(compose([])))  # type: ignore[arg-type]
+    values = dotted_keys(OmegaConf.to_container(compose([])))  # type: ignore[arg-type]
     near = [key for key in values if f".{key}".endswith(f".{name}") and key != unknown.key]
     return f"{unknown.key}: there is no such key; did you mean {' or '.join(near[:3])}?" if near else str(unknown)
 

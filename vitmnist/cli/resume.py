@@ -16,9 +16,9 @@ from vitmnist.config import is_group
 from vitmnist.config.compose import compose
 from vitmnist.config.schema import (
     Config,
-    affects_nothing,
     complete_record,
-    flatten,
+    dotted_keys,
+    is_ignored_in_comparison,
     is_under,
     keys_where,
     to_plain_dict,
@@ -118,5 +118,5 @@ def report_if_completed(folder: Path, config: Config) -> bool:
 
 
 def _effective_values(config: Config) -> dict[str, object]:
-    ignored = keys_where(affects_nothing)
-    return {key: value for key, value in flatten(to_plain_dict(config)).items() if not is_under(key, ignored)}
+    ignored = keys_where(is_ignored_in_comparison)
+    return {key: value for key, value in dotted_keys(to_plain_dict(config)).items() if not is_under(key, ignored)}

@@ -130,8 +130,8 @@ class Job:
         gc.collect()
         try:
             # The signal may have come too late to stop the job before.
-            if self.stop.request:
-                raise interruption(self.stop.request)
+            if self.stop.code:
+                raise interruption(self.stop.code)
             config = validate(Config, composed)
             # A search counts a trial that failed, and does not repeat it.
             if _is_search(hydra) and read_run(folder).status == "failed":

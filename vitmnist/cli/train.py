@@ -113,11 +113,11 @@ def configure_run(process: TrainingProcess, composed: DictConfig, arguments: Arg
     folder = Path(composed.hydra.run.dir)
     path = display_path(folder)
     overrides, resume = arguments.overrides, arguments.resume
-    is_resumed = resume is Resume.ALWAYS or (resume is Resume.IF_POSSIBLE and is_resumable(folder))
+    is_resumed = resume is Resume.ALWAYS or (resume is Resume.AUTO and is_resumable(folder))
     if not is_resumed:
         values = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
         config = validate(Config, values)
-    elif resume is Resume.IF_POSSIBLE:
+    elif resume is Resume.AUTO:
         # The same command line is typed again and again, and the values of `experiment=` are recorded.
         echo(f"resume=auto: resuming {path}")
         config = recorded_config(folder, without_keys(overrides, GLOBAL_GROUPS))

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import MISSING
 
-from vitmnist.config.validation import config_field, join, section
+from vitmnist.config.validation import config_field, dotted, section
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -148,7 +148,7 @@ def may_change(metadata: Mapping[str, Any]) -> bool:
     return bool(metadata.get("may_change", metadata.get("affects", "result") != "result"))
 
 
-def affects_nothing(metadata: Mapping[str, Any]) -> bool:
+def is_ignored_in_comparison(metadata: Mapping[str, Any]) -> bool:
     """Whether a key affects neither the result nor the timing."""
     return metadata.get("affects") == "nothing"
 
@@ -156,7 +156,7 @@ def affects_nothing(metadata: Mapping[str, Any]) -> bool:
 def schema_fields(schema: type = Config, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
     """Each key with its field; a section comes before the keys within it."""
     for item in fields(schema):
-        key = join(prefix, item.name)
+        key = dotted(prefix, item.name)
         yield key, item
         if is_dataclass(item.default_factory):
             yield from schema_fields(item.default_factory, key)
@@ -187,11 +187,11 @@ def to_plain_dict(config: DataclassInstance) -> dict[str, Any]:
     return plain
 
 
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def dotted_keys(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """The values of a nested configuration by their full keys."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        flat |= dotted_keys(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
 
 

@@ -27,9 +27,9 @@ SPLITS = {
 }
 """The names of the splits, each with the names that its folder, or its rows in a table, may have."""
 SPLIT_OF = {spelling: split for split, spellings in SPLITS.items() for spelling in spellings}
-"""The split that each of these names stands for."""
+"""The split of each name in `SPLITS`."""
 
-nfc = partial(unicodedata.normalize, "NFC")
+normalize = partial(unicodedata.normalize, "NFC")
 """Composes a name. Files that were copied from macOS have the same names decomposed (NFD)."""
 
 ClassifiedFiles = list[tuple[Path, str]]
@@ -56,7 +56,7 @@ def find_images(names: Sequence[str]) -> list[Path]:
     for path in map(Path, paths):
         inside = select_images(list_files(path)) if path.is_dir() else [path]
         if not inside:
-            raise DataError(f"{path}: holds no picture ({', '.join(EXTENSIONS)})")
+            raise DataError(f"{path}: holds no image ({', '.join(EXTENSIONS)})")
         images += inside
     return list(dict.fromkeys(images))
 
@@ -98,7 +98,7 @@ def select_images(files: Sequence[Path]) -> list[Path]:
     others = Counter(path.suffix.lower() for path in set(files).difference(images))
     if others:
         counts = ", ".join(f"{count} {extension or 'without'}" for extension, count in sorted(others.items()))
-        log.warning("files left out by their endings: %s; pictures end in %s", counts, ", ".join(EXTENSIONS))
+        log.warning("files left out by their endings: %s; images end in %s", counts, ", ".join(EXTENSIONS))
     return images
 
 
@@ -115,7 +115,7 @@ def list_splits(folder: Path) -> dict[str, ClassifiedFiles]:
 
 
 def label_splits(
-    source: Path, splits: dict[str, ClassifiedFiles], folder: Path, test_share: float, may_lack_classes: bool
+    source: Path, splits: dict[str, ClassifiedFiles], folder: Path, test_share: float, allow_missing_classes: bool
 ) -> tuple[list[str], dict[str, LabelledFiles]]:
     """The classes, sorted, and the labelled images of each split, in an order that mixes the classes.
 
@@ -130,40 +130,42 @@ def label_splits(
     spellings = Counter(map(str.casefold, classes))
     if alike := [name for name in classes if spellings[name.casefold()] > 1]:
         log.warning("%s: classes that differ only in upper and lower case are different: %s", source, join_names(alike))
-    _check_classes(source, classes, splits, may_lack_classes)
+    _check_classes(source, classes, splits, allow_missing_classes)
     splits = {split: in_hash_order(files, folder) for split, files in splits.items()}
     if len(splits) == 1 and test_share:
         train, test = _take_test_split(splits["train"], test_share)
         if not test:
-            raise DataError(f"{source}: too few pictures to take {test_share:g} of each class for the test")
+            raise DataError(f"{source}: too few images to take {test_share:g} of each class for the test")
         splits = {"train": train, "test": test}
     label_of = {name: label for label, name in enumerate(classes)}
     return classes, {split: [(path, label_of[name]) for path, name in files] for split, files in splits.items()}
 
 
 def no_images(source: Path, empty: Sequence[str], num_classes: int) -> str:
-    return f"{source}: no picture in {len(empty)} of its {num_classes} classes: {join_names(empty)}"
+    return f"{source}: no image in {len(empty)} of its {num_classes} classes: {join_names(empty)}"
 
 
 def in_hash_order(files: ClassifiedFiles, folder: Path) -> ClassifiedFiles:
     """Sort images by a hash of their names, which mixes the classes and changes little when images are added."""
-    return sorted(files, key=lambda file: hashlib.sha256(os.fsencode(nfc(str(file[0].relative_to(folder))))).digest())
+    return sorted(
+        files, key=lambda file: hashlib.sha256(os.fsencode(normalize(str(file[0].relative_to(folder))))).digest()
+    )
 
 
 def _check_classes(
-    source: Path, classes: list[str], splits: dict[str, ClassifiedFiles], may_lack_classes: bool
+    source: Path, classes: list[str], splits: dict[str, ClassifiedFiles], allow_missing_classes: bool
 ) -> None:
     for split, files in splits.items():
         split_classes = {name for _, name in files}
         if unknown := sorted(split_classes.difference(classes)):
             raise DataError(
-                f"{source}: the {split} split has classes without training pictures: {join_names(unknown)}; the "
+                f"{source}: the {split} split has classes without training images: {join_names(unknown)}; the "
                 f"classes of the training split are {join_names(classes)}; rename or remove these"
             )
-        if (missing := sorted(set(classes) - split_classes)) and not may_lack_classes:
+        if (missing := sorted(set(classes) - split_classes)) and not allow_missing_classes:
             raise DataError(
                 f"{source}: the {split} split lacks classes of the training split: {join_names(missing)}; add "
-                "pictures of them, or set data.dataset.skip_unreadable=true"
+                "images of them, or set data.dataset.skip_unreadable=true"
             )
 
 
@@ -187,7 +189,7 @@ def _list_class_files(folder: Path) -> dict[str, list[Path]]:
     classes = visible_folders(folder, [path.name for path in folder.iterdir() if path.is_dir()])
     if len(classes) < 2:
         raise DataError(
-            f"{folder}: two or more folders of a class are expected, with pictures in {folder}/CLASS/ (to evaluate a "
+            f"{folder}: two or more folders of a class are expected, with images in {folder}/CLASS/ (to evaluate a "
             f"model, with the names of its classes); found: {join_names(classes) or 'none'}"
         )
     return {name: list_files(folder / name) for name in classes}
@@ -204,7 +206,7 @@ def _classify(folder: Path, class_files: dict[str, list[Path]], images: set[Path
     _refuse_splits(folder, files)
     if empty := sorted(set(class_files) - {name for _, name in files}):
         log.warning("%s; left out", no_images(folder, empty, len(class_files)))
-    return [(path, nfc(name)) for path, name in files]
+    return [(path, normalize(name)) for path, name in files]
 
 
 def _refuse_splits(folder: Path, files: ClassifiedFiles) -> None:
@@ -225,7 +227,7 @@ def _refuse_splits(folder: Path, files: ClassifiedFiles) -> None:
         raise DataError(
             f"{folder}: folders of classes that look like splits: {join_names(splits)}, with the folders "
             f"{join_names(sorted(subfolders[splits[0]]))}; name splits train, val and test, with a folder for each "
-            "class in each, or set data.dataset.labels=FILE.csv, which names the class of each picture"
+            "class in each, or set data.dataset.labels=FILE.csv, which names the class of each image"
         )
 
 

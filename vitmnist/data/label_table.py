@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitmnist.data.image_listing import SPLIT_OF, SPLITS, ClassifiedFiles, nfc
+from vitmnist.data.image_listing import SPLIT_OF, SPLITS, ClassifiedFiles, normalize
 from vitmnist.errors import DataError, join_names
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class LabelTable:
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise DataError(f"data.dataset.labels={self.path}: cannot be read: {error}") from error
         if len({label for _, label in splits["train"]}) < 2:
-            raise DataError(f"{self.path}: two or more labels of training pictures are expected")
+            raise DataError(f"{self.path}: two or more labels of training images are expected")
         return {split: files for split, files in splits.items() if files}
 
     def _check_columns(self, names: Sequence[str]) -> None:
@@ -97,4 +97,4 @@ class LabelTable:
         path = next((folder / form for form in forms if (folder / form).exists()), folder / name)
         if not path.is_relative_to(folder) or ".." in path.relative_to(folder).parts:
             raise ValueError(f"{name}: must be below data.dataset.path={folder}, without '..'")
-        return path, nfc(label), split
+        return path, normalize(label), split

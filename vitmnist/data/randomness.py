@@ -36,7 +36,7 @@ MAX_ELEMENTS = 1000
 MAX_SEARCHED = 20_000
 """Number of objects that are searched for generators."""
 LIBRARIES = {*sys.stdlib_module_names, "numpy", "PIL", "torch", "torchvision"}
-"""The packages of whose classes only the methods in `CALLED` are searched for generators; of others, all methods."""
+"""In classes of these packages, only the methods in `CALLED` are searched for generators; in other classes, all."""
 CALLED = ("__getitem__", "__getitems__", "__call__", "forward")
 """The methods that read or transform a sample."""
 Result = TypeVar("Result")
@@ -99,7 +99,7 @@ class RandomState:
         return {**states, "numpy": [name, keys.tolist(), *rest]}
 
     def load_dict(self, states: Mapping[str, object]) -> None:
-        """Set the global generators to the states of `to_dict`; that of a GPU only if both have one."""
+        """Set the global generators to the states of `to_dict`; one that has no state there stays as it is."""
         for name, (_, write) in self._global.items():
             if (state := states.get(name.lower())) is not None:
                 write(state)
@@ -155,7 +155,7 @@ def detect_randomness(
     return result, "it differs when it is read again" if difference else None
 
 
-def probe_indices(size: int) -> list[int]:
+def sampled_indices(size: int) -> list[int]:
     """Evenly spread indices of the samples that are read to find out whether a dataset is random."""
     return sorted({probe * size // PROBES for probe in range(PROBES)}) if size else []
 
@@ -209,7 +209,7 @@ def _referents(instance: object) -> Iterable[object]:
     if isinstance(instance, FunctionType):
         try:
             variables = inspect.getclosurevars(instance)
-        except ValueError:  # A variable of the enclosing function has no instance yet.
+        except ValueError:  # A variable of the enclosing function has no value yet.
             return ()
         values = (*variables.nonlocals.values(), *variables.globals.values(), *(instance.__defaults__ or ()))
         modules = [value for value in values if isinstance(value, ModuleType)]

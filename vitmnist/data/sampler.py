@@ -164,7 +164,7 @@ def _permutation(size: int, seed: int, epoch: int) -> Tensor:
 
 
 def _generator(seed: int, epoch: int) -> torch.Generator:
-    # torch's CPU generator uses 32 bits of a seed: with seed + epoch, or with both concatenated, different runs would
+    # Torch's CPU generator uses 32 bits of a seed: with seed + epoch, or with both concatenated, different runs would
     # share epochs. SeedSequence mixes both well, and NumPy guarantees that its output is stable.
     (mixed,) = np.random.SeedSequence(seed, spawn_key=(epoch,)).generate_state(1)
     return torch.Generator().manual_seed(int(mixed))

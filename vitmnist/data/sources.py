@@ -13,16 +13,15 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitmnist.data.channel_statistics import channel_statistics
 from vitmnist.data.images import to_tensor
 from vitmnist.data.randomness import (
     RandomSampleError,
     preserved_random_state,
-    probe_indices,
     read_probes,
     read_sample,
     read_samples,
     refuse_random_samples,
+    sampled_indices,
 )
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.store.read_once import MapStyleDataset, read_once, reading_workers
@@ -54,7 +53,7 @@ class SampleSource(ABC):
             ConfigError: a sample is random.
             DataError: a sample is not a pair of an image and a label, samples have different shapes or dtypes, or the
                 file cannot be written.
-            DoesNotFitError: the disk has too little room.
+            OutOfSpaceError: the disk has too little room.
         """
 
     @abstractmethod
@@ -107,10 +106,6 @@ class TensorSet(SampleSource):
     def read(self, indices: slice | Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
         images, labels = gather_rows(self.tensors, indices)
         return images, labels
-
-    def channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation of each channel of uint8 images; raises as the function of this name."""
-        return channel_statistics(self.images)
 
     def bytes_to_load(self, device: torch.device) -> int:
         is_loaded = (self.images.device.type, self.images.device.index or 0) == (device.type, device.index or 0)
@@ -190,7 +185,7 @@ class DatasetSource(SampleSource):
         read = partial(read_sample, self.dataset)
         try:
             with preserved_random_state(self.dataset):
-                for index in indices[:1] if indices.start else probe_indices(len(self)):
+                for index in indices[:1] if indices.start else sampled_indices(len(self)):
                     read_probes(read, [index], self.dataset)
                 with refuse_random_samples(read, indices, self.dataset):
                     return _pair(_collated([read(index) for index in indices], indices), indices.start)

@@ -15,7 +15,7 @@ from threading import current_thread, get_ident, main_thread
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Any
 
-from vitmnist.diagnosis.loop import OTHER_THREAD, LoaderInfo, Loop, LoaderPass
+from vitmnist.diagnosis.loop import OTHER_THREAD, LoaderInfo, LoaderPass, Loop
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader

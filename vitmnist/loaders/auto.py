@@ -22,7 +22,7 @@ from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.memory import Memory, check_fits, peak_memory
 from vitmnist.store.rows import Storage
 from vitmnist.store.tree import map_tensors
-from vitmnist.timing.benchmark import Benchmark, Candidate, Step, as_one_argument_step, rows_of
+from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, as_one_argument_step, rows_of
 from vitmnist.timing.table import Row, Spread, format_rows
 
 
@@ -48,12 +48,11 @@ class LoaderSelection:
 
 
 class UnbufferedLoader(Loader):
-    """Reads each batch when it is asked for, so that a step with it takes no more memory than it needs."""
+    """Reads each batch on request, so that the memory of a step with it is the memory of the model alone."""
 
     def __init__(self, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
-        super().__init__(
-            replace(sampler, shuffle="none")
-        )  # Its batches are slices, which tensors on a device take too.
+        # Without shuffling, batches are slices, which tensors on a device take too.
+        super().__init__(replace(sampler, shuffle="none"))
         self.data, self.backend = data, backend_of(device)
 
     def batches(self, epoch: int, start: int) -> Batches:
@@ -62,15 +61,19 @@ class UnbufferedLoader(Loader):
 
 
 @LOADERS.register("auto", AutoOptions)
-def auto(
-    options: AutoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device, step: Step | None = None
+def build_fastest_loader(
+    options: AutoOptions,
+    data: SampleSource,
+    sampler: EpochSampler,
+    device: torch.device,
+    step: StepFunction | None = None,
 ) -> Loader:
     """The loader with the fastest epoch; prints the table to stderr.
 
     `step` is a training step to time the candidates with; without it, batches are dropped. Raises as `select_loader`.
     """
-    as_candidate = partial(Candidate, device=device, step=as_one_argument_step(step)) if step else None
-    # The number of steps depends on the time they take, but what they draw must not change what follows.
+    as_candidate = partial(LoaderCandidate, device=device, step=as_one_argument_step(step)) if step else None
+    # The number of steps depends on their time, so the random numbers that they draw must not change the run.
     with preserved_random_state(device=device):
         selection, loader = select_loader(options, data, sampler, device, as_candidate=as_candidate)
     print(selection.table(), file=sys.stderr)
@@ -83,7 +86,7 @@ def select_loader(
     sampler: EpochSampler,
     device: torch.device,
     *,
-    as_candidate: Callable[[Loader], Candidate] | None = None,
+    as_candidate: Callable[[Loader], LoaderCandidate] | None = None,
 ) -> tuple[LoaderSelection, Loader]:
     """Time the loaders that fit, and return the fastest, which the caller has to close.
 
@@ -132,7 +135,7 @@ class CandidateBuilder:
     data: SampleSource
     sampler: EpochSampler
     device: torch.device
-    as_candidate: Callable[[Loader], Candidate] | None
+    as_candidate: Callable[[Loader], LoaderCandidate] | None
 
     def __post_init__(self) -> None:
         self.loaders: dict[str, Loader] = {}
@@ -143,8 +146,8 @@ class CandidateBuilder:
             candidate.is_required = True  # A step that fails here cannot be timed with any loader.
             self.model_memory = peak_memory(candidate.time_block, self.device)
 
-    def build(self, name: str) -> Candidate:
-        """Build a loader; raises `DoesNotFitError` if it does not fit next to the model and the loaders before it."""
+    def build(self, name: str) -> LoaderCandidate:
+        """Build a loader; raises `OutOfSpaceError` if it does not fit next to the model and the loaders before it."""
         is_in_memory = storage_of(name, self.data) in (Storage.HOST, Storage.DEVICE)
         data = self.decoded_set if self.decoded_set is not None and is_in_memory else self.data
         check_fits(name, needs_of(name, data, self.device), self.device, self.model_memory)
@@ -153,7 +156,7 @@ class CandidateBuilder:
         set_up_s = time.perf_counter() - started
         self.loaders[name] = loader
         self.decoded_set = self.decoded_set or loader.decoded_set
-        candidate = self.as_candidate(loader) if self.as_candidate else Candidate(loader, self.device)
+        candidate = self.as_candidate(loader) if self.as_candidate else LoaderCandidate(loader, self.device)
         candidate.set_up_s = set_up_s
         return candidate
 

@@ -1,7 +1,7 @@
 """The contract of a loader, and the registry of loaders.
 
-To add one, write a module in this folder that registers a subclass of `Loader`, and its YAML file in
-`conf/data/loader/`.
+To add a loader, write a module in this folder that registers a subclass of `Loader`, or a function that returns one,
+and its YAML file in `conf/data/loader/`.
 """
 
 import threading
@@ -27,7 +27,8 @@ a view of the loader's set, so do not write to it. Other tensors and datasets ke
 
 Batches = Generator[LoadedBatch, None, None]
 
-INDEX_NBYTES = 8  # The bytes of an int64. A device that keeps the set also keeps the permutation of an epoch.
+INDEX_NBYTES = 8
+"""The bytes of an index, int64. A device that keeps the set also keeps the permutation of an epoch."""
 
 
 class Loader(AbstractContextManager["Loader"], ABC):
@@ -102,12 +103,14 @@ def _close_all(iterators: weakref.WeakSet[Any], lock: threading.Lock) -> None:
 
 
 LOADERS: Registry[OptionsClass, Loader] = Registry("data/loader", __package__)
+"""Subclasses of `Loader`, and functions that choose one and build it, as for `disk` and `auto`."""
 register = LOADERS.register
 
 
 def storage_of(name: str, data: SampleSource) -> Storage:
     """Where a loader of this name keeps all samples of a set, with its default options."""
     builder, _ = LOADERS.resolve(LOADERS.complete({"name": name}))
+    # A function has no `storage_for`. The loaders that it builds are assumed to keep no samples.
     storage: Storage = getattr(builder, "storage_for", Loader.storage_for)(data)
     return storage
 

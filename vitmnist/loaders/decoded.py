@@ -39,8 +39,8 @@ class HostLoader(Loader):
 class PinnedBuffers:
     """A loader's page-locked buffers, from which the device copies asynchronously; one pool for all epochs.
 
-    A buffer is refilled only after the copy out of it has finished. There are `DEPTH` of them, and one more for each
-    thread that fills one, so a host that runs ahead of the device waits here, and its memory does not grow.
+    A buffer is refilled only after the copy out of it has finished. There are `DEPTH` buffers, and one more for each
+    thread that fills one. A host that runs ahead of the device therefore waits here, and its memory does not grow.
     """
 
     DEPTH = 4
@@ -69,7 +69,7 @@ class PinnedBuffers:
 
 @LOADERS.register("ram")
 class RamLoader(HostLoader):
-    """Keeps the set in host memory; raises `ConfigError` for random samples, `DoesNotFitError` if it is too large."""
+    """Keeps the set in host memory; raises `ConfigError` for random samples, `OutOfSpaceError` if it is too large."""
 
     storage = Storage.HOST
 

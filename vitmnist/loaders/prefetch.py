@@ -17,7 +17,8 @@ from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.store.rows import Storage
 from vitmnist.store.tree import map_tensors
 
-END = object()  # Delivered after the last batch of an epoch
+END = object()
+"""Stands for the end of an epoch, after its last batch."""
 
 
 @dataclass
@@ -30,7 +31,7 @@ class PrefetchOptions:
 
 @LOADERS.register("prefetch", PrefetchOptions)
 class PrefetchLoader(Loader):
-    """Wraps any other loader: the time of a step falls from loading + computing to the larger of the two.
+    """Wraps any other loader. The time of a step falls from the sum of loading and computing to the larger of both.
 
     Each epoch has its own thread and queue. With CUDA, the copies of the base loader go to a stream of this loader.
     """
@@ -40,9 +41,8 @@ class PrefetchLoader(Loader):
     ) -> None:
         values = options.base or LOADERS.complete({"name": _default_base(data)})
         self.base = LOADERS.build(values, data, sampler, device, key="data.loader.base")
-        super().__init__(
-            sampler
-        )  # This follows `base`, so that at exit our thread stops before the loader that it runs.
+        # This comes after `base`: finalizers run in reverse order, so at exit the thread stops before the base loader.
+        super().__init__(sampler)
         self.options = options
         self.num_workers, self.resolved_options = self.base.num_workers, self.base.resolved_options
         self.decoded_set = self.base.decoded_set
@@ -55,8 +55,8 @@ class PrefetchLoader(Loader):
         return storage_of(_default_base(data), data)
 
     def batches(self, epoch: int, start: int) -> Batches:
-        # The thread must not refer to this loader, which refers to it: in a reference cycle, an abandoned loader would
-        # keep its thread until the next garbage collection.
+        # The thread must not refer to this loader, which refers to the thread. Because of the reference cycle, an
+        # abandoned loader would keep its thread until the next garbage collection.
         make = partial(_make_batch, self.backend, self.base.epoch(epoch, start))
         events = iter(self.backend.record_event, END)  # An endless iterator of events on the consumer's stream
         prepared: ordered_map[Event, tuple[Any, Event]] = ordered_map(
@@ -69,7 +69,7 @@ class PrefetchLoader(Loader):
                 if batch is END:
                     return
                 self.backend.wait_event(event)
-                # The memory belongs to the thread's stream, which must not reuse it while another stream reads it.
+                # The memory belongs to the thread's stream, which must not reuse it while this stream reads it.
                 yield map_tensors(self._record_stream, batch)
 
     def close(self) -> None:

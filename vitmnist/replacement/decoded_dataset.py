@@ -158,7 +158,11 @@ class TransformedDataset(DecodedDataset):
     """
 
     def __init__(
-        self, original: MapStyleDataset, guard: TransformGuard, samples: EncodedSamples, transform: Callable[[Any], object]
+        self,
+        original: MapStyleDataset,
+        guard: TransformGuard,
+        samples: EncodedSamples,
+        transform: Callable[[Any], object],
     ) -> None:
         self._samples, self._transform = samples, transform
         super().__init__(original, guard, samples.nbytes / len(samples))

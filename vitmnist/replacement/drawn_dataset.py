@@ -62,7 +62,11 @@ class DrawnDataset(DecodedDataset):
     """
 
     def __init__(
-        self, original: MapStyleDataset, guard: TransformGuard, samples: EncodedSamples, random: Sequence[Sequence[Transform]]
+        self,
+        original: MapStyleDataset,
+        guard: TransformGuard,
+        samples: EncodedSamples,
+        random: Sequence[Sequence[Transform]],
     ) -> None:
         self._samples, self._random = samples, random
         super().__init__(original, guard, samples.nbytes / len(samples))
@@ -73,7 +77,9 @@ class DrawnDataset(DecodedDataset):
         return DeferredBatch(partial(finish_batch, samples, empty_batches(samples)))
 
 
-def draw_samples(samples: EncodedSamples, random: Sequence[Sequence[Transform]], indices: Sequence[int]) -> list[PendingSample]:
+def draw_samples(
+    samples: EncodedSamples, random: Sequence[Sequence[Transform]], indices: Sequence[int]
+) -> list[PendingSample]:
     """Draw the parameters of the random transforms of some samples from torch's global generator."""
     pipelines = list(map(tensor_pipeline, random))
     drawn = []

@@ -14,17 +14,17 @@ from vitmnist.data.randomness import (
     RandomSampleError,
     detect_randomness,
     preserved_random_state,
-    sampled_indices,
     read_probes,
+    sampled_indices,
 )
 from vitmnist.errors import ConfigError, DataError, UserError, describe_error, suggest_names
 from vitmnist.replacement.decoded_dataset import (
-    RowTensors,
     Collator,
     DecodedDataLoader,
     DecodedDataset,
     EagerDataLoader,
     RowDataset,
+    RowTensors,
     TransformedDataset,
     decode_rows,
     decode_samples,
@@ -66,7 +66,8 @@ def from_dataloader(
 
     It has the arguments of the original, so Accelerate and Lightning shard it in the same way. Its `dataset` is a
     `DecodedDataset`. It has workers only where the order or random transforms depend on them, because gathering a batch
-    takes less time than receiving one from a worker. A replacement is returned unchanged.
+    takes less time than receiving one from a worker. A replacement is returned unchanged. On the CPU, glibc keeps freed
+    memory for the next batch, as after `make_loader`.
 
     If samples are random, the transforms of the dataset are split at the first random one. Those before it are applied
     once. The others are applied in each epoch, in the workers of the original, or in threads with transforms="tensor".

@@ -12,7 +12,7 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
-from vitmnist.config.schema import affects_nothing, is_under, keys_where
+from vitmnist.config.schema import is_ignored_in_comparison, is_under, keys_where
 from vitmnist.metrics.epoch_record import summarize
 from vitmnist.metrics.epoch_table import EPOCH_S, Metric, epoch_metrics
 from vitmnist.report.statistics import Difference, Differences
@@ -147,7 +147,7 @@ class Comparison:
 
         It is None if the rows are the same, if either is not ranked, or if they have no round in common.
         """
-        return self._ratios.get(row, other or self.ranked_rows[0]) if self.ranked_rows else None
+        return self._ratios.compare(row, other or self.ranked_rows[0]) if self.ranked_rows else None
 
     @cached_property
     def metric(self) -> Metric:
@@ -241,7 +241,7 @@ def _displayed_config(run: Run) -> dict[str, Any]:
 
 def _varied_keys(configs: Iterable[Mapping[str, Any]]) -> list[str]:
     recorded = [config for config in configs if config]  # An unknown configuration distinguishes nothing.
-    ignored = [*keys_where(affects_nothing), "seed", "data.holdout_seed"]
+    ignored = [*keys_where(is_ignored_in_comparison), "seed", "data.holdout_seed"]
     keys = dict.fromkeys(key for config in recorded for key in config)
     return [key for key in keys if not is_under(key, ignored) and _varies(key, recorded)]
 

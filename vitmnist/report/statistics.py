@@ -80,7 +80,7 @@ class Differences(Generic[T]):
         blocks = [block for configuration in compared for block in values[configuration]]
         self._residual_freedom = len(blocks) - len(set(blocks)) - len(compared) + 1
 
-    def get(self, first: T, second: T) -> Difference | None:
+    def compare(self, first: T, second: T) -> Difference | None:
         """The difference of two configurations; None if they are the same, or have no common block."""
         deltas = self._deltas(first, second)
         if first == second or not deltas:

@@ -45,7 +45,7 @@ def _quality_noise(comparison: Comparison, best: str) -> str:
     # All are to be maximised.
     gains = {label: {seed: metric.sign * value for seed, value in groups[label].items()} for label in groups}
     differences = Differences(gains)
-    leads = [differences.get(best, label) for label in groups if label != best]
+    leads = [differences.compare(best, label) for label in groups if label != best]
     # A lead that is the same with every seed, such as a few images that change together, does not show the noise.
     varying = [lead for lead in leads if lead and (lead.low != lead.high or lead.mean == 0)]
     lowest = [lead.low for lead in varying if lead.low is not None]

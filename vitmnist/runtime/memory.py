@@ -19,7 +19,7 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """The numbers of two parameters of `mallopt`, from glibc's malloc.h."""
 
 
-class DoesNotFitError(ConfigError):
+class OutOfSpaceError(ConfigError):
     """The samples that a loader would keep need more memory than is free."""
 
 
@@ -107,7 +107,7 @@ def check_fits(
     reserve: Memory = Memory(),
     alternatives: tuple[str, ...] = (),
 ) -> None:
-    """Raise `DoesNotFitError` if a set does not fit.
+    """Raise `OutOfSpaceError` if a set does not fit.
 
     Args:
         reserve: the memory that must be left free for the model.
@@ -120,7 +120,7 @@ def check_fits(
     if shortage:
         fitting = [name for name in alternatives if name != "ram" or needs.host + needs.device <= free.host]
         advice = f"; data/loader={' or data/loader='.join(fitting)} would work" if fitting else ""
-        raise DoesNotFitError(f"{loader}: {shortage}{advice}")
+        raise OutOfSpaceError(f"{loader}: {shortage}{advice}")
 
 
 def _shortage(location: str, size: int, model_size: int, available: int) -> str:

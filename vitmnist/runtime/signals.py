@@ -75,7 +75,7 @@ class StopSignal:
         return self._parent not in (None, os.getppid())
 
     @property
-    def request(self) -> int:
+    def code(self) -> int:
         """0 to continue, 1 at the time limit, N + 1 after signal N: the maximum over all ranks stops the run."""
         if self.is_orphan:
             self._received = self._received or signal.SIGHUP
@@ -103,8 +103,8 @@ def _not_ignored() -> list[int]:
     return [signum for signum in STOP_SIGNALS if signal.getsignal(signum) != signal.SIG_IGN]
 
 
-def interruption(request: int) -> RunInterrupted:
-    """The exception to raise for a `StopSignal.request` that is not 0."""
-    if request == 1:
+def interruption(stop_code: int) -> RunInterrupted:
+    """The exception to raise for a `StopSignal.code` that is not 0."""
+    if stop_code == 1:
         return TimeLimitReached("the time limit max_minutes was reached")
-    return RunInterrupted(f"{signal.Signals(request - 1).name} was received")
+    return RunInterrupted(f"{signal.Signals(stop_code - 1).name} was received")

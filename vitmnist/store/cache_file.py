@@ -29,14 +29,14 @@ from torch import Tensor
 
 from vitmnist.errors import DataError
 from vitmnist.runtime.files import read_plain, write_atomic
-from vitmnist.runtime.memory import DoesNotFitError, format_mib
+from vitmnist.runtime.memory import OutOfSpaceError, format_mib
 
 log = logging.getLogger(__name__)
 
 DEFAULT_FOLDER = "~/.cache/vitmnist/vitmnist-cache"
 """The folder of caches, unless another one is configured."""
 MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
-"""The flag of Linux. Python's `mmap` has it since 3.11."""
+"""The flag of Linux for a mapping without reserved swap. Python's `mmap` has it since 3.11."""
 RECORD_NAME = "cache.json"
 """The name of the file that completes a cache: without it, the samples are decoded again."""
 READ_SIZE = 2**20
@@ -44,6 +44,7 @@ READ_SIZE = 2**20
 UNUSABLE = (OSError, ValueError, KeyError, TypeError)
 """The errors that reading a cache raises if a file is missing or damaged."""
 ADVICE = "data.loader.folder=FOLDER or data.root=FOLDER (folder=… of make_loader and from_dataloader)"
+"""The options that name another folder, for messages."""
 
 Chunks = Iterable[tuple[Tensor, ...]]
 """The tensors of consecutive samples, such as images `[B, …]` and labels `[B, …]`; the last has a row per sample."""
@@ -68,7 +69,7 @@ def decode_once(
 
     Raises:
         DataError: the folder cannot be written, or there are no samples.
-        DoesNotFitError: the disk has too little room; raised before anything is written.
+        OutOfSpaceError: the disk has too little room; raised before anything is written.
     """
     if fingerprint is None:
         with ExitStack() as stack:
@@ -79,7 +80,7 @@ def decode_once(
             return tuple(map(_map, files)), notes()
     key = hashlib.sha256(fingerprint.encode()).hexdigest()[:24]
     entry = folder / key
-    with suppress(*UNUSABLE):  # If another process is replacing the cache, this one waits for its lock.
+    with suppress(*UNUSABLE):  # While another process replaces the cache, this one waits for the lock below.
         return _open(entry, names)
     with _locked(folder, key):
         try:
@@ -105,7 +106,7 @@ def decode_once(
 def _decode_named(folder: Path, size: int, chunks: Chunks, names: Sequence[str]) -> None:
     with ExitStack() as stack:
         with _named_errors(folder.parent):
-            shutil.rmtree(folder, ignore_errors=True)  # A killed process has left it.
+            shutil.rmtree(folder, ignore_errors=True)  # A killed process may have left it.
             folder.mkdir()
             files = [stack.enter_context((folder / f"{name}.npy").open("w+b")) for name in names]
         _write(folder.parent, files, size, chunks)
@@ -143,7 +144,7 @@ def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) 
             if not any(counts):
                 needed = size * sum(array.nbytes for array in arrays) // max(len(arrays[-1]), 1)
                 if needed > (free := shutil.disk_usage(folder).free):
-                    raise DoesNotFitError(
+                    raise OutOfSpaceError(
                         f"cache: the decoded set takes {format_mib(needed)} on the disk of {folder}, where "
                         f"{format_mib(free)} are free; name a folder on another disk with {ADVICE}, or choose "
                         "data/loader=disk"
@@ -174,7 +175,7 @@ def _map(file: IO[bytes]) -> Tensor:
     file.seek(0)
     np.lib.format.read_magic(file)
     shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-    if sys.platform == "linux":  # With reserved swap, Linux refuses to map a file larger than its memory.
+    if sys.platform == "linux":  # With reserved swap, Linux refuses to map a file that is larger than memory.
         pages = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE | MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE)
     else:
         pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

@@ -45,7 +45,7 @@ def read_once(
         read: called in a worker if there are workers.
         sample_nbytes: the size of a sample, which limits the size of a chunk.
         context: the `multiprocessing_context` of a DataLoader.
-        worker_init_fn: of a DataLoader; the worker's dataset has the attributes of `dataset`.
+        worker_init_fn: the `worker_init_fn` of a DataLoader. The worker's dataset has the attributes of `dataset`.
 
     Raises:
         UserError: `read` has raised it. Other errors in a worker become a `DataError`.
@@ -72,12 +72,12 @@ def read_once(
 
 
 def identity(batch: Batch) -> Batch:
-    """Return the batch: the collate function where a dataset makes whole batches. Torch's would convert arrays."""
+    """Return the batch: the collate function for a dataset of whole batches. Torch's function would convert arrays."""
     return batch
 
 
 class WrappedDataset(Dataset[Any]):
-    """A dataset made from the dataset `original`, whose other attributes it has too."""
+    """A dataset made from another one, `original`, which provides all attributes that it lacks."""
 
     original: MapStyleDataset
 
@@ -98,7 +98,7 @@ class _Chunks(WrappedDataset, Generic[Chunk]):
         indices = range(len(self.original))[chunk * self.chunk_size : (chunk + 1) * self.chunk_size]
         try:
             return self.read(indices)
-        except UserError as error:  # Torch would make a worker's traceback the message.
+        except UserError as error:  # For an error in a worker, torch would make the traceback the message.
             return error
         except Exception as error:
             if get_worker_info() is None:
@@ -107,9 +107,9 @@ class _Chunks(WrappedDataset, Generic[Chunk]):
 
 
 def reading_workers(dataset: MapStyleDataset, num_workers: int = 0) -> int:
-    """Number of workers that read a dataset: the number of cores, or 0 if the dataset may have an open file.
+    """Return how many workers to read a dataset with: one per core, or 0 if the dataset may have an open file.
 
-    Forked processes cannot share an open file. Datasets of torchvision have none, and neither has a dataset that its
+    Forked processes cannot share an open file. Datasets of torchvision have none, and neither does a dataset that its
     user reads with workers.
 
     Args:

@@ -21,7 +21,7 @@ from torch import Tensor
 from vitmnist.errors import DataError, describe_error
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.store.cache_file import decode_once
-from vitmnist.store.tree import Structure, flatten, stride_order, unflatten
+from vitmnist.store.tree import Structure, flatten_tree, stride_order, unflatten_tree
 
 Buffer = bytes | bytearray | memoryview
 LoadImage = Callable[[str, tuple[int, int], Buffer], Image.Image | Tensor]
@@ -32,7 +32,7 @@ BYTE_MODES = ("L", "LA", "RGB", "RGBA")
 """The modes of PIL images with 8 bits for each channel."""
 TV_TENSORS = ("Image", "Mask", "Video")
 """The tv_tensors of torchvision that have no attributes besides their values."""
-PLAIN_TYPES = "pictures, tensors, arrays, numbers and text in dicts, lists and tuples"
+PLAIN_TYPES = "images, tensors, arrays, numbers and text in dicts, lists and tuples"
 """The contents that a file can have."""
 FILE_ADVICE = f"a file keeps only {PLAIN_TYPES}, of one structure; convert it, or use ram"
 """The end of a message about a sample that a file cannot have."""
@@ -43,7 +43,7 @@ FILE_NAMES = ("samples", "spans")
 
 
 @dataclass(frozen=True)
-class Samples:
+class EncodedSamples:
     """Samples as bytes: pickled, or as `encode_plain` encodes samples of one structure for a file.
 
     Args:
@@ -73,7 +73,7 @@ class Samples:
             return unpickle_sample(content, load_image, as_views)
         return decode_plain(content, self.structure, load_image, as_views)
 
-    def with_tensors(self) -> Samples:
+    def with_tensors(self) -> EncodedSamples:
         """The same samples with images as uint8 tensors; loading an image of another depth raises `DataError`."""
         return replace(self, as_tensors=True)
 
@@ -82,7 +82,7 @@ class Samples:
         return int((self.spans[:, 2] - self.spans[:, 1]).sum()) + self.spans.nbytes
 
 
-def encode_samples(samples: Iterable[object], structure: Structure | None = None) -> Samples:
+def encode_samples(samples: Iterable[object], structure: Structure | None = None) -> EncodedSamples:
     """Encode samples as one block of bytes; raises `DataError` if a sample cannot be encoded.
 
     Args:
@@ -95,11 +95,11 @@ def encode_samples(samples: Iterable[object], structure: Structure | None = None
         for part in parts:
             content += part
         spans.append((0, start, len(content)))
-    return Samples([torch.frombuffer(content, dtype=torch.uint8)], torch.tensor(spans), structure)
+    return EncodedSamples([torch.frombuffer(content, dtype=torch.uint8)], torch.tensor(spans), structure)
 
 
-def samples_in_memory(chunks: Iterable[Samples], expected_nbytes: int) -> Samples:
-    """Collect the samples of chunks of one block each; raises `DoesNotFitError` if there is too little memory."""
+def samples_in_memory(chunks: Iterable[EncodedSamples], expected_nbytes: int) -> EncodedSamples:
+    """Collect the samples of chunks of one block each; raises `OutOfSpaceError` if there is too little memory."""
     blocks: list[Tensor] = []
     spans: list[Tensor] = []
     needed = expected_nbytes
@@ -109,16 +109,16 @@ def samples_in_memory(chunks: Iterable[Samples], expected_nbytes: int) -> Sample
         # A copy, because a block from a worker occupies a file descriptor and shared memory, which is scarce.
         blocks.append(chunk.blocks[0].clone())
         needed = max(needed - blocks[-1].nbytes, blocks[-1].nbytes)
-    return Samples(blocks, torch.cat(spans), None)
+    return EncodedSamples(blocks, torch.cat(spans), None)
 
 
 def samples_in_file(
-    chunks: Callable[[], Iterable[Samples]],
+    chunks: Callable[[], Iterable[EncodedSamples]],
     size: int,
     structure: Structure,
     folder: Path,
     fingerprint: str | None,
-) -> Samples:
+) -> EncodedSamples:
     """Write the samples of chunks, which `encode_samples` has encoded, into a cache; see `decode_once`."""
 
     def chunks_of_tensors() -> Iterator[tuple[Tensor, Tensor]]:
@@ -128,7 +128,7 @@ def samples_in_file(
             filled += len(chunk.blocks[0])
 
     (content, spans), _ = decode_once(folder, fingerprint, size, chunks_of_tensors, names=FILE_NAMES)
-    return Samples([content], spans, structure)
+    return EncodedSamples([content], spans, structure)
 
 
 def pickle_sample(sample: object) -> list[Buffer]:
@@ -162,9 +162,8 @@ class _SamplePickler(pickle.Pickler):
     def __init__(self) -> None:
         self.head = io.BytesIO()
         self.buffers: list[Buffer] = []
-        buffers = (
-            self.buffers
-        )  # A reference to `self` would be a cycle, which the garbage collector ends with an error.
+        # The callback must not refer to `self`: the garbage collector raises an error for a cycle through a pickler.
+        buffers = self.buffers
         super().__init__(self.head, protocol=5, buffer_callback=lambda buffer: buffers.append(buffer.raw()))
 
     def persistent_id(self, obj: object) -> tuple[str, tuple[int, int]] | None:
@@ -220,7 +219,7 @@ def encode_plain(sample: object, structure: Structure) -> list[Buffer]:
     Raises:
         DataError: the sample has another structure, or a leaf that is none of the `PLAIN_TYPES`.
     """
-    leaves, sample_structure = flatten(sample)
+    leaves, sample_structure = flatten_tree(sample)
     if sample_structure != structure:
         raise DataError(f"the samples differ in their structure; {FILE_ADVICE}")
     descriptions: list[object] = []
@@ -254,7 +253,7 @@ def decode_plain(content: memoryview, structure: Structure, load_image: LoadImag
         else:
             values = next(remaining) if as_views else bytearray(next(remaining))
             leaves.append(_load_array(values, **description))
-    return unflatten(leaves, structure)
+    return unflatten_tree(leaves, structure)
 
 
 def _plain_kind(leaf: object) -> tuple[str, Tensor]:
@@ -266,7 +265,7 @@ def _plain_kind(leaf: object) -> tuple[str, Tensor]:
         kind = type(leaf)
         if kind is Tensor or (kind.__module__.startswith("torchvision.tv_tensors") and kind.__name__ in TV_TENSORS):
             return kind.__name__, leaf.as_subclass(Tensor).cpu().resolve_conj().resolve_neg()
-    name = f"a picture of mode {leaf.mode}" if isinstance(leaf, Image.Image) else f"a {type(leaf).__name__}"
+    name = f"an image of mode {leaf.mode}" if isinstance(leaf, Image.Image) else f"a {type(leaf).__name__}"
     raise DataError(f"a sample has {name}; {FILE_ADVICE}")
 
 
@@ -285,7 +284,7 @@ def _load_array(content: Buffer, kind: str, dtype: str, shape: list[int], order:
 def _load_image_tensor(mode: str, size: tuple[int, int], content: Buffer, as_view: bool) -> Tensor:
     """Make a uint8 tensor `[C, H, W]` with its channels last in memory, which torch resizes fastest."""
     if mode not in BYTE_MODES:
-        raise DataError(f"pictures of mode {mode} are no tensors of bytes; convert them to L or RGB")
+        raise DataError(f"images of mode {mode} are no tensors of bytes; convert them to L or RGB")
     return _from_buffer(content if as_view else bytearray(content)).view(size[1], size[0], -1).permute(2, 0, 1)
 
 

@@ -76,14 +76,14 @@ def copy_tree(tree: Tree) -> Tree:
     return copies
 
 
-def flatten(tree: object) -> tuple[list[Any], Structure]:
+def flatten_tree(tree: object) -> tuple[list[Any], Structure]:
     """The leaves of a tree in order, and its structure."""
     leaves: list[Any] = []
     emptied = tree_map(leaves.append, tree)
     return leaves, Structure(repr(emptied), emptied)
 
 
-def unflatten(leaves: Iterable[object], structure: Structure) -> Any:
+def unflatten_tree(leaves: Iterable[object], structure: Structure) -> Any:
     """Build the tree with this structure and these leaves."""
     remaining = iter(leaves)
     return tree_map(lambda _: next(remaining), structure.tree)
@@ -113,8 +113,8 @@ def find_difference(actual: object, expected: object, *, compared: Compared | No
         compared: the objects that are being compared, which may refer to themselves.
     """
     compared = {} if compared is None else compared
-    leaves, structure = flatten(actual)
-    expected_leaves, expected_structure = flatten(expected)
+    leaves, structure = flatten_tree(actual)
+    expected_leaves, expected_structure = flatten_tree(expected)
     if structure != expected_structure:
         return "the structure"
     for path, leaf, expected_leaf in zip(structure.paths(), leaves, expected_leaves, strict=True):

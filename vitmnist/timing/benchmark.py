@@ -19,16 +19,18 @@ from vitmnist.errors import describe_error
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.timing.table import NOTICEABLE_SHARE, Row, Spread
 
-NUM_BLOCKS = 5  # The range of the timed blocks of a candidate is the noise.
-WARM_UP_BATCHES = 2  # The first block does not count: a step may compile, and memory is touched for the first time.
+NUM_BLOCKS = 5
+"""The number of timed blocks of each candidate. Their range is the noise."""
+WARM_UP_BATCHES = 2
+"""The size of the first block, which is discarded: it includes compilation and first-touch page faults."""
 CPU = torch.device("cpu")
 Item = TypeVar("Item")
-Step = Callable[..., object]
+StepFunction = Callable[..., object]
 """A user's training step: `step(batch)`, or `step(images, labels)` if it has several required arguments."""
 
 
 @dataclass(frozen=True)
-class Block:
+class TimedBlock:
     """The times of the first batches of an epoch, in seconds.
 
     Args:
@@ -58,36 +60,35 @@ class Block:
 
 
 @dataclass(eq=False)
-class Candidate:
+class LoaderCandidate:
     """A way to load batches, with its row of the table.
 
     Args:
         loader: a `DataLoader`, a loader of this project, or any iterable of batches.
         step: trains on a batch; None times loading alone.
         epoch: returns the batches of an epoch; by default `loader.epoch`, or the loader itself if it is iterable.
-        length: the number of batches in an epoch, by default the length of the loader; None if it is unknown.
         change: the line of code that puts this candidate into a script.
         is_required: raise an error, instead of storing it as the reason why this candidate cannot be used.
-        warm_up: the first block, which does not count.
+        warm_up: the first block, which is discarded.
     """
 
     loader: object = None
     device: torch.device = CPU
     step: Callable[[Any], object] | None = None
     epoch: Callable[[int], Iterable[object]] | None = None
-    length: int | None = None
     set_up_s: float | None = None
     change: str | None = None
     is_required: bool = False
     error: str | None = None
     name: str = ""
-    warm_up: Block | None = None
-    blocks: list[Block] = field(default_factory=list)
+    warm_up: TimedBlock | None = None
+    blocks: list[TimedBlock] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._epochs = count()
         self.num_batches = 0  # Batches loaded so far
-        if self.length is None and isinstance(self.loader, Sized):
+        self.length: int | None = None  # Batches in an epoch, if the loader has a length
+        if isinstance(self.loader, Sized):
             with suppress(TypeError):  # A DataLoader has `__len__`, but its sampler may not.
                 self.length = len(self.loader)
 
@@ -97,7 +98,7 @@ class Candidate:
             return (self.epoch or self.loader.epoch)(epoch)  # type: ignore[attr-defined]
         return self.loader
 
-    def time_block(self, size: int = WARM_UP_BATCHES) -> Block | None:
+    def time_block(self, size: int = WARM_UP_BATCHES) -> TimedBlock | None:
         """Time `size` batches of a new epoch; None if an error occurs or there is no batch."""
         if self.error:
             return None
@@ -106,7 +107,7 @@ class Candidate:
         except Exception as error:
             if self.is_required:
                 raise
-            # The frames of the traceback would keep the workers of a DataLoader alive.
+            # The frames of the traceback keep the workers of a DataLoader alive.
             clear_frames(error.__traceback__)
             self.error = describe_error(error)
             return None
@@ -115,13 +116,13 @@ class Candidate:
         self.warm_up = self.warm_up or block
         return block
 
-    def _time(self, size: int) -> Block | None:
+    def _time(self, size: int) -> TimedBlock | None:
         """Time a block of `size` batches, after those that may be ready ahead when the epoch starts."""
         workers = getattr(self.loader, "num_workers", 0)
         ahead = getattr(self.loader, "batches_ahead", 0)
         if isinstance(self.loader, DataLoader):
             ahead = workers * (self.loader.prefetch_factor or 0)
-        if workers:  # Workers deliver in turn, so each of them must load the same number of batches.
+        if workers:  # Workers deliver in turn, so each must load the same number of batches.
             size = ceil(size / workers) * workers
         if self.length is not None:
             ahead = max(0, min(ahead, self.length - 1 - size))
@@ -139,22 +140,22 @@ class Candidate:
             return None
         later_batches = batches[1 + ahead :] or batches[1:] or batches  # The epoch may be shorter than that.
         waiting_s, step_s = map(fmean, zip(*later_batches, strict=True))
-        return Block(sum(batches[0]), batches[0][0], waiting_s + step_s, waiting_s)
+        return TimedBlock(sum(batches[0]), batches[0][0], waiting_s + step_s, waiting_s)
 
 
 @dataclass
 class Benchmark:
-    """Builds candidates next to each other, whose loaders `stack` closes, and times them in turns."""
+    """Builds candidates, all open at once, and times them in turns; `stack` closes their loaders."""
 
     stack: ExitStack
-    candidates: list[Candidate] = field(init=False, default_factory=list)
+    candidates: list[LoaderCandidate] = field(init=False, default_factory=list)
 
-    def add(self, name: str, build: Callable[[], Candidate]) -> Candidate:
+    def add(self, name: str, build: Callable[[], LoaderCandidate]) -> LoaderCandidate:
         """Build a candidate and time its first block; an error is stored as the reason why it cannot be used."""
         try:
             candidate = build()
         except Exception as error:  # For example, a sample that the user's loop never reads may be broken.
-            candidate = Candidate(error=describe_error(error))
+            candidate = LoaderCandidate(error=describe_error(error))
         candidate.name = name
         candidate.time_block()
         if close := getattr(candidate.loader, "close", None):
@@ -192,7 +193,7 @@ def in_turns(candidates: Sequence[Item], rounds: int) -> Iterator[list[Item]]:
         yield [*candidates[first:], *candidates[:first]]
 
 
-def rows_of(candidates: Sequence[Candidate], length: float | None, has_baseline: bool = True) -> list[Row]:
+def rows_of(candidates: Sequence[LoaderCandidate], length: float | None, has_baseline: bool = True) -> list[Row]:
     """The rows of the table.
 
     Args:
@@ -217,7 +218,7 @@ def rows_of(candidates: Sequence[Candidate], length: float | None, has_baseline:
     return rows
 
 
-def as_one_argument_step(step: Step) -> Callable[[Any], object]:
+def as_one_argument_step(step: StepFunction) -> Callable[[Any], object]:
     """The step as a function of a batch, which is unpacked if the step has several required arguments."""
     try:
         inspect.signature(step).bind(None)

@@ -8,7 +8,7 @@ from enum import Enum
 from statistics import median
 
 NOTICEABLE_SHARE = 0.05
-"""The smallest share of the time that is mentioned."""
+"""Smaller shares of the time are not reported."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,12 @@ def format_rows(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-COMPUTE_BOUND_PCT = 10.0  # Below this percentage of waiting, the step limits the loop.
-INPUT_BOUND_PCT = 60.0  # Above this percentage of waiting, the loader limits the loop.
-MIN_STEPS = 20  # With fewer steps there is no verdict.
+COMPUTE_BOUND_PCT = 10.0
+"""Below this percentage of waiting, the step limits the loop."""
+INPUT_BOUND_PCT = 60.0
+"""Above this percentage of waiting, the loader limits the loop."""
+MIN_STEPS = 20
+"""With fewer steps, there is no verdict."""
 
 
 class Bottleneck(str, Enum):
@@ -94,7 +97,7 @@ class Bottleneck(str, Enum):
 
 
 def format_bottleneck(bottleneck: Bottleneck, waiting_pct: float, steps: int) -> str:
-    """A sentence about the bottleneck. It has no bound of the gain: the time of the step without loading is unknown."""
+    """A sentence about the bottleneck. It names no possible gain: the time of the step without loading is unknown."""
     if bottleneck is Bottleneck.TOO_FEW_STEPS:
         return f"no verdict: it needs {MIN_STEPS} steps, and only {steps} {'was' if steps == 1 else 'were'} measured"
     return f"{bottleneck.value}: {waiting_pct:.0f}% of the time is spent waiting for data"

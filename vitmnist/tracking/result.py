@@ -147,9 +147,9 @@ def record_outcome(result: Result, config: Config, folder: Path, stop: StopSigna
         yield
     except BaseException as raised:
         error = world.first_failure(raised)
-        if stop.request and classify(error).cause == "worker":
+        if stop.code and classify(error).cause == "worker":
             # The signal that stops the run has stopped its workers, too.
-            error = interruption(stop.request)
+            error = interruption(stop.code)
         record_failure(error, result, config, folder, world)
         if error is raised:
             raise

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vitmnist.config.schema import flatten
+from vitmnist.config.schema import dotted_keys
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.metrics.epoch_record import Monitor, steady_epochs, summarize
 from vitmnist.metrics.epoch_table import Metric, epoch_metrics, find_metric
@@ -40,7 +40,7 @@ class Run:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The configuration by full keys such as `data.loader.name`; empty if unknown."""
-        return flatten(self.result.config or {})
+        return dotted_keys(self.result.config or {})
 
     @property
     def seeds(self) -> str:

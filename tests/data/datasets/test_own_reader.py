@@ -103,7 +103,7 @@ def test_a_reader_that_raises_stop_iteration_does_not_end_the_epoch(tiny: Datase
         list(loader.epoch(0))
 
 
-def test_a_dataset_without_files_of_its_own_reads_any_picture_in_its_shape() -> None:
+def test_a_dataset_without_files_of_its_own_reads_any_image_in_its_shape() -> None:
     assert file_reader({"name": "mnist"}, (1, 20, 30)) == ImageReader((30, 20), Mode.grey)
     recorded = {"name": "image_folder", "size": 9, "mode": "rgb", "resize": "pad", "draft": False}
     assert file_reader(recorded, (3, 9, 9)) == ImageReader((9, 9), "rgb", "pad")

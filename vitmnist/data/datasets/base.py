@@ -94,9 +94,6 @@ class Split(TensorSet):
         files = self.files and replace(self.files, names=[self.files.names[index] for index in indices])
         return replace(super().subset(rows), files=files, sha256=None)
 
-    def channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        return self.mean, self.std
-
     def name(self, index: int) -> str | int:
         """The file of an image, or its index if it has none."""
         return self.files.names[index] if self.files else index
@@ -270,7 +267,7 @@ def apply_config(dataset: Dataset, data: DataConfig) -> Dataset:
 
     Raises:
         ConfigError: the hold-out or the statistics are impossible for this dataset.
-        DoesNotFitError: there is too little memory for the hold-out.
+        OutOfSpaceError: there is too little memory for the hold-out.
     """
     if data.holdout:
         dataset = hold_out_validation(dataset, data.holdout, data.holdout_seed)
@@ -289,7 +286,7 @@ def hold_out_validation(dataset: Dataset, size: int | float, seed: int) -> Datas
 
     Raises:
         ConfigError: no image would be left for training or evaluation, or there is a validation split already.
-        DoesNotFitError: there is too little memory for the copy.
+        OutOfSpaceError: there is too little memory for the copy.
     """
     key, train = f"data.holdout={size}", dataset.train
     if dataset.validation is not None:

@@ -37,11 +37,11 @@ log = logging.getLogger(__name__)
 CACHE_FOLDER = "vitmnist-cache"
 """The folder below `data.root` for decoded images."""
 CACHE_VERSION = 9
-"""The version of the decoded pixels and of the notes about them. Another version makes caches decode again."""
+"""The version of the decoded pixels and of the notes about them. Caches of another version are decoded again."""
 MIN_CLASS_SIZE = 5
 """A warning names each class with fewer images in a split."""
 MIN_STD = 8
-"""A lower standard deviation of the pixels is warned about. 12-bit pixels in a 16-bit file have at most this one."""
+"""A warning reports a lower standard deviation of the pixels. 12-bit pixels in a 16-bit file have at most this one."""
 MAX_NAMED_FILES = 5
 """Number of files that the message about unreadable images names."""
 
@@ -86,7 +86,7 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     Raises:
         ConfigError: there is no such folder, or a size is larger than its split.
         DataError: a class has no images, or images are unreadable and not to be skipped.
-        DoesNotFitError: the disk of `root` has too little room for the decoded images.
+        OutOfSpaceError: the disk of `root` has too little room for the decoded images.
     """
     folder = expand_home(options.path).absolute()
     if not folder.is_dir():
@@ -139,9 +139,9 @@ def _make_splits(
 
 def _log_notes(folder: Path, notes: Mapping[str, Any]) -> None:
     for problem, names in {
-        "pictures cannot be read and are left out": [message for _, message in notes["unreadable"]],
-        "pictures have the same pixels as one of another split": notes["copies"],
-        "pictures are read with a warning": notes["warnings"],
+        "images cannot be read and are left out": [message for _, message in notes["unreadable"]],
+        "images have the same pixels as one of another split": notes["copies"],
+        "images are read with a warning": notes["warnings"],
     }.items():
         if names:
             log.warning("%s: %d %s: %s", folder, len(names), problem, join_names(names))
@@ -156,7 +156,7 @@ def _log_notes(folder: Path, notes: Mapping[str, Any]) -> None:
 def _log_sizes(folder: Path, sizes: Mapping[str, int], classes: Sequence[str], mode: Mode) -> None:
     shown = " and ".join(f"{size} {split}" for split, size in sizes.items())
     channels = "mode=grey; rgb keeps colours" if mode == Mode.grey else "mode=rgb"
-    message = "%s: %s pictures of %d classes: %s (data.dataset.%s)"
+    message = "%s: %s images of %d classes: %s (data.dataset.%s)"
     log.info(message, folder, shown, len(classes), join_names(classes), channels)
 
 
@@ -179,14 +179,14 @@ def _readable_classes(
         labels, counts = (is_left.cumsum(0) - 1)[labels], counts[:, is_left]
     for split, sizes in zip(rows, counts.tolist(), strict=True):
         if few := [f"{name} ({count})" for name, count in zip(classes, sizes, strict=True) if count < MIN_CLASS_SIZE]:
-            problem = f"fewer than {MIN_CLASS_SIZE} pictures of a class in the {split} split"
+            problem = f"fewer than {MIN_CLASS_SIZE} images of a class in the {split} split"
             log.warning("%s: %s: %s", folder, problem, join_names(few))
     return classes, labels
 
 
 def _unreadable_error(messages: list[str], size: int, advice: str) -> DataError:
     shown = messages[:MAX_NAMED_FILES]
-    return DataError("\n".join([f"{len(messages)} of {size} pictures cannot be read, such as:", *shown, advice]))
+    return DataError("\n".join([f"{len(messages)} of {size} images cannot be read, such as:", *shown, advice]))
 
 
 def _file_signature(path: Path) -> tuple[int, ...] | None:
@@ -229,7 +229,7 @@ class FolderDecoder:
         """Yield each image, a large one as `[1, H, W, C]`, with its label."""
         layout = torch.channels_last if is_large(self.options.shape) else torch.contiguous_format
         threads, split_of_digest = available_cores(), dict[bytes, int]()
-        # Threads, because Pillow releases Python's lock while it decodes and resizes.
+        # Threads, because Pillow releases the GIL while it decodes and resizes.
         with (
             file_warnings() as self.warnings,
             closing(ordered_map(self._read, self.samples, threads, 2 * threads, one_core_per_thread())) as results,
