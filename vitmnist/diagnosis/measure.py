@@ -161,11 +161,8 @@ def _restored(model: nn.Module | None, optimizer: Optimizer | None) -> Iterator[
     modules = list(model.modules()) if model is not None else []
     modes = [module.training for module in modules]
     # A state_dict does not have the buffers that are not persistent.
-    buffers = [
-        (module, name, buffer, buffer.detach().clone())
-        for module in modules
-        for name, buffer in module.named_buffers(recurse=False)
-    ]
+    named_buffers = [(module, *named) for module in modules for named in module.named_buffers(recurse=False)]
+    buffers = [(module, name, buffer, buffer.detach().clone()) for module, name, buffer in named_buffers]
     try:
         yield
     finally:

@@ -58,12 +58,8 @@ class LoopReport:
         return cls(loop.info, passes, loop.batches, seconds, loop.waiting_s, pct, loop.step_s, loop.unmeasured_reason)
 
     def try_loaders(self, loop: Loop, is_stopped: bool) -> None:
-        """Time other loaders with an imitated step.
-
-        Args:
-            is_stopped: the script has been stopped, so its number of epochs is unknown.
-        """
-        # Imported here, because the import takes a while and most scripts do not need it.
+        """Time other loaders with an imitated step. A script that was stopped has any number of epochs."""
+        # Imported here, because many scripts do not need these imports.
         from vitmnist.diagnosis.candidates import best_change, try_loaders
 
         self.rows, self.parts = try_loaders(loop)

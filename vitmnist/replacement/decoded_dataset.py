@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from vitmnist.data.randomness import refuse_random_samples
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.replacement.original import NoRowsError, fetch_batch, fetch_sample
-from vitmnist.replacement.split_transforms import TransformGuard
+from vitmnist.replacement.split_transforms import Transform, TransformGuard
 from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.store.read_once import MapStyleDataset, WrappedDataset, read_once, reading_workers
@@ -108,7 +108,7 @@ class DecodedDataset(WrappedDataset):
 
 
 class DeferredBatch:
-    """A batch that is made by `Collator`; a decoded dataset returns it in place of a list of samples.
+    """A batch that the collate function makes; a decoded dataset returns it in place of a list of samples.
 
     Args:
         make: returns the batch.
@@ -124,19 +124,9 @@ class DeferredBatch:
         )
 
 
-class Collator:
-    """The collate function of a replacement.
-
-    Args:
-        collate: the original's collate function. It gets the samples of datasets that return no `DeferredBatch`, such
-            as a `ConcatDataset` of decoded datasets.
-    """
-
-    def __init__(self, collate: Callable[[list[Any]], object]) -> None:
-        self.collate = collate
-
-    def __call__(self, samples: DeferredBatch | list[Any]) -> object:
-        return samples.make() if isinstance(samples, DeferredBatch) else self.collate(samples)
+def make_or_collate(collate: Callable[[list[Any]], object], batch: DeferredBatch | list[Any]) -> object:
+    """Make a deferred batch, or collate samples, for example of a `ConcatDataset` of decoded datasets."""
+    return batch.make() if isinstance(batch, DeferredBatch) else collate(batch)
 
 
 class RowDataset(DecodedDataset):
@@ -158,11 +148,7 @@ class TransformedDataset(DecodedDataset):
     """
 
     def __init__(
-        self,
-        original: MapStyleDataset,
-        guard: TransformGuard,
-        samples: EncodedSamples,
-        transform: Callable[[Any], object],
+        self, original: MapStyleDataset, guard: TransformGuard, samples: EncodedSamples, transform: Transform
     ) -> None:
         self._samples, self._transform = samples, transform
         super().__init__(original, guard, samples.nbytes / len(samples))

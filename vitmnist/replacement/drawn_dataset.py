@@ -15,8 +15,13 @@ from torch.utils.data import default_collate, get_worker_info
 from vitmnist.data.randomness import preserved_random_state, seed_generators
 from vitmnist.data.sources import collate_with
 from vitmnist.errors import DataError, name_failure
-from vitmnist.replacement.decoded_dataset import DecodedDataLoader, DecodedDataset, DeferredBatch
-from vitmnist.replacement.split_transforms import SplitTransforms, Transform, TransformGuard, TransformPlaceholder
+from vitmnist.replacement.decoded_dataset import (
+    DecodedDataLoader,
+    DecodedDataset,
+    DeferredBatch,
+    TransformedDataset,
+)
+from vitmnist.replacement.split_transforms import SplitTransforms, Transform, TransformPlaceholder
 from vitmnist.replacement.tensor_transforms import (
     Shape,
     TensorPipeline,
@@ -25,7 +30,6 @@ from vitmnist.replacement.tensor_transforms import (
     torchvision_name,
 )
 from vitmnist.runtime.ordered_map import map_slices, ordered_map
-from vitmnist.store.read_once import MapStyleDataset
 from vitmnist.store.samples import EncodedSamples
 from vitmnist.store.tree import flatten_tree, map_tensors
 
@@ -57,19 +61,13 @@ class DrawnDataset(DecodedDataset):
     """A decoded dataset that draws the parameters of random transforms, and applies these to uint8 tensors.
 
     Args:
-        samples: the results of `SplitTransforms.decode`.
+        exact: the same samples with PIL images.
         random: the random transforms of each attribute of the original.
     """
 
-    def __init__(
-        self,
-        original: MapStyleDataset,
-        guard: TransformGuard,
-        samples: EncodedSamples,
-        random: Sequence[Sequence[Transform]],
-    ) -> None:
-        self._samples, self._random = samples, random
-        super().__init__(original, guard, samples.nbytes / len(samples))
+    def __init__(self, exact: TransformedDataset, random: Sequence[Sequence[Transform]]) -> None:
+        self._samples, self._random = exact._samples.with_tensors(), random
+        super().__init__(exact.original, exact._guard, exact.sample_nbytes)
 
     def __getitems__(self, indices: Sequence[int]) -> DeferredBatch:
         samples = draw_samples(self._samples, self._random, indices)
@@ -112,7 +110,7 @@ def finish_batch(samples: Sequence[PendingSample], batches: Sequence[Tensor]) ->
     Args:
         batches: the result of `empty_batches`. The images are written into it.
     """
-    map_slices(partial(_finish_images, samples, batches), len(samples), 1, 1 if get_worker_info() else None)
+    map_slices(partial(_finish_sample, samples, batches), len(samples), 1, 1 if get_worker_info() else None)
     collate_placeholders = partial(_batch_of_call, batches)
     return collate_with({TransformPlaceholder: collate_placeholders}, [sample.decoded for sample in samples])
 
@@ -125,11 +123,11 @@ def _batch_of_call(
     return batches[call]
 
 
-def _finish_images(samples: Sequence[PendingSample], batches: Sequence[Tensor], positions: slice) -> None:
-    for position in range(*positions.indices(len(samples))):
-        with name_failure(f"sample {samples[position].index}"):
-            for batch, drawn in zip(batches, samples[position].images, strict=True):
-                _finish_image(drawn, batch[position])
+def _finish_sample(samples: Sequence[PendingSample], batches: Sequence[Tensor], slice_of_one: slice) -> None:
+    position = slice_of_one.start
+    with name_failure(f"sample {samples[position].index}"):
+        for batch, drawn in zip(batches, samples[position].images, strict=True):
+            _finish_image(drawn, batch[position])
 
 
 def _finish_image(drawn: DrawnImage, row: Tensor) -> None:
@@ -181,15 +179,18 @@ def _check_close(actual: Tensor, expected: Tensor) -> None:
         )
 
 
-class SimulatedWorkers:
+class SimulatedWorkers(Iterator[DeferredBatch]):
     """Draws batches with the random generators that the workers of a `DataLoader` would have.
+
+    The iterator returns the batches in the order in which they are sent. An error is raised when its batch is made.
 
     Args:
         base_seed: the seed of the `DataLoader`, to which each worker adds its index.
         count: the number of workers.
     """
 
-    def __init__(self, base_seed: int, count: int) -> None:
+    def __init__(self, dataset: DrawnDataset, base_seed: int, count: int) -> None:
+        self._dataset = dataset
         seeds = [base_seed + worker for worker in range(count)]
         self._states = [torch.Generator().manual_seed(seed).get_state() for seed in seeds]
         self._sent: deque[tuple[list[int], int]] = deque()
@@ -204,22 +205,20 @@ class SimulatedWorkers:
         """Send the indices of more batches, each to the next worker."""
         self._sent.extend(zip(batches, self._turns, strict=False))
 
-    def draw(self, dataset: DrawnDataset) -> Iterator[DeferredBatch]:
-        """Draw all batches that have been sent, in this order. An error is raised when its batch is made."""
-        while self._sent:
-            indices, worker = self._sent.popleft()
-            state = torch.get_rng_state()
-            torch.set_rng_state(self._states[worker])
-            try:
-                # The step may use the batch in another inference mode than the previous one.
-                with torch.inference_mode(False):
-                    batch = dataset.__getitems__(indices)
-            except Exception as error:
-                batch = DeferredBatch(partial(_raise, error))
-            finally:
-                self._states[worker] = torch.get_rng_state()
-                torch.set_rng_state(state)
-            yield batch
+    def __next__(self) -> DeferredBatch:
+        if not self._sent:
+            raise StopIteration
+        indices, worker = self._sent.popleft()
+        state = torch.get_rng_state()
+        torch.set_rng_state(self._states[worker])
+        try:
+            with torch.inference_mode(False):  # A batch can be used in another mode than the one before it.
+                return self._dataset.__getitems__(indices)
+        except Exception as error:
+            return DeferredBatch(partial(_raise, error))
+        finally:
+            self._states[worker] = torch.get_rng_state()
+            torch.set_rng_state(state)
 
 
 class ThreadedDataLoader(DecodedDataLoader):
@@ -228,8 +227,8 @@ class ThreadedDataLoader(DecodedDataLoader):
     A plain `DataLoader` with the same arguments gets the same batches from workers.
     """
 
-    _persistent: tuple[SimulatedWorkers, Iterator[DeferredBatch]] | None = None
-    """The workers of the previous epoch, if they persist, and the batches that they have not drawn yet."""
+    _persistent: SimulatedWorkers | None = None
+    """The workers of the previous epoch, if they persist."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Draw the numbers that torch draws in this call: the seed, and the indices that workers get in advance."""
@@ -238,19 +237,17 @@ class ThreadedDataLoader(DecodedDataLoader):
         self.check_transforms()
         sampler: Any = self.batch_sampler or self.sampler
         if self._persistent:
-            workers, undrawn = self._persistent
-            deque(undrawn, maxlen=0)  # After a `break`, persistent workers still draw the batches that were sent.
+            workers = self._persistent
+            deque(workers, maxlen=0)  # After a `break`, persistent workers still draw the batches that were sent.
         else:
             iter(sampler)  # Before torch draws the seed, it creates an iterator that it does not use.
             seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator))
-            workers = SimulatedWorkers(seed, self.num_workers)
+            workers = SimulatedWorkers(cast(DrawnDataset, self.dataset), seed, self.num_workers)
+            self._persistent = workers if self.persistent_workers else None
         indices = iter(sampler)
         sent_ahead = self.num_workers * (self.prefetch_factor or 0)
         workers.start_epoch(islice(indices, sent_ahead))
-        drawn = workers.draw(cast(DrawnDataset, self.dataset))
-        if self.persistent_workers:
-            self._persistent = workers, drawn
-        batches = ordered_map(self._collate_and_pin, drawn, AHEAD, min(AHEAD, sent_ahead - 1))
+        batches = ordered_map(self._collate_and_pin, workers, AHEAD, min(AHEAD, sent_ahead - 1))
         return _send_after_each(batches, workers, indices)
 
     def _can_simulate_workers(self) -> bool:

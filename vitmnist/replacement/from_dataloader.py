@@ -19,7 +19,6 @@ from vitmnist.data.randomness import (
 )
 from vitmnist.errors import ConfigError, DataError, UserError, describe_error, suggest_names
 from vitmnist.replacement.decoded_dataset import (
-    Collator,
     DecodedDataLoader,
     DecodedDataset,
     EagerDataLoader,
@@ -28,6 +27,7 @@ from vitmnist.replacement.decoded_dataset import (
     TransformedDataset,
     decode_rows,
     decode_samples,
+    make_or_collate,
 )
 from vitmnist.replacement.drawn_dataset import DrawnDataset, ThreadedDataLoader, check_rounding
 from vitmnist.replacement.original import (
@@ -210,7 +210,7 @@ def _build_gathered(dataloader: DataLoader[Any], location: Location, example: Ro
         dataloader,
         EagerDataLoader if dataloader.num_workers and not workers else DecodedDataLoader,
         dataset=RowDataset(dataset, guard, rows),
-        collate_fn=Collator(dataloader.collate_fn),
+        collate_fn=partial(make_or_collate, dataloader.collate_fn),
         num_workers=workers,
         pin_memory=dataloader.pin_memory and not on_device,
     )
@@ -253,13 +253,12 @@ def _build_drawn(dataloader: DataLoader[Any], location: Location, split: SplitTr
     for transforms in split.random:
         tensor_pipeline(transforms)
     exact: Any = _build_transformed(dataloader, location, split).dataset
-    tensors = exact._samples.with_tensors()
+    drawn = DrawnDataset(exact, split.random)
     try:
-        check_rounding(split, exact._samples, tensors)
+        check_rounding(split, exact._samples, drawn._samples)
     except DataError as error:
         raise ConfigError(f"transforms='tensor': {error}; use transforms='exact'") from error
-    drawn = DrawnDataset(exact.original, exact._guard, tensors, split.random)
-    return rebuild(dataloader, ThreadedDataLoader, dataset=drawn, collate_fn=Collator(default_collate))
+    return rebuild(dataloader, ThreadedDataLoader, dataset=drawn, collate_fn=partial(make_or_collate, default_collate))
 
 
 def _with_checked_dataset(dataloader: DataLoader[Any], decoded: TransformedDataset) -> DataLoader[Any]:

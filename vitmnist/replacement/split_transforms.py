@@ -103,9 +103,9 @@ class SplitTransforms:
             all_inputs = [apply_transforms(deterministic[-1:], inputs) for inputs in all_inputs]
         transformed = iter(all_inputs)
         for _, calls in self.probed:
-            calls[:] = [
-                TransformCall(attribute, next(transformed)) if call.attribute == attribute else call for call in calls
-            ]
+            for position, call in enumerate(calls):
+                if call.attribute == attribute:
+                    calls[position] = TransformCall(attribute, next(transformed))
 
     def decode(self, index: int) -> DecodedSample:
         """Read a sample with the first step only."""
