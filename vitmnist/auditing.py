@@ -192,11 +192,11 @@ class _AuditedLoader:
         return f"{', '.join(GLOBAL_GENERATORS)}; 2 epochs"
 
     def check_leftovers(self) -> str:
-        before = running()
+        before = find_running()
         with self.open() as loader:
             next(_start(loader, 0), None)
         del loader  # Without a `close`, its threads and processes end with its last reference.
-        if leftovers := leftovers_since(before):
+        if leftovers := find_leftovers(before):
             raise AssertionError(f"left: {', '.join(leftovers)}")
         return "no thread and no process"
 
@@ -232,15 +232,15 @@ def _compare(expected: list[ProbeBatch], actual: list[ProbeBatch], context: str,
             raise AssertionError(f"{context}, batch {index}: the samples {samples}… have other values")
 
 
-def running() -> set[threading.Thread | BaseProcess]:
+def find_running() -> set[threading.Thread | BaseProcess]:
     """The threads of this process, and the processes that it has started with `multiprocessing`."""
     return {*threading.enumerate(), *multiprocessing.active_children()}
 
 
-def leftovers_since(before: set[threading.Thread | BaseProcess]) -> list[str]:
+def find_leftovers(before: set[threading.Thread | BaseProcess]) -> list[str]:
     """The names of threads and processes that have started since `before` and do not end within `GRACE_S`."""
     deadline = time.monotonic() + GRACE_S
-    while (leftovers := running() - before) and time.monotonic() < deadline:
+    while (leftovers := find_running() - before) and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.01)
     return sorted(f"{'thread' if isinstance(item, threading.Thread) else 'process'} {item.name}" for item in leftovers)

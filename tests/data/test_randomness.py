@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from tests.support.samples import Made
 from vitmnist import from_dataloader, make_loader
-from vitmnist.auditing import AuditDataset, leftovers_since, running
+from vitmnist.auditing import AuditDataset, find_leftovers, find_running
 from vitmnist.data.randomness import RandomState, read_samples
 from vitmnist.errors import ConfigError
 
@@ -64,11 +64,11 @@ def test_an_error_of_a_sample_neither_ends_the_epoch_nor_is_taken_for_a_dead_wor
             raise error("the server is gone")
         return torch.zeros(1), index
 
-    before = running()
+    before = find_running()
     with make_loader(data=Made(fail, 12), **ORDER, **options) as loader:
         with pytest.raises(raised, match=message) as kept:
             list(loader.epoch(0))
-        assert not leftovers_since(before)  # although the traceback refers to the iterator
+        assert not find_leftovers(before)  # although the traceback refers to the iterator
     assert kept.value.__traceback__ is not None
 
 

@@ -9,7 +9,7 @@ import torch
 
 from tests.support.processes import run_python
 from vitmnist import make_loader
-from vitmnist.auditing import leftovers_since, running
+from vitmnist.auditing import find_leftovers, find_running
 from vitmnist.loaders.base import Loader
 
 SAMPLES, BATCH_SIZE = 16, 2
@@ -41,7 +41,7 @@ def workers_and_threads() -> set[object]:
 @pytest.mark.parametrize("end", ["close", "abandon", "raise", "break"])
 @pytest.mark.parametrize("label", LOADERS)
 def test_nothing_is_left(label: str, end: str) -> None:
-    before = running()
+    before = find_running()
     loader = build(label, (torch.arange(SAMPLES), torch.arange(SAMPLES)))
     exhaust(loader, 0)
     if end == "close":
@@ -62,7 +62,7 @@ def test_nothing_is_left(label: str, end: str) -> None:
         assert not workers_and_threads() - before
     finally:
         gc.enable()
-    assert not leftovers_since(before)
+    assert not find_leftovers(before)
 
 
 def test_the_interpreter_ends_under_a_live_iterator() -> None:

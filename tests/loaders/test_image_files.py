@@ -13,7 +13,7 @@ from tests.support.contract import check_contract
 from tests.support.pictures import smooth
 from tests.support.processes import becomes_true, fork, run_python
 from vitmnist import load_dataset, make_loader
-from vitmnist.auditing import leftovers_since, running
+from vitmnist.auditing import find_leftovers, find_running
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.images import Pixels
 from vitmnist.errors import ConfigError, DataError
@@ -111,7 +111,7 @@ def test_an_unreadable_image_is_an_error_in_its_batch(split: Split) -> None:
     names = [*split.files.names]
     names[9] = "gone.jpg"
     broken = replace(split, files=replace(split.files, names=names))
-    before = running()
+    before = find_running()
     with disk(broken, shuffle="none") as loader:
         delivered = 0
         with pytest.raises(DataError, match=r"gone\.jpg: cannot be read as an image: No such file"):  # noqa: PT012
@@ -120,7 +120,7 @@ def test_an_unreadable_image_is_an_error_in_its_batch(split: Split) -> None:
                 delivered += 1
         assert delivered == 9 // BATCH_SIZE
         assert len([*loader.epoch(0, start=3)]) == IMAGES // BATCH_SIZE - 3
-    assert not leftovers_since(before)
+    assert not find_leftovers(before)
 
 
 def test_ranks_and_a_fork_while_threads_read(split: Split) -> None:

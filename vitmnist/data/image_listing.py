@@ -74,13 +74,13 @@ def list_files(folder: Path) -> list[Path]:
             folders.clear()
             continue
         visited.add(real_path)
-        folders[:] = visible_folders(Path(parent), folders)
+        folders[:] = list_visible_folders(Path(parent), folders)
         paths = [Path(parent, name) for name in names if not name.startswith(".")]
         files += [path for path in paths if path.is_file() or not path.exists()]
     return sorted(files)
 
 
-def visible_folders(parent: Path, names: Iterable[str]) -> list[str]:
+def list_visible_folders(parent: Path, names: Iterable[str]) -> list[str]:
     """The names of subfolders that are read, sorted: neither hidden ones nor links to `parent` or a folder above it.
 
     A linked parent folder would add the images of all classes to one class, so each such link is logged.
@@ -131,7 +131,7 @@ def label_splits(
     if alike := [name for name in classes if spellings[name.casefold()] > 1]:
         log.warning("%s: classes that differ only in upper and lower case are different: %s", source, join_names(alike))
     _check_classes(source, classes, splits, allow_missing_classes)
-    splits = {split: in_hash_order(files, folder) for split, files in splits.items()}
+    splits = {split: sort_by_hash(files, folder) for split, files in splits.items()}
     if len(splits) == 1 and test_share:
         train, test = _take_test_split(splits["train"], test_share)
         if not test:
@@ -141,11 +141,11 @@ def label_splits(
     return classes, {split: [(path, label_of[name]) for path, name in files] for split, files in splits.items()}
 
 
-def no_images(source: Path, empty: Sequence[str], num_classes: int) -> str:
+def describe_empty_classes(source: Path, empty: Sequence[str], num_classes: int) -> str:
     return f"{source}: no image in {len(empty)} of its {num_classes} classes: {join_names(empty)}"
 
 
-def in_hash_order(files: ClassifiedFiles, folder: Path) -> ClassifiedFiles:
+def sort_by_hash(files: ClassifiedFiles, folder: Path) -> ClassifiedFiles:
     """Sort images by a hash of their names, which mixes the classes and changes little when images are added."""
     return sorted(
         files, key=lambda file: hashlib.sha256(os.fsencode(normalize(str(file[0].relative_to(folder))))).digest()
@@ -186,7 +186,7 @@ def _split_folders(folder: Path) -> dict[str, Path]:
 
 
 def _list_class_files(folder: Path) -> dict[str, list[Path]]:
-    classes = visible_folders(folder, [path.name for path in folder.iterdir() if path.is_dir()])
+    classes = list_visible_folders(folder, [path.name for path in folder.iterdir() if path.is_dir()])
     if len(classes) < 2:
         raise DataError(
             f"{folder}: two or more folders of a class are expected, with images in {folder}/CLASS/ (to evaluate a "
@@ -205,7 +205,7 @@ def _classify(folder: Path, class_files: dict[str, list[Path]], images: set[Path
             raise DataError(f"{folder}: the classes {other} and {name} have the same folder; remove a link")
     _refuse_splits(folder, files)
     if empty := sorted(set(class_files) - {name for _, name in files}):
-        log.warning("%s; left out", no_images(folder, empty, len(class_files)))
+        log.warning("%s; left out", describe_empty_classes(folder, empty, len(class_files)))
     return [(path, normalize(name)) for path, name in files]
 
 

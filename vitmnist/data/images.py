@@ -101,7 +101,7 @@ class ImageReader:
     def _stored_size(self, image: Image.Image) -> tuple[int, tuple[int, int]]:
         """The EXIF orientation of an image, and the size to which it is resized before it is turned upright."""
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-        size = fitted_size(image.size, self.size[::-1] if orientation in (5, 6, 7, 8) else self.size, self.resize)
+        size = fit_size(image.size, self.size[::-1] if orientation in (5, 6, 7, 8) else self.size, self.resize)
         return orientation, size
 
     def _convert_mode(self, image: Image.Image) -> Image.Image:
@@ -142,7 +142,7 @@ class ImageReader:
 
 
 @contextmanager
-def file_warnings() -> Iterator[dict[Path, str]]:
+def collect_file_warnings() -> Iterator[dict[Path, str]]:
     """Collect a warning of Pillow for each file that any thread reads, in place of printing it without the file."""
     collected: dict[Path, str] = {}
 
@@ -177,7 +177,7 @@ def to_tensor(image: Image.Image | Pixels) -> Tensor:
     return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1)
 
 
-def fitted_size(size: tuple[int, int], target: tuple[int, int], resize: str) -> tuple[int, int]:
+def fit_size(size: tuple[int, int], target: tuple[int, int], resize: str) -> tuple[int, int]:
     """The (width, height) to which an image is resized: the target, or the size that covers it or fits into it."""
     if resize == Resize.stretch:
         return target

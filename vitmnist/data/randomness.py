@@ -74,7 +74,7 @@ class RandomState:
             access = partial(torch.cuda.get_rng_state, device), partial(torch.cuda.set_rng_state, device=device)
             self._global["CUDA"] = access
         self._generators = list(self._global.items())
-        for instance in _reachable(owners):
+        for instance in _find_reachable(owners):
             if access_to := GENERATOR_TYPES.get(type(instance)):
                 self._generators.append((f"a {type(instance).__name__} of its own", access_to(instance)))
         self._states = self._read()
@@ -186,7 +186,7 @@ def refuse_random_samples(read: Callable[[int], object], indices: Sequence[int],
                 raise RandomSampleError(index, reason)
 
 
-def _reachable(owners: Iterable[Any]) -> Iterable[Any]:
+def _find_reachable(owners: Iterable[Any]) -> Iterable[Any]:
     reached: dict[int, Any] = {}
     waiting = deque(owners)
     while waiting and len(reached) < MAX_SEARCHED:

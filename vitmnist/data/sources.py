@@ -24,7 +24,7 @@ from vitmnist.data.randomness import (
     sampled_indices,
 )
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.store.read_once import MapStyleDataset, read_once, reading_workers
+from vitmnist.store.read_once import MapStyleDataset, count_reading_workers, read_once
 from vitmnist.store.rows import Location, Storage, gather_rows, store_rows
 
 Tensors = TypeVar("Tensors", bound="TensorSet")
@@ -162,13 +162,13 @@ class DatasetSource(SampleSource):
         """Read and collate samples; raises `DataError` if they do not make a batch."""
         rows = range(len(self))[indices] if isinstance(indices, slice) else indices.tolist()
         if self.seed is None:
-            return _collated([self.dataset[row] for row in rows], rows)
-        return _collated(read_samples(self.dataset, rows, self.seed, epoch), rows)
+            return _collate([self.dataset[row] for row in rows], rows)
+        return _collate(read_samples(self.dataset, rows, self.seed, epoch), rows)
 
     def _chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
         """All samples in turn, to be stored; they must have the same shapes and dtypes."""
         expected, count = None, 0
-        workers = reading_workers(self.dataset)
+        workers = count_reading_workers(self.dataset)
         sample_nbytes = self.bytes_to_load(torch.device("cpu")) / len(self) if workers and len(self) else 0
         for chunk in read_once(self.dataset, self._read_fixed, sample_nbytes, workers):
             signature = [f"{part.dtype} {list(part.shape[1:])}" for part in chunk]
@@ -188,7 +188,7 @@ class DatasetSource(SampleSource):
                 for index in indices[:1] if indices.start else sampled_indices(len(self)):
                     read_probes(read, [index], self.dataset)
                 with refuse_random_samples(read, indices, self.dataset):
-                    return _pair(_collated([read(index) for index in indices], indices), indices.start)
+                    return _pair(_collate([read(index) for index in indices], indices), indices.start)
         except RandomSampleError as error:
             raise ConfigError(
                 f"{error}, and a loader that decodes once would repeat one version of it; choose disk or prefetch of "
@@ -216,7 +216,7 @@ def _pair(batch: object, first: int) -> tuple[Tensor, Tensor]:
     )
 
 
-def _collated(samples: Sequence[object], rows: Sequence[int]) -> object:
+def _collate(samples: Sequence[object], rows: Sequence[int]) -> object:
     try:
         return collate_samples(samples)
     except (TypeError, RuntimeError) as error:

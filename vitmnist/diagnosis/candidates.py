@@ -28,7 +28,7 @@ from vitmnist.replacement.split_transforms import (
 )
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.memory import Memory, check_fits
-from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, rows_of
+from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, make_rows
 from vitmnist.timing.table import Row
 
 BASELINE = "as it is"
@@ -183,7 +183,7 @@ def try_loaders(loop: Loop) -> tuple[list[Row], dict[str, float]]:
         baseline = benchmark.add(BASELINE, lambda: LoaderCandidate(_with_timeout(rebuild(loader)), step=step))
         parts = add_alternatives(benchmark, loader, baseline)
         benchmark.run(TIMED_BATCHES, TIMED_S)
-        return rows_of(benchmark.candidates, loop.epoch_length), parts
+        return make_rows(benchmark.candidates, loop.epoch_length), parts
 
 
 def best_change(rows: Sequence[Row], repeats: float = inf) -> str | None:

@@ -21,7 +21,7 @@ from vitmnist.errors import DataError
 from vitmnist.replacement.original import rebuild
 from vitmnist.runtime.device import backend_of
 from vitmnist.store.tree import map_tensors
-from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, as_one_argument_step, rows_of
+from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, as_one_argument_step, make_rows
 from vitmnist.timing.table import Bottleneck, Row, Spread, format_bottleneck, format_ms, format_rows
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def diagnose(
         batch_s=Spread.of(block.batch_s for block in together.blocks),
         waiting_pct=Spread.of(block.waiting_pct(None) for block in together.blocks),
         steps=together.num_batches,
-        rows=rows_of([together, *benchmark.candidates[3:]], together.length),
+        rows=make_rows([together, *benchmark.candidates[3:]], together.length),
     )
     print(diagnosis)
     if model is None or optimizer is None:

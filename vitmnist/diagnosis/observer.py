@@ -114,7 +114,9 @@ class Observer:
 
     def _iterate(self, loader: DataLoader[object], original_iter: Callable[..., Iterator[object]]) -> Iterator[object]:
         """Begin a pass over a loader, if it counts."""
-        is_internal = hasattr(loader, "is_internal")
+        from vitmnist.store.read_once import ChunkDataset  # This imports torch.
+
+        is_internal = isinstance(loader.dataset, ChunkDataset)
         if self.is_active and not is_internal:
             self.check_limits()
         if not self.is_active or is_internal:

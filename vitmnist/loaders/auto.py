@@ -22,7 +22,7 @@ from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.memory import Memory, check_fits, peak_memory
 from vitmnist.store.rows import Storage
 from vitmnist.store.tree import map_tensors
-from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, as_one_argument_step, rows_of
+from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, as_one_argument_step, make_rows
 from vitmnist.timing.table import Row, Spread, format_rows
 
 
@@ -104,7 +104,7 @@ def select_loader(
             if options.candidates or storage_of(name, data) is not Storage.FILE or builder.decoded_set is None:
                 benchmark.add(name, partial(builder.build, name))
         benchmark.run(options.batches, options.seconds * len(benchmark.candidates))
-        rows = rows_of(benchmark.candidates, len(sampler), has_baseline=False)
+        rows = make_rows(benchmark.candidates, len(sampler), has_baseline=False)
         epochs_s = {row.name: row.epoch_s for row in rows if row.epoch_s}
         if not epochs_s:
             raise ConfigError("\n".join(["no candidate can be used:", *(f"{row.name}: {row.error}" for row in rows)]))

@@ -15,7 +15,7 @@ from vitmnist.runtime.device import Backend, Event, backend_of
 from vitmnist.runtime.files import expand_home
 from vitmnist.runtime.memory import check_fits
 from vitmnist.store.cache_file import DEFAULT_FOLDER
-from vitmnist.store.rows import Location, Storage, gather_rows, row_buffers
+from vitmnist.store.rows import Location, Storage, allocate_row_buffers, gather_rows
 
 
 class HostLoader(Loader):
@@ -60,7 +60,7 @@ class PinnedBuffers:
             event.synchronize()
         else:
             with torch.inference_mode(False):  # The buffers are also filled outside of inference mode.
-                buffers = row_buffers(self._tensors, self._batch_size, self._backend.empty_pinned)
+                buffers = allocate_row_buffers(self._tensors, self._batch_size, self._backend.empty_pinned)
         # If this fails, the buffers are dropped: a copy out of them may be under way.
         images, labels = map(self._backend.to_device, gather_rows(self._tensors, indices, out=buffers))
         self._in_flight.append((buffers, self._backend.record_event()))

@@ -19,9 +19,9 @@ from vitmnist.replacement.original import NoRowsError, fetch_batch, fetch_sample
 from vitmnist.replacement.split_transforms import Transform, TransformGuard
 from vitmnist.runtime.device import backend_of
 from vitmnist.runtime.memory import Memory, check_fits
-from vitmnist.store.read_once import MapStyleDataset, WrappedDataset, read_once, reading_workers
+from vitmnist.store.read_once import MapStyleDataset, WrappedDataset, count_reading_workers, read_once
 from vitmnist.store.rows import Location, Storage, gather_rows, store_rows
-from vitmnist.store.samples import EncodedSamples, encode_samples, samples_in_file, samples_in_memory
+from vitmnist.store.samples import EncodedSamples, collect_samples, encode_samples, write_samples
 from vitmnist.store.tree import Structure, flatten_tree, unflatten_tree
 
 Chunk = TypeVar("Chunk")
@@ -229,14 +229,14 @@ def decode_samples(
     chunks = partial(_read_all, dataloader, partial(_read_samples, decode, structure), sample_nbytes)
     if structure:
         contents = location.fingerprint and f"{location.fingerprint}, {size} samples of {structure}"
-        return samples_in_file(chunks, size, structure, location.folder, contents)
-    return samples_in_memory(chunks(), int(sample_nbytes * size))
+        return write_samples(chunks, size, structure, location.folder, contents)
+    return collect_samples(chunks(), int(sample_nbytes * size))
 
 
 def _read_all(dataloader: DataLoader[Any], read: Callable[[range], Chunk], sample_nbytes: float) -> Iterator[Chunk]:
     """Yield the results of `read` for ranges that cover all indices, with worker processes where possible."""
     dataset: Any = dataloader.dataset
-    workers = reading_workers(dataset, dataloader.num_workers)
+    workers = count_reading_workers(dataset, dataloader.num_workers)
     context, worker_init_fn = dataloader.multiprocessing_context, dataloader.worker_init_fn
     return read_once(dataset, read, sample_nbytes, workers, context, worker_init_fn)
 

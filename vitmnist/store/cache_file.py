@@ -73,7 +73,7 @@ def decode_once(
     """
     if fingerprint is None:
         with ExitStack() as stack:
-            with _named_errors(folder):
+            with _translate_os_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
                 files = [stack.enter_context(TemporaryFile(dir=folder)) for _ in names]
             _write(folder, files, size, decode())
@@ -82,7 +82,7 @@ def decode_once(
     entry = folder / key
     with suppress(*UNUSABLE):  # While another process replaces the cache, this one waits for the lock below.
         return _open(entry, names)
-    with _locked(folder, key):
+    with _acquire_lock(folder, key):
         try:
             return _open(entry, names)
         except UNUSABLE as damage:
@@ -93,7 +93,7 @@ def decode_once(
         try:
             _decode_named(unfinished, size, decode(), names)
             record: dict[str, Any] = json.loads(json.dumps({"fingerprint": fingerprint, "notes": notes()}))
-            with _named_errors(folder):
+            with _translate_os_errors(folder):
                 record["crc32"] = _checksum(record, unfinished, names)
                 write_atomic(unfinished / RECORD_NAME, json.dumps(record, indent=2).encode())
                 shutil.rmtree(entry, ignore_errors=True)
@@ -105,7 +105,7 @@ def decode_once(
 
 def _decode_named(folder: Path, size: int, chunks: Chunks, names: Sequence[str]) -> None:
     with ExitStack() as stack:
-        with _named_errors(folder.parent):
+        with _translate_os_errors(folder.parent):
             shutil.rmtree(folder, ignore_errors=True)  # A killed process may have left it.
             folder.mkdir()
             files = [stack.enter_context((folder / f"{name}.npy").open("w+b")) for name in names]
@@ -113,7 +113,7 @@ def _decode_named(folder: Path, size: int, chunks: Chunks, names: Sequence[str])
 
 
 @contextmanager
-def _named_errors(folder: Path) -> Iterator[None]:
+def _translate_os_errors(folder: Path) -> Iterator[None]:
     """Turn an `OSError` of the cache's files into a `DataError` that says what to change."""
     try:
         yield
@@ -123,8 +123,8 @@ def _named_errors(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _locked(folder: Path, key: str) -> AbstractContextManager[Any]:
-    with _named_errors(folder):
+def _acquire_lock(folder: Path, key: str) -> AbstractContextManager[Any]:
+    with _translate_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / f"{key}.lock")
         with suppress(Timeout):
@@ -140,7 +140,7 @@ def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) 
             arrays = [tensor.detach().contiguous().numpy() for tensor in chunk]
         except TypeError as error:
             raise DataError(f"a cache cannot hold such tensors: {error}; choose ram") from error
-        with _named_errors(folder):
+        with _translate_os_errors(folder):
             if not any(counts):
                 needed = size * sum(array.nbytes for array in arrays) // max(len(arrays[-1]), 1)
                 if needed > (free := shutil.disk_usage(folder).free):
@@ -155,7 +155,7 @@ def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) 
         counts = [count + len(array) for count, array in zip(counts, arrays, strict=True)]
     if not any(counts):
         raise DataError("there is no sample to decode")
-    with _named_errors(folder):
+    with _translate_os_errors(folder):
         _write_headers(files, arrays, counts)
         for file in files:
             file.flush()

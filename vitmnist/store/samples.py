@@ -98,7 +98,7 @@ def encode_samples(samples: Iterable[object], structure: Structure | None = None
     return EncodedSamples([torch.frombuffer(content, dtype=torch.uint8)], torch.tensor(spans), structure)
 
 
-def samples_in_memory(chunks: Iterable[EncodedSamples], expected_nbytes: int) -> EncodedSamples:
+def collect_samples(chunks: Iterable[EncodedSamples], expected_nbytes: int) -> EncodedSamples:
     """Collect the samples of chunks of one block each; raises `OutOfSpaceError` if there is too little memory."""
     blocks: list[Tensor] = []
     spans: list[Tensor] = []
@@ -112,7 +112,7 @@ def samples_in_memory(chunks: Iterable[EncodedSamples], expected_nbytes: int) ->
     return EncodedSamples(blocks, torch.cat(spans), None)
 
 
-def samples_in_file(
+def write_samples(
     chunks: Callable[[], Iterable[EncodedSamples]],
     size: int,
     structure: Structure,

@@ -178,7 +178,7 @@ class Benchmark:
         batches_s = sum(candidate.warm_up.batch_s for candidate in live if candidate.warm_up)
         affordable = int((seconds / NUM_BLOCKS - first_batches_s) / batches_s) if batches_s else batches
         size = max(1, min(affordable, ceil(batches / NUM_BLOCKS)))
-        rounds = tqdm(in_turns(live, NUM_BLOCKS), "timing", NUM_BLOCKS, leave=False, disable=None)
+        rounds = tqdm(rotate(live, NUM_BLOCKS), "timing", NUM_BLOCKS, leave=False, disable=None)
         for index, candidates in enumerate(rounds):
             if index and time.perf_counter() > deadline:
                 break
@@ -186,14 +186,14 @@ class Benchmark:
                 candidate.time_block(size)
 
 
-def in_turns(candidates: Sequence[Item], rounds: int) -> Iterator[list[Item]]:
+def rotate(candidates: Sequence[Item], rounds: int) -> Iterator[list[Item]]:
     """Yield the candidates for each round, rotated, so that no candidate is always the first."""
     for index in range(rounds):
         first = index % max(len(candidates), 1)
         yield [*candidates[first:], *candidates[:first]]
 
 
-def rows_of(candidates: Sequence[LoaderCandidate], length: float | None, has_baseline: bool = True) -> list[Row]:
+def make_rows(candidates: Sequence[LoaderCandidate], length: float | None, has_baseline: bool = True) -> list[Row]:
     """The rows of the table.
 
     Args:

@@ -22,15 +22,15 @@ from tqdm import tqdm
 from vitmnist.config.validation import config_field, section
 from vitmnist.data.channel_statistics import channel_statistics, channel_sums, mean_and_std
 from vitmnist.data.datasets.base import DATASETS, Dataset, ImageFiles, SizeOptions, Split
-from vitmnist.data.image_listing import LabelledFiles, label_splits, list_splits, no_images
-from vitmnist.data.images import ImageReader, Mode, Resize, file_warnings, to_tensor
+from vitmnist.data.image_listing import LabelledFiles, describe_empty_classes, label_splits, list_splits
+from vitmnist.data.images import ImageReader, Mode, Resize, collect_file_warnings, to_tensor
 from vitmnist.data.label_table import LabelTable, TableColumns
 from vitmnist.errors import ConfigError, DataError, join_names
 from vitmnist.runtime.cpu import available_cores, one_core_per_thread
 from vitmnist.runtime.files import expand_home
 from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.store.cache_file import decode_once
-from vitmnist.store.rows import is_large, rows_in_memory
+from vitmnist.store.rows import as_contiguous_rows, is_large
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ def _readable_classes(
     counts = torch.stack([labels[span].bincount(minlength=len(classes)) for span in rows.values()])
     is_left = counts[0] > 0
     if empty := [name for name, left in zip(classes, is_left, strict=True) if not left]:
-        message = no_images(folder, empty, len(classes))
+        message = describe_empty_classes(folder, empty, len(classes))
         if is_left.sum() < 2 or counts[:, ~is_left].any():
             raise DataError(f"{message} that can be read for training; add some, or remove these classes")
         log.warning("%s; left out", message)
@@ -231,7 +231,7 @@ class FolderDecoder:
         threads, split_of_digest = available_cores(), dict[bytes, int]()
         # Threads, because Pillow releases the GIL while it decodes and resizes.
         with (
-            file_warnings() as self.warnings,
+            collect_file_warnings() as self.warnings,
             closing(ordered_map(self._read, self.samples, threads, 2 * threads, one_core_per_thread())) as results,
             tqdm(results, "decoding once", len(self.samples), leave=False, disable=None) as progress,
         ):
@@ -245,7 +245,7 @@ class FolderDecoder:
                     self.copies.append(self.names[index])
                 self.sums[split] += sums
                 self.checksums[split].update(image.contiguous().numpy().data)
-                yield rows_in_memory(image.contiguous(memory_format=layout)), torch.tensor([self.samples[index][1]])
+                yield as_contiguous_rows(image.contiguous(memory_format=layout)), torch.tensor([self.samples[index][1]])
         if self.unreadable and not all(sums.any() for sums in self.sums):
             # An exception here keeps the cache from being stored.
             raise _unreadable_error([message for _, message in self.unreadable], len(self.samples), "none is left")
