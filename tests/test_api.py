@@ -180,9 +180,9 @@ def custom() -> Iterator[None]:
             super().__init__(sampler)
             self.data = data
 
-        def batches(self, number: int, start: int) -> Batches:
-            for indices in self.sampler.batches(number, start):
-                yield self.data.read(indices, number)
+        def batches(self, epoch: int, start: int) -> Batches:
+            for indices in self.sampler.batches(epoch, start):
+                yield self.data.read(indices, epoch)
 
     yield
     del LOADERS._members["custom"]

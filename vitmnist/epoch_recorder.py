@@ -1,21 +1,25 @@
 """The end of an epoch: its record, log line, images and checkpoint."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
+from PIL.Image import Image
 from tqdm import tqdm
 
 from vitmnist.checkpoint.manager import CheckpointManager
+from vitmnist.config.schema import Config
 from vitmnist.errors import DataError, classify
 from vitmnist.metrics.epoch_record import EpochRecord, Monitor, epoch_record
 from vitmnist.metrics.epoch_table import EPOCH_S, EVAL_S, SAVE_S, TRAIN_S
 from vitmnist.runtime.timer import EpochTimer
+from vitmnist.runtime.world import World
 from vitmnist.tracking.environment import PeakMemory
-from vitmnist.tracking.images import draw_epoch_images
 from vitmnist.tracking.log import log_epoch
 from vitmnist.tracking.loggers import Logger
+from vitmnist.tracking.result import Result
 from vitmnist.training.loop import AfterStep, Predictions
 from vitmnist.training.progress import EpochProgress
 
@@ -24,16 +28,18 @@ from vitmnist.training.progress import EpochProgress
 class EpochRecorder:
     """Records, logs and saves the epochs of a run; only rank 0 has loggers."""
 
-    checkpoints: CheckpointManager
+    config: Config
+    folder: Path
+    result: Result
+    world: World
     monitor: Monitor
+    checkpoints: CheckpointManager
     loggers: list[Logger]
+    draw_images: Callable[[Predictions, int], Mapping[str, Image]]
+    """Draws the images of an epoch for the loggers, from its predictions and its number."""
     peak_memory: PeakMemory
     is_first_epoch: bool = True
     """Whether no epoch has ended since this process was started."""
-
-    def __post_init__(self) -> None:
-        checkpoints = self.checkpoints
-        self.config, self.result, self.world = checkpoints.config, checkpoints.result, checkpoints.world
 
     def is_done(self) -> bool:
         """Whether all epochs are done, or none has been better for as long as `patience` allows."""
@@ -78,7 +84,7 @@ class EpochRecorder:
         # The best epoch is saved only with a validation split: choosing it by the test split would bias its accuracy.
         is_best = self.monitor.best_epoch(result.epochs) == len(result.epochs) - 1 and result.eval_split == "validation"
         try:  # The records come before the checkpoint, because resuming removes those that are newer than it.
-            self._write_records(record, progress, predictions, is_last)
+            self._write_records(record, predictions, is_last)
         except OSError as error:
             self.checkpoints.after_epoch(is_last, is_best, must_save=True)
             raise DataError(f"cannot write the records: {classify(error).message}") from error
@@ -102,19 +108,15 @@ class EpochRecorder:
         # `monitor` may be a time, and the ranks must agree on the best and the last epoch.
         return self.world.broadcast_object(partial(dict, record))
 
-    def _write_records(
-        self, record: EpochRecord, progress: EpochProgress, predictions: Predictions, is_last: bool
-    ) -> None:
+    def _write_records(self, record: EpochRecord, predictions: Predictions, is_last: bool) -> None:
         """Append to `epochs.csv`, and log the epoch; raises `OSError` if that fails."""
         if not self.world.is_main:
             return
-        epoch = progress.epoch
-        interval = self.config.log.images_every_epochs
-        self.result.append_epoch(self.checkpoints.folder)
+        epoch, interval = record["epoch"], self.config.log.images_every_epochs
+        self.result.append_epoch(self.folder)
         for logger in self.loggers:
             logger.add_epoch(record)
         if self.loggers and interval and (is_last or (epoch + 1) % interval == 0):
-            dataset, preprocess = self.checkpoints.dataset, self.checkpoints.step.preprocess
-            images = draw_epoch_images(dataset, progress.sampler, preprocess, predictions, epoch)
+            images = self.draw_images(predictions, epoch)
             for logger in self.loggers:
                 logger.add_images(images, epoch)

@@ -36,6 +36,7 @@ from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.timing.benchmark import LoaderCandidate
 from vitmnist.tracking.environment import PeakMemory, describe_environment
+from vitmnist.tracking.images import draw_epoch_images
 from vitmnist.tracking.log import log_bottleneck, log_early_stop, log_setup, log_test
 from vitmnist.tracking.loggers import LOGGERS, Logger, parse_loggers
 from vitmnist.tracking.result import Result, record_outcome
@@ -78,9 +79,6 @@ class Trainer:
             torch.cuda.set_device(self.device)  # Capturing a graph and pinning memory use the current device.
         # This comes before any work on the device: torch reads CUBLAS_WORKSPACE_CONFIG at the first matrix product.
         use_deterministic_kernels(config.trainer.deterministic, self.device)
-        self.resources = ExitStack()
-        """Closes loaders and loggers."""
-        self._open_loaders = self.resources.enter_context(ExitStack())
         self.result = Result(
             overrides=overrides,
             config=to_plain_dict(config),
@@ -102,21 +100,25 @@ class Trainer:
         with (
             ExitStack() as signal_handling,
             record_outcome(result, config, self.folder, self.stop, world),
-            self.resources,
+            ExitStack() as open_loaders,
+            ExitStack() as open_loggers,
         ):
             checkpoint, weights = self.load_initial_state()
             dataset, sampler = self.build_data()
             step = self.build_step(dataset.train, sampler, weights)
-            train_loader, eval_loader, loader_config = self.build_loaders(dataset, sampler, step)
+            train_loader, eval_loader, loader_config = self.build_loaders(dataset, sampler, step, open_loaders)
+            # Capturing a graph fails if another thread allocates: it comes before the threads of NCCL and the loaders.
+            step.prepare(train_loader)
             self.distribute(step)
             self._record_setup(dataset, step, train_loader)
             checkpoints = CheckpointManager(self.folder, config, dataset, step, result, self.stop, world)
             progress = self._new_progress(sampler)
             if checkpoint:
                 checkpoints.restore(checkpoint, progress)
-            recorder = self._open_records(dataset, train_loader, checkpoints)
+            recorder = self._open_recorder(dataset, step, train_loader, checkpoints, open_loggers)
             del checkpoint, weights  # This frees the memory of both.
-            # From here on a signal stops the run after a step, when it can be saved. Before, nothing can be lost.
+            # From here on, a signal stops the run after the current step, so progress can be saved; earlier there is
+            # nothing to lose.
             signal_handling.enter_context(self.stop.listening(deadline))
 
             while progress.metrics.num_batches or not recorder.is_done():  # An epoch under way is completed first.
@@ -130,9 +132,9 @@ class Trainer:
             result.stopped_early = len(result.epochs) < config.epochs
             log_early_stop(result, self.monitor)
             checkpoints.save_final_weights()
-            self._open_loaders.close()
-            del train_loader, eval_loader  # This frees their sets, because there may be no memory for a third set.
-            self._evaluate_on_test(loader_config, checkpoints)
+            open_loaders.close()
+            del train_loader, eval_loader  # This frees their sets: there may be no memory for a third one.
+            self._evaluate_on_test(dataset, step, checkpoints, loader_config)
         log_bottleneck(result, len(sampler))
         return result
 
@@ -190,9 +192,9 @@ class Trainer:
         return step_config
 
     def build_loaders(
-        self, dataset: Dataset, sampler: EpochSampler, step: TrainStep
+        self, dataset: Dataset, sampler: EpochSampler, step: TrainStep, open_loaders: ExitStack
     ) -> tuple[Loader, Loader, Mapping[str, Any]]:
-        """Build the loaders of training and evaluation, and compile or capture the step for what they deliver.
+        """Build the loaders of training and evaluation, which `open_loaders` closes.
 
         The third value is `data.loader`, in which the selected loader replaces `auto`.
         """
@@ -200,11 +202,10 @@ class Trainer:
             keep_freed_memory()
         loader_config = self._select_loader(dataset.train, sampler, step)
         train_loader = LOADERS.build(loader_config, dataset.train, sampler, self.device)
-        self._open_loaders.enter_context(train_loader)
+        open_loaders.enter_context(train_loader)
         eval_sampler = self._eval_sampler(dataset.evaluation, step)
         eval_loader = LOADERS.build(loader_config, dataset.evaluation, eval_sampler, self.device)
-        self._open_loaders.enter_context(eval_loader)
-        step.prepare(train_loader)
+        open_loaders.enter_context(eval_loader)
         return train_loader, eval_loader, loader_config
 
     def _eval_sampler(self, split: Split, step: TrainStep) -> EpochSampler:
@@ -216,10 +217,9 @@ class Trainer:
 
     def _select_loader(self, train: Split, sampler: EpochSampler, step: TrainStep) -> Mapping[str, Any]:
         """The values of `data.loader`; if that is `auto`, the values of the loader that rank 0 found fastest."""
-        loader_config = self.config.data.loader
-        options = LOADERS.resolve(loader_config)[1]
+        options = LOADERS.resolve(self.config.data.loader)[1]
         if not isinstance(options, AutoOptions):
-            return loader_config
+            return self.config.data.loader
         name = self.world.broadcast_object(partial(self._fastest_loader, options, train, sampler, step))
         return LOADERS.complete({"name": name})
 
@@ -227,12 +227,12 @@ class Trainer:
         """The name of the fastest loader, timed with the training step of the run, whose state is then restored."""
 
         def as_candidate(loader: Loader) -> LoaderCandidate:
-            step.prepare(loader)  # A loader that delivers floats needs another compilation.
-            return LoaderCandidate(loader, step.device, step, partial(batches_of, loader))
+            def batches(epoch: int) -> Iterable[object]:
+                step.restart_schedule()
+                return step.batches(loader, epoch)
 
-        def batches_of(loader: Loader, epoch: int) -> Iterable[object]:
-            step.restart_schedule()
-            return step.batches(loader, epoch)
+            step.prepare(loader)  # A loader that delivers floats needs another compilation.
+            return LoaderCandidate(loader, step.device, step, batches)
 
         log.info("timing %s for a few batches each", ", ".join(options.candidates or ()) or "all loaders")
         with step.preserved_state():
@@ -273,26 +273,32 @@ class Trainer:
         """The progress of the next epoch, at its beginning."""
         return EpochProgress(len(self.result.epochs), sampler, self.device, self.config.log.every_steps, self.world)
 
-    def _open_records(self, dataset: Dataset, train_loader: Loader, checkpoints: CheckpointManager) -> EpochRecorder:
+    def _open_recorder(
+        self, dataset: Dataset, step: TrainStep, loader: Loader, checkpoints: CheckpointManager, open_loggers: ExitStack
+    ) -> EpochRecorder:
         """Log the run, open its loggers, and remove records that are newer than the checkpoint."""
-        result, folder = self.result, self.folder
+        config, folder, result, world = self.config, self.folder, self.result, self.world
         peak_memory = PeakMemory(self.device)  # It starts here, so that it does not count the set-up.
-        log_setup(self.config, result, dataset, checkpoints.step, train_loader, self.world)
+        log_setup(config, result, dataset, step, loader, world)
         loggers: list[Logger] = []
-        if self.world.is_main:
+        if world.is_main:
             for values in self.logger_options:
-                loggers.append(self.resources.enter_context(LOGGERS.build(values, folder, result)))
+                loggers.append(open_loggers.enter_context(LOGGERS.build(values, folder, result)))
             result.write_config(folder)
             result.write_epochs(folder)  # This drops a torn row, and rows that are newer than the checkpoint.
             for name in ("result.json", f"{storage.FOLDER}/final.safetensors"):
                 (folder / name).unlink(missing_ok=True)
         # `finish_epoch` adds the wait for the first batch.
         result.setup_s = time.time() - result.began_at - (result.compile_s or 0.0)
-        return EpochRecorder(checkpoints, self.monitor, loggers, peak_memory)
+        draw_images = partial(draw_epoch_images, dataset, loader.sampler, step.preprocess)
+        return EpochRecorder(
+            config, folder, result, world, self.monitor, checkpoints, loggers, draw_images, peak_memory
+        )
 
-    def _evaluate_on_test(self, loader_config: Mapping[str, Any], checkpoints: CheckpointManager) -> None:
+    def _evaluate_on_test(
+        self, dataset: Dataset, step: TrainStep, checkpoints: CheckpointManager, loader_config: Mapping[str, Any]
+    ) -> None:
         """Evaluate the best weights on the test split, if epochs were evaluated on a validation split."""
-        dataset, step = checkpoints.dataset, checkpoints.step
         if dataset.validation is None or dataset.test is None:
             return
         weights = checkpoints.load_best_weights()

@@ -4,7 +4,6 @@ import csv
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +27,6 @@ from vitmnist.cli.export import main as export_main
 from vitmnist.cli.predict import main as predict_main
 from vitmnist.cli.predict import predict
 from vitmnist.config.compose import compose
-from vitmnist.config.schema import DataConfig
-from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.image_listing import find_images
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.metrics import METRICS
@@ -196,27 +193,18 @@ def test_another_dataset_is_not_divided_as_that_of_the_run(trained: Path, tmp_pa
         assert (data.holdout, data.dataset["test_share"]) == expected
 
 
-def test_a_split_without_images_is_named(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_test_images(dataset: Dataset, data: DataConfig) -> Dataset:
-        return replace(dataset, test=dataset.train.subset(slice(0)))
-
-    monkeypatch.setattr("vitmnist.cli.evaluate.apply_config", without_test_images)
-    with pytest.raises(DataError, match=r"^the test split of mnist has no images$"):
-        evaluate(trained / "run", [], None)
-
-
 def test_weights_are_chosen_by_name_and_verified(trained: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(trained / "run", tmp_path / "run")
-    place = folder / "checkpoints"
-    assert not (place / "best.pt").exists(), "selected on the test split"
+    checkpoints = folder / "checkpoints"
+    assert not (checkpoints / "best.pt").exists(), "selected on the test split"
     storage.save(folder, storage.load(folder), best=True)
     for name in ("final", "best", "last"):
         assert load_inference_model(folder, CPU, name).path.stem == name
-    (place / "best.pt").write_bytes(b"damaged")
+    (checkpoints / "best.pt").write_bytes(b"damaged")
     with pytest.raises(DataError, match=r"best\.pt: is damaged"):
         load_inference_model(folder, CPU, "best")
     for name in ("best.pt", "final.safetensors"):
-        (place / name).unlink()
+        (checkpoints / name).unlink()
     assert load_inference_model(folder, CPU).path.stem == "last"
     with pytest.raises(ConfigError, match="holds no final weights"):
         load_inference_model(folder, CPU, "final")

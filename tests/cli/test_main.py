@@ -105,7 +105,6 @@ MISTAKES_OF_RUNS = {  # also in the command line, and found when a run is set up
     "lr_scale={*:0}": "freezes all parameters",
     # Sweeps.
     "repeats=3": "repeats=3: repeats the jobs of a sweep; type -m as well",
-    "-m repeats=0": "repeats=0: must be at least 1",
     "-m data/loader=ram,rom": "data/loader=rom: there is no such member; did you mean 'ram'? allowed: ",
     "-m seed=1,2 hydra.sweep.dir=used": "name another folder, or resume with resume=auto",
     # Searches.

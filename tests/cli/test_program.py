@@ -63,7 +63,7 @@ def test_usage_errors_and_interrupts_have_own_exit_codes(call_here: CallHere, mo
     def interrupt(folders: list[Path]) -> None:  # by no signal, which tests that run in the background ignore
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("vitmnist.cli.report.find_runs", interrupt)
+    monkeypatch.setattr("vitmnist.cli.status.find_runs", interrupt)
     ended = call_here(command_main("status"), ".")
     assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
     monkeypatch.setattr(DataError, "exit_code", 7)

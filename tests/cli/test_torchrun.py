@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from tests.conftest import BRIEF, STATEFUL, StartRanks, Train, assert_same_run, result_of, weights, write_mnist_like
+from tests.support.fake_backend import simulate_gpus
 from tests.support.processes import REPOSITORY, free_port
 from vitmnist.cli.command import launch_command
-from vitmnist.cli.process import TrainingProcess
 from vitmnist.errors import ConfigError, ExitCode
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.world import World
@@ -32,27 +32,33 @@ def losses(folder: Path) -> list[float]:
     return [epoch[name] for epoch in result_of(folder)["epochs"] for name in ("train_loss", "eval_loss")]
 
 
-@pytest.mark.parametrize(("number", "loader", "batch_size"), [(3, "prefetch", 4), (2, "disk", 11)])
+@pytest.mark.parametrize(("world_size", "loader", "batch_size"), [(3, "prefetch", 4), (2, "disk", 11)])
 def test_ranks_learn_what_one_process_learns(
-    number: int, loader: str, batch_size: int, quick: list[str], ranks: StartRanks, train_here: Train, tmp_path: Path
+    world_size: int,
+    loader: str,
+    batch_size: int,
+    quick: list[str],
+    ranks: StartRanks,
+    train_here: Train,
+    tmp_path: Path,
 ) -> None:
     """Also from a last batch of one image, with parts that are not even, and augmented; but for rounding."""
     pieces = ["trainer.micro_batch=2"] if batch_size > 4 else []
     typed = [*quick, f"data/loader={loader}", f"batch_size={batch_size}", *pieces]
     typed += ["data.loader.num_workers=0"] if loader == "disk" else []
     assert train_here(*typed, "hydra.run.dir=alone").returncode == 0
-    ranks(number, *typed, "hydra.run.dir=together").succeeded()
+    ranks(world_size, *typed, "hydra.run.dir=together").succeeded()
     alone, together = (result_of(tmp_path / name) for name in ("alone", "together"))
     assert losses(tmp_path / "together") == pytest.approx(losses(tmp_path / "alone"), rel=1e-4)
     for epoch, epoch_together in zip(alone["epochs"], together["epochs"], strict=True):
         assert (epoch["train_acc"], epoch["eval_acc"]) == (epoch_together["train_acc"], epoch_together["eval_acc"])
         assert [step["step"] for step in epoch["steps"]] == [step["step"] for step in epoch_together["steps"]]
-    assert together["distributed"]["ranks"] == number
+    assert together["distributed"]["ranks"] == world_size
     for name, value in weights(tmp_path / "alone").items():
         assert torch.allclose(weights(tmp_path / "together")[name], value, atol=1e-4), name
     assert len(list((tmp_path / "together").glob("events*"))) == 1
     assert sorted(file.name for file in (tmp_path / "together").glob("*.log")) == [
-        *(f"rank-{rank}.log" for rank in range(1, number)),
+        *(f"rank-{rank}.log" for rank in range(1, world_size)),
         "vitmnist.log",
     ]
 
@@ -164,13 +170,6 @@ def test_the_resume_hint_names_nodes_and_processes_per_node(
     assert launch_command(4) == command
 
 
-def test_a_restart_is_for_a_command_that_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
-    with pytest.raises(ConfigError, match="would begin a new run; type hydra"):
-        TrainingProcess(["seed=1"]).connect_ranks()
-    TrainingProcess(["resume=auto"]).connect_ranks()
-
-
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
@@ -207,8 +206,7 @@ def test_a_port_in_use_is_named(ranks: StartRanks) -> None:
 
 
 def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    simulate_gpus(monkeypatch, 2)
     world = World()
     world.size = 4
     for world.rank in range(4):

@@ -28,6 +28,19 @@ def test_memory_is_measured_from_the_beginning_of_the_run(cuda: torch.device) ->
     assert peak < torch.cuda.memory_allocated(cuda) / 2**20 + 1
 
 
+def test_the_host_leads_a_slow_gpu_and_not_a_fast_one(cuda: torch.device) -> None:
+    timer, images = EpochTimer(cuda), torch.ones(64, 64, device=cuda)
+    torch.cuda._sleep(1000)
+    for gpu_cycles, host_s, leads in ((20_000_000, 0.0, True), (1000, 0.01, False)):
+        timer.start()
+        for _ in timer.waiting(range(10)):
+            torch.cuda._sleep(gpu_cycles)
+            images.sum()
+            time.sleep(host_s)
+        timer.stop()
+        assert (timer.host_lead_s > sum(timer.seconds().values()) / 20) == leads
+
+
 def test_the_timer_charges_a_slow_kernel_to_computing(cuda: torch.device) -> None:
     torch.cuda._sleep(1000)
     timer = EpochTimer(cuda)

@@ -37,8 +37,8 @@ def test_jobs_that_overlapped_on_one_machine_are_marked_and_not_ranked(tmp_path:
 
 def test_a_killed_run_overlaps_with_the_runs_that_it_slowed_down(tmp_path: Path) -> None:
     """It has left no record, so its files say when it was active, and the sweep on which machine."""
-    for number, began in enumerate((1000.0, 2000.0)):
-        job(tmp_path / str(number), began, began + 20)
+    for index, began in enumerate((1000.0, 2000.0)):
+        job(tmp_path / str(index), began, began + 20)
     killed = run(tmp_path / "2")
     (killed / "result.json").unlink()
     (killed / ".lock").touch()
@@ -70,16 +70,16 @@ def test_whatever_varies_is_a_column(tmp_path: Path) -> None:
 def test_options_of_a_trainer_have_columns_and_loaders_are_named_with_base_and_automatic_choice(tmp_path: Path) -> None:
     folder = REPOSITORY / "conf" / "trainer"
     plain, fast = (yaml.safe_load((folder / f"{name}.yaml").read_text()) for name in ("plain", "fast"))
-    for number, trainer in enumerate([plain, fast, {**plain, "fused": True, "micro_batch": 250}]):
-        run(tmp_path / "trainers" / str(number), config={"trainer": trainer})
+    for index, trainer in enumerate([plain, fast, {**plain, "fused": True, "micro_batch": 250}]):
+        run(tmp_path / "trainers" / str(index), config={"trainer": trainer})
     columns = ("trainer", "trainer.micro_batch", "trainer.fused")
     labels = [tuple(row[column] for column in columns) for row in build_table(the_only(tmp_path / "trainers"))]
     assert labels == [("plain", "None", "False"), ("fast", "auto", "auto"), ("plain", "250", "True")]
-    for number, base in enumerate(("ram", "disk")):
+    for index, base in enumerate(("ram", "disk")):
         loader = {"name": "prefetch", "queue_size": 2, "base": {"name": base}}
-        run(tmp_path / "loaders" / str(number), config={"data.loader": loader})
-    for number, auto in enumerate(({"name": "ram"}, None), 2):
-        run(tmp_path / "loaders" / str(number), "auto", auto=auto)
+        run(tmp_path / "loaders" / str(index), config={"data.loader": loader})
+    for index, auto in enumerate(({"name": "ram"}, None), 2):
+        run(tmp_path / "loaders" / str(index), "auto", auto=auto)
     labels = [row["data/loader"] for row in build_table(the_only(tmp_path / "loaders"))]
     assert labels == ["prefetch of ram", "prefetch of disk", "auto: ram", "auto"]
 
@@ -100,10 +100,10 @@ def test_a_run_contributes_the_median_of_its_steady_epochs(tmp_path: Path) -> No
 
 def test_quality_stands_before_time_with_its_seeds_and_the_test_split_and_orders_the_rows(tmp_path: Path) -> None:
     """Each run counts with its best epoch by the monitored metric."""
-    for number, (depth, seed, best) in enumerate([(3, 1, 70.0), (6, 1, 80.0), (6, 2, 90.0), (9, 1, 60.0)]):
+    for index, (depth, seed, best) in enumerate([(3, 1, 70.0), (6, 1, 80.0), (6, 2, 90.0), (9, 1, 60.0)]):
         epochs = [epoch(10.0 - depth, eval_macro_f1=value, eval_acc=value + 1) for value in (50.0, best, 55.0)]
         config = {"seed": seed, "model.depth": depth, "monitor": "macro_f1"}
-        run(tmp_path / str(number), config=config, epochs=epochs, eval_split="validation", test={"test_acc": best - 2})
+        run(tmp_path / str(index), config=config, epochs=epochs, eval_split="validation", test={"test_acc": best - 2})
     cells = build_table(the_only(tmp_path))
     assert list(cells[0])[:5] == ["model.depth", "macro F1, %", "over seeds", "test accuracy, %", "epoch, s"]
     assert [(row["model.depth"], row["macro F1, %"], row["accuracy, %"]) for row in cells] == [
@@ -149,8 +149,8 @@ def test_a_run_that_did_not_simply_complete_has_a_row_that_says_why(make: Any, s
 
 
 def test_runs_without_records_are_listed_with_their_configuration_and_their_sweep(tmp_path: Path) -> None:
-    for number in (0, 1):
-        run(tmp_path / "lost" / f"{number}", "cache", config={"data.loader.folder": "/data/cache"})
+    for index in (0, 1):
+        run(tmp_path / "lost" / f"{index}", "cache", config={"data.loader.folder": "/data/cache"})
     (tmp_path / "lost" / "1" / "result.json").unlink()
     assert len(the_only(tmp_path / "lost").rows) == 1
     run(tmp_path / "sweep" / "0")
@@ -177,13 +177,13 @@ def test_machines_and_datasets_are_not_compared_with_each_other(other: dict[str,
 
 def test_hold_outs_drawn_from_one_dataset_are_folds_of_a_row(tmp_path: Path) -> None:
     """Other hold-outs of the same files, not other files or shares."""
-    for number, (depth, fold, share, whole) in enumerate(
+    for index, (depth, fold, share, whole) in enumerate(
         [(3, 0, 0.2, "1"), (3, 1, 0.2, "1"), (6, 0, 0.2, "1"), (6, 1, 0.2, "1"), (6, 1, 0.3, "1"), (6, 1, 0.2, "2")]
     ):
-        checksums = {"sha256": {"train_images": str(number) * 64}, "folds_of": {"holdout": share, "all": whole * 64}}
+        checksums = {"sha256": {"train_images": str(index) * 64}, "folds_of": {"holdout": share, "all": whole * 64}}
         config = {"model.depth": depth, "data.holdout": share, "data.holdout_seed": fold}
-        epochs = [epoch(2.0, eval_acc=80.0 + depth + number, train_loss=number)]
-        run(tmp_path / str(number), config=config, epochs=epochs, dataset=DATASET | checksums)
+        epochs = [epoch(2.0, eval_acc=80.0 + depth + index, train_loss=index)]
+        run(tmp_path / str(index), config=config, epochs=epochs, dataset=DATASET | checksums)
     folds, *others = compared(tmp_path)
     assert [len(comparison.rows) for comparison in others] == [1, 1]
     assert summarize_comparison(folds)[0] == (

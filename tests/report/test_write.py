@@ -20,8 +20,8 @@ from vitmnist.report.write import write_report
 
 def test_all_files_agree(tmp_path: Path) -> None:
     cells = [(loader, size) for loader in ("disk", "ram") for size in (100, 200, 400)]
-    for number, (loader, size) in enumerate(cells):
-        run(tmp_path / "sweep" / f"{number}", loader, size, (9.0, 2.0 + number))
+    for index, (loader, size) in enumerate(cells):
+        run(tmp_path / "sweep" / f"{index}", loader, size, (9.0, 2.0 + index))
     write_report([tmp_path / "sweep"], tmp_path / "report")
     files = {file.name: file for file in (tmp_path / "report").iterdir()}
     assert {"report.md", "report.csv", "report.png", "report.html"} <= files.keys()
@@ -30,7 +30,7 @@ def test_all_files_agree(tmp_path: Path) -> None:
     measured = [(row["data/loader"], row["batch_size"], float(row["epoch_s"])) for row in table]
     names = [metric.name for metric in epoch_metrics().values()]
     assert {f"{name}{end}" for name in names for end in ("", "_low", "_high")} <= table[0].keys()
-    assert measured == [(loader, str(size), 2.0 + number) for number, (loader, size) in enumerate(cells)]
+    assert measured == [(loader, str(size), 2.0 + index) for index, (loader, size) in enumerate(cells)]
     text, page = files["report.md"].read_text(), files["report.html"].read_text()
     assert len(re.findall(r"^\| +(?:100|200|400) +\| (?:disk|ram) ", text, re.MULTILINE)) == 6
     for shown in ("Some CPU", "2.15.0", "mnist, images: 60 train, 10,000 test", "a" * 12, "2.00"):

@@ -27,11 +27,6 @@ def test_files_that_hold_no_plain_values_are_refused(name: str, content: bytes, 
     assert "\n" not in str(raised.value)
 
 
-def test_interpolations_stay_text(tmp_path: Path) -> None:
-    (tmp_path / "file.yaml").write_text("a: ${oc.env:HOME}\nb: {c: 0.5, d: [1, true, null]}\n")
-    assert read_plain(tmp_path / "file.yaml") == {"a": "${oc.env:HOME}", "b": {"c": 0.5, "d": [1, True, None]}}
-
-
 def test_texts_are_quoted_and_numbers_are_not() -> None:
     rows = [{"class": 'a "cat", 1', "part": 0.25, "is_last": True, "offset": "-0.5"}, {"class": "1"}]
     table = csv_text(["class", "part", "is_last", "offset"], rows)

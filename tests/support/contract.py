@@ -10,9 +10,10 @@ from torch.utils.data import Subset
 
 from vitmnist.auditing import find_leftovers, find_running
 from vitmnist.augment.preprocess import Preprocess
+from vitmnist.config.schema import Shuffle
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.randomness import RandomState
-from vitmnist.data.sampler import ORDERS, EpochSampler
+from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource, TensorSet
 from vitmnist.loaders.base import Loader
 from vitmnist.loaders.make_loader import Data, as_source, make_loader
@@ -53,7 +54,7 @@ def check_contract(name: str, data: Data, *, device: str = "cpu", **options: Any
     sizes = [SIZE, 1, BATCH_SIZE, BATCH_SIZE + 1]
     if isinstance(source, TensorSet) and name != "auto":  # `auto` needs a batch to time, and a dataset needs a sample
         sizes.append(0)
-    orders: list[dict[str, Any]] = [{"shuffle": order} for order in ORDERS]
+    orders: list[dict[str, Any]] = [{"shuffle": order} for order in Shuffle]
     for size, order in [(size, {}) for size in sizes] + [(SIZE, {**order, "drop_last": True}) for order in orders]:
         part = part_of(source, size)
         with build(part, **order) as loader:

@@ -31,7 +31,7 @@ def assert_same_epochs(folder: Path) -> None:
 
 def test_a_missing_value_is_an_empty_cell(tmp_path: Path) -> None:
     epoch = dict.fromkeys(epoch_metrics(), 0.1) | {"gpu_peak_mib": None, "ended_at": 1700000000.25}
-    epochs = [{"epoch": number, **epoch, "first_of_start": not number, "steps": []} for number in (0, 1)]
+    epochs = [{"epoch": index, **epoch, "first_of_start": not index, "steps": []} for index in (0, 1)]
     Result(epochs=epochs[:1]).write_epochs(tmp_path)
     Result(epochs=epochs).append_epoch(tmp_path)
     table = pandas.read_csv(tmp_path / "epochs.csv")

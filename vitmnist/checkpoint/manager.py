@@ -66,7 +66,7 @@ class CheckpointManager:
 
     def __post_init__(self) -> None:
         self._model_info = model_info(self.config, self.dataset.train)
-        self._saved_at, self._steps_since_save = time.monotonic(), 0
+        self._saved_at = time.monotonic()
 
     def save(self, progress: EpochProgress | None, best: bool = False) -> None:
         """Write a checkpoint; `progress` belongs to an epoch under way."""
@@ -84,7 +84,7 @@ class CheckpointManager:
         )
         if self.world.is_main:
             storage.save(self.folder, vars(checkpoint), best)
-        self._saved_at, self._steps_since_save = time.monotonic(), 0
+        self._saved_at = time.monotonic()
 
     def restore(self, checkpoint: Checkpoint, progress: EpochProgress) -> None:
         """Restore the run and the progress of its epoch; raises `DataError` if dataset or checkpoint do not fit."""
@@ -110,13 +110,11 @@ class CheckpointManager:
         minutes = self.config.checkpoint.every_minutes
         is_due = minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
         stopping, saving = self.world.all_reduce_max([self.stop.code, is_due])
-        self._steps_since_save += 1
-        # With several ranks, the reduction returns the votes of the previous step, which in the first step after a save
-        # predate it.
-        if self.world.size > 1 and self._steps_since_save == 1:
-            saving = 0
         if stopping or saving:
             timer.begin("saving")
+            # With several ranks, these are the votes of the previous step. Drop those of this step, which would cause
+            # a second save.
+            stopping, _ = self.world.all_reduce_max([self.stop.code, False], wait=True)
             progress.check_finite()
             self.save(progress)
             timer.begin("other")
@@ -174,8 +172,7 @@ def load_checkpoint(config: Config, folder: Path, world: World) -> Checkpoint | 
     if state is None:
         return None
     with storage.as_damaged_error(folder / storage.FOLDER / storage.WEIGHTS["last"]):
-        fields = {name: value for name, value in state.items() if name != "format"}
-        checkpoint = Checkpoint(**fields | {"config": complete_record(fields["config"])})
+        checkpoint = Checkpoint(**state | {"config": complete_record(state["config"])})
     check_resumable(checkpoint.config, to_plain_dict(config))
     started = len(checkpoint.epochs) + bool(checkpoint.progress)
     if config.epochs < started:
@@ -188,8 +185,7 @@ def load_checkpoint(config: Config, folder: Path, world: World) -> Checkpoint | 
 def check_resumable(before: dict[str, Any], now: dict[str, Any]) -> None:
     """Raise `ConfigError` if a key has changed that may not; names all of them."""
     # The order of the patterns in `lr_scale` matters, so they are compared as text.
-    old = dotted_keys(before | {"lr_scale": str(before["lr_scale"])})
-    new = dotted_keys(now | {"lr_scale": str(now["lr_scale"])})
+    old, new = (dotted_keys(config | {"lr_scale": str(config["lr_scale"])}) for config in (before, now))
     allowed = keys_where(may_change, now)
     changed = [
         f"{key}={new.get(key)} (it was {old.get(key)})"

@@ -104,9 +104,9 @@ def read(path: Path) -> dict[str, Any]:
         raise DamagedError(f"{path}: is damaged or not a checkpoint: its checksum does not match")
     with as_damaged_error(path):
         state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        if state["format"] != FORMAT:
+        if (version := state.pop("format")) != FORMAT:
             raise DataError(
-                f"{path}: was written by another version of the program (checkpoint format {state['format']!r:.40}; "
+                f"{path}: was written by another version of the program (checkpoint format {version!r:.40}; "
                 f"this version has {FORMAT}); start a new run, or resume it with that version"
             )
         return state

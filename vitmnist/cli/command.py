@@ -4,9 +4,9 @@ import logging
 import os
 import sys
 import traceback
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable
-from inspect import cleandoc
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn, TextIO
 
@@ -22,32 +22,27 @@ class PrintableFormatter(logging.Formatter):
 
 
 def echo(text: str, file: TextIO | None = None) -> None:
-    """Print text that may contain file names or recorded values, to stdout by default."""
+    """Print text with control characters escaped, for example those of a file name; to stdout by default."""
     print(printable(text), file=file)
 
 
-def command(
-    name: str, parse: Callable[[ArgumentParser], Namespace]
-) -> Callable[[Callable[[Namespace], None]], Callable[[], None]]:
-    """Decorator that turns a function of parsed arguments into a command; its docstring or its module's is the help."""
+def command_parser(name: str, description: str | None) -> ArgumentParser:
+    """The parser of a command; the description, usually the docstring of its module, is shown as it is."""
+    return ArgumentParser(f"vitmnist {name}", description=description, formatter_class=RawDescriptionHelpFormatter)
 
-    def decorate(run: Callable[[Namespace], None]) -> Callable[[], None]:
-        def main() -> None:
-            text = cleandoc(run.__doc__ or sys.modules[run.__module__].__doc__ or "")
-            parser = ArgumentParser(f"vitmnist {name}", description=text, formatter_class=RawDescriptionHelpFormatter)
-            # This handler prints warnings while no log is configured.
-            if logging.lastResort:
-                logging.lastResort.setFormatter(PrintableFormatter())
-            try:
-                run(parse(parser))
-                # Raise the error of a closed pipe here, not at interpreter exit. `print` accepts that stdout is None.
-                print(end="", flush=True)
-            except (Exception, KeyboardInterrupt) as error:
-                exit_with_error(error)
 
-        return main
-
-    return decorate
+@contextmanager
+def errors_as_messages() -> Iterator[None]:
+    """Turn an exception in the block into one message and an exit code; also a decorator of a command."""
+    # This handler prints warnings while no log is configured.
+    if logging.lastResort:
+        logging.lastResort.setFormatter(PrintableFormatter())
+    try:
+        yield
+        # Raise the error of a closed pipe here, not at interpreter exit. `print` accepts that stdout is None.
+        print(end="", flush=True)
+    except (Exception, KeyboardInterrupt) as error:
+        exit_with_error(error)
 
 
 def exit_with_error(error: BaseException) -> NoReturn:

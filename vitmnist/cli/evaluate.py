@@ -10,7 +10,7 @@ in training: validation if there is such a split, else test. --split names anoth
 
 import json
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -23,11 +23,11 @@ from torch import Tensor
 from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.checkpoint.storage import WEIGHTS
 from vitmnist.cli.arguments import key_of
-from vitmnist.cli.command import command, echo
+from vitmnist.cli.command import command_parser, echo, errors_as_messages
 from vitmnist.cli.resume import recorded_config
 from vitmnist.config.schema import Config, is_under
 from vitmnist.data.datasets.base import Dataset, Split, apply_config, build_dataset
-from vitmnist.errors import ConfigError, DataError
+from vitmnist.errors import ConfigError
 from vitmnist.loaders.make_loader import make_loader
 from vitmnist.metrics import METRICS
 from vitmnist.runtime.device import choose_device
@@ -39,7 +39,7 @@ from vitmnist.training.loop import Predictions
 
 # The options of `tabulate` for columns that are aligned on the right; only the first one, the class, is text.
 TABLE_OPTIONS: Any = {"tablefmt": "plain", "disable_numparse": [0], "stralign": "right"}
-# The keys and sections that say which images are evaluated; the run says all else.
+# The keys and sections that choose the evaluated images. All other values are those of the run.
 IMAGE_KEYS = ("data.root", "data.dataset", "data.holdout", "data.holdout_seed", "batch_size")
 # The keys and sections that an evaluation can override.
 OVERRIDABLE = (*IMAGE_KEYS, "device")
@@ -124,8 +124,6 @@ def evaluate(folder: Path, overrides: list[str], weights: str | None, split_name
     if split_name not in dataset.splits:
         raise ConfigError(f"--split {split_name}: the dataset has only {' and '.join(dataset.splits)} images")
     split = trained.normalized(dataset.splits[split_name])
-    if not len(split):
-        raise DataError(f"the {split_name} split of {dataset.name} has no images")
     # All loaders give the same result; this one has no options.
     with make_loader(
         "ram", split, batch_size=config.batch_size, device=device, seed=0, shuffle="none", rank=0, world_size=1
@@ -178,7 +176,9 @@ def add_run_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--weights", choices=[*WEIGHTS], help="default: the first of these that exists")
 
 
-def _parse(parser: ArgumentParser) -> Namespace:
+@errors_as_messages()
+def main() -> None:
+    parser = command_parser("evaluate", __doc__)
     add_run_arguments(parser)
     parser.add_argument("overrides", nargs="*", help="changes to its configuration, such as data.dataset.path=other")
     parser.add_argument("--split", help="default: validation, or without one test, as in training")
@@ -186,11 +186,7 @@ def _parse(parser: ArgumentParser) -> Namespace:
     parser.add_argument("--mistakes", type=Path, metavar="CSV", help="list every misclassified image in this file")
     parser.add_argument("--grid", type=Path, metavar="PNG", help="draw the mistakes with the highest confidence")
     parser.add_argument("--predictions", action="store_true", help="print JSON with the prediction for each image")
-    return parser.parse_intermixed_args()
-
-
-@command("evaluate", _parse)
-def main(options: Namespace) -> None:
+    options = parser.parse_intermixed_args()
     evaluation = evaluate(options.run, options.overrides, options.weights, options.split)
     split = evaluation.split
     if options.mistakes:

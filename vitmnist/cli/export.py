@@ -10,7 +10,6 @@ evaluated on. A description of the model is written next to it, as JSON. An exis
 import hashlib
 import io
 import json
-from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -23,7 +22,7 @@ from torch.export import ExportedProgram
 
 import vitmnist
 from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
-from vitmnist.cli.command import command, echo
+from vitmnist.cli.command import command_parser, echo, errors_as_messages
 from vitmnist.cli.evaluate import IMAGE_KEYS, add_run_arguments, evaluation_config, evaluation_dataset
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.images import ImageReader
@@ -131,17 +130,15 @@ def export_model(file_format: Format, trained: InferenceModel, dataset: Dataset,
     )
 
 
-def _parse(parser: ArgumentParser) -> Namespace:
+@errors_as_messages()
+def main() -> None:
+    parser = command_parser("export", __doc__)
     add_run_arguments(parser)
     parser.add_argument("overrides", nargs="*", help="changes to its configuration, such as data.dataset.path=other")
     parser.add_argument("--format", choices=[*FORMATS], required=True, help="ONNX, or a torch.export program (.pt2)")
     default = "default: model.onnx or model.pt2 in the run's folder"
     parser.add_argument("--output", type=Path, metavar="FILE", help=default)
-    return parser.parse_intermixed_args()
-
-
-@command("export", _parse)
-def main(options: Namespace) -> None:
+    options = parser.parse_intermixed_args()
     file_format = FORMATS[options.format]
     for package in file_format.packages:
         if find_spec(package) is None:

@@ -1,6 +1,6 @@
-"""`resume=`: the recorded values of a run, overridden by what was typed.
+"""Reads the recorded configuration of a run for `resume=`, and applies overrides to it.
 
-A record is data: it is checked against the schema, and nothing of it is given to Hydra, resolved or imported.
+A record is only data: it is checked against the schema, and never passed to Hydra, resolved or imported.
 """
 
 import shlex
@@ -49,7 +49,7 @@ def recorded_config(folder: Path, overrides: list[str]) -> Config:
     # Members of groups come first, then members within other members, then keys.
     for change in sorted(changes, key=lambda item: (not is_group(item.key_or_group), item.package is not None)):
         _apply(config, change, hydra_overrides)
-    # This refuses unknown keys, too.
+    # This also refuses unknown keys.
     return validate(Config, config)
 
 

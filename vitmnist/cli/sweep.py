@@ -1,6 +1,6 @@
 """A sweep by any sweeper and launcher of Hydra: a failed job does not end it, and a completed job is skipped.
 
-What a sweeper returns depends on the sweeper, so the state of a sweep is what its jobs left in their folders.
+What a sweeper returns depends on the sweeper, so the state of a sweep is read from the folders of its jobs.
 """
 
 from __future__ import annotations
@@ -74,8 +74,6 @@ def _prepare_sweep(process: TrainingProcess, composed: DictConfig, arguments: Ar
     search_objective(composed)
     folder = Path(composed.hydra.sweep.dir)
     overrides = [*arguments.overrides, f"hydra.sweep.dir={quote(str(folder))}"]
-    if composed.repeats < 1:
-        raise ConfigError(f"repeats={composed.repeats}: must be at least 1")
     if composed.repeats > 1 and not _is_search(composed.hydra):
         overrides = [f"repeat={','.join(map(str, range(1, composed.repeats + 1)))}", *overrides, ROUNDS_SWEEPER]
     resume_arguments = without_keys(process.argv, ["resume", "hydra.sweep.dir"])
@@ -102,7 +100,7 @@ def _is_search(hydra: Any) -> bool:
 
 
 class Job:
-    """Trains a job of a sweep. Hydra calls it for each, here or in a process of a launcher, which has a copy of it."""
+    """Trains a job of a sweep. Hydra calls it for each job, here or as a copy in a process of a launcher."""
 
     def __init__(self, stop: StopSignal) -> None:
         self.stop = stop
@@ -126,10 +124,10 @@ class Job:
         folder = Path(hydra.runtime.output_dir)
         overrides = list(hydra.overrides.task)
         trainer = import_trainer()
-        # A compiled step of the job before is a reference cycle that holds memory.
+        # A compiled step of the previous job is a reference cycle that holds memory.
         gc.collect()
         try:
-            # The signal may have come too late to stop the job before.
+            # The signal may have arrived too late to stop the previous job.
             if self.stop.code:
                 raise interruption(self.stop.code)
             config = validate(Config, composed)
@@ -169,12 +167,12 @@ class Job:
 
 def _write_report(folder: Path) -> None:
     """Write the report of a sweep, and log it as text; an error is logged too."""
-    # Not at the top: it imports matplotlib, which takes a second.
+    # Not at the top: importing matplotlib takes a second.
     from vitmnist.report.write import as_text, write_report
 
     try:
         text = as_text(write_report([folder], folder))
         log.info("Results\n\n%s\n\nReport: %s", text, display_path(folder / "report.html"))
     except Exception as error:
-        # The jobs count more than their report, which `vitmnist report` can write later.
+        # The results of the jobs matter more than the report. `vitmnist report` can write it later.
         log.error("the report could not be written: %s", error)

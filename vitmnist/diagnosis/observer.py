@@ -111,7 +111,9 @@ class Observer:
 
         @wraps(original_iter)
         def observed_iter(loader: DataLoader[object]) -> object:
-            is_internal = hasattr(loader, "is_internal")
+            from vitmnist.store.read_once import ChunkDataset  # This imports torch.
+
+            is_internal = isinstance(loader.dataset, ChunkDataset)
             if self.is_active and not is_internal:
                 self.check_limits()
             if not self.is_active or is_internal:

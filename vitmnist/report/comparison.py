@@ -259,7 +259,7 @@ def _varies(key: str, configs: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def _facts(run: Run) -> dict[str, str]:
-    """Machine, software and data of a run by title, without those that do not apply; empty if they are unknown."""
+    """Machine, software and data of a run, by title. Facts that do not apply are left out; empty if all are unknown."""
     environment = run.result.environment
     if not environment:
         return {}

@@ -68,7 +68,7 @@ PHASES: dict[str, dict[str, Any]] = {
 WIDTH, ROW_HEIGHT = 5.0, 0.47
 """The width of the figure and the height of a row, in inches."""
 FONT_SIZE = 10
-"""The size of all texts in points: about 10 pixels on a phone, whose screen is 360 pixels wide."""
+"""The size of all texts in points: about 10 pixels on the screen of a phone, 360 pixels wide."""
 MAX_ROWS = 100
 """The largest number of rows in a chart, because a PNG has at most 2**16 pixels a side."""
 AXIS_LABEL = "seconds per epoch, evaluation included (whiskers: range)\n×: times the lowest median; ≈: may be noise"
@@ -148,11 +148,11 @@ def _time_text(comparison: Comparison, row: Configuration) -> str:
 
 
 def _phases(row: Configuration) -> tuple[float, float, float]:
-    """The seconds of an epoch spent waiting, computing and on the rest, which add up to its median time."""
+    """The seconds of an epoch spent waiting, computing and on the rest. They add up to its median time."""
     assert row.epoch_s
     epoch = row.epoch_s.median
     wait, compute = row.spreads[DATA_WAIT_S.name], row.spreads[COMPUTE_S.name]
     waiting = wait.median if wait else 0.0
-    # The medians may come from different runs, so their sum could exceed the epoch.
+    # The medians can come from different runs, so their sum could exceed the epoch.
     computing = min(compute.median if compute else 0.0, epoch - waiting)
     return waiting, computing, epoch - waiting - computing

@@ -69,7 +69,7 @@ def as_markdown(comparisons: Sequence[Comparison], plots: Sequence[PlotImage] = 
 def as_html(text: str, plots: Sequence[PlotImage]) -> str:
     """Convert the Markdown report to a page with embedded plots."""
     body = markdown(text, extensions=["tables", "md_in_html"], output_format="html")
-    # Wide tables scroll within their own box, which the keyboard can reach.
+    # Wide tables scroll within their own box. `tabindex` lets the keyboard reach it.
     body = body.replace("<table>", '<div class="scroll" tabindex="0"><table>').replace("</table>", "</table></div>")
     for plot in plots:
         body = body.replace(f'src="{plot.file}"', f'src="data:image/png;base64,{b64encode(plot.png).decode()}"', 1)

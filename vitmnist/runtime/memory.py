@@ -1,4 +1,4 @@
-"""Measures free and used memory, and refuses a set that does not fit before memory runs out."""
+"""Measures free and used memory, and refuses a dataset that does not fit before memory runs out."""
 
 import ctypes
 import gc
@@ -32,7 +32,7 @@ class Memory:
 
 
 def free_memory(device: torch.device) -> Memory:
-    """The memory that this process may still allocate on the host and on a device, including torch's cache.
+    """The memory that this process can still allocate on the host and on a device, including torch's cache.
 
     The memory of the machine, and the limit of the container, are divided among the ranks that torchrun has started
     here, because some of them may not have allocated theirs yet.
@@ -61,20 +61,20 @@ def keep_freed_memory() -> None:
     By default glibc returns every block above 32 MiB to the system, which zeroes its pages before the next use:
     cropping pictures of 224 px into batches of 64 then takes twice as long.
     """
-    with suppress(AttributeError, OSError):  # The C library may be another one.
+    with suppress(AttributeError, OSError):  # The C library may not be glibc.
         libc = ctypes.CDLL(None)
         libc.mallopt(M_MMAP_MAX, 0)
         libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def reset_host_peak() -> bool:
-    """Reset the peak memory of this process; returns False if the system cannot, which only Linux can.
+    """Reset the peak memory of this process; returns False if the system cannot. Only Linux can.
 
     Freed memory that glibc keeps is first returned to the system, so that the peak of a job in a sweep does not include
     an earlier, larger job.
     """
     gc.collect()
-    with suppress(AttributeError, OSError):  # The C library may be another one.
+    with suppress(AttributeError, OSError):  # The C library may not be glibc.
         ctypes.CDLL(None).malloc_trim(0)
     try:
         Path("/proc/self/clear_refs").write_text("5")

@@ -24,9 +24,9 @@ def ignore_stop_signals() -> None:
 def end_interrupted(hint: str = "") -> NoReturn:
     """Exit at once, for a Ctrl-C that comes when nothing can be lost.
 
-    C++ code of a library that is being imported could swallow an exception, which would also wait for threads.
+    An exception would wait for threads, and C++ code of a library that is being imported could swallow it.
     """
-    os.write(2, os.fsencode(f"interrupted{hint}\n"))  # The signal may have interrupted a print.
+    os.write(2, os.fsencode(f"interrupted{hint}\n"))  # The signal can interrupt a print.
     os._exit(ExitCode.INTERRUPTED)
 
 
@@ -57,7 +57,7 @@ class StopSignal:
 
     @contextmanager
     def listening(self, deadline: float) -> Iterator[None]:
-        """Record signals within the block, and the time limit, which `time.monotonic` reaches at `deadline`."""
+        """Record signals within the block, and the time limit when `time.monotonic` reaches `deadline`."""
         self._deadline = deadline
         try:
             with signal_handler(self._record, *_not_ignored()):

@@ -52,8 +52,8 @@ def read_once(
     """
     size = len(dataset)
     fair_size, largest_size = size // max(CHUNKS_PER_WORKER * workers, 1), int(MAX_CHUNK_NBYTES / max(sample_nbytes, 1))
-    chunks = _Chunks(dataset, read, max(min(MAX_CHUNK_SIZE, fair_size, largest_size), 1))
-    loader: Any = DataLoader(
+    chunks = ChunkDataset(dataset, read, max(min(MAX_CHUNK_SIZE, fair_size, largest_size), 1))
+    loader: DataLoader[Any] = DataLoader(
         chunks,
         batch_size=None,
         num_workers=workers,
@@ -62,7 +62,6 @@ def read_once(
         generator=torch.Generator(),
         multiprocessing_context=context if workers else None,
     )
-    loader.is_internal = True  # `vitmnist diagnose` observes only the user's loaders
     with tqdm(total=size, desc="decoding once", unit=" samples", leave=False, disable=None, delay=2) as progress:
         for chunk in loader:
             if isinstance(chunk, UserError):
@@ -87,7 +86,9 @@ class WrappedDataset(Dataset[Any]):
         return getattr(self.original, name)
 
 
-class _Chunks(WrappedDataset, Generic[Chunk]):
+class ChunkDataset(WrappedDataset, Generic[Chunk]):
+    """The chunks of a dataset, for a loader that `vitmnist diagnose` does not observe."""
+
     def __init__(self, dataset: MapStyleDataset, read: Callable[[range], Chunk], chunk_size: int) -> None:
         self.original, self.read, self.chunk_size = dataset, read, chunk_size
 

@@ -1,4 +1,4 @@
-"""Describes the machine of a run, without which its times cannot be compared, and measures how much memory it uses."""
+"""Describes the machine of a run, and measures how much memory the run uses."""
 
 import platform
 import subprocess

@@ -39,7 +39,7 @@ def draw_epoch_images(
 def draw_training_batch(train: Split, sampler: EpochSampler, preprocess: Preprocess, epoch: int) -> Image.Image:
     """Draw the first images of an epoch as the model saw them, augmented.
 
-    The images are read by their indices, so that the iteration of the loader is not disturbed.
+    The images are read by their indices, because another pass over the loader would disturb its iteration.
     """
     size = sampler.rank_batch_size if preprocess.mixes else min(BATCH_IMAGES, sampler.rank_batch_size)
     indices = sampler.indices(epoch)[:size]

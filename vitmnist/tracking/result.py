@@ -107,7 +107,7 @@ class Result:
         append_bytes(folder / "epochs.csv", row.encode())
 
     def write_config(self, folder: Path) -> None:
-        """Write the configuration, which `resume=` reads, and the overrides; raises `OSError`."""
+        """Write the overrides, and the configuration for `resume=`; raises `OSError`."""
         (folder / CONFIG).parent.mkdir(exist_ok=True)
         for name, record in ((CONFIG, self.config), (OVERRIDES, self.overrides)):
             write_atomic(folder / name, yaml.safe_dump(record, sort_keys=False, allow_unicode=True).encode())

@@ -140,7 +140,7 @@ def read_run(folder: Path) -> Run:
 
 def _active_times(folder: Path) -> tuple[float, float]:
     """When a run began and last wrote a file, in seconds since 1970, by the times of its files; 0 without a folder."""
-    config = folder / CONFIG  # The last start has written it.
+    config = folder / CONFIG  # Each start writes it.
     files = (path for path in (folder, *folder.glob("*")) if path.exists())
     last_write = max((path.stat().st_mtime for path in files), default=0.0)
     return config.stat().st_mtime if config.is_file() else last_write, last_write

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,8 @@ from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.training.progress import EpochProgress, MetricAccumulator
 from vitmnist.training.step import TrainStep
+
+log = logging.getLogger(__name__)
 
 AfterStep = Callable[[EpochTimer], object]
 """Called after each batch, outside of the computing time: progress bar, checkpoint, signals."""
@@ -43,6 +46,8 @@ def train_epoch(
         after_step(timer)
     timer.stop()
     metrics.check_complete()
+    if skipped_steps := step.pop_skipped_steps():
+        log.info("trainer.precision=fp16: %d of %d steps overflowed, and were skipped", skipped_steps, len(loader))
     return progress.compute()
 
 
@@ -55,8 +60,8 @@ def evaluate(
 ) -> tuple[dict[str, float], Predictions]:
     """Evaluate a model on the loader's epoch 0, in float32 and without augmentation.
 
-    Each rank evaluates its part; every rank returns the metrics (by their names in `epoch_table`) and predictions of
-    all images.
+    `eval_loss` is the cross-entropy, whatever loss is trained, so that runs can be compared. Each rank evaluates its
+    part; every rank returns the metrics (by their names in `epoch_table`) and predictions of all images.
 
     Raises:
         DataError: the loader delivers too few batches.
@@ -65,25 +70,26 @@ def evaluate(
     world.broadcast_buffers(model)  # The statistics of rank 0 are saved, so all ranks evaluate with them.
     sampler, device = loader.sampler, preprocess.mean.device
     metrics = MetricAccumulator(sampler, device, world)
-    collector = PredictionCollector(sampler, world)
+    batches: list[Predictions] = []
     functions = batch_metrics()
     timer = EpochTimer(device)
     timer.start()
     with torch.inference_mode():
         for images, labels in timer.waiting(loader.epoch(0)):
-            # If the last batch has no image for this rank, the rank gets an image of padding, and `valid` is 0.
+            # A rank without images in the last batch gets an image of padding; `valid` is then 0.
             valid, size = sampler.num_valid(metrics.num_batches), sampler.num_images(metrics.num_batches)
             logits, targets = model(preprocess(images))[:valid], labels[:valid]
-            loss = F.cross_entropy(logits, targets, reduction="sum") / size
-            metrics.update({"loss": loss} | {name: compute(logits, targets) for name, compute in functions.items()})
-            collector.update(logits, targets)
+            cross_entropy = F.cross_entropy(logits, targets, reduction="sum") / size
+            sums = {name: compute(logits, targets) for name, compute in functions.items()}
+            metrics.update({"loss": cross_entropy, **sums})
+            batches.append(Predictions(logits.argmax(dim=1), logits.softmax(dim=1).amax(dim=1), targets))
             timer.begin("other")
             after_step(timer)
     timer.stop()
     metrics.check_complete()
     seconds = timer.seconds()
     saving = seconds.pop("saving")
-    predictions = collector.compute()
+    predictions = gather_predictions(batches, sampler, world)
     values = metrics.compute("eval")
     for name, value in confusion_metrics(predictions.confusion_matrix(logits.shape[1])).items():
         values[metric_name("eval", name)] = value
@@ -117,29 +123,18 @@ class Predictions:
         return indices
 
 
-class PredictionCollector:
-    """Collects the predictions of this rank's batches, and gathers them over the ranks."""
+def gather_predictions(batches: Sequence[Predictions], sampler: EpochSampler, world: World) -> Predictions:
+    """Gather the predictions of all ranks, from those of the batches of this rank; every rank must call it."""
 
-    def __init__(self, sampler: EpochSampler, world: World) -> None:
-        self._sampler, self._world = sampler, world
-        self._labels: list[Tensor] = []
-        self._confidence: list[Tensor] = []
-        self._targets: list[Tensor] = []
+    def gather(values: list[Tensor]) -> Tensor:
+        rank_values = torch.cat(values)
+        # If this rank has an image of padding, it is the last one, and it has no prediction.
+        indices = sampler.indices(0, device=rank_values.device)[: len(rank_values)]
+        gathered = rank_values.new_zeros(sampler.size).index_copy_(0, indices, rank_values)
+        return world.all_reduce_sum(gathered)
 
-    def update(self, logits: Tensor, targets: Tensor) -> None:
-        """Add a batch without padding: float32 logits `[B, classes]` and int64 targets `[B]`."""
-        self._labels.append(logits.argmax(dim=1))
-        self._confidence.append(logits.softmax(dim=1).amax(dim=1))
-        self._targets.append(targets)
-
-    def compute(self) -> Predictions:
-        """The predictions of all images; every rank must call it."""
-        return Predictions(*map(self._gather, (self._labels, self._confidence, self._targets)))
-
-    def _gather(self, batches: list[Tensor]) -> Tensor:
-        """The values of the images of all ranks, in split order."""
-        values = torch.cat(batches)
-        # The rank's padding image, if it has one, is the last one. It has no prediction.
-        indices = self._sampler.indices(0, device=values.device)[: len(values)]
-        gathered = values.new_zeros(self._sampler.size).index_copy_(0, indices, values)
-        return self._world.all_reduce_sum(gathered)
+    return Predictions(
+        gather([batch.labels for batch in batches]),
+        gather([batch.confidence for batch in batches]),
+        gather([batch.targets for batch in batches]),
+    )

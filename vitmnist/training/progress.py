@@ -8,18 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.errors import DataError, TrainingError
-from vitmnist.metrics import METRICS, batch_metrics
-from vitmnist.metrics.epoch_table import (
-    COMPUTE_S,
-    DATA_WAIT_PCT,
-    DATA_WAIT_S,
-    FIRST_BATCH_S,
-    IMAGES_PER_S,
-    SAVE_S,
-    TRAIN_S,
-    metric_name,
-)
+from vitmnist.errors import DataError, TrainingError, join_names
+from vitmnist.metrics import METRICS, batch_metrics, epoch_table
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.training.step import TrainStep
@@ -41,7 +31,7 @@ class EpochProgress:
         log_every: int | None = None,
         world: World = SINGLE_PROCESS,
     ) -> None:
-        self.epoch, self.sampler = epoch, sampler
+        self.epoch = epoch
         self.timer = EpochTimer(device)
         self.metrics = MetricAccumulator(sampler, device, world)
         self._log_every = log_every
@@ -91,13 +81,14 @@ class EpochProgress:
         train_s = seconds["waiting"] + seconds["computing"] + seconds["other"]
         return {
             **self.metrics.compute("train"),
-            TRAIN_S.name: train_s,
-            FIRST_BATCH_S.name: seconds["first_batch"],
-            DATA_WAIT_S.name: seconds["waiting"],
-            DATA_WAIT_PCT.name: 100 * seconds["waiting"] / train_s,
-            COMPUTE_S.name: seconds["computing"],
-            SAVE_S.name: seconds["saving"],
-            IMAGES_PER_S.name: sum(self.metrics.batch_sizes) / train_s,
+            epoch_table.TRAIN_S.name: train_s,
+            epoch_table.FIRST_BATCH_S.name: seconds["first_batch"],
+            epoch_table.DATA_WAIT_S.name: seconds["waiting"],
+            epoch_table.DATA_WAIT_PCT.name: 100 * seconds["waiting"] / train_s,
+            epoch_table.COMPUTE_S.name: seconds["computing"],
+            epoch_table.HOST_LEAD_S.name: self.timer.host_lead_s,
+            epoch_table.SAVE_S.name: seconds["saving"],
+            epoch_table.IMAGES_PER_S.name: sum(self.metrics.batch_sizes) / train_s,
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -170,7 +161,7 @@ class MetricAccumulator:
         for name in batch_metrics():
             scale = 100 if METRICS.options_of(name).unit == "%" else 1
             means[name] = scale * math.fsum(self.per_batch(name)) / sum(sizes)
-        return {metric_name(split, name): mean for name, mean in means.items()}
+        return {epoch_table.metric_name(split, name): mean for name, mean in means.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """The sums over all ranks, as plain values and CPU tensors."""
@@ -178,7 +169,16 @@ class MetricAccumulator:
         return {"steps": self.num_batches, "sums": sums}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`, also with another number of ranks."""
+        """Continue from `state_dict()`, also with another number of ranks.
+
+        Raises:
+            DataError: a metric was registered after the state was saved.
+        """
+        if added := self._sums.keys() - state["sums"].keys():
+            raise DataError(
+                "the checkpoint was saved within an epoch, whose first steps did not measure "
+                f"{join_names(sorted(added))}; resume without it until the epoch is completed, or start a new run"
+            )
         self.num_batches = int(state["steps"])
         if self._world.is_main:  # The sums are over all ranks, so the other ranks start from zero.
             for name, values in self._sums.items():

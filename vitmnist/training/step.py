@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from vitmnist.config.schema import Precision
 from vitmnist.data.randomness import preserved_random_state
 from vitmnist.loaders.base import Loader
 from vitmnist.optim.optimizers import EMA
@@ -36,6 +37,9 @@ class TrainStep:
         clip_norm: the maximum norm of all gradients together (Pascanu et al., arXiv:1211.5063); None: no clipping.
         ema: average of the weights; None: no average.
         frozen_norms: the batch normalisations of the model whose statistics do not change in training.
+
+    With `precision=fp16` the loss is scaled, so that small gradients do not become zero (Micikevicius et al.,
+    arXiv:1710.03740). A step whose gradients overflow leaves the weights as they are, but counts as a step.
     """
 
     def __init__(
@@ -56,6 +60,8 @@ class TrainStep:
         self._clip_norm = clip_norm
         self._frozen_norms = frozen_norms
         self._world_size = 1
+        self._scaler = torch.amp.GradScaler(self.device.type, enabled=backend.config.precision == Precision.fp16)
+        self._skipped_steps = torch.zeros((), dtype=torch.int64, device=self.device)
         self.train_mode()  # `prepare` compiles the code of this mode.
 
     @property
@@ -77,12 +83,12 @@ class TrainStep:
     def batches(self, loader: Loader, epoch: int, start: int = 0) -> Generator[Batch, None, None]:
         """The batches of an epoch from batch `start` on, for `__call__`."""
         sampler = loader.sampler
-        # All keys of the epoch are drawn here, before the first batch is requested, so no loader is charged for it.
+        # Draw the epoch's keys up front so that their cost is not counted as waiting for the loader.
         batches = zip(loader.epoch(epoch, start), self.preprocess.keys(sampler, epoch, start), strict=False)
 
         def generate() -> Generator[Batch, None, None]:
             for index, ((images, loaded), keys) in enumerate(batches, start):
-                # A rank without images in the last batch has an image of padding, see `EpochSampler`.
+                # A rank without images in the last batch has an image of padding; see `EpochSampler`.
                 labels = loaded if sampler.num_valid(index) else torch.full_like(loaded, IGNORED)
                 yield Batch(images, labels, keys, sampler.num_images(index))
 
@@ -102,10 +108,12 @@ class TrainStep:
         for group, base_lr in zip(self.optimizer.param_groups, self._base_lrs, strict=True):
             group["lr"] = base_lr * factor
         sums = self.forward_backward(batch)
+        self._unscale_gradients()
         on_gradients(self)  # This comes first: clipping, and SGD with Nesterov momentum, write into the gradients.
         if self._clip_norm:
             nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
-        self.optimizer.step()
+        self._scaler.step(self.optimizer)
+        self._scaler.update()
         if self.ema:
             self.ema.update()
         self.completed_steps += 1
@@ -119,14 +127,26 @@ class TrainStep:
         for micro in microbatches:
             is_last = micro is microbatches[-1]
             # DDP all-reduces once, after the last microbatch.
-            with nullcontext() if is_last else self.backend.skip_all_reduce():
+            with nullcontext() if is_last else self.backend.skip_all_reduce(), self.backend.matmul_precision():
                 outputs = self.backend(micro)
                 loss = outputs["loss"] / batch.size
                 # DDP averages the gradients over the ranks; the gradient of the global batch is their sum.
-                (loss * self._world_size).backward()
+                self._scaler.scale(loss * self._world_size).backward()
             for name, value in (outputs | {"loss": loss.detach()}).items():
                 sums[name] = sums.get(name, 0) + value
         return sums
+
+    def _unscale_gradients(self) -> None:
+        if self._scaler.is_enabled():
+            self._scaler.unscale_(self.optimizer)
+            gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+            self._skipped_steps += ~nn.utils.get_total_norm(gradients).isfinite()
+
+    def pop_skipped_steps(self) -> int:
+        """The number of steps that have left the weights as they were since the last call; waits for the device."""
+        skipped_steps = int(self._skipped_steps)
+        self._skipped_steps.zero_()
+        return skipped_steps
 
     def prepare(self, loader: Loader) -> None:
         """Compile the step or capture its graph, if configured, for what the loader delivers: uint8 or float32.
@@ -160,6 +180,7 @@ class TrainStep:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "schedule": {"last_epoch": self.completed_steps},  # Torch's schedulers use this name.
+            "scaler": self._scaler.state_dict(),
             "ema": self.ema.state_dict() if self.ema else None,
         }
 
@@ -169,6 +190,8 @@ class TrainStep:
         # The options of the groups follow from the configuration, and their learning rates from the number of steps.
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state["optimizer"]["state"]})
         self.completed_steps = int(state["schedule"]["last_epoch"])
+        if state.get("scaler"):
+            self._scaler.load_state_dict(state["scaler"])
         if self.ema:
             self.ema.load_state_dict(state["ema"])
 

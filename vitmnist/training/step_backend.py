@@ -31,11 +31,14 @@ Sums = dict[str, Tensor]
 `vitmnist.metrics`."""
 
 
+AUTOCAST_DTYPES = {Precision.bf16.value: torch.bfloat16, Precision.fp16.value: torch.float16}
+
+
 class StepBackend:
     """Divides a batch into microbatches, and computes the summed loss and metrics of each.
 
-    The backend is eager until `prepare` compiles it or captures its graph. With `precision=bf16` the model runs under
-    `torch.autocast`; weights, gradients and loss are float32.
+    The backend is eager until `prepare` compiles it or captures its graph. With `precision=bf16` or `fp16` the model
+    runs under `torch.autocast`; weights, gradients and loss are float32.
 
     Args:
         model: returns logits `[B, classes]`.
@@ -89,6 +92,19 @@ class StepBackend:
         """Accumulate the gradients of this rank within the block, without DDP's all-reduce."""
         return self.module.no_sync() if isinstance(self.module, DistributedDataParallel) else nullcontext()
 
+    @contextmanager
+    def matmul_precision(self) -> Iterator[None]:
+        """Compute the float32 matrix products within the block in TF32, if configured; evaluation does not."""
+        if self.config.precision != Precision.tf32:
+            yield
+            return
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+
     def distribute(self, world: World) -> None:
         """Let each backward pass average the gradients over the ranks."""
         self.module = world.wrap_ddp(self.module)
@@ -110,7 +126,8 @@ class StepBackend:
             if self.config.compile:
                 self._compile(batch, forward_backward)
             else:
-                self._capture(batch)
+                with self.matmul_precision():
+                    self._capture(batch)
         except Exception as error:  # Dynamo, inductor and CUDA raise many types.
             self._fall_back(error)
         else:
@@ -171,14 +188,14 @@ class ModelAndLoss(nn.Module):
         self._preprocess = preprocess.forward  # DDP would broadcast the constants of a submodule in each step.
         self._metrics = batch_metrics()  # Compiled code cannot look them up in the registry.
         self._device_type = preprocess.mean.device.type
-        self._uses_bf16 = precision == Precision.bf16
+        self._autocast_dtype = AUTOCAST_DTYPES.get(precision)
         self._loss = loss
 
     def forward(self, inputs: dict[str, Tensor]) -> Sums:
         """The sums for `Batch.inputs()`; the loss is not divided by the size of the batch."""
         labels = inputs["labels"]
         images = self._preprocess(inputs["images"], inputs.get("keys"))
-        with torch.autocast(self._device_type, torch.bfloat16) if self._uses_bf16 else nullcontext():
+        with torch.autocast(self._device_type, self._autocast_dtype) if self._autocast_dtype else nullcontext():
             logits = self.model(images)
         logits = logits.float()
         loss = self._loss(logits, inputs.get("targets", labels))

@@ -58,8 +58,9 @@ def resolve_step_config(
         images: training images of the whole run, over all epochs.
 
     Raises:
-        ConfigError: `trainer.graph=true` where no graph is possible.
+        ConfigError: `trainer.graph=true` where no graph is possible, or a precision that the device does not have.
     """
+    _check_precision(config, device)
     obstacle = _graph_obstacle(config, device, batch_size, ranks)
     choices: Choices = {
         "fused": (True, "one kernel updates all weights"),
@@ -73,6 +74,17 @@ def resolve_step_config(
     reasons = {key: reason for key, (_, reason) in choices.items() if values[key] == "auto"}
     resolved = {key: value if key in reasons else values[key] for key, (value, _) in choices.items()}
     return StepConfig(**resolved, reasons=reasons)
+
+
+def _check_precision(config: TrainerConfig, device: torch.device) -> None:
+    precision, advice = config.precision, "set trainer.precision=fp32 or auto"
+    if precision in (Precision.tf32, Precision.fp16) and device.type != "cuda":
+        raise ConfigError(f"trainer.precision={precision.value}: is for CUDA devices, not for {device}; {advice}")
+    if precision == Precision.tf32 and not _has_bf16(device):
+        raise ConfigError(f"trainer.precision=tf32: needs compute capability 8.0, which {device} lacks; {advice}")
+    if precision == Precision.fp16 and not config.fused:
+        # An optimizer that is not fused reads on the host, in each step, whether a gradient has overflowed.
+        raise ConfigError("trainer.precision=fp16: needs a fused optimizer; set trainer.fused=true")
 
 
 def _graph_obstacle(config: TrainerConfig, device: torch.device, batch_size: int, ranks: int) -> str | None:

@@ -18,7 +18,7 @@ STEP_METRICS = ("loss", "lr", "grad_norm")
 
 
 class Logger:
-    """Sends the metrics of a run to another program. It is a context manager, which rank 0 enters once set-up is done.
+    """Sends the metrics of a run to another program. Rank 0 enters it as a context manager once set-up is done.
 
     A subclass is built with (options, folder of the run, result); `result.epochs` grows with the run. A resumed run
     builds another logger for the same folder. `result.epochs` then has the epochs before the checkpoint, and the logger
@@ -39,7 +39,7 @@ class Logger:
         raise NotImplementedError
 
     def add_images(self, images: Mapping[str, Image.Image], epoch: int) -> None:
-        """Log the images of an epoch, which are given by name."""
+        """Log the images of an epoch, by name."""
 
 
 def epoch_scalars(record: EpochRecord) -> dict[str, float]:
@@ -56,7 +56,7 @@ LOGGERS: Registry[OptionsClass, Logger] = Registry("logger", __package__)
 
 
 def parse_loggers(values: Sequence[Any]) -> list[Mapping[str, Any]]:
-    """Return the name and all options of each logger in `values`, which has names or mappings with `name` and options.
+    """Return the name and all options of each logger. A value is a name, or a mapping with `name` and options.
 
     Raises:
         ConfigError: a name or an option is unknown.

@@ -66,7 +66,7 @@ def _steps(record: EpochRecord, first: int = 1) -> Iterator[Event]:
 
 
 def _scalars(values: Mapping[str, float], step: int, wall_time: float) -> Iterator[Event]:
-    """Yield an event for each value, so that a file that is cut off loses few."""
+    """Yield an event for each value: a file that is cut off then loses few."""
     for tag, value in values.items():
         summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
         yield Event(wall_time=wall_time, step=step, summary=summary)
