@@ -29,7 +29,7 @@ from vitmnist.replacement.split_transforms import (
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, make_rows
-from vitmnist.timing.table import Row
+from vitmnist.timing.table import NOTICEABLE_SHARE, Row
 
 BASELINE = "as it is"
 """The name of the row of the loader in use."""
@@ -49,7 +49,7 @@ def add_alternatives(benchmark: Benchmark, loader: DataLoader[object], baseline:
     """Add other numbers of workers if the step waits, and `from_dataloader`; returns the result of `time_parts`."""
     parts = time_parts(loader)
     block = baseline.warm_up
-    if block and block.has_noticeable_wait:
+    if block and block.waiting_s > NOTICEABLE_SHARE * block.batch_s:
         # Try no workers, and enough to make a batch per step.
         step_s = max(block.batch_s - block.waiting_s, 1e-6)
         enough = ceil(max(loader.num_workers, 1) * block.batch_s / step_s)
