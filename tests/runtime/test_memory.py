@@ -23,6 +23,7 @@ from vitmnist.runtime.memory import (
     read_host_peak,
     reset_host_peak,
 )
+from vitmnist.store.rows import Storage
 
 CPU = torch.device("cpu")
 SAMPLER = EpochSampler(23, 2, 0)
@@ -62,7 +63,7 @@ def test_a_sets_memory_is_judged_at_its_real_dtype(monkeypatch: pytest.MonkeyPat
     for dtype, size in ((torch.uint8, 1), (torch.float64, 8)):
         arrays = TensorSet(torch.zeros(23, 3, dtype=dtype), torch.zeros(23, dtype=torch.int64))
         expected = 23 * (3 * size + 8 + INDEX_NBYTES)
-        assert needs_of("gpu_slice", arrays, torch.device("cuda")).device == expected
+        assert needs_of(Storage.DEVICE, arrays, torch.device("cuda")).device == expected
 
 
 def test_free_and_peak_memory_are_those_of_the_machine() -> None:

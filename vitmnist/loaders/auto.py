@@ -148,9 +148,10 @@ class CandidateBuilder:
 
     def build(self, name: str) -> LoaderCandidate:
         """Build a loader; raises `OutOfSpaceError` if it does not fit next to the model and the loaders before it."""
-        is_in_memory = storage_of(name, self.data) in (Storage.HOST, Storage.DEVICE)
-        data = self.decoded_set if self.decoded_set is not None and is_in_memory else self.data
-        check_fits(name, needs_of(name, data, self.device), self.device, self.model_memory)
+        data, storage = self.data, storage_of(name, self.data)
+        if self.decoded_set is not None and storage in (Storage.HOST, Storage.DEVICE):
+            data = self.decoded_set
+        check_fits(name, needs_of(storage, data, self.device), self.device, self.model_memory)
         started = time.perf_counter()
         loader = LOADERS.build(LOADERS.complete({"name": name}), data, self.sampler, self.device)
         set_up_s = time.perf_counter() - started

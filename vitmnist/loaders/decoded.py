@@ -74,7 +74,7 @@ class RamLoader(HostLoader):
     storage = Storage.HOST
 
     def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
-        check_fits("ram", needs_of("ram", data, device), device, alternatives=("cache", "disk"))
+        check_fits("ram", needs_of(self.storage, data, device), device, alternatives=("cache", "disk"))
         self.decoded_set = data.decode_to(Location(Storage.HOST))
         super().__init__(self.decoded_set, sampler, device)
 
@@ -112,7 +112,8 @@ class GpuSliceLoader(Loader):
 
     def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
-        check_fits("gpu_slice", needs_of("gpu_slice", data, device), device, alternatives=("ram", "cache", "disk"))
+        needs = needs_of(self.storage, data, device)
+        check_fits("gpu_slice", needs, device, alternatives=("ram", "cache", "disk"))
         if not isinstance(data, TensorSet) or device.type == "cpu":  # A device reads mapped files without a host copy.
             data = data.decode_to(Location(Storage.HOST))
         self.tensors = tuple(map(create_backend(device).to_device, data.tensors))

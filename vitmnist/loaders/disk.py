@@ -172,7 +172,7 @@ class BatchReader(data.Dataset[Any]):
     """A dataset whose samples are whole batches, read by their key (epoch, indices)."""
 
     def __init__(self, source: SampleSource) -> None:
-        self.is_seeded = not source.is_decoded  # The samples of a user's dataset may be random.
+        self.is_seeded = not isinstance(source, TensorSet)  # The samples of a dataset may be random.
         if isinstance(source, TensorSet):
             source.check_on_host()
         self.source = DatasetSource(ImagesOnDisk(source), seed=None) if isinstance(source, Split) else source

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitmnist.config.validation import config_field
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.sources import SampleSource
+from vitmnist.data.sources import SampleSource, TensorSet
 from vitmnist.loaders.base import LOADERS, Batches, Loader, storage_of
 from vitmnist.runtime.device import Backend, Event, create_backend
 from vitmnist.runtime.ordered_map import ordered_map
@@ -82,7 +82,7 @@ class PrefetchLoader(Loader):
 
 
 def _default_base(data: SampleSource) -> str:
-    return "ram" if data.is_decoded else "disk"
+    return "ram" if isinstance(data, TensorSet) else "disk"
 
 
 def _make_batch(backend: Backend, batches: Batches, event: Event) -> tuple[Any, Event]:
