@@ -52,7 +52,7 @@ def test_colours_change_as_in_pixels_of_0_to_1(data: TensorSet) -> None:
 
 def test_every_preset_is_a_list_of_operations_with_all_their_parameters() -> None:
     assert configured("data/augment=none") is None
-    for preset in set(PRESETS) - {"compose"}:  # which shows that parameters may be left out
+    for preset in set(PRESETS) - {"compose"}:  # this one leaves parameters out
         values = compose([f"data/augment={preset}"]).data.augment
         assert values.name == preset
         for listed in values.operations:
@@ -62,7 +62,7 @@ def test_every_preset_is_a_list_of_operations_with_all_their_parameters() -> Non
 @pytest.mark.parametrize("preset", [preset for preset in PRESETS if preset != "none"])
 @pytest.mark.parametrize("shuffle", ["sample", "batch"])
 def test_every_loader_gets_the_images_of_a_preset(data: TensorSet, preset: str, shuffle: str) -> None:
-    """Also one that has normalised them; so the batches of a run do not depend on its loader."""
+    """Loaders that deliver normalised images get the same ones, so the batches of a run do not depend on its loader."""
     preprocess = Preprocess(data, configured(f"data/augment={preset}"), classes=5)
     epochs = []
     for name in ("gpu_slice", "ram", "prefetch", "disk"):
@@ -86,7 +86,7 @@ def test_every_loader_gets_the_images_of_a_preset(data: TensorSet, preset: str, 
 
 @pytest.mark.parametrize("preset", ["cifar", "crops", "imagenet"])
 def test_an_augmented_image_does_not_depend_on_its_batch_nor_on_threads_and_normalising(preset: str) -> None:
-    """Of large images, the first operations are applied to bytes, by threads."""
+    """The first operations on large images run on bytes, in threads."""
     images = torch.randint(0, 256, (23, 3, 100, 120), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     operations = configured(f"data/augment={preset}").operations
     values = compose([f"data/augment={preset}"]).data.augment.operations[: len(operations)]  # without mixing

@@ -61,13 +61,13 @@ def test_any_mode_of_image_keeps_its_brightness(tmp_path: Path, image: Image.Ima
 
 
 def test_pixels_of_32_bits_need_a_range_and_those_of_16_are_scaled_by_one_rule(tmp_path: Path) -> None:
-    """16 bits: by the type, whatever an image's own values are, and white where a PNG is transparent."""
+    """16-bit pixels are scaled by their type, whatever their values are. Transparent pixels of a PNG file are white."""
     file = tmp_path / "image.tif"
     for dtype in (np.int32, np.float32):
         save(file, Image.fromarray(np.full((9, 9), 0.5).astype(dtype)))
         with pytest.raises(DataError, match=r"image\.tif: .*needs data\.dataset\.range_32_bit=\[BLACK,WHITE\]"):
             read_image(file, (9, 9), "grey")
-    dark = np.full((9, 9), 200, np.uint16)  # an int32 image would once have been taken for one of 8 bits
+    dark = np.full((9, 9), 200, np.uint16)  # values that would fit into 8 bits
     (tmp_path / "dark.pgm").write_bytes(b"P5 9 9 65535\n" + dark.astype(">u2").tobytes())
     assert read_image(tmp_path / "dark.pgm", (9, 9), "grey").getextrema() == (1, 1)
     dark[0] = 4095
@@ -78,7 +78,7 @@ def test_pixels_of_32_bits_need_a_range_and_those_of_16_are_scaled_by_one_rule(t
 
 
 def write_tiff(path: Path, pixels: np.ndarray[Any, Any], photometric: int, sample_format: int) -> None:
-    """A grey TIFF file as Pillow does not write it."""
+    """Write a grey TIFF file with tags that Pillow does not write."""
     height, width = pixels.shape
     tags = {256: width, 257: height, 258: 8 * pixels.itemsize, 259: 1, 262: photometric, 273: 8, 277: 1, 278: height}
     tags |= {279: pixels.nbytes, 339: sample_format}
@@ -125,7 +125,7 @@ STORED = {
 def test_images_are_upright_however_they_are_stored_decoded_and_resized(
     tmp_path: Path, name: str, orientation: int
 ) -> None:
-    """Their sides are no multiples of a JPEG's scales; Pillow turns a TIFF file while it is loaded."""
+    """The sides are no multiples of the scales of a JPEG. Pillow turns a TIFF file while it is loaded."""
     mode, target = {"grey.jpg": "L", "grey.tif": "L", "cmyk.jpg": "CMYK"}.get(name, "RGB"), (40, 30)
     save(tmp_path / name, smooth(0, (371, 243)).convert(mode), exif=turned(orientation), **STORED[name])
     with Image.open(BytesIO((tmp_path / name).read_bytes())) as image:  # Pillow maps a raw file, and does not turn it
@@ -146,7 +146,7 @@ def test_images_are_upright_however_they_are_stored_decoded_and_resized(
 
 
 def read_by_pillow(path: Path, size: tuple[int, int], mode: str, resize: str, draft: bool = False) -> Image.Image:
-    """Without the decoder of torchvision."""
+    """Read an image without the decoder of torchvision."""
     with Image.open(BytesIO(path.read_bytes())) as opened:
         return as_image(ImageReader(size, mode, resize, draft).convert(opened))
 
@@ -241,7 +241,7 @@ def test_without_torchvisions_decoder_pillow_decodes(tmp_path: Path, monkeypatch
 def test_a_file_that_is_replaced_while_it_is_read_is_either_of_both(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its size is read before its pixels; the pixels of another size would be cut, and padded with black."""
+    """The size is read before the pixels. Pixels of another size would be cut, and padded with black."""
     file, other = tmp_path / "photo.jpg", tmp_path / "other.jpg"
     Image.new("RGB", (300, 20), "blue").save(file)
     Image.new("RGB", (20, 300), "lime").save(other)

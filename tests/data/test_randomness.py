@@ -23,7 +23,7 @@ NOISY = AuditDataset(23)
 
 
 def test_each_generator_is_seeded_by_seed_epoch_and_index() -> None:
-    """Torch's, NumPy's and Python's draws differ between any two of them, and come again for the same three numbers."""
+    """Draws of torch, NumPy and Python differ for any two triples, and repeat for the same triple."""
     draws = {
         (seed, epoch, index): tuple(read_samples(NOISY, [index], seed, epoch)[0][1].tolist())
         for seed in (0, 1, 2**63)
@@ -39,7 +39,7 @@ def test_each_generator_is_seeded_by_seed_epoch_and_index() -> None:
     ("name", "draw"), [("torch", lambda: torch.rand(1)), ("NumPy", np.random.rand), ("Python", random.random)]
 )
 def test_a_single_draw_changes_a_generator(name: str, draw: Callable[[], object]) -> None:
-    np.random.rand()  # NumPy's next draw moves its position only
+    np.random.rand()  # the next draw of NumPy only moves its position
     before = RandomState()
     assert not before.changed()
     draw()
@@ -57,7 +57,7 @@ def test_a_single_draw_changes_a_generator(name: str, draw: Callable[[], object]
 def test_an_error_of_a_sample_neither_ends_the_epoch_nor_is_taken_for_a_dead_worker(
     options: dict[str, Any], error: type[Exception], raised: type[Exception], message: str
 ) -> None:
-    """By a stray `next` of an iterator that is at its end, or because a server is gone."""
+    """The errors are a stray `next` of an iterator at its end, and a connection that breaks."""
 
     def fail(index: int) -> Any:
         if index == 9:
@@ -68,7 +68,7 @@ def test_an_error_of_a_sample_neither_ends_the_epoch_nor_is_taken_for_a_dead_wor
     with make_loader(data=Made(fail, 12), **ORDER, **options) as loader:
         with pytest.raises(raised, match=message) as kept:
             list(loader.epoch(0))
-        assert not find_leftovers(before)  # although the traceback refers to the iterator
+        assert not find_leftovers(before)  # the traceback that is kept keeps no worker
     assert kept.value.__traceback__ is not None
 
 
@@ -97,7 +97,7 @@ class Slots:
 
 
 class OtherMethod:
-    """Draws in another method than the one that is called, from a global variable or from an attribute of a module."""
+    """Draws in a method that `__call__` calls, from a global variable or from an attribute of a module."""
 
     def __init__(self, of_module: bool) -> None:
         self.of_module = of_module

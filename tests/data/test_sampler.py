@@ -75,12 +75,12 @@ def test_shuffling_batches_moves_blocks_and_keeps_the_short_one_last() -> None:
 
 
 def test_the_order_of_a_published_seed_stays_what_it_was() -> None:
-    """A figure of an earlier version can only be repeated if its order can."""
+    """Published results can only be repeated with the same order."""
     assert epoch(EpochSampler(8, 3, seed=42), 0) == [[0, 3, 1], [2, 4, 5], [6, 7]]
 
 
 def test_what_is_done_to_the_indices_of_an_epoch_reaches_nobody_else() -> None:
-    """They are drawn once, for the loader and for the augmentation."""
+    """The indices are drawn once, for the loader and for the augmentation."""
     sampler = EpochSampler(1013, 100, seed=7919)
     expected = sampler.indices(5).clone()
     sampler.indices(5).zero_()

@@ -33,7 +33,7 @@ def exhaust(loader: Loader, number: int, start: int = 0) -> int:
 
 
 def workers_and_threads() -> set[object]:
-    """Those of loaders, without the threads by which multiprocessing feeds its queues."""
+    """The workers and threads of loaders, without the threads by which multiprocessing feeds its queues."""
     threads = {thread for thread in threading.enumerate() if thread.name == "vitmnist-map"}
     return threads | set(multiprocessing.active_children())
 
@@ -47,7 +47,7 @@ def test_nothing_is_left(label: str, end: str) -> None:
     if end == "close":
         loader.close()
         assert not workers_and_threads() - before
-        assert exhaust(loader, 1) == BATCHES  # a closed loader begins again
+        assert exhaust(loader, 1) == BATCHES  # a closed loader can be used again
         loader.close()
     elif end == "raise":
         with pytest.raises(ZeroDivisionError), loader:  # noqa: PT012
@@ -56,7 +56,7 @@ def test_nothing_is_left(label: str, end: str) -> None:
     elif end == "break":
         for _ in loader.epoch(1):
             break
-    gc.disable()  # nothing waits for the garbage collector
+    gc.disable()  # the release must not depend on the garbage collector
     try:
         del loader
         assert not workers_and_threads() - before

@@ -25,7 +25,7 @@ IMAGES, BATCH_SIZE = 24, 4
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """JPEG files, of twice the size of small images and more, and PNG files."""
+    """A folder of PNG files, and of JPEG files that are at least twice as large as the small images."""
     folder = tmp_path_factory.mktemp("images")
     for number in range(IMAGES):
         path = folder / "all" / f"class{number % 2}" / f"{number}.{'png' if number % 5 == 0 else 'jpg'}"
@@ -49,7 +49,7 @@ def disk(split: Split, **options: Any) -> Loader:
 
 
 def watched(split: Split, watch: Callable[[str], object]) -> Split:
-    """The split, which calls a function with the name of each file before it is read."""
+    """The split, with a function that is called with the name of each file before it is read."""
 
     def read(path: Path) -> Pixels:
         watch(path.name)
@@ -76,15 +76,21 @@ def test_contract_of_others(split: Split, name: str, options: dict[str, Any]) ->
     check_contract(name, split, **options)
 
 
-@pytest.mark.parametrize("size", [16, 100])
-def test_the_bytes_and_their_layout_are_those_of_ram(folder: Path, size: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "layout"), [(16, torch.contiguous_format), (100, torch.channels_last), (100, torch.contiguous_format)]
+)
+def test_the_bytes_and_their_layout_are_those_of_ram(folder: Path, size: int, layout: torch.memory_format) -> None:
+    """An image folder has large images with their channels last, and another dataset may have contiguous ones."""
     split = load(folder, size=size)
+    assert split.images.is_contiguous(memory_format=torch.channels_last if size == 100 else layout)
+    split = replace(split, images=split.images.contiguous(memory_format=layout))
     with disk(split) as files, make_loader("ram", split, batch_size=BATCH_SIZE, device="cpu", seed=0) as ram:
         for (images, labels), (expected, expected_labels) in zip(files.epoch(3), ram.epoch(3), strict=True):
             assert images.dtype == torch.uint8
             assert torch.equal(images, expected)
             assert torch.equal(labels, expected_labels)
-            assert images.is_contiguous(memory_format=torch.channels_last if size == 100 else torch.contiguous_format)
+            assert images.stride() == expected.stride()
+            assert images.is_contiguous(memory_format=layout)
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode(), torch.device("meta")])
@@ -171,7 +177,7 @@ print("multiprocessing.popen_fork" in sys.modules)
 
 
 def test_a_script_that_ends_with_an_open_epoch_prints_nothing_of_it(folder: Path) -> None:
-    """And has not imported what starts processes."""
+    """The script does not import what starts processes."""
     load(folder)
     ended = run_python("-c", EXIT, folder)
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (0, "False\n", 1), "a warning of few images"

@@ -16,7 +16,7 @@ from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.randomness import RandomState
 from vitmnist.errors import ConfigError, DataError, TrainingError
 from vitmnist.runtime.files import write_atomic
-from vitmnist.runtime.signals import StopSignal, interruption
+from vitmnist.runtime.signals import StopSignal, create_interruption
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import World
 from vitmnist.tracking.result import Result
@@ -143,7 +143,7 @@ class CheckpointManager:
         """End the run, which is saved."""
         # Rank 0 may still be writing, and torchrun kills all ranks when one exits.
         self.world.barrier()
-        raise interruption(stop_code)
+        raise create_interruption(stop_code)
 
     def load_best_weights(self) -> str:
         """Load the best weights, if there are any, into the evaluated model; return `best` or `final`."""

@@ -35,9 +35,6 @@ CHUNK_SIZE = 1024
 class SampleSource(ABC):
     """Samples by their indices; a random sample is a pure function of (seed, epoch, index)."""
 
-    is_decoded = False
-    """Whether the samples are rows of tensors. Otherwise each is read from a dataset, and may be random."""
-
     @abstractmethod
     def __len__(self) -> int: ...
 
@@ -73,8 +70,6 @@ class TensorSet(SampleSource):
     Raises:
         DataError: images or labels are not tensors, or have different lengths.
     """
-
-    is_decoded = True
 
     images: Tensor
     labels: Tensor

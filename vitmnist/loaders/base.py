@@ -109,15 +109,14 @@ register = LOADERS.register
 
 def storage_of(name: str, data: SampleSource) -> Storage:
     """Where a loader of this name keeps all samples of a set, with its default options."""
-    builder, _ = LOADERS.resolve(LOADERS.complete({"name": name}))
-    # A function has no `storage_for`. The loaders that it builds are assumed to keep no samples.
-    storage: Storage = getattr(builder, "storage_for", Loader.storage_for)(data)
-    return storage
+    builder = LOADERS.function_of(name)
+    if isinstance(builder, type) and issubclass(builder, Loader):
+        return builder.storage_for(data)
+    return Storage.NOT_KEPT  # A function says nothing about the loaders that it builds.
 
 
-def needs_of(name: str, data: SampleSource, device: torch.device) -> Memory:
-    """The memory that a loader of this name would allocate for a set, in addition to a few batches."""
-    storage = storage_of(name, data)
+def needs_of(storage: Storage, data: SampleSource, device: torch.device) -> Memory:
+    """The memory to allocate for all samples of a set, in addition to a few batches."""
     if storage is Storage.HOST:
         return Memory(host=data.bytes_to_load(torch.device("cpu")))
     if storage is Storage.DEVICE:

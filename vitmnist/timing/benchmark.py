@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from vitmnist.errors import describe_error
 from vitmnist.runtime.timer import EpochTimer
-from vitmnist.timing.table import NOTICEABLE_SHARE, Row, Spread
+from vitmnist.timing.table import Row, Spread
 
 NUM_BLOCKS = 5
 """The number of timed blocks of each candidate. Their range is the noise."""
@@ -42,11 +42,6 @@ class TimedBlock:
     first_waiting_s: float
     batch_s: float
     waiting_s: float
-
-    @property
-    def has_noticeable_wait(self) -> bool:
-        """Whether the step waits noticeably for its batches."""
-        return self.waiting_s > NOTICEABLE_SHARE * self.batch_s
 
     def epoch_s(self, batches: float) -> float:
         """The seconds of an epoch of this many batches."""

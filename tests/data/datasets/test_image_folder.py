@@ -1,4 +1,4 @@
-"""One's own images: found, decoded once, and named where they cannot be read."""
+"""A folder of images: files are found, decoded once, and named if they cannot be read."""
 
 import logging
 import os
@@ -47,7 +47,7 @@ def load(folder: Path, **options: object) -> Dataset:
 
 
 def overrides(folder: Path) -> list[str]:
-    """What is typed to train on it."""
+    """The overrides for training on a folder."""
     return ["data/dataset=image_folder", f"data.dataset.path={folder}", f"data.root={folder.parent / 'root'}"]
 
 
@@ -76,8 +76,8 @@ def test_images_are_drawn_in_an_order_that_mixes_classes_and_stays(folder: Path)
 
 
 def test_every_loader_delivers_the_images(folder: Path) -> None:
-    """`disk` opens the files, the others read what was decoded; to the model it is all the same."""
-    for path in sorted(folder.glob("*/*.png"))[::2]:  # half of them are JPEGs of many times the size
+    """`disk` opens the files, and the other loaders read decoded images. The model gets the same from all."""
+    for path in sorted(folder.glob("*/*.png"))[::2]:  # half of the files become JPEG files of many times the size
         smooth(int(path.stem), (150, 110)).save(path.with_suffix(".jpg"))
         path.unlink()
     pets = load(folder, mode="rgb", size=8)
@@ -121,14 +121,14 @@ def test_images_are_decoded_again_only_when_they_change_or_are_read_in_another_w
 
 
 def exchange(first: Path, second: Path) -> None:
-    """As `mv` does it."""
+    """Exchange two files as `mv` does."""
     moved = first.rename(first.with_name("moved"))
     second.rename(first)
     moved.rename(second)
 
 
 def restore(first: Path, second: Path) -> None:
-    """The other content with the same sizes and times, as from an archive."""
+    """Exchange the contents of two files, with the same sizes and times, as an archive does."""
     contents = first.read_bytes(), second.read_bytes()
     for path, content in zip((second, first), contents, strict=True):
         path.write_bytes(content)
@@ -136,7 +136,7 @@ def restore(first: Path, second: Path) -> None:
 
 
 def exchange_unpacked(first: Path, second: Path) -> None:
-    """As `mv` exchanges their folders: files that are unpacked together can have the same ctime, and keep it."""
+    """Exchange two files with the same ctime, which files that are unpacked together can have."""
     exchange(first, second)
 
 
@@ -171,7 +171,7 @@ def test_an_image_replaced_by_one_of_the_same_name_size_and_time_is_decoded_agai
 
 
 def test_large_images_have_their_channels_last_in_memory_and_are_the_same(folder: Path) -> None:
-    """Decoders deliver them so, and crops of bytes are fast only then; batches of floats are contiguous."""
+    """Crops of bytes are fast only with channels last. Batches of floats are contiguous."""
     train = load(folder, mode="rgb", size=100).train
     assert train.images.is_contiguous(memory_format=torch.channels_last)
     first = replace(train, images=train.images.contiguous(), is_mapped=False)
@@ -197,7 +197,7 @@ def write_deep(path: Path, values: object, dtype: str, **options: object) -> Non
 
 @pytest.mark.parametrize("dtype", ["int32", "float32"])
 def test_images_of_32_bits_need_a_range_and_have_that_scale(folder: Path, dtype: str) -> None:
-    """Not that of each image, by which 255 became white and 256 black; 8 and 16 bits are scaled by their types."""
+    """All images have one scale, so that equal values stay equal. 8 and 16 bits are scaled by their types."""
     ramps = {}
     for number, path in enumerate(sorted(folder.glob("*/*.png"))[::3]):
         ramps[str(path.relative_to(folder))[:-3] + "tif"] = ramp = np.full((8, 8), 100 + 100.0 * number)
@@ -226,11 +226,11 @@ def test_images_of_32_bits_need_a_range_and_have_that_scale(folder: Path, dtype:
 def test_images_that_show_nothing_are_warned_of_with_the_keys_that_scale_them(
     folder: Path, dtype: str, highest: int, options: dict[str, object], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As those of cameras of 12 bits, or with a value that stands for no data."""
+    """Such images are from cameras of 12 bits, or have a value that stands for no data."""
     for number, path in enumerate(folder.glob("*/*.png")):
         write_deep(path.with_suffix(".tif"), np.full((8, 8), highest * (number % 2)), dtype)
         path.unlink()
-    for count in (1, 2):  # decoded now, and found decoded
+    for count in (1, 2):  # the images are decoded the first time, and in the cache the second
         load(folder, **options)
         assert caplog.text.count("the pixels hardly differ") == count
     assert "set data.dataset.max_16_bit=4095" in caplog.text
@@ -244,7 +244,7 @@ def test_images_that_show_nothing_are_warned_of_with_the_keys_that_scale_them(
 def test_files_left_out_by_their_endings_are_counted_in_one_line_and_warnings_name_the_file(
     folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of an image that this Pillow cannot read, the ending is no reason to leave it out."""
+    """An image that this Pillow cannot read is not left out by its ending."""
     for name in ("cat/a.HEIC", "cat/b.heic", "dog/notes.txt", "dog/README", "eel/.hidden"):
         (folder / name).write_bytes(b"")
     smooth(0, (40, 40)).save(folder / "cat" / "first.gif")
@@ -253,7 +253,7 @@ def test_files_left_out_by_their_endings_are_counted_in_one_line_and_warnings_na
     (folder / "eel" / "unknown.avif").write_bytes(b"of a codec that this Pillow lacks")
     with pytest.raises(DataError, match=r"1 of 33 images cannot be read, such as:\n.*unknown\.avif"):
         load(folder)
-    for _ in range(2):  # decoded now, and found decoded
+    for _ in range(2):  # the images are decoded the first time, and in the cache the second
         caplog.clear()
         pets = load(folder, skip_unreadable=True)
         assert (pets.skipped, len(pets.train) + len(pets.test)) == (1, 32)
@@ -271,7 +271,7 @@ def test_unreadable_images_are_named_or_skipped_and_counted(
     with pytest.raises(DataError, match=r"6 of 30 images cannot be read, such as:(\n.*){5}\n.*skip_un") as caught:
         load(folder)
     assert f"{folder}/dog/5.png: cannot be read as an image" in str(caught.value).replace("4.", "5.")
-    for _ in range(2):  # decoded now, and found decoded
+    for _ in range(2):  # the images are decoded the first time, and in the cache the second
         caplog.clear()
         pets = load(folder, skip_unreadable=True)
         assert "6 images cannot be read and are left out" in caplog.text

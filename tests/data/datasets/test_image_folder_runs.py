@@ -1,4 +1,4 @@
-"""Decoding a folder of images on all cores; training on one."""
+"""A folder of images is decoded on all cores, and runs train on it."""
 
 import re
 import shutil
@@ -29,7 +29,7 @@ def test_the_test_set_must_fit_next_to_the_training_set(
 ) -> None:
     pets = load(folder)
     free = iter([pets.train.nbytes + pets.test.nbytes - 1, pets.test.nbytes - 1])
-    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=next(free)))
+    monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=next(free)))
     printed = refuse(*overrides(folder), f"data/loader={loader}", "device=cpu")
     assert re.search(rf"{loader}: the set takes .* are free; data/loader=cache or data/loader=disk would work", printed)
 
@@ -43,7 +43,7 @@ def test_images_are_decoded_on_all_cores_in_the_same_order(folder: Path, monkeyp
 
     def read(reader: ImageReader, path: Path) -> Pixels:
         thread = threading.get_ident()
-        if len(seen) < 3 and thread not in seen:  # with its first image a thread waits for the others
+        if len(seen) < 3 and thread not in seen:  # at its first image, a thread waits for the others
             seen.add(thread)
             together.wait(timeout=60)
         return read_image(reader, path)
@@ -69,7 +69,7 @@ def test_training_on_ones_own_images(folder: Path, train_here: Train, call_here:
     copy = shutil.copytree(folder, tmp_path / "copy")
     for number in range(10):
         shutil.copy(folder / "dog" / "4.png", folder / "dog" / f"new-{number}.png")
-    ended = call_here(evaluate.main, "run", f"data.root={tmp_path / 'root'}")  # they are decoded again, there
+    ended = call_here(evaluate.main, "run", f"data.root={tmp_path / 'root'}")  # this folder has no decoded images
     assert "warning: the images of the test split have changed since training" in ended.stderr
     assert train_here("resume=run", f"data.dataset.path={copy}", "epochs=2").returncode == 0
     refused = train_here(*overrides(folder), "epochs=1")

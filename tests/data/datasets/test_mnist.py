@@ -22,7 +22,7 @@ def kmnist(root: Path, **sizes: int) -> Dataset:
 
 
 def test_the_bundled_mnist_is_the_one_torchvision_downloads(tmp_path: Path) -> None:
-    """Same MD5 as torchvision checks, same arrays as torchvision reads."""
+    """The files have the MD5 that torchvision checks, and the arrays that torchvision reads."""
     dataset = load_dataset("mnist", root=str(tmp_path))
     raw = tmp_path / "MNIST" / "raw"
     raw.mkdir(parents=True)

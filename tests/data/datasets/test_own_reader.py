@@ -31,14 +31,14 @@ from vitmnist.errors import ConfigError, DataError
 
 @dataclass
 class ScansOptions(SizeOptions):
-    """Files of NumPy, of twice the side."""
+    """Files of NumPy arrays with twice the side of the images."""
 
     path: str = config_field(may_change=True)
     side: int = 14
 
     @property
     def reader(self) -> FileReader:
-        """Which averages blocks of pixels, and only knows one kind of file."""
+        """A reader that averages blocks of pixels, and only reads NumPy files."""
 
         def read(path: Path) -> Image.Image:
             if path.suffix != ".npy":

@@ -170,7 +170,7 @@ def test_errors_of_a_table_name_its_line(divided: Path, change: tuple[str, str],
 
 
 def test_tables_of_other_programs_are_read(divided: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Columns of other names, files without their ending or by their absolute path, names that macOS decomposed."""
+    """Tables have other column names, files without endings, absolute paths, and names that macOS has decomposed."""
     for label in ("cat", "eel"):
         (divided / f"train/{label}/0.png").rename(divided / f"train/{label}/{DECOMPOSED}.png")
     hidden = divided / "train" / "cat" / ".hidden.png"
@@ -178,7 +178,7 @@ def test_tables_of_other_programs_are_read(divided: Path, caplog: pytest.LogCapt
     labels = divided.parent / "labels.csv"
     rows = [row.replace(".png", "").replace(DECOMPOSED, COMPOSED) for row in table(divided)[1:]]
     rows = [str(divided / row) + ",3" if row.startswith("train/dog") else f"{row},3" for row in rows]
-    rows = [" , ".join(row.split(",")) for row in rows[::2]] + rows[1::2]  # blanks around values have no meaning
+    rows = [" , ".join(row.split(",")) for row in rows[::2]] + rows[1::2]  # blanks around values are ignored
     labels.write_text("\n".join(["image_id, target ,split,fold,,", *rows]))
     columns = {"file": "image_id", "label": "target"}
     assert_as_drawn(load(divided, labels=str(labels), columns=columns, suffix=".png"), divided)
@@ -212,7 +212,7 @@ def test_copies_in_another_split_and_classes_of_few_images_are_counted(
     shutil.copy(divided / "val" / "eel" / "0.png", divided / "test" / "eel" / "copy.png")
     for index in range(5):
         draw(divided / "test" / "cat" / f"more{index}.png", 1000 + index)
-    for count in (1, 2):  # decoded now, and before
+    for count in (1, 2):  # the images are decoded the first time, and in the cache the second
         load(divided)
         message = "2 images have the same pixels as one of another split: val/dog/copy.png, test/eel/copy.png"
         assert caplog.text.count(message) == count
