@@ -115,8 +115,7 @@ class CheckpointManager:
         stopping, saving = self.world.all_reduce_max([self.stop.code, is_due])
         if stopping or saving:
             timer.begin("saving")
-            # With several ranks, the reduction returned the votes of the previous step. Read those of this step too,
-            # which would otherwise cause a second save.
+            # With several ranks, these are the votes of the previous step; those of this step would save again.
             stopping, _ = self.world.all_reduce_max([self.stop.code, False], wait=True)
             progress.check_finite()
             self.save(progress)

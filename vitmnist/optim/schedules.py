@@ -17,11 +17,7 @@ Steps count from 0. The factor depends on these arguments alone, so that a resum
 
 
 def build_schedule(values: Mapping[str, Any], epochs: int, steps_per_epoch: int) -> Callable[[int], float]:
-    """Return the factor of the learning rate as a function of the step.
-
-    Raises:
-        ConfigError: the options do not fit the number of steps.
-    """
+    """Return the factor of the learning rate by step; raises `ConfigError` if the options do not fit."""
     compute_factor, options = SCHEDULES.resolve(values)
 
     def factor(step: int) -> float:

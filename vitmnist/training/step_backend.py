@@ -214,12 +214,10 @@ class GraphedModule(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
-        self._graphs: dict[object, Callable[..., Any]] = {}
+        self._graphs: dict[object, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {}
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        call = self._graphs.get(_signature(inputs), self.module)
-        outputs: dict[str, Tensor] = call(inputs)
-        return outputs
+        return self._graphs.get(_signature(inputs), self.module)(inputs)
 
     def capture(self, inputs: dict[str, Tensor]) -> None:
         """Capture forward and backward for inputs of these names, shapes and dtypes, unless they were captured before.
