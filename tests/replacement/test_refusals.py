@@ -60,11 +60,9 @@ def test_a_single_random_sample_is_never_frozen(workers: int) -> None:
 
 def test_a_collate_function_that_fails_is_named() -> None:
     dataloader = DataLoader(Pairs(), batch_size=20, collate_fn=lambda samples: {}[1])
-    message = "ram: the collate function, for samples 0, 2, 5, …: <lambda> raised KeyError: 1$"
-    with pytest.raises(DataError, match=f"^{message}"):
+    message = "^ram: the collate function, for samples 0, 2, 5, …: <lambda> raised KeyError: 1$"
+    with pytest.raises(DataError, match=message):
         from_dataloader(dataloader, "ram")
-    with pytest.warns(UserWarning, match=f"undecoded: {message}"):
-        assert from_dataloader(dataloader) is dataloader
 
 
 class Shuffled(DataLoader[Any]):

@@ -37,7 +37,7 @@ class Observer:
         self.is_stopped = False
         self.warm_up_done = not warm_up
         self.process_id = os.getpid()
-        # The threads that are within a call of a loader
+        # Threads that are inside a call of a loader.
         self._threads_inside: set[int] = set()
         self._wrapped_classes: set[type] = set()
         self._wrap_torch("import", ())
@@ -85,7 +85,7 @@ class Observer:
             loop.mark_if_collecting()
 
     def _wrap_torch(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """An audit hook that wraps `DataLoader`. After its definition, torch imports further modules."""
+        """An audit hook that wraps `DataLoader` at the first import after its definition, which torch itself makes."""
         if event != "import" or self._wrapped_classes:
             return
         loader_class: Any = getattr(sys.modules.get("torch.utils.data.dataloader"), "DataLoader", None)

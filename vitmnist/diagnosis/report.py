@@ -58,8 +58,8 @@ class LoopReport:
         return cls(loop.info, passes, loop.batches, seconds, loop.waiting_s, pct, loop.step_s, loop.unmeasured_reason)
 
     def try_loaders(self, loop: Loop, is_stopped: bool) -> None:
-        """Time other loaders with an imitated step. A script that was stopped has any number of epochs."""
-        # Imported here, because many scripts do not need these imports.
+        """Time other loaders with an imitated step. The number of epochs is unknown if the script was stopped."""
+        # This imports much that is needed only if the script waits.
         from vitmnist.diagnosis.candidates import best_change, try_loaders
 
         self.rows, self.parts = try_loaders(loop)
@@ -139,6 +139,7 @@ def _other_loaders() -> list[str]:
 
 
 def format_report(report: Report) -> str:
+    """Format the report for the terminal."""
     rank = "" if report.rank is None else f", rank {report.rank}"
     outcome = "was stopped, as --stop says" if report.stopped else f"ended with exit code {report.exit_code}"
     lines = [f"\nvitmnist diagnose{rank}: the script {outcome}"]
