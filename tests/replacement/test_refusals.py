@@ -190,6 +190,7 @@ def test_a_transform_that_the_loop_changes_is_named(change: Callable[[Any, Any],
         collate = Collate()
         replacement = from_dataloader(DataLoader(Subset(Transformed(*parts), range(20)), 7, collate_fn=collate))
         replacement.dataset.epoch = 3  # data are not compared
+        assert replacement.dataset.original.epoch == 3
         assert list(replacement)
         change(replacement.dataset.dataset, collate)
         if named == "Collate" and len(parts) > 1:  # it is applied to each batch
