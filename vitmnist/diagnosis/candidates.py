@@ -143,8 +143,7 @@ class ImitatedStep:
     takes longer while workers use the cores. For the rest of the time it sleeps.
 
     Args:
-        step_s: the duration of a step in seconds.
-        cores: the processor time of a step divided by its duration.
+        cores: the processor time of a step of the script, divided by its duration `step_s`.
     """
 
     def __init__(self, step_s: float, cores: float) -> None:
@@ -187,11 +186,7 @@ def try_loaders(loop: Loop) -> tuple[list[Row], dict[str, float]]:
 
 
 def best_change(rows: Sequence[Row], repeats: float = inf) -> str | None:
-    """The change that saves most time, or None if no change saves enough.
-
-    Args:
-        repeats: the number of epochs of the script, or of its batches if the length of an epoch is unknown.
-    """
+    """The change that saves most in so many epochs, or batches if the length of an epoch is unknown; None if little."""
     baseline_s = _seconds(rows[0], repeats)
     changes = [(_seconds(row, repeats), row.change) for row in rows if row.change]
     best_s, change = min(changes, default=(inf, None))

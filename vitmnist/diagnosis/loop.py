@@ -57,13 +57,11 @@ def _line_of_script() -> str:
 
 @dataclass
 class LoaderPass:
-    """The use of one iterator, from `iter()` to the end of the last `next()`; times are those of `perf_counter`.
+    """The use of one iterator, from `iter()` to `last_return`, the end of the last `next()`.
 
     Args:
-        last_return: the end of the last `next()`.
         next_start: the start of the next pass after that; None if there is none.
-        iterator_ref: a weak reference to the iterator.
-        first_batch_ref: a weak reference to the first batch.
+        iterator_ref, first_batch_ref: weak references to the iterator and to its first batch.
     """
 
     start: float
@@ -86,9 +84,8 @@ class Loop:
 
     Args:
         plain_copy: a plain `DataLoader` with the settings of the last loader; None if it cannot be built.
-        steps_s: the seconds between consecutive calls of `next()`.
-        steps_cpu_s: the processor time of all steps.
-        unmeasured_reason: the reason why the share of waiting is unknown.
+        steps_s, steps_cpu_s: the seconds between consecutive calls of `next()`, and their processor time in total.
+        unmeasured_reason: why the share of waiting is unknown.
     """
 
     info: LoaderInfo

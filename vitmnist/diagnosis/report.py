@@ -32,10 +32,9 @@ class LoopReport:
     Args:
         seconds: the duration of all passes; overlapping passes count once.
         step_s: the median time between two requests for batches.
-        unmeasured_reason: the reason why the share of waiting is unknown.
+        unmeasured_reason: why the share of waiting is unknown.
         parts: the seconds per sample of reading, of each transform, and of collating.
         rows: the loader in use and others, timed with an imitated step after the script.
-        change: the recommended change of the script.
     """
 
     loader: LoaderInfo
@@ -73,10 +72,9 @@ class Report:
 
     Args:
         steps: the number of batches after the warm-up, of the loader that delivered most.
-        incomplete: the reason why nothing was measured.
+        incomplete: why nothing was measured.
         not_observed: the classes of other loaders than torch's, if none of torch's was iterated.
-        seconds: the duration of all passes; overlapping passes count once.
-        between_s: the time between the passes.
+        seconds, between_s: the duration of all passes, where overlapping passes count once, and the time between them.
     """
 
     exit_code: int
