@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import sysconfig
-import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -112,14 +111,6 @@ class Loop:
             with suppress(Exception):  # An error of `len()` does not concern a script that never calls it.
                 return len(self.plain_copy)
         return max((pass_.batches for pass_ in self.passes if pass_.is_exhausted and pass_.batches), default=None)
-
-    def attach(self, loader: DataLoader[object]) -> None:
-        """Continue the loop with a loader."""
-        from vitmnist.replacement.original import rebuild  # Not at the top, because it imports torch.
-
-        self.loader_ref, self.plain_copy = weakref.ref(loader), None
-        with suppress(Exception):  # A subclass can lack any attribute.
-            self.plain_copy = rebuild(loader)
 
     def mark_if_collecting(self) -> None:
         """Set `unmeasured_reason` if the script keeps the batches and does not work between requests for them."""

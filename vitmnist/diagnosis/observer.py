@@ -133,6 +133,8 @@ class Observer:
 
     def _loop_of(self, loader: DataLoader[object]) -> Loop:
         """The loop of a loader. A loader that is built for each epoch continues the loop of the previous one."""
+        from vitmnist.replacement.original import rebuild  # This imports torch.
+
         for loop in self.loops:
             if loop.loader_ref() is loader:
                 return loop
@@ -143,7 +145,9 @@ class Observer:
         else:
             loop = Loop(info)
             self.loops.append(loop)
-        loop.attach(loader)
+        loop.loader_ref, loop.plain_copy = weakref.ref(loader), None
+        with suppress(Exception):  # A subclass can lack any attribute.
+            loop.plain_copy = rebuild(loader)
         return loop
 
 

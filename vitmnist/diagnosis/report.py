@@ -56,15 +56,6 @@ class LoopReport:
         pct = None if loop.unmeasured_reason else 100 * loop.waiting_s / seconds
         return cls(loop.info, passes, loop.batches, seconds, loop.waiting_s, pct, loop.step_s, loop.unmeasured_reason)
 
-    def try_loaders(self, loop: Loop, is_stopped: bool) -> None:
-        """Time other loaders with an imitated step. The number of epochs is unknown if the script was stopped."""
-        # This imports much that is needed only if the script waits.
-        from vitmnist.diagnosis.candidates import best_change, try_loaders
-
-        self.rows, self.parts = try_loaders(loop)
-        repeats = self.batches if loop.epoch_length is None else self.passes
-        self.change = best_change(self.rows, inf if is_stopped else repeats)
-
 
 @dataclass(frozen=True)
 class Report:
@@ -106,10 +97,15 @@ def describe_script(observer: Observer, exit_code: int) -> Report:
         bottleneck = Bottleneck.of(waiting_pct, steps)
     reports = [LoopReport.of(loop, end_time) for loop in loops]
     if bottleneck in (Bottleneck.INPUT, Bottleneck.BALANCED) and exit_code == 0:
+        # This imports much that other scripts do not need.
+        from vitmnist.diagnosis.candidates import best_change, try_loaders
+
         longest_s = max(loop.waiting_s for loop in measured_loops)
         for loop, report in zip(loops, reports, strict=True):
             if report.waiting_s >= longest_s / 2 and (report.waiting_pct or 0.0) >= COMPUTE_BOUND_PCT:
-                report.try_loaders(loop, observer.is_stopped)
+                report.rows, report.parts = try_loaders(loop)
+                repeats = report.batches if loop.epoch_length is None else report.passes
+                report.change = best_change(report.rows, inf if observer.is_stopped else repeats)
     passes = merged_passes(loops, end_time)
     return Report(
         exit_code=exit_code,
