@@ -86,10 +86,10 @@ def _default_base(data: SampleSource) -> str:
 
 
 def _make_batch(backend: Backend, batches: Batches, event: Event) -> tuple[Any, Event]:
-    """The next batch, and an event on the thread's stream. A stream that has waited for the event may read the batch.
+    """The next batch, and an event on the thread's stream. A stream that has waited for the event can read the batch.
 
-    The thread waits for `event`, which the consumer recorded when it requested the batch: a host that runs ahead of the
-    device would fill its memory.
+    The thread waits for `event`, recorded by the consumer when it requested the batch. Otherwise, a host that runs
+    ahead of the device would fill the memory of the device.
     """
     event.synchronize()
     return next(batches, END), backend.record_event()

@@ -1,9 +1,9 @@
-"""Samples that are decoded once into files, which are mapped into memory: for slow decoding, or little memory.
+"""Decodes samples once into files and maps these into memory: for slow decoding, or little memory.
 
 FOLDER/KEY/images.npy   the samples, a file for each tensor; `numpy.load(…, mmap_mode="r")` reads it
 FOLDER/KEY/labels.npy   the labels. Samples of any structure are bytes in samples.npy, with their offsets in spans.npy
-FOLDER/KEY/cache.json   the fingerprint, the caller's notes, and a checksum of all files, which is compared when they
-                        are opened
+FOLDER/KEY/cache.json   the fingerprint, the caller's notes, and a checksum of all files, to compare when they are
+                        opened
 FOLDER/KEY.lock         is held by the process that decodes, while others wait
 FOLDER/.KEY.unfinished  the same files while they are written
 """

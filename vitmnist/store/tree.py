@@ -61,11 +61,11 @@ def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
 
 
 def copy_tree(tree: Tree) -> Tree:
-    """Copy the nodes and leaves of a tree, for a function that may change them."""
+    """Copy the nodes and leaves of a tree for a function that can change them."""
 
     def copy_leaf(leaf: object) -> object:
         if isinstance(leaf, Tensor):
-            # Not deepcopy, which copies the whole storage of a view.
+            # `deepcopy` would copy the whole storage of a view.
             return leaf if leaf.requires_grad else leaf.clone()
         try:
             return copy(leaf)
@@ -110,7 +110,7 @@ def find_difference(actual: object, expected: object, *, compared: Compared | No
     """The path of the first difference between two batches, in structure, type, dtype, shape or a bit, if any.
 
     Args:
-        compared: the objects that are being compared, which may refer to themselves.
+        compared: the objects that are being compared. Objects can refer to themselves.
     """
     compared = {} if compared is None else compared
     leaves, structure = flatten_tree(actual)
@@ -124,12 +124,12 @@ def find_difference(actual: object, expected: object, *, compared: Compared | No
 
 
 def stride_order(tensor: Tensor) -> list[int]:
-    """The dimensions of a tensor from the outermost in memory to the innermost, which is its memory format."""
+    """The memory format of a tensor: its dimensions from the outermost in memory to the innermost."""
     return sorted(range(tensor.dim()), key=lambda dim: -tensor.stride()[dim])
 
 
 def _have_same_type(actual: object, expected: object) -> bool:
-    """Compare types by their names, because a function may define a class in each call."""
+    """Compare types by their names, because a function can define a class in each call."""
     if isinstance(actual, Image.Image) and isinstance(expected, Image.Image):
         return True  # The class of an image says only which file format it had.
     kind, expected_kind = type(actual), type(expected)
