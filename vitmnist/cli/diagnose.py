@@ -30,8 +30,7 @@ def _parse() -> Namespace:
     parser = command_parser("diagnose", __doc__)
     parser.usage = "%(prog)s [options] (SCRIPT.py | -m package.module) [arguments of the script ...]"
     parser.allow_abbrev = False
-    steps = "batches of a loader to observe (up to the end of the script; with --stop 200)"
-    parser.add_argument("--steps", type=int, help=steps)
+    parser.add_argument("--steps", type=int, help="batches of a loader to observe (all; with --stop 200)")
     parser.add_argument("--warm-up", type=int, default=10, help="batches before that (10)")
     parser.add_argument("--stop", action="store_true", help="end the script when they have been observed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")

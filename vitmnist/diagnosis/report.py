@@ -1,4 +1,4 @@
-"""The report on a user's script: dataclasses, which `--json` writes as they are, and their text."""
+"""The report on a script: dataclasses, which `--json` writes unchanged, and their text."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ NO_BATCHES = "there were no batches after the warm-up; lower --warm-up"
 
 @dataclass
 class LoopReport:
-    """A loop over a loader; times in seconds.
+    """A loop over a loader; times are in seconds.
 
     Args:
-        seconds: the duration of all passes, where overlapping ones count once.
+        seconds: the duration of all passes; overlapping passes count once.
         step_s: the median time between two requests for batches.
-        parts: seconds per sample of reading, each transform, collating.
-        rows: the loader as it is and others, timed after the script with an imitated step.
+        unmeasured_reason: the reason why the share of waiting is unknown.
+        parts: the seconds per sample of reading, of each transform, and of collating.
+        rows: the loader in use and others, timed with an imitated step after the script.
+        change: the recommended change of the script.
     """
 
     loader: LoaderInfo
@@ -56,7 +58,9 @@ class LoopReport:
         return cls(loop.info, passes, loop.batches, seconds, loop.waiting_s, pct, loop.step_s, loop.unmeasured_reason)
 
     def try_loaders(self, loop: Loop, is_stopped: bool) -> None:
-        from vitmnist.diagnosis.candidates import best_change, try_loaders  # Imports what the script may never need.
+        """Time other loaders with an imitated step. A script that was stopped has any number of epochs."""
+        # Imported here, because many scripts do not need these imports.
+        from vitmnist.diagnosis.candidates import best_change, try_loaders
 
         self.rows, self.parts = try_loaders(loop)
         repeats = self.batches if loop.epoch_length is None else self.passes
@@ -65,12 +69,14 @@ class LoopReport:
 
 @dataclass(frozen=True)
 class Report:
-    """A script; times in seconds, percentages 0 to 100, None for what is not known.
+    """A script; times are in seconds, percentages from 0 to 100, and None is unknown.
 
     Args:
-        steps: how many batches the loader that gave most has delivered after `warm_up` batches.
-        not_observed: classes of loaders that are none of `torch.utils.data`, if nothing else was iterated.
-        seconds: the duration of all passes, where overlapping ones count once; `between_s` is the time between them.
+        steps: the number of batches after the warm-up, of the loader that delivered most.
+        incomplete: the reason why nothing was measured.
+        not_observed: the classes of other loaders than torch's, if none of torch's was iterated.
+        seconds: the duration of all passes; overlapping passes count once.
+        between_s: the time between the passes.
     """
 
     exit_code: int
@@ -89,7 +95,7 @@ class Report:
 
 
 def describe_script(observer: Observer, exit_code: int) -> Report:
-    """Describe what was observed of a script, and try other loaders with an imitated step where it waits."""
+    """Summarise the observations of a script, and time other loaders in place of those that it waits for."""
     end_time = observer.end_time or inf
     loops = [loop for loop in observer.loops if loop.batches and observer.warm_up_done]
     measured_loops = [loop for loop in loops if not loop.unmeasured_reason]
@@ -125,8 +131,9 @@ def describe_script(observer: Observer, exit_code: int) -> Report:
 
 
 def _other_loaders() -> list[str]:
+    """The names of the loader classes of this process that are not torch's."""
     kinds = {kind for kind in map(type, gc.get_objects()) if hasattr(kind, "__iter__")}
-    # fastai's `TfmdDL` has a base class with such a name.
+    # fastai's `TfmdDL` is recognised by the name of its base class.
     loaders = (kind for kind in kinds if any(base.__name__.endswith("Loader") for base in kind.__mro__))
     return sorted(f"{kind.__module__}.{kind.__name__}" for kind in loaders if not kind.__module__.startswith("torch."))
 
