@@ -110,9 +110,8 @@ def select_loader(
             raise ConfigError("\n".join(["no candidate can be used:", *(f"{row.name}: {row.error}" for row in rows)]))
         name = min(epochs_s, key=lambda name: epochs_s[name].median)
         stack.pop_all()  # The selected loader stays open.
-    for candidate in benchmark.candidates:
-        if candidate.name != name and not candidate.error:
-            builder.loaders[candidate.name].close()
+    for other in builder.loaders.keys() - {name}:
+        builder.loaders[other].close()
     return LoaderSelection(name, _reason(name, epochs_s), rows), builder.loaders[name]
 
 

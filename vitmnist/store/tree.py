@@ -45,19 +45,18 @@ def tree_map(function: Callable[[Any], object], tree: Any, leaf_type: type | Non
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
-    """Apply a function to each tensor of a batch, in mappings and lists of any type too; other objects are kept."""
-
-    def map_leaf(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor):
-            return function(leaf)
-        if isinstance(leaf, Mapping | list):
-            mapped: Any = copy(leaf)  # A copy keeps the type, as torch's pin_memory does.
-            for key, child in leaf.items() if isinstance(leaf, Mapping) else enumerate(leaf):
-                mapped[key] = map_tensors(function, child)
-            return mapped
-        return type(leaf)(map(partial(map_tensors, function), leaf)) if isinstance(leaf, tuple) else leaf
-
-    return tree_map(map_leaf, batch)
+    """Apply a function to each tensor of a batch, in mappings, lists and tuples of any type; keep other objects."""
+    map_child = partial(map_tensors, function)
+    if isinstance(batch, Tensor):
+        return function(batch)
+    if isinstance(batch, tuple):
+        return type(batch)(*map(map_child, batch)) if hasattr(batch, "_fields") else type(batch)(map(map_child, batch))
+    if not isinstance(batch, Mapping | list):
+        return batch
+    mapped: Any = copy(batch)  # A copy keeps the type, as torch's pin_memory does.
+    for key, child in batch.items() if isinstance(batch, Mapping) else enumerate(batch):
+        mapped[key] = map_child(child)
+    return mapped
 
 
 def copy_tree(tree: Tree) -> Tree:
