@@ -39,10 +39,10 @@ class EpochRecorder:
     """Draws the images of an epoch for the loggers, from its predictions and its number."""
     peak_memory: PeakMemory
     is_first_epoch: bool = True
-    """Whether no epoch has ended since this process was started."""
+    """Whether no epoch has ended since this process started."""
 
     def is_done(self) -> bool:
-        """Whether all epochs are done, or none has been better for as long as `patience` allows."""
+        """Whether all epochs are done, or `patience` epochs in a row were no better than the best."""
         epochs = self.result.epochs
         return len(epochs) >= self.config.epochs or self.monitor.is_exhausted(epochs)
 
@@ -56,7 +56,7 @@ class EpochRecorder:
             unit="batch",
             leave=False,
             mininterval=0.5,
-            disable=None if self.world.is_main else True,  # None shows the bar only if stderr is a terminal
+            disable=None if self.world.is_main else True,  # None: show the bar only if stderr is a terminal.
         )
 
         def after_step(timer: EpochTimer) -> None:
@@ -73,17 +73,17 @@ class EpochRecorder:
 
         Raises:
             TrainingError: a loss or metric is not finite.
-            DataError: a record or the checkpoint cannot be written; if it is a record, the checkpoint is saved first.
-            RunInterrupted: the run was asked to stop, and is saved.
+            DataError: a record or the checkpoint cannot be written. If a record cannot, the checkpoint is saved first.
+            RunInterrupted: the run was asked to stop; it is saved.
         """
         result = self.result
         record = self._epoch_record(progress, train, evaluation)
         result.epochs.append(record)
         self.is_first_epoch = False
         is_last = self.is_done()
-        # The best epoch is saved only with a validation split: choosing it by the test split would bias its accuracy.
+        # Save the best epoch only with a validation split: choosing it by the test split would bias its accuracy.
         is_best = self.monitor.best_epoch(result.epochs) == len(result.epochs) - 1 and result.eval_split == "validation"
-        try:  # The records come before the checkpoint, because resuming removes those that are newer than it.
+        try:  # Write the records before the checkpoint: resuming removes records that are newer than it.
             self._write_records(record, predictions, is_last)
         except OSError as error:
             self.checkpoints.after_epoch(is_last, is_best, must_save=True)
@@ -109,7 +109,7 @@ class EpochRecorder:
         return self.world.broadcast_object(partial(dict, record))
 
     def _write_records(self, record: EpochRecord, predictions: Predictions, is_last: bool) -> None:
-        """Append to `epochs.csv`, and log the epoch; raises `OSError` if that fails."""
+        """Append a row to `epochs.csv`, and send the epoch to the loggers; raises `OSError` if that fails."""
         if not self.world.is_main:
             return
         epoch, interval = record["epoch"], self.config.log.images_every_epochs

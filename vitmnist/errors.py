@@ -93,7 +93,7 @@ def join_names(names: Iterable[str | Path]) -> str:
     return ", ".join(texts[:10]) + rest
 
 
-def printable(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     """Escape what could command a terminal, such as ESC in a file name, but keep tabs and the ends of lines."""
     return re.sub(r"[^\n\t]", lambda match: match[0] if match[0].isprintable() else ascii(match[0])[1:-1], text)
 

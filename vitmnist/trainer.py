@@ -1,4 +1,4 @@
-"""One run, from its configuration to its records: `Trainer` is the only class that knows all parts."""
+"""A run, from its configuration to its records. `Trainer` is the only class that knows all parts."""
 
 import logging
 import math
@@ -52,17 +52,17 @@ log = logging.getLogger(__name__)
 
 
 class Trainer:
-    """Trains and evaluates as configured, or resumes the run in `folder`; writes its records there.
+    """Trains and evaluates as configured, or resumes the run in `folder`.
 
-    `fit` calls the other public methods in the order in which they stand here. With several processes, each of them
-    calls `fit`; rank 0 writes the records.
+    `fit` calls the other public methods in the order of their definition. Every rank calls `fit`; rank 0 writes the
+    records.
 
     Args:
-        config: with `resume`, the newest checkpoint in the folder is continued if there is one.
-        folder: an existing folder, locked by the caller; gets `result.json`, `epochs.csv`, a TensorBoard event file and
-            checkpoints.
-        overrides: command-line overrides, only stored.
-        stop: asks the run to stop before its end; listens once training has begun.
+        config: with `resume`, the run continues from the newest checkpoint in the folder, if there is one.
+        folder: an existing folder, which the caller has locked; receives `result.json`, `epochs.csv`, the files of the
+            loggers, and checkpoints.
+        overrides: command-line overrides, which are only recorded.
+        stop: requests an early stop; listens for signals once training begins.
 
     Raises:
         ConfigError: there is no such device, logger or metric.
@@ -76,8 +76,8 @@ class Trainer:
         self.logger_options = parse_loggers(config.logger)
         self.device = choose_device(config.device, world)
         if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)  # Capturing a graph and pinning memory use the current device.
-        # This comes before any work on the device: torch reads CUBLAS_WORKSPACE_CONFIG at the first matrix product.
+            torch.cuda.set_device(self.device)  # Graphs are captured and memory is pinned on the current device.
+        # Do this before any work on the device: torch reads CUBLAS_WORKSPACE_CONFIG at the first matrix product.
         use_deterministic_kernels(config.trainer.deterministic, self.device)
         self.result = Result(
             overrides=overrides,
@@ -87,7 +87,7 @@ class Trainer:
         )
 
     def fit(self) -> Result:
-        """Train and evaluate, and record it.
+        """Train, evaluate and record the run.
 
         Raises:
             ConfigError, DataError: the configuration or the data cannot be used; nothing is recorded.
@@ -107,7 +107,8 @@ class Trainer:
             dataset, sampler = self.build_data()
             step = self.build_step(dataset.train, sampler, weights)
             train_loader, eval_loader, loader_config = self.build_loaders(dataset, sampler, step, open_loaders)
-            # Capturing a graph fails if another thread allocates: it comes before the threads of NCCL and the loaders.
+            # The capture of a graph fails if another thread allocates, so capture before NCCL and the loaders start
+            # theirs.
             step.prepare(train_loader)
             self.distribute(step)
             self._record_setup(dataset, step, train_loader)
@@ -116,12 +117,12 @@ class Trainer:
             if checkpoint:
                 checkpoints.restore(checkpoint, progress)
             recorder = self._open_recorder(dataset, step, train_loader, checkpoints, open_loggers)
-            del checkpoint, weights  # This frees the memory of both.
+            del checkpoint, weights  # Free their memory.
             # From here on, a signal stops the run after the current step, so progress can be saved; earlier there is
             # nothing to lose.
             signal_handling.enter_context(self.stop.listening(deadline))
 
-            while progress.metrics.num_batches or not recorder.is_done():  # An epoch under way is completed first.
+            while progress.metrics.num_batches or not recorder.is_done():  # Complete an epoch under way.
                 with recorder.progress_bar(progress, "train", len(train_loader)) as after_step:
                     train = train_epoch(step, train_loader, progress, after_step)
                 with recorder.progress_bar(progress, dataset.eval_split, len(eval_loader)) as after_step:
@@ -133,7 +134,7 @@ class Trainer:
             log_early_stop(result, self.monitor)
             checkpoints.save_final_weights()
             open_loaders.close()
-            del train_loader, eval_loader  # This frees their sets: there may be no memory for a third one.
+            del train_loader, eval_loader  # Free their samples: there may be no memory for another set.
             self._evaluate_on_test(dataset, step, checkpoints, loader_config)
         log_bottleneck(result, len(sampler))
         return result
@@ -142,7 +143,7 @@ class Trainer:
         """Load the checkpoint to resume from, or else the initial weights that `init` names.
 
         Raises:
-            ConfigError: a key has changed that may not change on resuming, or there are no such weights.
+            ConfigError: a key differs that may not change on resuming, or there are no such weights.
             DataError: the checkpoint or the weights cannot be read.
         """
         config = self.config
@@ -154,7 +155,7 @@ class Trainer:
         return None, None
 
     def build_data(self) -> tuple[Dataset, EpochSampler]:
-        """Read the dataset, and divide the training batches among the ranks.
+        """Read the dataset, and build the sampler of this rank's part of the training batches.
 
         Raises:
             ConfigError: the configuration has an unknown value, or values that do not fit together.
@@ -184,7 +185,7 @@ class Trainer:
         return step
 
     def _step_config(self, batch_size: int, images: int) -> StepConfig:
-        """The configuration of the step, which rank 0 resolves for all ranks; arguments as `resolve_step_config`."""
+        """Resolve the options of the step on rank 0 for all ranks; the arguments are those of `resolve_step_config`."""
         resolve = partial(resolve_step_config, self.config.trainer, self.device, batch_size, images, self.world.size)
         step_config = StepConfig(**self.world.broadcast_object(lambda: asdict(resolve())))
         if step_config.reasons:
@@ -196,7 +197,8 @@ class Trainer:
     ) -> tuple[Loader, Loader, Mapping[str, Any]]:
         """Build the loaders of training and evaluation, which `open_loaders` closes.
 
-        The third value is `data.loader`, in which the selected loader replaces `auto`.
+        Returns:
+            Both loaders, and the values of `data.loader` with the selected loader in place of `auto`.
         """
         if self.device.type == "cpu":
             keep_freed_memory()
@@ -209,14 +211,14 @@ class Trainer:
         return train_loader, eval_loader, loader_config
 
     def _eval_sampler(self, split: Split, step: TrainStep) -> EpochSampler:
-        """The sampler of an evaluation: this rank's part of all images, in their order."""
-        # Evaluation keeps no activations, so a microbatch that fits in training fits here. All ranks take the size of
-        # rank 0: their own may differ by one image.
+        """Build the sampler of this rank's part of a split, in the order of its images."""
+        # Evaluation keeps no activations, so a microbatch that fits in training fits here. The microbatch sizes of the
+        # ranks may differ by one image, so all ranks use that of rank 0.
         batch_size = self.world.broadcast_object(lambda: step.backend.microbatch_size) * self.world.size
         return build_sampler(len(split), batch_size, rank=self.world.rank, world_size=self.world.size)
 
     def _select_loader(self, train: Split, sampler: EpochSampler, step: TrainStep) -> Mapping[str, Any]:
-        """The values of `data.loader`; if that is `auto`, the values of the loader that rank 0 found fastest."""
+        """Return the values of `data.loader`, or those of the fastest loader on rank 0 in place of `auto`."""
         options = LOADERS.resolve(self.config.data.loader)[1]
         if not isinstance(options, AutoOptions):
             return self.config.data.loader
@@ -224,14 +226,14 @@ class Trainer:
         return LOADERS.complete({"name": name})
 
     def _fastest_loader(self, options: AutoOptions, train: Split, sampler: EpochSampler, step: TrainStep) -> str:
-        """The name of the fastest loader, timed with the training step of the run, whose state is then restored."""
+        """Time the loaders with the training step of the run, restore its state, and return the fastest one's name."""
 
         def as_candidate(loader: Loader) -> LoaderCandidate:
             def batches(epoch: int) -> Iterable[object]:
                 step.restart_schedule()
                 return step.batches(loader, epoch)
 
-            step.prepare(loader)  # A loader that delivers floats needs another compilation.
+            step.prepare(loader)  # A loader that delivers float32 needs another compilation.
             return LoaderCandidate(loader, step.device, step, batches)
 
         log.info("timing %s for a few batches each", ", ".join(options.candidates or ()) or "all loaders")
@@ -247,7 +249,7 @@ class Trainer:
         self.world.connect(self.device, self.config.distributed.timeout_s)
         step.distribute(self.world)
         seed = self.config.seed
-        if self.world.rank:  # Dropout must differ between ranks, and the sum of seed and rank is that of other runs.
+        if self.world.rank:  # Dropout must differ between ranks; the sum of seed and rank is the seed of other runs.
             (seed,) = np.random.SeedSequence(seed, spawn_key=(self.world.rank,)).generate_state(1, np.uint64).tolist()
         torch.manual_seed(seed)
         random.seed(seed)
@@ -270,22 +272,22 @@ class Trainer:
         result.environment = describe_environment(self.device) if world.is_main else None
 
     def _new_progress(self, sampler: EpochSampler) -> EpochProgress:
-        """The progress of the next epoch, at its beginning."""
+        """Return the progress of the next epoch, at its beginning."""
         return EpochProgress(len(self.result.epochs), sampler, self.device, self.config.log.every_steps, self.world)
 
     def _open_recorder(
         self, dataset: Dataset, step: TrainStep, loader: Loader, checkpoints: CheckpointManager, open_loggers: ExitStack
     ) -> EpochRecorder:
-        """Log the run, open its loggers, and remove records that are newer than the checkpoint."""
+        """Log the set-up, open the loggers, and remove records that are newer than the checkpoint."""
         config, folder, result, world = self.config, self.folder, self.result, self.world
-        peak_memory = PeakMemory(self.device)  # It starts here, so that it does not count the set-up.
+        peak_memory = PeakMemory(self.device)  # The peak does not count the set-up.
         log_setup(config, result, dataset, step, loader, world)
         loggers: list[Logger] = []
         if world.is_main:
             for values in self.logger_options:
                 loggers.append(open_loggers.enter_context(LOGGERS.build(values, folder, result)))
             result.write_config(folder)
-            result.write_epochs(folder)  # This drops a torn row, and rows that are newer than the checkpoint.
+            result.write_epochs(folder)  # Drop a torn row, and rows that are newer than the checkpoint.
             for name in ("result.json", f"{storage.FOLDER}/final.safetensors"):
                 (folder / name).unlink(missing_ok=True)
         # `finish_epoch` adds the wait for the first batch.

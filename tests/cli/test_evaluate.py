@@ -21,7 +21,7 @@ from tests.support.processes import TrainProcess
 from vitmnist import load_dataset
 from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.inference import load_inference_model
-from vitmnist.cli.evaluate import OVERRIDABLE, class_metrics, evaluate, evaluation_config
+from vitmnist.cli.evaluate import OVERRIDABLE, compute_class_metrics, evaluate, load_evaluation_config
 from vitmnist.cli.evaluate import main as evaluate_main
 from vitmnist.cli.export import main as export_main
 from vitmnist.cli.predict import main as predict_main
@@ -61,7 +61,7 @@ def test_evaluation_finds_the_accuracy_that_the_run_recorded(trained: Path, outp
 
 
 def test_class_metrics_follow_their_definition() -> None:
-    metrics = class_metrics(torch.tensor([[3, 1, 0], [0, 2, 0], [0, 0, 0]]), ("a", "b", "c"), {"acc": 83.3})
+    metrics = compute_class_metrics(torch.tensor([[3, 1, 0], [0, 2, 0], [0, 0, 0]]), ("a", "b", "c"), {"acc": 83.3})
     first, second, absent = metrics["classes"]
     assert (first["precision"], first["recall"], first["images"]) == (100.0, 75.0, 4)
     assert (second["precision"], second["f1"]) == pytest.approx((100 * 2 / 3, 80.0))
@@ -189,7 +189,7 @@ def test_another_dataset_is_not_divided_as_that_of_the_run(trained: Path, tmp_pa
     on_mnist = evaluate(folder, ["data/dataset=mnist", "data.dataset.test_size=100"], None)
     assert (on_mnist.split_name, len(on_mnist.split)) == ("test", 100)
     for override, expected in (("labels=other.csv", (None, 0)), ("path=other", (None, 0)), ("path=digits", (50, 0.2))):
-        data = evaluation_config(folder, [f"data.dataset.{override}"], OVERRIDABLE).data
+        data = load_evaluation_config(folder, [f"data.dataset.{override}"], OVERRIDABLE).data
         assert (data.holdout, data.dataset["test_share"]) == expected
 
 

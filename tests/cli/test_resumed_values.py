@@ -10,7 +10,7 @@ import yaml
 from tests.conftest import Printed, Train, assert_same_run, result_of, write_mnist_like
 from vitmnist.checkpoint import storage as checkpoint
 from vitmnist.cli.evaluate import main as evaluate
-from vitmnist.cli.resume import recorded_config
+from vitmnist.cli.resume import load_recorded_config
 from vitmnist.errors import ExitCode
 from vitmnist.tracking.result import CONFIG
 
@@ -114,11 +114,11 @@ def test_a_run_keeps_what_its_yaml_said(quick: list[str], succeed: Printed, refu
     file.write_text(EXPERIMENT.format(test_size=6))
     options = ["--config-dir", str(tmp_path / "mine"), "experiment=small"]
     succeed(*quick, *options, "epochs=1", "hydra.run.dir=own")
-    recorded = recorded_config(tmp_path / "own", [])
+    recorded = load_recorded_config(tmp_path / "own", [])
     assert recorded.data.dataset["test_size"] == 6
     file.write_text(EXPERIMENT.format(test_size=4))
-    assert recorded_config(tmp_path / "own", []) == recorded
-    assert recorded_config(tmp_path / "own", ["data.dataset.test_size=5"]).data.dataset["test_size"] == 5
+    assert load_recorded_config(tmp_path / "own", []) == recorded
+    assert load_recorded_config(tmp_path / "own", ["data.dataset.test_size=5"]).data.dataset["test_size"] == 5
     file.unlink()
     resumed = succeed("resume=own", "epochs=2", "optimizer.lr=0.003", "data/loader=prefetch")
     assert "test split, 6 images" in resumed

@@ -14,7 +14,7 @@ import torch
 from tests.conftest import BRIEF, STATEFUL, StartRanks, Train, assert_same_run, result_of, weights, write_mnist_like
 from tests.support.fake_backend import simulate_gpus
 from tests.support.processes import REPOSITORY, free_port
-from vitmnist.cli.command import launch_command
+from vitmnist.cli.command import format_command
 from vitmnist.errors import ConfigError, ExitCode
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.world import World
@@ -167,7 +167,7 @@ def test_the_resume_hint_names_nodes_and_processes_per_node(
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks_per_node)
     monkeypatch.setattr(sys, "argv", [script])
-    assert launch_command(4) == command
+    assert format_command(4) == command
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.gpu.conftest import NEEDS_CUDA
-from vitmnist.runtime.memory import free_memory, peak_memory
+from vitmnist.runtime.memory import measure_free_memory, peak_memory
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.tracking.environment import PeakMemory
 
@@ -16,7 +16,7 @@ pytestmark = NEEDS_CUDA
 def test_memory_that_work_takes_on_the_gpu_is_measured(cuda: torch.device) -> None:
     peak = peak_memory(lambda: torch.ones(2**26, device=cuda).sum().item(), cuda)
     assert 2**28 <= peak.device < 2**29
-    assert free_memory(cuda).device > 2**20
+    assert measure_free_memory(cuda).device > 2**20
 
 
 def test_memory_is_measured_from_the_beginning_of_the_run(cuda: torch.device) -> None:

@@ -148,11 +148,11 @@ def test_a_mapped_set_is_decoded_once_for_all_candidates_that_keep_it(monkeypatc
     def counted(data: TensorSet, location: Location) -> TensorSet:
         copies.extend([location] if data.is_mapped else [])
         # The memory suffices for one copy, and after it none is left.
-        monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=MAPPED.nbytes - 1))
+        monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=MAPPED.nbytes - 1))
         return decode_to(data, location)
 
     monkeypatch.setattr(TensorSet, "decode_to", counted)
-    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=MAPPED.nbytes))
+    monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=MAPPED.nbytes))
     selection = chosen("ram", "prefetch", "gpu_slice", data=MAPPED)
     assert [row.error for row in selection.candidates] == [None] * 3
     assert len(copies) == 1
@@ -162,7 +162,7 @@ def test_a_mapped_set_is_decoded_once_for_all_candidates_that_keep_it(monkeypatc
 def test_auto_leaves_the_model_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """`ram` would fit by itself, but not next to the model's step, which takes 256 MiB."""
     size = MAPPED.nbytes
-    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=size + 2**27))
+    monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=size + 2**27))
     monkeypatch.setattr(auto_module, "peak_memory", lambda work, device: Memory(host=2**28))
     options = AutoOptions(batches=5, candidates=["ram", "gpu_slice", "slow"])
     as_candidate = partial(LoaderCandidate, device=CPU, step=lambda batch: None)

@@ -13,7 +13,7 @@ from tests.conftest import REPOSITORY
 from tests.support.records import DATASET, compared, epoch, run, the_only
 from vitmnist.report.statistics import format_seconds
 from vitmnist.report.summary import summarize_comparison
-from vitmnist.report.write import as_csv, as_markdown, as_text, build_table
+from vitmnist.report.write import build_table, format_csv, format_markdown, format_text
 
 
 def job(folder: Path, began: float, ended: float, host: str | None = "here", **result: Any) -> None:
@@ -115,7 +115,7 @@ def test_quality_stands_before_time_with_its_seeds_and_the_test_split_and_orders
         ("80.00–90.00, n=2", "83.00"),
         ("–", "68.00"),
     ]
-    csv_rows = csv.DictReader(io.StringIO(as_csv(compared(tmp_path))))
+    csv_rows = csv.DictReader(io.StringIO(format_csv(compared(tmp_path))))
     assert [row["test_acc"] for row in csv_rows] == ["68.0", "83.0", "58.0"]
 
 
@@ -144,8 +144,8 @@ def test_a_run_that_did_not_simply_complete_has_a_row_that_says_why(make: Any, s
     assert [row["data/loader"] for row in cells] == ["ram", "disk"]
     assert cells[0]["status"] == "completed"
     assert cells[1]["status"].startswith(status)
-    assert status in as_text(comparisons)
-    assert "<b>" not in as_markdown(comparisons)
+    assert status in format_text(comparisons)
+    assert "<b>" not in format_markdown(comparisons)
 
 
 def test_runs_without_records_are_listed_with_their_configuration_and_their_sweep(tmp_path: Path) -> None:
@@ -170,9 +170,9 @@ def test_machines_and_datasets_are_not_compared_with_each_other(other: dict[str,
     comparisons = compared(tmp_path)
     headlines = [summarize_comparison(comparison)[0] for comparison in comparisons]
     assert headlines == ["Time: 1.00 s per epoch (single run).", "Time: 5.00 s per epoch (single run)."]
-    for text in (as_markdown(comparisons), as_text(comparisons)):
+    for text in (format_markdown(comparisons), format_text(comparisons)):
         assert all(f"## {index}. Some CPU" in text for index in (1, 2))
-    assert len({row["comparison"] for row in csv.DictReader(io.StringIO(as_csv(comparisons)))}) == 2
+    assert len({row["comparison"] for row in csv.DictReader(io.StringIO(format_csv(comparisons)))}) == 2
 
 
 def test_hold_outs_drawn_from_one_dataset_are_folds_of_a_row(tmp_path: Path) -> None:
@@ -197,6 +197,6 @@ def test_numbers_are_rounded_in_the_table_but_not_in_the_csv(tmp_path: Path) -> 
     run(tmp_path / "0", config={"lr": 0.0014462662489})
     run(tmp_path / "1", config={"lr": 0.003})
     assert [row["lr"] for row in build_table(the_only(tmp_path))] == ["0.00145", "0.003"]
-    assert "0.0014462662489" in as_csv(compared(tmp_path))
+    assert "0.0014462662489" in format_csv(compared(tmp_path))
     times = {0.0: "0.00", 0.0123: "0.0123", 1.234: "1.23", 12.34: "12.3", 99.97: "100", 1234.5: "1234"}
     assert [format_seconds(time) for time in times] == list(times.values())

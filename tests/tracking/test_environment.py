@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from tests.conftest import REPOSITORY
-from vitmnist.tracking.environment import describe_environment, source_state
+from vitmnist.tracking.environment import describe_environment, read_source_state
 
 CPU = torch.device("cpu")
 
@@ -25,13 +25,13 @@ def test_the_commit_of_the_source_tree_and_its_changes_are_recorded(tmp_path: Pa
     def git(*arguments: str) -> None:
         subprocess.run(["git", "-C", tmp_path, "-c", "user.name=n", "-c", "user.email=e", *arguments], check=True)
 
-    assert set(source_state(tmp_path).values()) == {None}
+    assert set(read_source_state(tmp_path).values()) == {None}
     git("init", "--quiet")
     (tmp_path / "code.py").write_text("a = 1\n")
     git("add", ".")
     git("commit", "--quiet", "--message", "first")
-    state = source_state(tmp_path)
+    state = read_source_state(tmp_path)
     assert (len(state["git_commit"]), state["git_dirty"]) == (40, False)
     (tmp_path / "new.py").touch()
-    assert source_state(tmp_path) == state | {"git_dirty": True}
-    assert set(source_state(tmp_path / ".git").values()) == {None}
+    assert read_source_state(tmp_path) == state | {"git_dirty": True}
+    assert set(read_source_state(tmp_path / ".git").values()) == {None}

@@ -16,7 +16,7 @@ from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.randomness import RandomState
 from vitmnist.errors import ConfigError, DataError, TrainingError
 from vitmnist.runtime.files import write_atomic
-from vitmnist.runtime.signals import StopSignal, interruption
+from vitmnist.runtime.signals import StopSignal, create_interruption
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import World
 from vitmnist.tracking.result import Result
@@ -28,16 +28,19 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Checkpoint:
-    """Everything that a run needs to continue bit for bit.
+    """Everything that a run needs to continue bit for bit, and that its weights need to be used.
 
-    A field that is added later needs a default, which is used for checkpoints without it. Where no default would be
-    right, increase `storage.FORMAT`.
+    A new field needs a default for checkpoints without it. If no default is right, increase `storage.FORMAT`.
 
     Args:
-        step: `TrainStep.state_dict()`.
+        config: the configuration, with all keys.
+        model_info: `model_info()`: how to build the model, and how files become its images.
+        dataset_sha256: the checksum of each part of the dataset.
+        step: `TrainStep.state_dict()`: weights, optimizer, number of steps, loss scale, and averaged weights.
         epochs: the records of the completed epochs.
         rng: `RandomState.to_dict()` of each rank.
-        progress: `EpochProgress.state_dict()` of an epoch under way; None between two epochs.
+        progress: `EpochProgress.state_dict()` of an epoch under way: sums, learning rates, gradient norms and seconds
+            of its steps; None between two epochs.
     """
 
     config: dict[str, Any]
@@ -51,9 +54,9 @@ class Checkpoint:
 
 @dataclass(eq=False)
 class CheckpointManager:
-    """Saves and restores the checkpoints of a run. Rank 0 writes them for all ranks.
+    """Saves and restores the checkpoints of a run; rank 0 writes them for all ranks.
 
-    A checkpoint does not depend on the number of ranks: all have the same weights, and metrics are summed over them.
+    A checkpoint does not depend on the number of ranks: they all have the same weights, and their sums are added up.
     """
 
     folder: Path
@@ -69,7 +72,7 @@ class CheckpointManager:
         self._saved_at = time.monotonic()
 
     def save(self, progress: EpochProgress | None, best: bool = False) -> None:
-        """Write a checkpoint; `progress` belongs to an epoch under way."""
+        """Write a checkpoint; `progress` is that of an epoch under way."""
         step = self.step
         if not all(bool(parameter.isfinite().all()) for parameter in step.model.parameters()):
             raise TrainingError("the weights are no longer finite; try a smaller optimizer.lr")
@@ -96,7 +99,7 @@ class CheckpointManager:
             self.step.load_state_dict(checkpoint.step)
             if checkpoint.progress:
                 progress.load_state_dict(checkpoint.progress)
-            # A rank that the earlier start did not have keeps its own seed.
+            # A rank that the earlier start did not have keeps the seed of `Trainer.distribute`.
             if self.world.rank < len(checkpoint.rng):
                 RandomState(device=self.step.device).load_dict(checkpoint.rng[self.world.rank])
         log.info("resumed after %d epochs and %d batches", len(checkpoint.epochs), progress.metrics.num_batches)
@@ -112,8 +115,7 @@ class CheckpointManager:
         stopping, saving = self.world.all_reduce_max([self.stop.code, is_due])
         if stopping or saving:
             timer.begin("saving")
-            # With several ranks, these are the votes of the previous step. Drop those of this step, which would cause
-            # a second save.
+            # With several ranks, these are the votes of the previous step; those of this step would save again.
             stopping, _ = self.world.all_reduce_max([self.stop.code, False], wait=True)
             progress.check_finite()
             self.save(progress)
@@ -122,7 +124,7 @@ class CheckpointManager:
             self._interrupt(stopping)
 
     def after_epoch(self, is_last: bool, is_best: bool, must_save: bool = False) -> None:
-        """Save after an epoch (already in `result`) if due; if the run is to stop, save and raise `RunInterrupted`.
+        """Save after an epoch, once it is in `result`, if due; if the run is to stop, save and raise `RunInterrupted`.
 
         Args:
             is_best: also write `best.pt`.
@@ -137,13 +139,13 @@ class CheckpointManager:
             self._interrupt(stopping)
 
     def _interrupt(self, stop_code: int) -> NoReturn:
-        """End the run, now that it is saved."""
-        # Rank 0 may still be writing, and torchrun kills the other ranks when one exits.
+        """End the run, which is saved."""
+        # Rank 0 may still be writing, and torchrun kills all ranks when one exits.
         self.world.barrier()
-        raise interruption(stop_code)
+        raise create_interruption(stop_code)
 
     def load_best_weights(self) -> str:
-        """Load the weights of the best epoch, if there are any, into the evaluated model; returns `best` or `final`."""
+        """Load the best weights, if there are any, into the evaluated model; return `best` or `final`."""
         best = self.folder / storage.FOLDER / storage.WEIGHTS["best"]
         weights = self.world.broadcast_object(lambda: storage.read_weights(best)[1] if best.is_file() else None)
         if weights is None:
@@ -165,7 +167,7 @@ def load_checkpoint(config: Config, folder: Path, world: World) -> Checkpoint | 
     """Load the checkpoint to resume from, which rank 0 reads for all ranks; None if there is none.
 
     Raises:
-        ConfigError: the configuration differs in a key that may not change, or has fewer epochs than are done.
+        ConfigError: the configuration differs in a key that may not change, or ends before the epoch under way.
         DataError: the checkpoint cannot be read.
     """
     state = world.broadcast_object(lambda: storage.load(folder))
@@ -183,7 +185,7 @@ def load_checkpoint(config: Config, folder: Path, world: World) -> Checkpoint | 
 
 
 def check_resumable(before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raise `ConfigError` if a key has changed that may not; names all of them."""
+    """Raise `ConfigError` if keys have changed that may not; its message names all of them."""
     # The order of the patterns in `lr_scale` matters, so they are compared as text.
     old, new = (dotted_keys(config | {"lr_scale": str(config["lr_scale"])}) for config in (before, now))
     allowed = keys_where(may_change, now)

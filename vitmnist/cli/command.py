@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn, TextIO
 
-from vitmnist.errors import ExitCode, printable
+from vitmnist.errors import ExitCode, escape_unprintable
 from vitmnist.runtime.files import display_path
 
 
@@ -18,15 +18,15 @@ class PrintableFormatter(logging.Formatter):
     """The formatter of every log: escapes control characters, such as ESC in a file name."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
+        return escape_unprintable(super().format(record))
 
 
 def echo(text: str, file: TextIO | None = None) -> None:
     """Print text with control characters escaped, for example those of a file name; to stdout by default."""
-    print(printable(text), file=file)
+    print(escape_unprintable(text), file=file)
 
 
-def command_parser(name: str, description: str | None) -> ArgumentParser:
+def create_parser(name: str, description: str | None) -> ArgumentParser:
     """The parser of a command; the description, usually the docstring of its module, is shown as it is."""
     return ArgumentParser(f"vitmnist {name}", description=description, formatter_class=RawDescriptionHelpFormatter)
 
@@ -64,7 +64,7 @@ def exit_with_error(error: BaseException) -> NoReturn:
     sys.exit(failure.exit_code)
 
 
-def launch_command(ranks: int = 1) -> str:
+def format_command(ranks: int = 1) -> str:
     """The command that starts this program in some processes, such as `vitmnist` or `torchrun … train.py`."""
     script = Path(sys.argv[0])
     is_script = script.suffix == ".py" and script.name != "__main__.py"

@@ -20,14 +20,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
-from vitmnist.cli.command import command_parser, errors_as_messages
+from vitmnist.cli.command import create_parser, errors_as_messages
 from vitmnist.diagnosis.observer import Observer
 from vitmnist.diagnosis.report import describe_script, format_report
 from vitmnist.errors import DataError, ExitCode
 
 
 def _parse() -> Namespace:
-    parser = command_parser("diagnose", __doc__)
+    parser = create_parser("diagnose", __doc__)
     parser.usage = "%(prog)s [options] (SCRIPT.py | -m package.module) [arguments of the script ...]"
     parser.allow_abbrev = False
     parser.add_argument("--steps", type=int, help="batches of a loader to observe (all; with --stop 200)")

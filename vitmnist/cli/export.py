@@ -22,8 +22,8 @@ from torch.export import ExportedProgram
 
 import vitmnist
 from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
-from vitmnist.cli.command import command_parser, echo, errors_as_messages
-from vitmnist.cli.evaluate import IMAGE_KEYS, add_run_arguments, evaluation_config, evaluation_dataset
+from vitmnist.cli.command import create_parser, echo, errors_as_messages
+from vitmnist.cli.evaluate import IMAGE_KEYS, add_run_arguments, load_evaluation_config, load_evaluation_dataset
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.images import ImageReader
 from vitmnist.errors import ConfigError, MissingExtraError, UserError
@@ -132,7 +132,7 @@ def export_model(file_format: Format, trained: InferenceModel, dataset: Dataset,
 
 @errors_as_messages()
 def main() -> None:
-    parser = command_parser("export", __doc__)
+    parser = create_parser("export", __doc__)
     add_run_arguments(parser)
     parser.add_argument("overrides", nargs="*", help="changes to its configuration, such as data.dataset.path=other")
     parser.add_argument("--format", choices=[*FORMATS], required=True, help="ONNX, or a torch.export program (.pt2)")
@@ -148,9 +148,9 @@ def main() -> None:
     for file in (output, description):
         if file.exists():
             raise ConfigError(f"{file}: exists; remove it, or choose another --output")
-    config = evaluation_config(options.run, options.overrides, IMAGE_KEYS)
+    config = load_evaluation_config(options.run, options.overrides, IMAGE_KEYS)
     trained = load_inference_model(options.run, torch.device("cpu"), options.weights)
-    dataset = evaluation_dataset(options.run, config)
+    dataset = load_evaluation_dataset(options.run, config)
     content, summary = export_model(file_format, trained, dataset, config.batch_size)
     text = describe_model(output.name, content, trained, summary)
     write_atomic(output, content)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
-from vitmnist.cli.command import command_parser, echo, errors_as_messages
+from vitmnist.cli.command import create_parser, echo, errors_as_messages
 from vitmnist.cli.evaluate import add_run_arguments
 from vitmnist.data.image_listing import find_images
 from vitmnist.data.images import collect_file_warnings, to_tensor
@@ -64,7 +64,7 @@ def predict(
 
 @errors_as_messages()
 def main() -> None:
-    parser = command_parser("predict", __doc__)
+    parser = create_parser("predict", __doc__)
     add_run_arguments(parser)
     parser.add_argument("images", nargs="+", help="image files, folders of images, glob patterns")
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from vitmnist.cli.command import exit_with_error, launch_command
+from vitmnist.cli.command import exit_with_error, format_command
 from vitmnist.cli.messages import describe
 from vitmnist.errors import ConfigError, PeerError
 from vitmnist.runtime.files import display_path
@@ -75,7 +75,7 @@ class TrainingProcess:
         results = f"; results: {display_path(self.folder)}"
         if not any(self.folder.glob("**/checkpoints/*.pt")):
             return results
-        return f"{results}, resume with\n    {launch_command(self.world.size)} {shlex.join(self.resume_arguments)}"
+        return f"{results}, resume with\n    {format_command(self.world.size)} {shlex.join(self.resume_arguments)}"
 
 
 @contextmanager

@@ -7,19 +7,19 @@ vitmnist report outputs/sweeps/DATE/TIME outputs/sweeps/DATE/TIME --output compa
 from datetime import datetime
 from pathlib import Path
 
-from vitmnist.cli.command import command_parser, echo, errors_as_messages
+from vitmnist.cli.command import create_parser, echo, errors_as_messages
 
 
 @errors_as_messages()
 def main() -> None:
-    parser = command_parser("report", __doc__)
+    parser = create_parser("report", __doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="folders of runs or sweeps")
     parser.add_argument("--output", type=Path, help="folder of the report (DIR, or outputs/reports/TIME for several)")
     options = parser.parse_args()
-    from vitmnist.report.write import as_text, write_report  # Importing matplotlib takes a second.
+    from vitmnist.report.write import format_text, write_report  # Importing matplotlib takes a second.
 
     is_single = len(options.folders) == 1
     default = options.folders[0] if is_single else Path(f"outputs/reports/{datetime.now():%Y-%m-%d/%H-%M-%S}")
     output: Path = options.output or default
-    text = as_text(write_report(options.folders, output))
+    text = format_text(write_report(options.folders, output))
     echo(f"{text}\n\nReport: {output / 'report.html'}")

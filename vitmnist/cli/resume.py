@@ -34,7 +34,7 @@ from vitmnist.tracking.runs import read_run
 GLOBAL_GROUPS = ("experiment", "hparams_search")
 
 
-def recorded_config(folder: Path, overrides: list[str]) -> Config:
+def load_recorded_config(folder: Path, overrides: list[str]) -> Config:
     """The configuration of a run's last start, changed by overrides; Hydra's own only serve to find members of groups.
 
     An override of a group replaces that section, unless it names the member that is recorded.
@@ -103,7 +103,7 @@ def report_if_completed(folder: Path, config: Config) -> bool:
     if run.status != "completed":
         return False
     # Keys that affect neither the result nor the timing, such as `logger`, are no reason to resume a completed run.
-    if _effective_values(config) != _effective_values(recorded_config(folder, [])):
+    if _effective_values(config) != _effective_values(load_recorded_config(folder, [])):
         if has_checkpoint(folder):
             return False
         raise ConfigError(

@@ -11,7 +11,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from vitmnist.cli.command import command_parser, echo, errors_as_messages
+from vitmnist.cli.command import create_parser, echo, errors_as_messages
 from vitmnist.runtime.files import display_path
 from vitmnist.tracking.runs import Run, find_runs, read_run
 
@@ -33,7 +33,7 @@ def describe_progress(run: Run) -> dict[str, Any]:
 
 @errors_as_messages()
 def main() -> None:
-    parser = command_parser("status", __doc__)
+    parser = create_parser("status", __doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="folders of runs or sweeps")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()

@@ -28,7 +28,7 @@ from vitmnist.errors import ConfigError, ExitCode, RunInterrupted, TimeLimitReac
 from vitmnist.metrics.epoch_table import search_objective
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.run_folder import InUseError, folder_lock, has_checkpoint
-from vitmnist.runtime.signals import StopSignal, interrupted_by_signals, interruption
+from vitmnist.runtime.signals import StopSignal, create_interruption, interrupted_by_signals
 from vitmnist.runtime.world import is_distributed
 from vitmnist.tracking.result import Result
 from vitmnist.tracking.runs import read_run
@@ -129,7 +129,7 @@ class Job:
         try:
             # The signal may have arrived too late to stop the previous job.
             if self.stop.code:
-                raise interruption(self.stop.code)
+                raise create_interruption(self.stop.code)
             config = validate(Config, composed)
             # A search counts a trial that failed, and does not repeat it.
             if _is_search(hydra) and read_run(folder).status == "failed":
@@ -168,10 +168,10 @@ class Job:
 def _write_report(folder: Path) -> None:
     """Write the report of a sweep, and log it as text; an error is logged too."""
     # Not at the top: importing matplotlib takes a second.
-    from vitmnist.report.write import as_text, write_report
+    from vitmnist.report.write import format_text, write_report
 
     try:
-        text = as_text(write_report([folder], folder))
+        text = format_text(write_report([folder], folder))
         log.info("Results\n\n%s\n\nReport: %s", text, display_path(folder / "report.html"))
     except Exception as error:
         # The results of the jobs matter more than the report. `vitmnist report` can write it later.

@@ -23,7 +23,7 @@ import vitmnist
 from vitmnist.cli.arguments import Arguments, Resume, is_hydra_override, parse_arguments, value_of, without_keys
 from vitmnist.cli.command import PrintableFormatter, echo
 from vitmnist.cli.process import TrainingProcess, exit_with_message, import_trainer
-from vitmnist.cli.resume import GLOBAL_GROUPS, is_resumable, recorded_config, report_if_completed
+from vitmnist.cli.resume import GLOBAL_GROUPS, is_resumable, load_recorded_config, report_if_completed
 from vitmnist.cli.sweep import run_sweep
 from vitmnist.config import CONF
 from vitmnist.config.schema import Config, to_plain_dict
@@ -120,9 +120,9 @@ def configure_run(process: TrainingProcess, composed: DictConfig, arguments: Arg
     elif resume is Resume.AUTO:
         # The same command line is typed again, and the values of `experiment=` are recorded already.
         echo(f"resume=auto: resuming {path}")
-        config = recorded_config(folder, without_keys(overrides, GLOBAL_GROUPS))
+        config = load_recorded_config(folder, without_keys(overrides, GLOBAL_GROUPS))
     else:
-        config = recorded_config(folder, overrides)
+        config = load_recorded_config(folder, overrides)
     process.lock_folder(folder, "hydra.run.dir", [f"resume={path}"], must_be_new=resume is Resume.NEVER)
     if is_resumed and report_if_completed(folder, config):
         return None

@@ -19,7 +19,7 @@ from vitmnist.data.randomness import preserved_random_state
 from vitmnist.diagnosis.candidates import BASELINE, add_alternatives
 from vitmnist.errors import DataError
 from vitmnist.replacement.original import rebuild
-from vitmnist.runtime.device import backend_of
+from vitmnist.runtime.device import create_backend
 from vitmnist.store.tree import map_tensors
 from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, as_one_argument_step, make_rows
 from vitmnist.timing.table import Bottleneck, Row, Spread, format_bottleneck, format_ms, format_rows
@@ -142,7 +142,7 @@ def _add_candidates(
     first_batch = next(iter(loading.batches(0)), None)
     if first_batch is None:
         raise DataError("the loader has no batches")
-    resident_batch = map_tensors(backend_of(device).to_device, first_batch)
+    resident_batch = map_tensors(create_backend(device).to_device, first_batch)
     step_alone = LoaderCandidate(repeat(resident_batch), device, step, is_required=True)
     together = LoaderCandidate(loader, device, step, is_required=True, name=BASELINE)
     for candidate in (loading, step_alone, together):

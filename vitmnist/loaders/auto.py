@@ -18,7 +18,7 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource
 from vitmnist.errors import ConfigError, suggest_names
 from vitmnist.loaders.base import LOADERS, Batches, Loader, needs_of, storage_of
-from vitmnist.runtime.device import backend_of
+from vitmnist.runtime.device import create_backend
 from vitmnist.runtime.memory import Memory, check_fits, peak_memory
 from vitmnist.store.rows import Storage
 from vitmnist.store.tree import map_tensors
@@ -53,7 +53,7 @@ class UnbufferedLoader(Loader):
     def __init__(self, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         # Without shuffling, batches are slices, so the tensors can be on a device.
         super().__init__(replace(sampler, shuffle="none"))
-        self.data, self.backend = data, backend_of(device)
+        self.data, self.backend = data, create_backend(device)
 
     def batches(self, epoch: int, start: int) -> Batches:
         for indices in self.sampler.batches(epoch, start):

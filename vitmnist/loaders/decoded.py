@@ -11,7 +11,7 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource, TensorSet
 from vitmnist.loaders.base import LOADERS, Batches, LoadedBatch, Loader, needs_of
 from vitmnist.registry import NoOptions
-from vitmnist.runtime.device import Backend, Event, backend_of
+from vitmnist.runtime.device import Backend, Event, create_backend
 from vitmnist.runtime.files import expand_home
 from vitmnist.runtime.memory import check_fits
 from vitmnist.store.cache_file import DEFAULT_FOLDER
@@ -24,7 +24,7 @@ class HostLoader(Loader):
     def __init__(self, tensors: TensorSet, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
         tensors.check_on_host()
-        self.tensors, self.backend = tensors.tensors, backend_of(device)
+        self.tensors, self.backend = tensors.tensors, create_backend(device)
         self.buffers = PinnedBuffers(self.backend, self.tensors, min(sampler.rank_batch_size, sampler.size))
 
     def batches(self, epoch: int, start: int) -> Batches:
@@ -116,7 +116,7 @@ class GpuSliceLoader(Loader):
         check_fits("gpu_slice", needs, device, alternatives=("ram", "cache", "disk"))
         if not isinstance(data, TensorSet) or device.type == "cpu":  # A device reads mapped files without a host copy.
             data = data.decode_to(Location(Storage.HOST))
-        self.tensors = tuple(map(backend_of(device).to_device, data.tensors))
+        self.tensors = tuple(map(create_backend(device).to_device, data.tensors))
 
     def batches(self, epoch: int, start: int) -> Batches:
         for indices in self.sampler.batches(epoch, start, self.tensors[0].device):

@@ -24,7 +24,7 @@ from vitmnist.data.sources import DatasetSource, SampleSource, TensorSet
 from vitmnist.errors import FEWER_WORKERS, ConfigError, LoadingError, UserError, classify
 from vitmnist.loaders.base import LOADERS, Batches, Loader
 from vitmnist.runtime.cpu import cores_per_rank, one_core_per_thread
-from vitmnist.runtime.device import backend_of
+from vitmnist.runtime.device import create_backend
 from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.runtime.signals import ignore_stop_signals
 from vitmnist.store.read_once import identity
@@ -70,7 +70,7 @@ class FileLoader(Loader):
         self, options: DiskOptions, split: Split, files: ImageFiles, sampler: EpochSampler, device: torch.device
     ) -> None:
         super().__init__(sampler)
-        self.split, self.files, self.backend = split, files, backend_of(device)
+        self.split, self.files, self.backend = split, files, create_backend(device)
         self.threads = cores_per_rank() if options.threads == AUTO else int(options.threads)
         self.resolved_options, self.batches_ahead = {"threads": self.threads}, options.prefetch_factor
 
@@ -106,7 +106,7 @@ class WorkerLoader(Loader):
 
     def __init__(self, options: DiskOptions, source: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
-        self.options, self.backend, self.reader = options, backend_of(device), BatchReader(source)
+        self.options, self.backend, self.reader = options, create_backend(device), BatchReader(source)
         self.num_workers = DEFAULT_WORKERS if options.num_workers == AUTO else int(options.num_workers)
         self.resolved_options = {"num_workers": self.num_workers}
         self.batches_ahead = self.num_workers * options.prefetch_factor

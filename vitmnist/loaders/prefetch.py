@@ -12,7 +12,7 @@ from vitmnist.config.validation import config_field
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource, TensorSet
 from vitmnist.loaders.base import LOADERS, Batches, Loader, storage_of
-from vitmnist.runtime.device import Backend, Event, backend_of
+from vitmnist.runtime.device import Backend, Event, create_backend
 from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.store.rows import Storage
 from vitmnist.store.tree import map_tensors
@@ -47,7 +47,7 @@ class PrefetchLoader(Loader):
         self.num_workers, self.resolved_options = self.base.num_workers, self.base.resolved_options
         self.decoded_set = self.base.decoded_set
         self.batches_ahead = options.queue_size + 1 + self.base.batches_ahead  # The thread itself holds one more batch.
-        self.backend = backend_of(device)
+        self.backend = create_backend(device)
         self.stream = self.backend.new_stream()
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The record of an epoch, the best epoch of a run, and one value of a metric for all of its epochs."""
+"""The record of an epoch, the best epoch of a run, and the summary of a metric over its epochs."""
 
 import math
 import time
@@ -18,14 +18,14 @@ measure it), `first_of_start`, `ended_at` (seconds since 1970), and `steps`, a l
 def epoch_record(
     epoch: int, metrics: dict[str, float | None], steps: list[dict[str, Any]], first_of_start: bool
 ) -> EpochRecord:
-    """The record of an epoch that has just ended.
+    """Return the record of an epoch that has just ended.
 
     Args:
-        first_of_start: whether it is the first since the run was started or resumed.
+        first_of_start: whether the epoch is the first since the run was started or resumed.
 
     Raises:
-        KeyError: a metric of the table was not measured, or one that was is not in the table.
-        TrainingError: a value that no record may have.
+        KeyError: the names of `metrics` are not those of the table.
+        TrainingError: a value is not finite, or negative.
     """
     if differing := metrics.keys() ^ epoch_metrics().keys():
         raise KeyError(f"the measured metrics and the table differ: {', '.join(sorted(differing))}")
@@ -43,20 +43,20 @@ def check_metrics(metrics: Mapping[str, float | None], where: str) -> None:
 
 
 def epochs_of_last_start(epochs: Sequence[EpochRecord]) -> Sequence[EpochRecord]:
-    """The epochs since the run was last started or resumed; earlier ones may have had another loader or machine."""
+    """Return the epochs since the last start; earlier ones may have had another loader or machine."""
     starts = [index for index, epoch in enumerate(epochs) if epoch.get("first_of_start")]
     return epochs[max(starts, default=0) :]
 
 
 def steady_epochs(epochs: Sequence[EpochRecord]) -> Sequence[EpochRecord]:
-    """The epochs of the last start but its first, which warms up caches and allocators."""
+    """Return the epochs of the last start without the first one, which warms up caches and allocators."""
     return epochs_of_last_start(epochs)[1:]
 
 
 def summarize(epochs: Sequence[EpochRecord], metric: Metric) -> float | None:
-    """A metric of a run as `Metric.over_epochs` says; None if it was not measured.
+    """Summarise a metric of a run by its `over_epochs`; None if it was not measured.
 
-    Medians are over the steady epochs, or over the first epoch of the last start if no other followed it.
+    A median is over the steady epochs; if there are none, it is the value of the last start's only epoch.
     """
     if metric.over_epochs != "last":
         epochs = epochs_of_last_start(epochs)
@@ -72,13 +72,13 @@ def summarize(epochs: Sequence[EpochRecord], metric: Metric) -> float | None:
 
 @dataclass(frozen=True)
 class Monitor:
-    """The metric that chooses the best epoch; training stops after `patience` epochs in a row that are no better."""
+    """The metric that chooses the best epoch; training stops after `patience` epochs in a row without a better one."""
 
     metric: Metric
     patience: int | None = None
 
     def best_epoch(self, epochs: Sequence[EpochRecord]) -> int | None:
-        """The index of the best epoch, the first among equals; None if no epoch has a value."""
+        """Return the index of the best epoch, the first among equals; None if no epoch has a value."""
         name, sign = self.metric.name, self.metric.sign
         values = {index: sign * epoch[name] for index, epoch in enumerate(epochs) if epoch.get(name) is not None}
         return max(values, key=values.__getitem__, default=None)

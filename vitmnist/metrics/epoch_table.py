@@ -17,16 +17,16 @@ from vitmnist.metrics import METRICS, BatchMetric, batch_metrics
 
 @dataclass(frozen=True)
 class Metric:
-    """A value that is measured in each epoch.
+    """A value that is measured in every epoch.
 
     Args:
         name: the key in the record of an epoch.
         unit: s, %, MiB or images/s; empty for a loss.
-        tag: where TensorBoard shows it.
-        column: the title of its column in the report; None for a metric that only the CSV file has.
+        tag: its tag in TensorBoard.
+        column: the title of its column in the report; None: it has no column there.
         digits: decimal places in the report; None: seconds with three significant digits.
         direction: whether the highest or the lowest value is the best.
-        over_epochs: how a run's epochs become one number in the report.
+        over_epochs: how the report summarises the epochs of a run.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Metric:
 
 
 def metric_name(split: str, name: str) -> str:
-    """The name in a record of a registered metric, or of the loss: `eval_acc`, `train_loss`."""
+    """Return the name of a registered metric, or of the loss, in a record: `eval_acc`, `train_loss`."""
     return f"{split}_{name}"
 
 
@@ -73,12 +73,12 @@ MACHINE_METRICS = (
 
 
 def epoch_metrics() -> dict[str, Metric]:
-    """The metrics of an epoch, by name, in the order of the report's columns.
+    """Return the metrics of an epoch, by name, in the order of the report's columns.
 
-    The table is built in each call, because a metric may be registered at any time.
+    Each call builds the table, because a metric can be registered at any time.
 
     Raises:
-        ValueError: two have the same name.
+        ValueError: two metrics have the same name.
     """
     registered = {name: METRICS.options_of(name) for name in METRICS.names()}
     table = [
@@ -98,16 +98,16 @@ def epoch_metrics() -> dict[str, Metric]:
 
 
 def _row(split: str, name: str, description: BatchMetric) -> Metric:
-    """The row of a registered metric, or of the loss, for a split."""
+    """Return the row of a registered metric, or of the loss, for a split."""
     fields = vars(description) | {"tag": f"{split}/{description.tag}"}
     return Metric(metric_name(split, name), over_epochs="last", **fields)
 
 
 def find_metric(name: str, key: str) -> Metric:
-    """The metric of an epoch that is called `name` or `eval_NAME`; `key` is where the configuration names it.
+    """Return the metric of an epoch called `name` or `eval_NAME`; `key` is where the configuration names it.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such metric.
     """
     by_name = epoch_metrics()
     if metric := by_name.get(name) or by_name.get(metric_name("eval", name)):
@@ -116,6 +116,6 @@ def find_metric(name: str, key: str) -> Metric:
 
 
 def search_objective(config: Config | DictConfig) -> Metric:
-    """The metric that a search optimises: `sweep.objective`, or else `monitor`; raises like `find_metric`."""
+    """Return the metric that a search optimises: `sweep.objective`, or else `monitor`. Raises as `find_metric`."""
     name = config.sweep.objective
     return find_metric(config.monitor, "monitor") if name is None else find_metric(name, "sweep.objective")

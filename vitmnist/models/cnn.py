@@ -39,6 +39,6 @@ class CNN(nn.Module):
         self.head = nn.Linear(2 * options.width * (height // 4) * (width // 4), classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """float `[B, C, H, W]` to logits `[B, classes]`."""
+        """Map float32 `[B, C, H, W]` to logits `[B, classes]`."""
         logits: Tensor = self.head(self.features(images))
         return logits

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from vitmnist.config.schema import format_value
-from vitmnist.errors import printable
+from vitmnist.errors import escape_unprintable
 from vitmnist.metrics.epoch_table import COMPUTE_S, DATA_WAIT_S
 from vitmnist.report.comparison import LOADER, Comparison, Configuration
 from vitmnist.report.statistics import format_seconds
@@ -108,7 +108,7 @@ def _draw_times(axes: Axes, comparison: Comparison, rows: Sequence[Configuration
         _draw_bar(axes, position, row, colours[row.values.get(LOADER)])
         # The title names the keys.
         values = [format_value(row.values[column]) for column in comparison.columns if column in row.values]
-        label = printable(", ".join(values)) or "all runs"
+        label = escape_unprintable(", ".join(values)) or "all runs"
         label = label if len(label) <= LABEL_LENGTH else f"{label[: LABEL_LENGTH - 1]}…"
         axes.text(0, position - 0.25, label, ha="left", **text_style)
         axes.text(1, position - 0.25, _time_text(comparison, row), ha="right", **text_style)
@@ -120,7 +120,7 @@ def _draw_times(axes: Axes, comparison: Comparison, rows: Sequence[Configuration
     title = f"Time per epoch by {', '.join(comparison.columns)}".removesuffix(" by ")
     lines: list[str] = []
     for text in (title, comparison.machine_and_data):
-        lines += textwrap.wrap(printable(text), LINE_LENGTH, max_lines=3, placeholder=" …")
+        lines += textwrap.wrap(escape_unprintable(text), LINE_LENGTH, max_lines=3, placeholder=" …")
     axes.set_title("\n".join(lines), fontsize=FONT_SIZE, loc="left")
 
 

@@ -151,7 +151,7 @@ class CudaBackend(Backend):
 BACKENDS: dict[str, type[Backend]] = {"cpu": Backend, "cuda": CudaBackend}
 
 
-def backend_of(device: torch.device) -> Backend:
+def create_backend(device: torch.device) -> Backend:
     """The backend of a device."""
     return BACKENDS[device.type](device)
 

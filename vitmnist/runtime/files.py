@@ -90,7 +90,7 @@ def read_plain(path: Path) -> object:
         raise UnreadableError(f"is not {path.suffix[1:].upper()}: {first_line(error)}") from error
 
 
-def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> str:
+def encode_csv(columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> str:
     """Format a CSV table with text in quotes; the cells of missing values and of None are empty."""
     text = io.StringIO()
     writer = csv.writer(text, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")

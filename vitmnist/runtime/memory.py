@@ -31,7 +31,7 @@ class Memory:
     device: int = 0
 
 
-def free_memory(device: torch.device) -> Memory:
+def measure_free_memory(device: torch.device) -> Memory:
     """The memory that this process can still allocate on the host and on a device, including torch's cache.
 
     The memory of the machine, and the limit of the container, are divided among the ranks that torchrun has started
@@ -83,7 +83,7 @@ def reset_host_peak() -> bool:
     return True
 
 
-def host_peak_bytes() -> int:
+def read_host_peak() -> int:
     """The peak resident memory of this process since the reset, in bytes; on Linux only."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
@@ -113,7 +113,7 @@ def check_fits(
         reserve: the memory that must be left free for the model.
         alternatives: loaders that need less, for the message; `ram` is named only if it fits.
     """
-    free = free_memory(device)
+    free = measure_free_memory(device)
     host_size = needs.host if device.type == "cuda" else needs.host + needs.device
     shortage = _shortage(f"on {device}", needs.device, reserve.device, free.device) if device.type == "cuda" else ""
     shortage = shortage or _shortage("on the host", host_size, reserve.host, free.host)

@@ -92,7 +92,7 @@ def interrupted_by_signals() -> Iterator[None]:
     """Raise `RunInterrupted` at a signal within the block, for a process that only waits for others."""
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
-        raise interruption(signum + 1)
+        raise create_interruption(signum + 1)
 
     with signal_handler(interrupt, *_not_ignored()):
         yield
@@ -103,7 +103,7 @@ def _not_ignored() -> list[int]:
     return [signum for signum in STOP_SIGNALS if signal.getsignal(signum) != signal.SIG_IGN]
 
 
-def interruption(stop_code: int) -> RunInterrupted:
+def create_interruption(stop_code: int) -> RunInterrupted:
     """The exception to raise for a `StopSignal.code` that is not 0."""
     if stop_code == 1:
         return TimeLimitReached("the time limit max_minutes was reached")

@@ -83,12 +83,12 @@ class Run:
             return (self.result.test or {}).get(name)
         epochs = self.result.epochs
         if self.result.eval_split == "validation":
-            best = Monitor(monitored_metric([self])).best_epoch(epochs)
+            best = Monitor(find_monitored_metric([self])).best_epoch(epochs)
             epochs = epochs if best is None else epochs[: best + 1]
         return summarize(epochs, epoch_metrics()[name])
 
 
-def monitored_metric(runs: Iterable[Run]) -> Metric:
+def find_monitored_metric(runs: Iterable[Run]) -> Metric:
     """The metric that runs monitor; the accuracy if they monitor several, or one that is not registered."""
     names = {str(run.config.get("monitor", "eval_acc")) for run in runs if run.config}
     if len(names) == 1:

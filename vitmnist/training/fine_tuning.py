@@ -12,9 +12,9 @@ from vitmnist.errors import ConfigError, join_names
 log = logging.getLogger(__name__)
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-"""The modules whose output in training mode depends on the whole batch."""
+"""The modules whose output in training mode depends on the batch."""
 PREFIXES = {"module.", "_orig_mod.", "model.", "backbone."}
-"""Prefixes that DataParallel, `torch.compile`, Lightning's modules and others give to all names of a network."""
+"""The prefixes that DataParallel, `torch.compile`, Lightning's modules and others add to the names of all weights."""
 
 
 def load_initial_weights(model: nn.Module, weights: Mapping[str, Tensor], skip: Sequence[str]) -> None:
@@ -24,7 +24,7 @@ def load_initial_weights(model: nn.Module, weights: Mapping[str, Tensor], skip: 
         skip: patterns of names that may differ; the model keeps its initial values for them.
 
     Raises:
-        ConfigError: names or shapes differ, a pattern fits none, or none of the weights is left.
+        ConfigError: names or shapes differ, a pattern matches no name, or no weights are left.
     """
     state = model.state_dict()
     weights = _renamed(weights, model, skip)
@@ -50,10 +50,10 @@ def load_initial_weights(model: nn.Module, weights: Mapping[str, Tensor], skip: 
 
 
 def _renamed(weights: Mapping[str, Tensor], model: nn.Module, skip: Sequence[str]) -> Mapping[str, Tensor]:
-    """The weights by the names of a model.
+    """Return the weights by the names of a model.
 
     If the model has none of the names, a prefix that all of them share is removed; skipped names need not have it. If
-    it still has none, the names are those of a child of the model, such as a `backbone`.
+    it still has none, the weights are those of a child of the model, such as a `backbone`.
     """
     state = model.state_dict()
     while not state.keys() & weights.keys():
@@ -80,7 +80,7 @@ def _shape(weights: Mapping[str, Tensor], name: str) -> str:
 def scale_learning_rates(optimizer: Optimizer, model: nn.Module, factors: Mapping[str, float]) -> list[nn.Module]:
     """Multiply the learning rates of a new optimizer, and freeze the parameters of factor 0.
 
-    The groups of the optimizer are divided, so that their other options, such as weight decay, stay as they are.
+    The parameter groups are divided, and keep their other options, such as weight decay.
 
     Args:
         factors: the factors by patterns of parameter names. The last matching pattern counts; without any, the factor
@@ -90,7 +90,7 @@ def scale_learning_rates(optimizer: Optimizer, model: nn.Module, factors: Mappin
         The frozen batch normalisations, whose statistics must not change either.
 
     Raises:
-        ConfigError: a pattern fits no parameter, or all are frozen.
+        ConfigError: a pattern matches no parameter, or all parameters are frozen.
     """
     if not factors:
         return []

@@ -23,22 +23,22 @@ from vitmnist.training.step import TrainStep
 log = logging.getLogger(__name__)
 
 AfterStep = Callable[[EpochTimer], object]
-"""Called after each batch, outside of the computing time: progress bar, checkpoint, signals."""
+"""Called after each batch, for the progress bar, checkpoints and signals; its time does not count as computing."""
 
 
 def train_epoch(
     step: TrainStep, loader: Loader, progress: EpochProgress, after_step: AfterStep = lambda timer: None
 ) -> dict[str, float]:
-    """Train on the remaining batches of an epoch; returns its metrics by their names in `epoch_table`.
+    """Train on the remaining batches of an epoch, and return its metrics by their names in `epoch_table`.
 
     Raises:
         DataError: the loader delivers too few batches.
-        TrainingError: a loss is not finite; names the first such step.
+        TrainingError: a loss is not finite; the message names the first such step.
     """
     metrics = progress.metrics
     step.train_mode()
     timer = progress.timer
-    timer.start()  # This synchronises, so that the epoch is not charged for work that was queued before.
+    timer.start()  # This waits for the device, so that the epoch does not count work that was queued before.
     for batch in timer.waiting(step.batches(loader, progress.epoch, start=metrics.num_batches)):
         sums = step(batch, progress.log_step)
         metrics.update(sums)
@@ -61,7 +61,7 @@ def evaluate(
     """Evaluate a model on the loader's epoch 0, in float32 and without augmentation.
 
     `eval_loss` is the cross-entropy, whatever loss is trained, so that runs can be compared. Each rank evaluates its
-    part; every rank returns the metrics (by their names in `epoch_table`) and predictions of all images.
+    part of the images, and returns the metrics (by their names in `epoch_table`) and predictions of all of them.
 
     Raises:
         DataError: the loader delivers too few batches.
@@ -111,12 +111,12 @@ class Predictions:
     targets: Tensor
 
     def confusion_matrix(self, classes: int) -> Tensor:
-        """Number of images by true class (rows) and predicted class (columns): int64 `[classes, classes]`, CPU."""
+        """Count the images by true class (rows) and predicted class (columns): int64 `[classes, classes]`, CPU."""
         pairs = self.targets * classes + self.labels
         return torch.bincount(pairs, minlength=classes * classes).view(classes, classes).cpu()
 
     def mistakes(self) -> list[int]:
-        """Indices of the misclassified images, the most confident first."""
+        """Return the indices of the misclassified images, the most confident first."""
         wrong = (self.labels != self.targets).nonzero().flatten()
         order = self.confidence[wrong].argsort(descending=True, stable=True)
         indices: list[int] = wrong[order].tolist()
@@ -124,11 +124,11 @@ class Predictions:
 
 
 def gather_predictions(batches: Sequence[Predictions], sampler: EpochSampler, world: World) -> Predictions:
-    """Gather the predictions of all ranks, from those of the batches of this rank; every rank must call it."""
+    """Gather the predictions of all ranks, given those of this rank's batches; every rank must call it."""
 
     def gather(values: list[Tensor]) -> Tensor:
         rank_values = torch.cat(values)
-        # If this rank has an image of padding, it is the last one, and it has no prediction.
+        # An image of padding comes last, and has no prediction.
         indices = sampler.indices(0, device=rank_values.device)[: len(rank_values)]
         gathered = rank_values.new_zeros(sampler.size).index_copy_(0, indices, rank_values)
         return world.all_reduce_sum(gathered)

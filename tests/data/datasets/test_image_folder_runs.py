@@ -29,7 +29,7 @@ def test_the_test_set_must_fit_next_to_the_training_set(
 ) -> None:
     pets = load(folder)
     free = iter([pets.train.nbytes + pets.test.nbytes - 1, pets.test.nbytes - 1])
-    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=next(free)))
+    monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=next(free)))
     printed = refuse(*overrides(folder), f"data/loader={loader}", "device=cpu")
     assert re.search(rf"{loader}: the set takes .* are free; data/loader=cache or data/loader=disk would work", printed)
 

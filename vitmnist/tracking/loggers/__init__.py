@@ -42,12 +42,12 @@ class Logger:
         """Log the images of an epoch, by name."""
 
 
-def epoch_scalars(record: EpochRecord) -> dict[str, float]:
+def collect_epoch_scalars(record: EpochRecord) -> dict[str, float]:
     """Return the metrics of an epoch that were measured, by tag."""
     return {metric.tag: record[name] for name, metric in epoch_metrics().items() if record.get(name) is not None}
 
 
-def step_scalars(step: Mapping[str, float | None]) -> dict[str, float]:
+def collect_step_scalars(step: Mapping[str, float | None]) -> dict[str, float]:
     """Return the metrics of a logged step that were measured, by tag."""
     return {f"step/{name}": value for name in STEP_METRICS if (value := step.get(name)) is not None}
 
