@@ -23,8 +23,7 @@ from vitmnist.data.randomness import GLOBAL_GENERATORS, preserved_random_state, 
 from vitmnist.errors import DataError, UserError, first_line
 from vitmnist.store.tree import flatten_tree
 
-GRACE_S = 5.0
-"""The seconds that threads and processes have to end. On a busy machine, most need one."""
+GRACE_S = 5.0  # Threads and processes have this time to end. On a busy machine, most need a second.
 
 
 class ProbeBatch(NamedTuple):

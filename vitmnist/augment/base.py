@@ -16,12 +16,9 @@ from vitmnist.config.validation import config_field
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.registry import OptionsClass, Registry
 
-SPLITMIX_INCREMENT = 0x9E3779B97F4A7C15 - 2**64
-"""The increment of splitmix64 as a signed int64."""
-NUMBERS_PER_BOX = 4
-"""The random numbers that `random_boxes` draws for an image. Its callers use the indices from here on."""
-MAX_NUMBERS = 64
-"""The largest number of random numbers that an operation draws for an image."""
+SPLITMIX_INCREMENT = 0x9E3779B97F4A7C15 - 2**64  # This is the published constant as a signed int64.
+NUMBERS_PER_BOX = 4  # `random_boxes` draws this many numbers for an image. Its callers use the indices from here on.
+MAX_NUMBERS = 64  # An operation draws at most this many numbers for an image.
 
 
 class Operation(nn.Module):
@@ -62,8 +59,7 @@ class Mixing(nn.Module):
     partner, so this only changes the pairs.
     """
 
-    QUANTILES = 4096
-    """The size of the table of the beta distribution, which is interpolated linearly."""
+    QUANTILES = 4096  # The beta distribution is a table of this size, interpolated linearly.
     quantiles: Tensor
 
     def __init__(self, options: MixingOptions) -> None:

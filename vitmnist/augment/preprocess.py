@@ -22,10 +22,8 @@ from vitmnist.loaders.make_loader import Data, as_source
 from vitmnist.runtime.ordered_map import map_slices
 from vitmnist.store.rows import is_large
 
-KEY = "data.augment.operations"
-"""The key of the operations in the configuration, for messages."""
-Params = tuple[Tensor, ...]
-"""The random parameters of an operation for a batch, `[B, …]` each."""
+KEY = "data.augment.operations"  # Messages name operations by this key.
+Params = tuple[Tensor, ...]  # The random parameters of an operation for a batch, `[B, …]` each
 
 
 @dataclass

@@ -27,8 +27,7 @@ a view of the loader's set, so do not write to it. Other tensors and datasets ke
 
 Batches = Generator[LoadedBatch, None, None]
 
-INDEX_NBYTES = 8
-"""The bytes of an index, int64. A device that keeps the set also keeps the permutation of an epoch."""
+INDEX_NBYTES = 8  # An index is an int64. A device that keeps the set also keeps the permutation of an epoch.
 
 
 class Loader(AbstractContextManager["Loader"], ABC):

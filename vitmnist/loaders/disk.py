@@ -21,7 +21,7 @@ from vitmnist.config.validation import AUTO, config_field
 from vitmnist.data.datasets.base import ImageFiles, ImagesOnDisk, Split
 from vitmnist.data.sampler import EpochSampler, as_tensor
 from vitmnist.data.sources import DatasetSource, SampleSource, TensorSet
-from vitmnist.errors import FEWER_WORKERS, ConfigError, LoadingError, UserError, classify
+from vitmnist.errors import FEWER_WORKERS, LoadingError, UserError, classify
 from vitmnist.loaders.base import LOADERS, Batches, Loader
 from vitmnist.runtime.cpu import cores_per_rank, one_core_per_thread
 from vitmnist.runtime.device import create_backend
@@ -55,11 +55,6 @@ def build_disk_loader(
     """A `FileLoader` for image files, unless `num_workers` is set; a `WorkerLoader` for other samples."""
     if isinstance(source, Split) and source.files is not None and options.num_workers == AUTO:
         return FileLoader(options, source, source.files, sampler, device)
-    if options.threads != AUTO:
-        raise ConfigError(
-            f"data.loader.threads={options.threads}: only sets of image files are read in threads, while "
-            "num_workers is auto; set data.loader.threads=auto"
-        )
     return WorkerLoader(options, source, sampler, device)
 
 

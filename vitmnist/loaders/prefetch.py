@@ -17,8 +17,7 @@ from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.store.rows import Storage
 from vitmnist.store.tree import map_tensors
 
-END = object()
-"""Stands for the end of an epoch, after its last batch."""
+END = object()  # The thread delivers this after the last batch of an epoch.
 
 
 @dataclass

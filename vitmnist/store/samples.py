@@ -8,7 +8,7 @@ import pickle
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ class EncodedSamples:
         blocks: the bytes of the samples, as one or more uint8 tensors.
         spans: int64 `[N, 3]`: for each sample the index of its block, and its start and stop there.
         structure: the structure of each sample; None if they are pickled.
-        as_tensors: load images as uint8 tensors `[C, H, W]`, not as PIL images.
+        as_tensors: load images as uint8 tensors `[C, H, W]`; an image of another depth then raises `DataError`.
     """
 
     blocks: Sequence[Tensor]
@@ -72,10 +72,6 @@ class EncodedSamples:
         if self.structure is None:
             return unpickle_sample(content, load_image, as_views)
         return decode_plain(content, self.structure, load_image, as_views)
-
-    def with_tensors(self) -> EncodedSamples:
-        """The same samples with images as uint8 tensors; loading an image of another depth raises `DataError`."""
-        return replace(self, as_tensors=True)
 
     @property
     def nbytes(self) -> int:

@@ -1,7 +1,6 @@
 """Times ways to load batches, the candidates, with a training step: in blocks of batches that take turns."""
 
 import inspect
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -19,10 +18,8 @@ from vitmnist.errors import describe_error
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.timing.table import Row, Spread
 
-NUM_BLOCKS = 5
-"""The number of timed blocks of each candidate. Their range is the noise."""
-WARM_UP_BATCHES = 2
-"""The size of the first block, which is discarded: it includes compilation and first-touch page faults."""
+NUM_BLOCKS = 5  # The range of the timed blocks of a candidate is the noise.
+WARM_UP_BATCHES = 2  # Discard the first block: it includes compilation and first-touch page faults.
 CPU = torch.device("cpu")
 Item = TypeVar("Item")
 StepFunction = Callable[..., object]
@@ -167,16 +164,13 @@ class Benchmark:
         Args:
             batches: the number of batches of each candidate; fewer are timed if `seconds` for all would be exceeded.
         """
-        deadline = time.perf_counter() + seconds
         live = [candidate for candidate in self.candidates if not candidate.error]
         first_batches_s = sum(candidate.warm_up.first_s for candidate in live if candidate.warm_up)
         batches_s = sum(candidate.warm_up.batch_s for candidate in live if candidate.warm_up)
         affordable = int((seconds / NUM_BLOCKS - first_batches_s) / batches_s) if batches_s else batches
         size = max(1, min(affordable, ceil(batches / NUM_BLOCKS)))
         rounds = tqdm(rotate(live, NUM_BLOCKS), "timing", NUM_BLOCKS, leave=False, disable=None)
-        for index, candidates in enumerate(rounds):
-            if index and time.perf_counter() > deadline:
-                break
+        for candidates in rounds:
             for candidate in candidates:
                 candidate.time_block(size)
 
