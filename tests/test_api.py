@@ -71,7 +71,7 @@ def test_prefetch_wraps_disk_for_samples_and_ram_for_tensors() -> None:
         assert type(tensors.base).__name__ == "RamLoader"
 
 
-def test_load_dataset_reads_a_data_set_by_name(tiny_root: Path) -> None:
+def test_load_dataset_reads_a_dataset_by_name(tiny_root: Path) -> None:
     kmnist = load_dataset("kmnist", root=str(tiny_root), train_size=5)
     assert (len(kmnist.train), len(kmnist.test)) == (5, 7)
     with pytest.raises(ConfigError, match=r"^name=kmnits: not known; did you mean 'kmnist'\?"):

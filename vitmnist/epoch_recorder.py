@@ -1,9 +1,9 @@
 """The end of an epoch: its record, log line, images and checkpoint."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from PIL.Image import Image
@@ -12,8 +12,8 @@ from tqdm import tqdm
 from vitmnist.checkpoint.manager import CheckpointManager
 from vitmnist.config.schema import Config
 from vitmnist.errors import DataError, classify
-from vitmnist.metrics.epoch_record import EpochRecord, Monitor, epoch_record
-from vitmnist.metrics.epoch_table import EPOCH_S, EVAL_S, SAVE_S, TRAIN_S
+from vitmnist.metrics.epoch_record import EpochRecord, Monitor, check_metrics
+from vitmnist.metrics.epoch_table import EPOCH_S, EVAL_S, SAVE_S, TRAIN_S, epoch_metrics
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import World
 from vitmnist.tracking.environment import PeakMemory
@@ -94,6 +94,8 @@ class EpochRecorder:
     def _epoch_record(
         self, progress: EpochProgress, train: dict[str, float], evaluation: dict[str, float]
     ) -> EpochRecord:
+        """Make the record of an epoch; all ranks get that of rank 0."""
+        epoch, is_first = progress.epoch, self.is_first_epoch
         save_s = train[SAVE_S.name] + evaluation[SAVE_S.name]
         metrics = {
             **train,
@@ -102,11 +104,15 @@ class EpochRecorder:
             SAVE_S.name: save_s,
             **self.peak_memory.metrics(),
         }
-        record = epoch_record(progress.epoch, metrics, progress.logged_steps(), self.is_first_epoch)
-        if self.is_first_epoch and self.result.setup_s is not None:
+        if differing := metrics.keys() ^ epoch_metrics().keys():
+            raise KeyError(f"the measured metrics and the table differ: {', '.join(sorted(differing))}")
+        check_metrics(metrics, f"epoch {epoch + 1}")
+        steps = progress.logged_steps()
+        if is_first and self.result.setup_s is not None:
             self.result.setup_s += progress.timer.first_wait()
+        record = {"epoch": epoch, **metrics, "first_of_start": is_first, "ended_at": time.time(), "steps": steps}
         # `monitor` may be a time, and the ranks must agree on the best and the last epoch.
-        return self.world.broadcast_object(partial(dict, record))
+        return self.world.broadcast_object(lambda: record)
 
     def _write_records(self, record: EpochRecord, predictions: Predictions, is_last: bool) -> None:
         """Append a row to `epochs.csv`, and send the epoch to the loggers; raises `OSError` if that fails."""

@@ -86,7 +86,7 @@ def test_parallel_jobs_end_with_the_sweep_and_are_resumed(
 
 
 def test_a_launcher_that_is_not_installed_is_named(tmp_path: Path) -> None:
-    """`parallel` is ours, built on the plugin's."""
+    """The launcher `parallel` builds on the plugin's."""
     start = "import sys; sys.modules['hydra_plugins'] = None; from vitmnist.cli.train import main; main()"
     ended = run_python("-c", start, "-m", "hydra/launcher=parallel", folder=tmp_path)
     assert ended.returncode == 1

@@ -52,7 +52,9 @@ def test_each_command_is_explained_and_its_mistakes_have_their_exit_codes(name: 
         assert call_here(main, name, "--nonsense").returncode == (1 if name == "train" else 2)
 
 
-def test_usage_errors_and_interrupts_have_own_exit_codes(call_here: CallHere, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usage_errors_and_interrupts_have_their_exit_codes(
+    call_here: CallHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ended = call_here(main, "evalute", "RUN")
     assert ended.returncode == 2
     assert ended.stderr.startswith(
@@ -80,7 +82,7 @@ def test_the_name_of_a_file_cannot_command_the_terminal(
     assert "\x1b" not in printed
 
 
-def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+def test_a_closed_pipe_is_not_an_error(tmp_path: Path) -> None:
     (tmp_path / "runs" / "a" / ".hydra").mkdir(parents=True)
     reader, writer = os.pipe()
     os.close(reader)

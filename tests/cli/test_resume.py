@@ -62,7 +62,7 @@ SLOW_SIGNALS = [pytest.param(signum, marks=pytest.mark.slow) for signum in (sign
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, *SLOW_SIGNALS])
-def test_a_signal_saves_and_the_run_goes_on_with_another_loader(
+def test_a_signal_saves_and_the_run_continues_with_another_loader(
     quick: list[str], whole: Path, succeed: Printed, start: Start, tmp_path: Path, signum: int
 ) -> None:
     started = start(*quick, "data/loader=disk", "data.loader.num_workers=1", "hydra.run.dir=cut")

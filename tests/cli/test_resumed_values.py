@@ -78,7 +78,7 @@ def test_a_record_without_an_option_of_a_member_has_its_default_and_without_anot
     assert "patience is missing" in refuse("resume=cut", "epochs=3")
 
 
-def test_another_data_set_under_the_same_name_is_refused(runs: Path, refuse: Printed, tmp_path: Path) -> None:
+def test_another_dataset_of_the_same_name_is_refused(runs: Path, refuse: Printed, tmp_path: Path) -> None:
     write_mnist_like(tmp_path / "KMNIST" / "raw", 299, 20)
     refused = refuse("resume=cut", f"data.root={tmp_path}", folder=runs)
     assert "the dataset has changed since the run began: train_images, train_labels" in refused

@@ -63,7 +63,7 @@ def test_ranks_learn_what_one_process_learns(
     ]
 
 
-def test_what_is_measured_is_decided_by_one_for_all(quick: list[str], ranks: StartRanks, tmp_path: Path) -> None:
+def test_one_rank_times_loaders_and_steps_for_all(quick: list[str], ranks: StartRanks, tmp_path: Path) -> None:
     """A loader and a step that are chosen by the clock."""
     fast = ["data/loader=auto", *BRIEF, "trainer=fast", "trainer.compile=false", "hydra.run.dir=run"]
     ranks(2, *quick, *fast).succeeded()
@@ -73,7 +73,9 @@ def test_what_is_measured_is_decided_by_one_for_all(quick: list[str], ranks: Sta
     assert result["trainer"]["reasons"]["fused"]
 
 
-def test_a_checkpoint_is_for_any_ranks(quick: list[str], ranks: StartRanks, train_here: Train, tmp_path: Path) -> None:
+def test_a_checkpoint_is_resumed_by_fewer_ranks(
+    quick: list[str], ranks: StartRanks, train_here: Train, tmp_path: Path
+) -> None:
     """Stopped in the middle of an epoch with 2 ranks, and resumed by one process: equal but for rounding."""
     ranks(2, *quick, "hydra.run.dir=whole").succeeded()
     codes, outputs = ranks(2, *quick, "max_minutes=0", "hydra.run.dir=cut").ended()
@@ -129,7 +131,7 @@ def test_a_rank_that_does_not_answer_ends_the_run(
         ("there", ("test_images, test_labels differ between the machines", "")),
     ],
 )
-def test_a_rank_that_fails_says_why_for_all(
+def test_all_ranks_report_the_first_failure(
     folder: str, reasons: tuple[str, str], quick: list[str], ranks: StartRanks, tmp_path: Path
 ) -> None:
     """`data.root` alone may differ from machine to machine, and must hold the same data."""
@@ -179,7 +181,9 @@ def test_the_resume_hint_names_nodes_and_processes_per_node(
         (["resume=nowhere"], "nowhere: holds no run"),
     ],
 )
-def test_what_cannot_be_is_said_once(typed: list[str], message: str, quick: list[str], ranks: StartRanks) -> None:
+def test_an_impossible_command_line_is_one_error(
+    typed: list[str], message: str, quick: list[str], ranks: StartRanks
+) -> None:
     options = [argument for argument in typed if argument.startswith("-")]
     started = ranks(2, *options, *quick, *(argument for argument in typed if argument not in options))
     codes, outputs = started.ended()

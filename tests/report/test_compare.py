@@ -53,7 +53,7 @@ def test_a_killed_run_overlaps_with_the_runs_that_it_slowed_down(tmp_path: Path)
     ]
 
 
-def test_whatever_varies_is_a_column(tmp_path: Path) -> None:
+def test_each_key_that_varies_is_a_column(tmp_path: Path) -> None:
     run(tmp_path / "0", "ram", config={"data.root": "/a", "seed": 1})
     run(tmp_path / "1", "disk", config={"data.root": "/b", "data.loader.num_workers": 2, "repeat": 2})
     assert the_only(tmp_path).columns == ["data/loader"], "num_workers is an option of disk alone"

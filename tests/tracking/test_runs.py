@@ -36,7 +36,7 @@ from vitmnist.tracking.runs import find_runs
         (b'{"status": "failed", "epochs": [], "test": {"test_acc": true}}', "test.test_acc must be a number"),
     ],
 )
-def test_what_cannot_be_read_is_a_row_with_the_reason(content: bytes, reason: str, tmp_path: Path) -> None:
+def test_an_unreadable_record_is_a_row_with_the_reason(content: bytes, reason: str, tmp_path: Path) -> None:
     run(tmp_path / "0")
     file = run(tmp_path / "1", "disk") / "result.json"
     file.write_bytes(content)

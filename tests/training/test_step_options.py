@@ -86,7 +86,7 @@ def test_a_graph_that_is_asked_for_and_not_possible_is_refused(
             True,
             CUDA,
             False,
-            "needs compute capability 8.0, which cuda lacks; set trainer.precision=fp32 ",
+            "needs compute capability 8.0, which cuda lacks; set trainer.precision=fp32 or auto",
         ),
         ("fp16", False, CUDA, False, "needs a fused optimizer; set trainer.fused=true"),
         ("fp16", "auto", CUDA, False, None),

@@ -1,36 +1,17 @@
 """The record of an epoch, the best epoch of a run, and the summary of a metric over its epochs."""
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from vitmnist.errors import TrainingError
-from vitmnist.metrics.epoch_table import Metric, epoch_metrics
+from vitmnist.metrics.epoch_table import Metric
 
 EpochRecord = dict[str, Any]
 """An epoch in `result.json`: `epoch` (counted from 0), a value for each of `epoch_metrics()` (None: this machine cannot
 measure it), `first_of_start`, `ended_at` (seconds since 1970), and `steps`, a list of `{step, loss, lr, grad_norm}`."""
-
-
-def epoch_record(
-    epoch: int, metrics: dict[str, float | None], steps: list[dict[str, Any]], first_of_start: bool
-) -> EpochRecord:
-    """Return the record of an epoch that has just ended.
-
-    Args:
-        first_of_start: whether the epoch is the first since the run was started or resumed.
-
-    Raises:
-        KeyError: the names of `metrics` are not those of the table.
-        TrainingError: a value is not finite, or negative.
-    """
-    if differing := metrics.keys() ^ epoch_metrics().keys():
-        raise KeyError(f"the measured metrics and the table differ: {', '.join(sorted(differing))}")
-    check_metrics(metrics, f"epoch {epoch + 1}")
-    return {"epoch": epoch, **metrics, "first_of_start": first_of_start, "ended_at": time.time(), "steps": steps}
 
 
 def check_metrics(metrics: Mapping[str, float | None], where: str) -> None:

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle, islice
 from typing import Any, NamedTuple, NoReturn
@@ -66,7 +66,7 @@ class DrawnDataset(DecodedDataset):
     """
 
     def __init__(self, exact: TransformedDataset, random: Sequence[Sequence[Transform]]) -> None:
-        self._samples, self._random = exact._samples.with_tensors(), random
+        self._samples, self._random = replace(exact._samples, as_tensors=True), random
         super().__init__(exact.original, exact._guard, exact.sample_nbytes)
 
     def __getitems__(self, indices: Sequence[int]) -> DeferredBatch:

@@ -190,6 +190,7 @@ class TrainStep:
         # Load no options of the parameter groups: they follow from the configuration and the number of steps.
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state["optimizer"]["state"]})
         self.completed_steps = int(state["schedule"]["last_epoch"])
+        self._skipped_steps.zero_()
         if state.get("scaler"):
             self._scaler.load_state_dict(state["scaler"])
         if self.ema:
