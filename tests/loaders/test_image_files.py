@@ -11,7 +11,7 @@ import torch
 
 from tests.support.contract import check_contract
 from tests.support.pictures import smooth
-from tests.support.processes import becomes_true, fork, run_python
+from tests.support.processes import becomes_true, fork
 from vitmnist import load_dataset, make_loader
 from vitmnist.auditing import find_leftovers, find_running
 from vitmnist.data.datasets.base import Split
@@ -157,27 +157,7 @@ def test_the_number_of_threads(split: Split, monkeypatch: pytest.MonkeyPatch) ->
     assert (explicit.resolved_options, explicit.num_workers) == ({"num_workers": 3}, 3)
     tensors = make_loader("disk", (torch.zeros(9, 1), torch.zeros(9)), batch_size=2, device="cpu", seed=0)
     assert (tensors.resolved_options, tensors.num_workers) == ({"num_workers": 2}, 2)
-    for options in ({"num_workers": 0}, {"data": (torch.zeros(9, 1), torch.zeros(9))}):
-        with pytest.raises(ConfigError, match=r"data\.loader\.threads=2: only sets of image files are read in"):
-            disk(options.pop("data", split), **options)
     with pytest.raises(ConfigError, match=r"^threads=0: must be at least 1"):
         disk(split, threads=0)
     with pytest.raises(ConfigError, match=r"^num_workers=many: must be int \| auto"):
         disk(split, num_workers="many")
-
-
-EXIT = """
-import sys
-from vitmnist import load_dataset, make_loader
-train = load_dataset("image_folder", root=sys.argv[1] + "/root", path=sys.argv[1] + "/all", size=16, mode="rgb").train
-batches = make_loader("disk", train, batch_size=4, device="cpu", seed=0).epoch(0)
-next(batches)
-print("multiprocessing.popen_fork" in sys.modules)
-"""
-
-
-def test_a_script_that_ends_with_an_open_epoch_prints_nothing_of_it(folder: Path) -> None:
-    """The script does not import what starts processes."""
-    load(folder)
-    ended = run_python("-c", EXIT, folder)
-    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (0, "False\n", 1), "a warning of few images"

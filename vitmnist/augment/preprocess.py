@@ -22,10 +22,8 @@ from vitmnist.loaders.make_loader import Data, as_source
 from vitmnist.runtime.ordered_map import map_slices
 from vitmnist.store.rows import is_large
 
-KEY = "data.augment.operations"
-"""The key of the operations in the configuration, for messages."""
-Params = tuple[Tensor, ...]
-"""The random parameters of an operation for a batch, `[B, …]` each."""
+KEY = "data.augment.operations"  # Messages name operations by this key.
+Params = tuple[Tensor, ...]  # The random parameters of an operation for a batch, `[B, …]` each
 
 
 @dataclass
@@ -110,7 +108,7 @@ class Compose(nn.Module):
         return [[[values[row] for values in column] for column in columns] for row in range(len(images))]
 
     def mix(self, images: Tensor, labels: Tensor, keys: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-        """Mix each image with a partner; the arguments and results are those of `Preprocess.mix_batch`."""
+        """Mix each image with a partner; the arguments and results are as in `Preprocess.mix_batch`."""
         assert self.mixing is not None
         keys = operation_keys(keys, len(self.operations))
         partners = draw_partners(keys, labels >= 0)
@@ -143,9 +141,9 @@ class Preprocess(nn.Module):
     If the augmentation makes images smaller, images that are not augmented are cropped to that size at the centre.
 
     Args:
-        data: a split, or a pair of tensors, whose uint8 images are read for their statistics.
+        data: a split, or a pair of tensors with uint8 images, from which the statistics are computed.
         augment: applied before normalising if keys are given; if it mixes images, `mix_batch` applies it.
-        classes: the number of classes, for an augmentation that mixes images; by default that of the split.
+        classes: the number of classes, for an augmentation that mixes images; by default the number in the split.
         mean: instead of `data`, the mean of each channel of images in 0…1; a number for one channel.
         std: the standard deviation, likewise.
         size: height and width of the model's input; by default the size of the augmented images of `data`.
@@ -258,8 +256,8 @@ class Preprocess(nn.Module):
             keys: int64 `[B]`, from the method `keys`.
 
         Returns:
-            The images, and their class probabilities, float32 `[B, classes]`, which `cross_entropy` takes: at least 0.5
-            for the own label of an image, zero for padding. Raises as `forward`.
+            The images, and their class probabilities for `cross_entropy`, float32 `[B, classes]`: at least 0.5 for the
+            label of an image, zero for padding. Raises as `forward`.
         """
         if self.augment is None or not self.mixes:
             raise ConfigError("this augmentation does not mix images; call Preprocess itself")

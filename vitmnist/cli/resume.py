@@ -92,7 +92,7 @@ def is_resumable(folder: Path) -> bool:
     return has_checkpoint(folder) or read_run(folder).status == "completed"
 
 
-def report_if_completed(folder: Path, config: Config) -> bool:
+def print_if_completed(folder: Path, config: Config) -> bool:
     """Print the result of a run that is completed; False if it has to be trained, also with another configuration.
 
     Raises:

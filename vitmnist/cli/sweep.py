@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from vitmnist.cli.arguments import Arguments, Resume, quote, without_keys
 from vitmnist.cli.messages import describe
 from vitmnist.cli.process import TrainingProcess, import_trainer
-from vitmnist.cli.resume import report_if_completed
+from vitmnist.cli.resume import print_if_completed
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.errors import ConfigError, ExitCode, RunInterrupted, TimeLimitReached, TrainingError
@@ -135,7 +135,7 @@ class Job:
             if _is_search(hydra) and read_run(folder).status == "failed":
                 return None
             with folder_lock(folder):
-                if not report_if_completed(folder, config):
+                if not print_if_completed(folder, config):
                     resume = str(folder) if has_checkpoint(folder) else None
                     trainer(replace(config, resume=resume), folder, overrides, self.stop).fit()
             return read_run(folder).quality(find_objective(config).name)

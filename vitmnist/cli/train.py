@@ -23,7 +23,7 @@ import vitmnist
 from vitmnist.cli.arguments import Arguments, Resume, is_hydra_override, parse_arguments, value_of, without_keys
 from vitmnist.cli.command import PrintableFormatter, echo
 from vitmnist.cli.process import TrainingProcess, exit_with_message, import_trainer
-from vitmnist.cli.resume import GLOBAL_GROUPS, is_resumable, load_recorded_config, report_if_completed
+from vitmnist.cli.resume import GLOBAL_GROUPS, is_resumable, load_recorded_config, print_if_completed
 from vitmnist.cli.sweep import run_sweep
 from vitmnist.config import CONF
 from vitmnist.config.schema import Config, to_plain_dict
@@ -124,7 +124,7 @@ def configure_run(process: TrainingProcess, composed: DictConfig, arguments: Arg
     else:
         config = load_recorded_config(folder, overrides)
     process.lock_folder(folder, "hydra.run.dir", [f"resume={path}"], must_be_new=resume is Resume.NEVER)
-    if is_resumed and report_if_completed(folder, config):
+    if is_resumed and print_if_completed(folder, config):
         return None
     config = replace(config, resume=str(folder) if is_resumed else None)
     with read_write(composed.hydra.runtime):

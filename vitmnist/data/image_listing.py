@@ -25,7 +25,7 @@ SPLITS = {
     "validation": ("val", "valid", "validation"),
     "test": ("test", "testing"),
 }
-"""The names of the splits, each with the names that its folder, or its rows in a table, may have."""
+"""The names of the splits, each with the names for its folder, or for its rows in a table."""
 SPLIT_OF = {spelling: split for split, spellings in SPLITS.items() for spelling in spellings}
 """The split of each name in `SPLITS`."""
 
@@ -146,7 +146,7 @@ def describe_empty_classes(source: Path, empty: Sequence[str], num_classes: int)
 
 
 def sort_by_hash(files: ClassifiedFiles, folder: Path) -> ClassifiedFiles:
-    """Sort images by a hash of their names, which mixes the classes and changes little when images are added."""
+    """Sort images by a hash of their names. This mixes the classes, and changes little when images are added."""
     return sorted(
         files, key=lambda file: hashlib.sha256(os.fsencode(normalize(str(file[0].relative_to(folder))))).digest()
     )
@@ -175,7 +175,7 @@ def _split_folders(folder: Path) -> dict[str, Path]:
     by_split = {SPLIT_OF.get(path.name.lower()): path for path in subfolders}
     folders = {split: by_split[split] for split in SPLITS if split in by_split}
     if "train" not in folders or not any(path.is_dir() for path in folders["train"].iterdir()):
-        return {}  # `train` may be the name of a class.
+        return {}  # `train` can be the name of a class.
     log.info("%s: %s", folder, ", ".join(f"{split} split from {path.name}" for split, path in folders.items()))
     others = [path.name for path in subfolders if path not in folders.values()]
     if repeated := [name for name in others if name.lower() in SPLIT_OF]:
@@ -212,8 +212,8 @@ def _classify(folder: Path, class_files: dict[str, list[Path]], images: set[Path
 def _refuse_splits(folder: Path, files: ClassifiedFiles) -> None:
     """Raise `DataError` if classes look like splits.
 
-    They do if a class with subfolders has the name of a split in its own, as `seg_test` has, or if all classes have the
-    same two or more subfolders.
+    They do if the name of a class with subfolders contains the name of a split, such as `seg_test`, or if all classes
+    have the same two or more subfolders.
     """
     subfolders: dict[str, set[str]] = {name: set() for _, name in files}
     for path, name in files:

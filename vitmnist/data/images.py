@@ -190,7 +190,7 @@ def fit_size(size: tuple[int, int], target: tuple[int, int], resize: str) -> tup
 def resize_pixels(pixels: Pixels, size: tuple[int, int]) -> Pixels:
     """Resize pixels `[H, W]` or `[H, W, C]` to (width, height) with torch, in a third of Pillow's time.
 
-    Pillow's own `resize(size, Image.Resampling.BILINEAR)` differs by at most 1 of 255.
+    Pillow's `resize(size, Image.Resampling.BILINEAR)` differs by at most 1 of 255.
     """
     # `view` comes before `permute`: in the other order, torch does not see that the channels are last in memory, and
     # takes two to three times as long.

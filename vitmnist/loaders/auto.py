@@ -51,7 +51,7 @@ class UnbufferedLoader(Loader):
     """Reads each batch on request, so that the memory of a step with it is the memory of the model alone."""
 
     def __init__(self, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
-        # Without shuffling, batches are slices, which tensors on a device take too.
+        # Without shuffling, batches are slices, so the tensors can be on a device.
         super().__init__(replace(sampler, shuffle="none"))
         self.data, self.backend = data, create_backend(device)
 
@@ -88,7 +88,7 @@ def select_loader(
     *,
     as_candidate: Callable[[Loader], LoaderCandidate] | None = None,
 ) -> tuple[LoaderSelection, Loader]:
-    """Time the loaders that fit, and return the fastest, which the caller has to close.
+    """Time the loaders that fit, and return the fastest one. The caller has to close it.
 
     Args:
         as_candidate: makes a loader a candidate with a training step; without it, batches are dropped.
@@ -110,9 +110,8 @@ def select_loader(
             raise ConfigError("\n".join(["no candidate can be used:", *(f"{row.name}: {row.error}" for row in rows)]))
         name = min(epochs_s, key=lambda name: epochs_s[name].median)
         stack.pop_all()  # The selected loader stays open.
-    for candidate in benchmark.candidates:
-        if candidate.name != name and not candidate.error:
-            builder.loaders[candidate.name].close()
+    for other in builder.loaders.keys() - {name}:
+        builder.loaders[other].close()
     return LoaderSelection(name, _reason(name, epochs_s), rows), builder.loaders[name]
 
 
@@ -130,7 +129,7 @@ def _names_to_try(options: AutoOptions, data: SampleSource) -> list[str]:
 
 @dataclass
 class CandidateBuilder:
-    """Builds the loaders that fit into memory next to the model; the arguments are those of `select_loader`."""
+    """Builds the loaders that fit into memory next to the model; takes the arguments of `select_loader`."""
 
     data: SampleSource
     sampler: EpochSampler

@@ -21,14 +21,13 @@ from vitmnist.runtime.memory import Memory
 from vitmnist.store.rows import Storage
 
 LoadedBatch = tuple[Tensor, Tensor]
-"""Images `[B, C, H, W]`, uint8 or normalised float32, and labels int64 `[B]`, both on the run's device. A batch may be
+"""Images `[B, C, H, W]`, uint8 or normalised float32, and labels int64 `[B]`, both on the run's device. A batch can be
 a view of the loader's set, so do not write to it. Other tensors and datasets keep their shapes and dtypes; `disk`, and
 `prefetch` of it, also deliver samples that are not pairs (dict, list, tuple, None, str)."""
 
 Batches = Generator[LoadedBatch, None, None]
 
-INDEX_NBYTES = 8
-"""The bytes of an index, int64. A device that keeps the set also keeps the permutation of an epoch."""
+INDEX_NBYTES = 8  # An index is an int64. A device that keeps the set also keeps the permutation of an epoch.
 
 
 class Loader(AbstractContextManager["Loader"], ABC):
@@ -82,8 +81,8 @@ class Loader(AbstractContextManager["Loader"], ABC):
     def batches(self, epoch: int, start: int) -> Batches:
         """The batches that `epoch` delivers.
 
-        This must be a generator function. Its live generators refer to `self`, which keeps the loader from being
-        garbage-collected, and thereby closed.
+        This must be a generator function. Its live generators refer to `self`, so the loader is not garbage-collected,
+        and thereby closed, before they end.
         """
 
     def close(self) -> None:
@@ -98,7 +97,7 @@ def _close_all(iterators: weakref.WeakSet[Any], lock: threading.Lock) -> None:
     with lock:
         live_iterators = list(iterators)
     for iterator in live_iterators:
-        with suppress(ValueError):  # The generator is running in another thread, which will close it.
+        with suppress(ValueError):  # Another thread runs the generator, and will close it.
             iterator.close()
 
 

@@ -61,7 +61,7 @@ class PinnedBuffers:
         else:
             with torch.inference_mode(False):  # The buffers are also filled outside of inference mode.
                 buffers = allocate_row_buffers(self._tensors, self._batch_size, self._backend.empty_pinned)
-        # If this fails, the buffers are dropped: a copy out of them may be under way.
+        # If this fails, the buffers are dropped, because a copy out of them can still be under way.
         images, labels = map(self._backend.to_device, gather_rows(self._tensors, indices, out=buffers))
         self._in_flight.append((buffers, self._backend.record_event()))
         return images, labels

@@ -21,7 +21,7 @@ from vitmnist.config.validation import AUTO, config_field
 from vitmnist.data.datasets.base import ImageFiles, ImagesOnDisk, Split
 from vitmnist.data.sampler import EpochSampler, as_tensor
 from vitmnist.data.sources import DatasetSource, SampleSource, TensorSet
-from vitmnist.errors import FEWER_WORKERS, ConfigError, LoadingError, UserError, classify
+from vitmnist.errors import FEWER_WORKERS, LoadingError, UserError, classify
 from vitmnist.loaders.base import LOADERS, Batches, Loader
 from vitmnist.runtime.cpu import cores_per_rank, one_core_per_thread
 from vitmnist.runtime.device import create_backend
@@ -35,7 +35,7 @@ DEFAULT_WORKERS = 2
 ReadJob = tuple[Tensor, Tensor, int]
 """The images of a batch, uint8 `[B, C, H, W]`, their indices, int64 `[B]`, and the row that a thread fills."""
 BatchKey = tuple[int, NDArray[np.int64]]
-"""The epoch and the indices of a batch. The epoch cannot be in the dataset, which persistent workers keep."""
+"""The epoch and the indices of a batch. Persistent workers keep their dataset, so it cannot contain the epoch."""
 
 
 @dataclass
@@ -55,11 +55,6 @@ def build_disk_loader(
     """A `FileLoader` for image files, unless `num_workers` is set; a `WorkerLoader` for other samples."""
     if isinstance(source, Split) and source.files is not None and options.num_workers == AUTO:
         return FileLoader(options, source, source.files, sampler, device)
-    if options.threads != AUTO:
-        raise ConfigError(
-            f"data.loader.threads={options.threads}: only sets of image files are read in threads, while "
-            "num_workers is auto; set data.loader.threads=auto"
-        )
     return WorkerLoader(options, source, sampler, device)
 
 
@@ -91,7 +86,7 @@ class FileLoader(Loader):
 
     def _read(self, job: ReadJob) -> ReadJob:
         images, indices, row = job
-        # The consumer may have made the tensor in inference mode: then NumPy may write to it here, and torch may not.
+        # If the consumer is in inference mode, NumPy can write to the tensor from this thread, and torch cannot.
         pixels = images.permute(0, 2, 3, 1).numpy()[row]
         pixels[:] = np.asarray(self.files[int(indices[row])]).reshape(pixels.shape)
         return job
@@ -172,7 +167,7 @@ class BatchReader(data.Dataset[Any]):
     """A dataset whose samples are whole batches, read by their key (epoch, indices)."""
 
     def __init__(self, source: SampleSource) -> None:
-        self.is_seeded = not isinstance(source, TensorSet)  # The samples of a dataset may be random.
+        self.is_seeded = not isinstance(source, TensorSet)  # The samples of a dataset can be random.
         if isinstance(source, TensorSet):
             source.check_on_host()
         self.source = DatasetSource(ImagesOnDisk(source), seed=None) if isinstance(source, Split) else source
@@ -196,6 +191,6 @@ def _translate_worker_error(error: Exception) -> Exception:
 
 
 def _ignore_stop_signals(worker: int) -> None:
-    """Keep a worker alive after Ctrl-C: the training process may need its batches for a last step."""
+    """Keep a worker alive after Ctrl-C: the training process can need its batches for a last step."""
     ignore_stop_signals()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Torch terminates a worker that hangs with this signal.

@@ -17,8 +17,7 @@ from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.store.rows import Storage
 from vitmnist.store.tree import map_tensors
 
-END = object()
-"""Stands for the end of an epoch, after its last batch."""
+END = object()  # The thread delivers this after the last batch of an epoch.
 
 
 @dataclass
@@ -86,10 +85,10 @@ def _default_base(data: SampleSource) -> str:
 
 
 def _make_batch(backend: Backend, batches: Batches, event: Event) -> tuple[Any, Event]:
-    """The next batch, and an event on the thread's stream. A stream that has waited for the event may read the batch.
+    """The next batch, and an event on the thread's stream. A stream that has waited for the event can read the batch.
 
-    The thread waits for `event`, which the consumer recorded when it requested the batch: a host that runs ahead of the
-    device would fill its memory.
+    The thread waits for `event`, recorded by the consumer when it requested the batch. Otherwise, a host that runs
+    ahead of the device would fill the memory of the device.
     """
     event.synchronize()
     return next(batches, END), backend.record_event()

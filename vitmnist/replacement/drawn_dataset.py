@@ -1,12 +1,12 @@
 """Decoded images with random transforms that are drawn as in the workers of a `DataLoader`, and applied in threads."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle, islice
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -66,7 +66,7 @@ class DrawnDataset(DecodedDataset):
     """
 
     def __init__(self, exact: TransformedDataset, random: Sequence[Sequence[Transform]]) -> None:
-        self._samples, self._random = exact._samples.with_tensors(), random
+        self._samples, self._random = replace(exact._samples, as_tensors=True), random
         super().__init__(exact.original, exact._guard, exact.sample_nbytes)
 
     def __getitems__(self, indices: Sequence[int]) -> DeferredBatch:
@@ -182,7 +182,10 @@ def _check_close(actual: Tensor, expected: Tensor) -> None:
 class SimulatedWorkers(Iterator[DeferredBatch]):
     """Draws batches with the random generators that the workers of a `DataLoader` would have.
 
-    The iterator returns the batches in the order in which they are sent. An error is raised when its batch is made.
+    The iterator returns the batches that have been sent, in their order. An error is raised when its batch is made.
+
+    Attributes:
+        sent: the indices of each batch that is not drawn yet, and the index of the worker.
 
     Args:
         base_seed: the seed of the `DataLoader`, to which each worker adds its index.
@@ -193,22 +196,12 @@ class SimulatedWorkers(Iterator[DeferredBatch]):
         self._dataset = dataset
         seeds = [base_seed + worker for worker in range(count)]
         self._states = [torch.Generator().manual_seed(seed).get_state() for seed in seeds]
-        self._sent: deque[tuple[list[int], int]] = deque()
-        self._turns: Iterator[int] = iter(())
-
-    def start_epoch(self, batches: Iterable[list[int]]) -> None:
-        """Send the indices of the first batches, starting with the first worker."""
-        self._turns = cycle(range(len(self._states)))
-        self.send(batches)
-
-    def send(self, batches: Iterable[list[int]]) -> None:
-        """Send the indices of more batches, each to the next worker."""
-        self._sent.extend(zip(batches, self._turns, strict=False))
+        self.sent: deque[tuple[list[int], int]] = deque()
 
     def __next__(self) -> DeferredBatch:
-        if not self._sent:
+        if not self.sent:
             raise StopIteration
-        indices, worker = self._sent.popleft()
+        indices, worker = self.sent.popleft()
         state = torch.get_rng_state()
         torch.set_rng_state(self._states[worker])
         try:
@@ -232,7 +225,8 @@ class ThreadedDataLoader(DecodedDataLoader):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Draw the numbers that torch draws in this call: the seed, and the indices that workers get in advance."""
-        if not self._can_simulate_workers():
+        depends_on_workers = not self.in_order or self.worker_init_fn is not None
+        if not self.num_workers or depends_on_workers or not isinstance(self.dataset, DrawnDataset):
             return super().__iter__()
         self.check_transforms()
         sampler: Any = self.batch_sampler or self.sampler
@@ -242,18 +236,13 @@ class ThreadedDataLoader(DecodedDataLoader):
         else:
             iter(sampler)  # Before torch draws the seed, it creates an iterator that it does not use.
             seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator))
-            workers = SimulatedWorkers(cast(DrawnDataset, self.dataset), seed, self.num_workers)
+            workers = SimulatedWorkers(self.dataset, seed, self.num_workers)
             self._persistent = workers if self.persistent_workers else None
-        indices = iter(sampler)
+        batches_with_worker = zip(sampler, cycle(range(self.num_workers)), strict=False)
         sent_ahead = self.num_workers * (self.prefetch_factor or 0)
-        workers.start_epoch(islice(indices, sent_ahead))
+        workers.sent.extend(islice(batches_with_worker, sent_ahead))
         batches = ordered_map(self._collate_and_pin, workers, AHEAD, min(AHEAD, sent_ahead - 1))
-        return _send_after_each(batches, workers, indices)
-
-    def _can_simulate_workers(self) -> bool:
-        """Whether there are workers, and only the random transforms depend on them."""
-        depends_on_workers = not self.in_order or self.worker_init_fn is not None
-        return self.num_workers > 0 and not depends_on_workers and isinstance(self.dataset, DrawnDataset)
+        return _send_after_each(batches, workers, batches_with_worker)
 
     def _collate_and_pin(self, fetched: Any) -> object:
         batch = self.collate_fn(fetched)
@@ -263,12 +252,12 @@ class ThreadedDataLoader(DecodedDataLoader):
 
 
 def _send_after_each(
-    batches: ordered_map[DeferredBatch, object], workers: SimulatedWorkers, indices: Iterator[list[int]]
+    batches: ordered_map[Any, object], workers: SimulatedWorkers, batches_with_worker: Iterator[tuple[list[int], int]]
 ) -> Iterator[object]:
     """Yield batches. Before each, send the indices of another batch, as a `DataLoader` does."""
     with closing(batches):
         for batch in batches:
-            workers.send(islice(indices, 1))
+            workers.sent.extend(islice(batches_with_worker, 1))
             yield batch
 
 

@@ -27,24 +27,14 @@ ADVICE = "leave all that follows to its attribute transform"
 
 
 class TransformCall(NamedTuple):
-    """A call of a transform while a sample is decoded.
-
-    Args:
-        attribute: the index of the attribute that holds the transform.
-        inputs: the results of the deterministic transforms.
-    """
+    """A call of the transform in an attribute, given by its index, with the results of its deterministic part."""
 
     attribute: int
     inputs: Inputs
 
 
 class TransformPlaceholder(NamedTuple):
-    """Takes the place of a result of a transform in a decoded sample.
-
-    Args:
-        call: the index of the call within the sample.
-        result: the position or name of the result in the call.
-    """
+    """Takes the place of a result, given by its position or name, of a call of a sample, given by its index."""
 
     call: int
     result: int | str

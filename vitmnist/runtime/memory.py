@@ -13,8 +13,8 @@ import torch
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.cpu import local_world_size
 
-CGROUP = Path("/sys/fs/cgroup")
-PROCESS_GROUPS = Path("/proc/self/cgroup")
+CGROUP, PROCESS_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+"""The control groups of Linux, and the file with the group of this process."""
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """The numbers of two parameters of `mallopt`, from glibc's malloc.h."""
 

@@ -1,9 +1,9 @@
-"""Samples that are decoded once into files, which are mapped into memory: for slow decoding, or little memory.
+"""Decodes samples once into files and maps these into memory: for slow decoding, or little memory.
 
 FOLDER/KEY/images.npy   the samples, a file for each tensor; `numpy.load(…, mmap_mode="r")` reads it
 FOLDER/KEY/labels.npy   the labels. Samples of any structure are bytes in samples.npy, with their offsets in spans.npy
-FOLDER/KEY/cache.json   the fingerprint, the caller's notes, and a checksum of all files, which is compared when they
-                        are opened
+FOLDER/KEY/cache.json   the fingerprint, the caller's notes, and a checksum of all files, to compare when they are
+                        opened
 FOLDER/KEY.lock         is held by the process that decodes, while others wait
 FOLDER/.KEY.unfinished  the same files while they are written
 """
@@ -17,14 +17,14 @@ import shutil
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, cast
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from torch import Tensor
 
 from vitmnist.errors import DataError
@@ -44,7 +44,6 @@ READ_SIZE = 2**20
 UNUSABLE = (OSError, ValueError, KeyError, TypeError)
 """The errors that reading a cache raises if a file is missing or damaged."""
 ADVICE = "data.loader.folder=FOLDER or data.root=FOLDER (folder=… of make_loader and from_dataloader)"
-"""The options that name another folder, for messages."""
 
 Chunks = Iterable[tuple[Tensor, ...]]
 """The tensors of consecutive samples, such as images `[B, …]` and labels `[B, …]`; the last has a row per sample."""
@@ -82,13 +81,16 @@ def decode_once(
     entry = folder / key
     with suppress(*UNUSABLE):  # While another process replaces the cache, this one waits for the lock below.
         return _open(entry, names)
-    with _acquire_lock(folder, key):
+    log.info("decoding once into %s, unless another process does", entry)
+    with _translate_os_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / f"{key}.lock").acquire()
+    with lock:
         try:
             return _open(entry, names)
         except UNUSABLE as damage:
             if entry.is_dir():
                 log.warning("the cache %s cannot be used (%s) and is decoded again", entry, damage)
-        log.info("decoding once into %s", entry)
         unfinished = folder / f".{key}.unfinished"
         try:
             _decode_named(unfinished, size, decode(), names)
@@ -123,23 +125,10 @@ def _translate_os_errors(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _acquire_lock(folder: Path, key: str) -> AbstractContextManager[Any]:
-    with _translate_os_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / f"{key}.lock")
-        with suppress(Timeout):
-            return lock.acquire(timeout=0)
-        log.info("waiting for another process, which decodes the same samples (%s)", lock.lock_file)
-        return lock.acquire()
-
-
 def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) -> None:
     counts = [0] * len(files)
     for chunk in chunks:
-        try:
-            arrays = [tensor.detach().contiguous().numpy() for tensor in chunk]
-        except TypeError as error:
-            raise DataError(f"a cache cannot hold such tensors: {error}; choose ram") from error
+        arrays = [tensor.detach().contiguous().numpy() for tensor in chunk]
         with _translate_os_errors(folder):
             if not any(counts):
                 needed = size * sum(array.nbytes for array in arrays) // max(len(arrays[-1]), 1)

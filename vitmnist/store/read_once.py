@@ -13,7 +13,7 @@ from vitmnist.errors import DataError, UserError, describe_error
 from vitmnist.runtime.cpu import available_cores
 
 MAX_CHUNK_NBYTES = 2**22
-"""The largest number of bytes in a chunk, which must fit into /dev/shm when a worker hands it over."""
+"""The largest number of bytes in a chunk. It must fit into /dev/shm when a worker hands it over."""
 MAX_CHUNK_SIZE = 256
 """The largest number of samples in a chunk."""
 CHUNKS_PER_WORKER = 32
@@ -43,7 +43,7 @@ def read_once(
 
     Args:
         read: called in a worker if there are workers.
-        sample_nbytes: the size of a sample, which limits the size of a chunk.
+        sample_nbytes: the size of a sample; it limits the number of samples in a chunk.
         context: the `multiprocessing_context` of a DataLoader.
         worker_init_fn: the `worker_init_fn` of a DataLoader. The worker's dataset has the attributes of `dataset`.
 
@@ -76,7 +76,7 @@ def identity(batch: Batch) -> Batch:
 
 
 class WrappedDataset(Dataset[Any]):
-    """A dataset made from another one, `original`, which provides all attributes that it lacks."""
+    """A dataset that is made from another one. Attributes that it lacks are looked up in `original`."""
 
     original: MapStyleDataset
 

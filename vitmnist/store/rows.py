@@ -1,4 +1,4 @@
-"""Samples as rows of tensors, which are in memory, in a mapped file or on a device, and are gathered by index."""
+"""Samples as rows of tensors in memory, in a mapped file or on a device; batches are gathered by index."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -103,8 +103,8 @@ def _gather(tensor: Tensor, buffer: Tensor | None, indices: slice | Tensor) -> T
         gathered = torch.index_select(stored, 0, indices, out=buffer[: len(indices)])
     elif stored.dim() == 4 and stored.device.type == "cpu" and is_large(tensor.shape):
         gathered = stored.new_empty(len(indices), *stored.shape[1:])
-        # Not with torch's own threads, which would spin for 10 ms afterwards on the cores that `Preprocess` uses next:
-        # cropping a batch of 64 images of 3×224×224 would take 16 ms instead of 12.
+        # Torch's threads would spin for 10 ms afterwards on the cores that `Preprocess` uses next: cropping a batch of
+        # 64 images of 3×224×224 would take 16 ms instead of 12.
         map_slices(lambda span: torch.index_select(stored, 0, indices[span], out=gathered[span]), len(indices))
     else:
         gathered = stored.index_select(0, indices)

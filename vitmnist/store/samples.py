@@ -8,7 +8,7 @@ import pickle
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ class EncodedSamples:
         blocks: the bytes of the samples, as one or more uint8 tensors.
         spans: int64 `[N, 3]`: for each sample the index of its block, and its start and stop there.
         structure: the structure of each sample; None if they are pickled.
-        as_tensors: load images as uint8 tensors `[C, H, W]`, not as PIL images.
+        as_tensors: load images as uint8 tensors `[C, H, W]`; an image of another depth then raises `DataError`.
     """
 
     blocks: Sequence[Tensor]
@@ -65,17 +65,13 @@ class EncodedSamples:
         return self.load(index)
 
     def load(self, index: int, as_views: bool = False) -> Any:
-        """Load a sample; with `as_views`, its tensors, arrays and images may be views, which must not be changed."""
+        """Load a sample; with `as_views`, its tensors, arrays and images can be views, so do not change them."""
         block, start, stop = self.spans[index].tolist()
         content = self.blocks[block][start:stop].numpy().data
         load_image = partial(_load_image_tensor, as_view=as_views) if self.as_tensors else Image.frombytes
         if self.structure is None:
             return unpickle_sample(content, load_image, as_views)
         return decode_plain(content, self.structure, load_image, as_views)
-
-    def with_tensors(self) -> EncodedSamples:
-        """The same samples with images as uint8 tensors; loading an image of another depth raises `DataError`."""
-        return replace(self, as_tensors=True)
 
     @property
     def nbytes(self) -> int:
@@ -106,7 +102,7 @@ def collect_samples(chunks: Iterable[EncodedSamples], expected_nbytes: int) -> E
     for chunk in chunks:
         check_fits("ram", Memory(needed), torch.device("cpu"), alternatives=("cache",))
         spans.append(chunk.spans + torch.tensor([len(blocks), 0, 0]))
-        # A copy, because a block from a worker occupies a file descriptor and shared memory, which is scarce.
+        # A copy, because a block from a worker occupies a file descriptor and scarce shared memory.
         blocks.append(chunk.blocks[0].clone())
         needed = max(needed - blocks[-1].nbytes, blocks[-1].nbytes)
     return EncodedSamples(blocks, torch.cat(spans), None)
@@ -119,7 +115,7 @@ def write_samples(
     folder: Path,
     fingerprint: str | None,
 ) -> EncodedSamples:
-    """Write the samples of chunks, which `encode_samples` has encoded, into a cache; see `decode_once`."""
+    """Write chunks of samples from `encode_samples` into a cache; see `decode_once`."""
 
     def chunks_of_tensors() -> Iterator[tuple[Tensor, Tensor]]:
         filled = 0
@@ -142,7 +138,7 @@ def pickle_sample(sample: object) -> list[Buffer]:
     pickler = _SamplePickler()
     try:
         pickler.dump(sample)
-    except Exception as error:  # Any method of an object may fail.
+    except Exception as error:  # Any method of an object can fail.
         raise DataError(
             f"a sample cannot be pickled ({describe_error(error)}); define classes and functions at the top level of a "
             "module, and leave open files and locks out of samples"
@@ -151,7 +147,7 @@ def pickle_sample(sample: object) -> list[Buffer]:
 
 
 def unpickle_sample(content: memoryview, load_image: LoadImage, as_views: bool = False) -> object:
-    """Load a copy of a sample; with `as_views`, its tensors and arrays may be views of `content`."""
+    """Load a copy of a sample; with `as_views`, its tensors and arrays can be views of `content`."""
     head, *buffers = _unpack(content)
     return _SampleUnpickler(head, buffers, load_image, as_views).load()
 
@@ -241,7 +237,7 @@ def encode_plain(sample: object, structure: Structure) -> list[Buffer]:
 
 
 def decode_plain(content: memoryview, structure: Structure, load_image: LoadImage, as_views: bool = False) -> object:
-    """Load a sample that `encode_plain` has encoded; the arguments are those of `unpickle_sample`."""
+    """Load a sample that `encode_plain` has encoded; the arguments are as in `unpickle_sample`."""
     head, *buffers = _unpack(content)
     remaining = iter(buffers)
     leaves = []
@@ -282,7 +278,7 @@ def _load_array(content: Buffer, kind: str, dtype: str, shape: list[int], order:
 
 
 def _load_image_tensor(mode: str, size: tuple[int, int], content: Buffer, as_view: bool) -> Tensor:
-    """Make a uint8 tensor `[C, H, W]` with its channels last in memory, which torch resizes fastest."""
+    """Make a uint8 tensor `[C, H, W]` with its channels last in memory: torch resizes such tensors fastest."""
     if mode not in BYTE_MODES:
         raise DataError(f"images of mode {mode} are no tensors of bytes; convert them to L or RGB")
     return _from_buffer(content if as_view else bytearray(content)).view(size[1], size[0], -1).permute(2, 0, 1)

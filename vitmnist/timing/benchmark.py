@@ -1,7 +1,6 @@
 """Times ways to load batches, the candidates, with a training step: in blocks of batches that take turns."""
 
 import inspect
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -19,10 +18,8 @@ from vitmnist.errors import describe_error
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.timing.table import Row, Spread
 
-NUM_BLOCKS = 5
-"""The number of timed blocks of each candidate. Their range is the noise."""
-WARM_UP_BATCHES = 2
-"""The size of the first block, which is discarded: it includes compilation and first-touch page faults."""
+NUM_BLOCKS = 5  # The range of the timed blocks of a candidate is the noise.
+WARM_UP_BATCHES = 2  # Discard the first block: it includes compilation and first-touch page faults.
 CPU = torch.device("cpu")
 Item = TypeVar("Item")
 StepFunction = Callable[..., object]
@@ -84,7 +81,7 @@ class LoaderCandidate:
         self.num_batches = 0  # Batches loaded so far
         self.length: int | None = None  # Batches in an epoch, if the loader has a length
         if isinstance(self.loader, Sized):
-            with suppress(TypeError):  # A DataLoader has `__len__`, but its sampler may not.
+            with suppress(TypeError):  # A DataLoader has `__len__` even if its sampler has none.
                 self.length = len(self.loader)
 
     def batches(self, epoch: int) -> Iterable[object]:
@@ -112,7 +109,7 @@ class LoaderCandidate:
         return block
 
     def _time(self, size: int) -> TimedBlock | None:
-        """Time a block of `size` batches, after those that may be ready ahead when the epoch starts."""
+        """Time a block of `size` batches, after the batches that can be ready when the epoch starts."""
         workers = getattr(self.loader, "num_workers", 0)
         ahead = getattr(self.loader, "batches_ahead", 0)
         if isinstance(self.loader, DataLoader):
@@ -133,7 +130,7 @@ class LoaderCandidate:
         batches = [(waiting_s, step_s) for (phase, waiting_s), (_, step_s) in spans if phase == "waiting"]
         if not batches:
             return None
-        later_batches = batches[1 + ahead :] or batches[1:] or batches  # The epoch may be shorter than that.
+        later_batches = batches[1 + ahead :] or batches[1:] or batches  # The epoch can be shorter.
         waiting_s, step_s = map(fmean, zip(*later_batches, strict=True))
         return TimedBlock(sum(batches[0]), batches[0][0], waiting_s + step_s, waiting_s)
 
@@ -149,7 +146,7 @@ class Benchmark:
         """Build a candidate and time its first block; an error is stored as the reason why it cannot be used."""
         try:
             candidate = build()
-        except Exception as error:  # For example, a sample that the user's loop never reads may be broken.
+        except Exception as error:  # For example, a sample that the user's loop never reads can be broken.
             candidate = LoaderCandidate(error=describe_error(error))
         candidate.name = name
         candidate.time_block()
@@ -167,16 +164,13 @@ class Benchmark:
         Args:
             batches: the number of batches of each candidate; fewer are timed if `seconds` for all would be exceeded.
         """
-        deadline = time.perf_counter() + seconds
         live = [candidate for candidate in self.candidates if not candidate.error]
         first_batches_s = sum(candidate.warm_up.first_s for candidate in live if candidate.warm_up)
         batches_s = sum(candidate.warm_up.batch_s for candidate in live if candidate.warm_up)
         affordable = int((seconds / NUM_BLOCKS - first_batches_s) / batches_s) if batches_s else batches
         size = max(1, min(affordable, ceil(batches / NUM_BLOCKS)))
         rounds = tqdm(rotate(live, NUM_BLOCKS), "timing", NUM_BLOCKS, leave=False, disable=None)
-        for index, candidates in enumerate(rounds):
-            if index and time.perf_counter() > deadline:
-                break
+        for candidates in rounds:
             for candidate in candidates:
                 candidate.time_block(size)
 
@@ -214,7 +208,7 @@ def make_rows(candidates: Sequence[LoaderCandidate], length: float | None, has_b
 
 
 def as_one_argument_step(step: StepFunction) -> Callable[[Any], object]:
-    """The step as a function of a batch, which is unpacked if the step has several required arguments."""
+    """The step as a function of a batch; the batch is unpacked if the step has several required arguments."""
     try:
         inspect.signature(step).bind(None)
     except TypeError:

@@ -51,9 +51,13 @@ def overrides(folder: Path) -> list[str]:
     return ["data/dataset=image_folder", f"data.dataset.path={folder}", f"data.root={folder.parent / 'root'}"]
 
 
-@pytest.mark.parametrize(("mode", "channels"), [("grey", 1), ("rgb", 3)])
-def test_images_become_a_data_set(folder: Path, mode: str, channels: int) -> None:
+@pytest.mark.parametrize(("mode", "channels", "hint"), [("grey", 1, "=grey; rgb keeps colours"), ("rgb", 3, "=rgb")])
+def test_images_become_a_data_set(
+    folder: Path, mode: str, channels: int, hint: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     pets = load(folder, mode=mode, size=8)
+    assert f"24 train and 6 test images of 3 classes: cat, dog, eel (data.dataset.mode{hint})" in caplog.text
     assert pets.name == "images"
     assert pets.train.classes == CLASSES
     assert (len(pets.train), len(pets.test)) == (24, 6)
@@ -320,13 +324,6 @@ def test_every_class_keeps_an_image_for_training(tmp_path: Path) -> None:
     pets = load(tmp_path / "images", test_share=0.6)
     assert pets.train.labels.bincount().tolist() == [2, 1]
     assert pets.test.labels.bincount().tolist() == [3]
-
-
-def test_the_log_names_the_mode_and_the_one_that_keeps_colours(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    for mode, shown in (("grey", "(data.dataset.mode=grey; rgb keeps colours)"), ("rgb", "(data.dataset.mode=rgb)")):
-        load(folder, mode=mode)
-        assert f"24 train and 6 test images of 3 classes: cat, dog, eel {shown}" in caplog.text
 
 
 def test_what_cannot_be_trained_is_refused_before_images_are_decoded(

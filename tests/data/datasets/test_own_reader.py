@@ -1,7 +1,7 @@
 """Every command reads files as the dataset of the run does, also a custom one."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,21 +10,12 @@ import torch
 from PIL import Image
 
 from tests.conftest import CallHere, Printed
-from vitmnist import make_loader
 from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.cli.evaluate import main as evaluate_main
 from vitmnist.cli.export import main as export_main
 from vitmnist.cli.predict import main as predict_main
 from vitmnist.config.validation import config_field
-from vitmnist.data.datasets.base import (
-    DATASETS,
-    Dataset,
-    FileReader,
-    ImageFiles,
-    SizeOptions,
-    dataset_in_memory,
-    file_reader,
-)
+from vitmnist.data.datasets.base import DATASETS, Dataset, FileReader, SizeOptions, dataset_in_memory, file_reader
 from vitmnist.data.images import ImageReader, Mode, to_tensor
 from vitmnist.errors import ConfigError, DataError
 
@@ -89,18 +80,6 @@ def test_predict_and_the_card_read_files_as_the_dataset_does(
     del DATASETS._registered["scans"]
     ended = call_here(predict_main, "run", *files)
     assert (ended.returncode, "data.dataset.name=scans: not known" in ended.stderr) == (1, True)
-
-
-def test_a_reader_that_raises_stop_iteration_does_not_end_the_epoch(tiny: Dataset) -> None:
-    def read(path: Path) -> np.ndarray:
-        if path.name == "9":
-            next(iter(()))
-        return np.zeros((28, 28, 1), np.uint8)
-
-    files = ImageFiles(Path(), list(map(str, range(len(tiny.train)))), read)
-    loader = make_loader("disk", replace(tiny.train, files=files), batch_size=4, device="cpu", seed=0)
-    with loader, pytest.raises(RuntimeError, match="raised StopIteration"):
-        list(loader.epoch(0))
 
 
 def test_a_dataset_without_files_of_its_own_reads_any_image_in_its_shape() -> None:

@@ -80,7 +80,7 @@ class ImageFolderOptions(SizeOptions):
 def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     """Images in `path/CLASS/`, in `path/train/CLASS/`, `path/val/CLASS/` …, or in a table; decoded once into `root`.
 
-    Within a split the images are ordered by a hash of their names, which mixes the classes and stays the same when
+    Within a split, images are ordered by a hash of their names. The order mixes the classes and stays the same when
     images are added. Without another split, the first `test_share` of each class in this order are the test split.
 
     Raises:
@@ -190,7 +190,7 @@ def _unreadable_error(messages: list[str], size: int, advice: str) -> DataError:
 
 
 def _file_signature(path: Path) -> tuple[int, ...] | None:
-    """Changes with the content of a file, which is not read; None for a missing one, which is reported later.
+    """A signature that changes with the content of a file, without reading it; None for a missing file.
 
     `mv` and archives keep size and modification time, but not the ctime; for a folder or the target of a link, not the
     inode.
