@@ -44,11 +44,11 @@ def new_model(split: Split, device: torch.device, kind: type[ViT] = ViT) -> torc
 def build_run(overrides: list[str], stack: ExitStack) -> tuple[Dataset, TrainStep, Loader, Loader]:
     """The dataset, step and loaders of a run with these overrides, without records; `stack` closes the loaders."""
     trainer = Trainer(validate(Config, compose(overrides)), Path(), overrides, StopSignal())
-    stack.enter_context(trainer.resources)
     _, weights = trainer.load_initial_state()
     dataset, sampler = trainer.build_data()
     step = trainer.build_step(dataset.train, sampler, weights)
-    train_loader, eval_loader, _ = trainer.build_loaders(dataset, sampler, step)
+    train_loader, eval_loader, _ = trainer.build_loaders(dataset, sampler, step, stack)
+    step.prepare(train_loader)
     trainer.distribute(step)
     return dataset, step, train_loader, eval_loader
 

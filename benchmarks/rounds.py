@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from vitmnist.cli.messages import describe as describe_failure
 from vitmnist.runtime.timer import synchronize
-from vitmnist.timing.benchmark import in_turns
+from vitmnist.timing.benchmark import rotate
 
 Name = TypeVar("Name")
 Result = TypeVar("Result")
@@ -77,7 +77,7 @@ def take_turns(candidates: Mapping[Name, Callable[[int], Result]], rounds: int) 
     Each result is printed to stderr as it comes, so that a program that is stopped has shown some.
     """
     results: dict[Name, list[Result]] = {name: [] for name in candidates}
-    for number, names in enumerate(tqdm(in_turns(list(candidates), rounds + 1), "round", rounds + 1)):
+    for number, names in enumerate(tqdm(rotate(list(candidates), rounds + 1), "round", rounds + 1)):
         for name in names:
             result = candidates[name](number)
             if number:

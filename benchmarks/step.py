@@ -44,7 +44,7 @@ def steps() -> dict[str, list[str]]:
     ways = {"eager": [], "compiled": ["trainer.compile=true"], "graph": ["trainer.graph=true"]}
     return {
         f"{precision}, {name}": [f"trainer.precision={precision}", "trainer.fused=true", *way]
-        for precision in ("fp32", "bf16")
+        for precision in ("fp32", "tf32", "bf16", "fp16")
         for name, way in ways.items()
     }
 

@@ -213,14 +213,14 @@ def learned(folder: Path) -> list[dict]:
     ]
 
 
-def assert_same_weights(one: Path, other: Path) -> None:
+def assert_same_weights(first: Path, second: Path) -> None:
     """Compare the final weights of two runs bit for bit: their files are identical."""
-    first, second = ((folder / "checkpoints" / "final.safetensors").read_bytes() for folder in (one, other))
-    assert first == second
+    first_file, second_file = (folder / "checkpoints" / "final.safetensors" for folder in (first, second))
+    assert first_file.read_bytes() == second_file.read_bytes()
 
 
-def assert_same_run(one: Path, other: Path) -> None:
+def assert_same_run(first: Path, second: Path) -> None:
     """Compare two completed runs bit for bit: weights, losses and accuracies."""
-    assert result_of(one)["status"] == result_of(other)["status"] == "completed"
-    assert learned(one) == learned(other)
-    assert_same_weights(one, other)
+    assert result_of(first)["status"] == result_of(second)["status"] == "completed"
+    assert learned(first) == learned(second)
+    assert_same_weights(first, second)

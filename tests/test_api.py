@@ -71,7 +71,7 @@ def test_prefetch_wraps_disk_for_samples_and_ram_for_tensors() -> None:
         assert type(tensors.base).__name__ == "RamLoader"
 
 
-def test_load_dataset_reads_a_data_set_by_name(tiny_root: Path) -> None:
+def test_load_dataset_reads_a_dataset_by_name(tiny_root: Path) -> None:
     kmnist = load_dataset("kmnist", root=str(tiny_root), train_size=5)
     assert (len(kmnist.train), len(kmnist.test)) == (5, 7)
     with pytest.raises(ConfigError, match=r"^name=kmnits: not known; did you mean 'kmnist'\?"):
@@ -180,9 +180,9 @@ def custom() -> Iterator[None]:
             super().__init__(sampler)
             self.data = data
 
-        def batches(self, number: int, start: int) -> Batches:
-            for indices in self.sampler.batches(number, start):
-                yield self.data.read(indices, number)
+        def batches(self, epoch: int, start: int) -> Batches:
+            for indices in self.sampler.batches(epoch, start):
+                yield self.data.read(indices, epoch)
 
     yield
     del LOADERS._members["custom"]

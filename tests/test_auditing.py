@@ -74,7 +74,7 @@ def finding(result: Audit, name: str) -> str:
 
 @pytest.fixture
 def no_grace(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What is left is found at once, and ends with the test."""
+    """Leftovers are found at once, and end with the test."""
     monkeypatch.setattr(auditing, "GRACE_S", 0.1)
     before = set(multiprocessing.active_children())
     ENDED.clear()
@@ -95,7 +95,8 @@ def test_a_loader_without_faults_passes_every_check(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out == f"{result}\n"
 
 
-FAULTS = {  # the promise that each breaks, and how the finding begins
+# The promise that each fault breaks, and how the finding begins.
+FAULTS = {
     "repeats index 7": (ONCE, "epoch 0: index 7 came twice; such indices: 1"),
     "leaves out index 7": (ONCE, "epoch 0: 1 indices never came, such as 7"),
     "same order": (ORDER, "epochs 0 and 1 have the same order: 0, 1, 2, 3, 4, …"),
@@ -183,9 +184,9 @@ def test_a_loader_without_batches_is_one_failure(factory: Callable[..., Any], de
 
 
 def test_the_example_of_the_documentation_prints_its_output(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a plain DataLoader, which depends on its workers."""
+    """The example is a plain DataLoader, whose random numbers depend on its workers."""
     page = REPOSITORY / "docs" / "loaders.md"
     (program,), (printed,) = (block for block in blocks("python", page) if "audit(" in block), blocks("text", page)
     exec(program, {"__name__": "__main__"})
-    samples = r"samples \[[\d, ]+\]"  # which of them torch's generator draws may change with its version
+    samples = r"samples \[[\d, ]+\]"  # the order may change with the version of torch
     assert re.sub(samples, "", capsys.readouterr().out) == re.sub(samples, "", printed)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.conftest import REPOSITORY, Printed
+from tests.support.fake_backend import simulate_gpus
 from tests.support.processes import run_python
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError
@@ -61,8 +62,7 @@ def test_a_run_makes_its_gpu_the_current_one(
 ) -> None:
     """Graphs are captured and memory is pinned on the current GPU. Torch refuses a device without an index."""
     current = Mock(side_effect=ConfigError("stopped here"))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    simulate_gpus(monkeypatch, 2)
     monkeypatch.setattr(torch.cuda, "set_device", current)
     assert "stopped here" in refuse(f"device={name}")
     current.assert_called_once_with(torch.device("cuda", index))

@@ -60,14 +60,14 @@ def test_each_step_of_a_start_imports_only_what_it_needs(quick: list[str], tmp_p
     assert "tensorboard" in imported[3]
 
 
-def test_questions_are_answered_without_torch(tmp_path: Path) -> None:
+def test_help_and_completion_do_not_import_torch(tmp_path: Path) -> None:
     printed = python(QUESTIONS, tmp_path)
     assert "data/loader" in printed
     assert "batch_size: 500" in printed
     assert "data/loader=gpu_slice" in printed
 
 
-def test_what_is_added_to_a_script_loads_neither_configuration_nor_trainer(tmp_path: Path) -> None:
+def test_the_api_imports_neither_configuration_nor_trainer(tmp_path: Path) -> None:
     statements = [
         f"from vitmnist import {name}\nprint(*sys.modules)" for name in ("from_dataloader", "diagnose, audit")
     ]

@@ -1,4 +1,4 @@
-"""A reference training framework for image classification, whose loaders all deliver identical batches.
+"""A reference training framework for image classification. All loaders deliver identical batches.
 
 from vitmnist import load_dataset, make_loader
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-# Imported only when asked for: they need torch, and `vitmnist --help` is to answer at once.
-_HOMES = {
+# The module of each public name. It is imported at first use: it needs torch, and `vitmnist --help` answers at once.
+_MODULES = {
     "Loader": "vitmnist.loaders.base",
     "Preprocess": "vitmnist.augment.preprocess",
     "audit": "vitmnist.auditing",
@@ -34,10 +34,10 @@ _HOMES = {
     "make_loader": "vitmnist.loaders.make_loader",
     "register": "vitmnist.loaders.base",
 }
-__all__ = list(_HOMES)
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,32 +1,32 @@
-"""The one program: `vitmnist COMMAND …` or `python -m vitmnist COMMAND …`; without a command it trains, as train.py.
+"""The command line: `vitmnist COMMAND …` or `python -m vitmnist COMMAND …`; without a command it trains, like train.py.
 
-Imports neither torch nor Hydra, so the list of commands is shown at once.
+This module imports neither torch nor Hydra, so that `--help` answers at once.
 """
 
 import signal
 import sys
 from collections.abc import Callable
-from pkgutil import resolve_name
+from importlib import import_module
 
 from vitmnist.errors import ExitCode, suggest_names
 from vitmnist.runtime.signals import end_interrupted, signal_handler
 
 COMMANDS = {
-    "train": ("train:main", "train a model; with -m a sweep, a run for each combination of values"),
-    "evaluate": ("evaluate:main", "accuracy, metrics per class, confusion matrix and mistakes of a trained model"),
-    "predict": ("predict:main", "classify image files with a trained model"),
-    "export": ("export:main", "write a trained model as ONNX or torch.export program"),
-    "report": ("report:report", "compare runs and sweeps: tables, chart, summary"),
-    "status": ("report:status", "list runs with their progress"),
-    "diagnose": ("diagnose:main", "measure whether a training script waits for its data"),
+    "train": "train a model; with -m a sweep, a run for each combination of values",
+    "evaluate": "accuracy, metrics per class, confusion matrix and mistakes of a trained model",
+    "predict": "classify image files with a trained model",
+    "export": "write a trained model as ONNX or torch.export program",
+    "report": "compare runs and sweeps: tables, chart, summary",
+    "status": "list runs with their progress",
+    "diagnose": "measure whether a training script waits for its data",
 }
-"""The module and function of each command, below `vitmnist.cli`, and what it does."""
+"""What each command does. A command is the function `main` of the module `vitmnist.cli.COMMAND`."""
 
 
 def command_main(command: str) -> Callable[[], None]:
-    """The function that runs a command with the arguments in `sys.argv`; imports what the command needs."""
+    """Import the function that runs a command with the arguments in `sys.argv`, and what the command needs."""
     with signal_handler(lambda *_: end_interrupted(), signal.SIGINT):
-        main: Callable[[], None] = resolve_name(f"vitmnist.cli.{COMMANDS[command][0]}")
+        main: Callable[[], None] = import_module(f"vitmnist.cli.{command}").main
         return main
 
 
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _help() -> str:
-    commands = "\n".join(f"  {name:<10}{meaning}" for name, (_, meaning) in COMMANDS.items())
+    commands = "\n".join(f"  {name:<10}{meaning}" for name, meaning in COMMANDS.items())
     return f"""usage: vitmnist COMMAND …     run a command; COMMAND --help explains it
        vitmnist [KEY=VALUE …]  train, the same as vitmnist train and python train.py
 

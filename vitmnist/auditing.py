@@ -1,4 +1,4 @@
-"""Checks a data loader for what goes wrong silently: as a report, or as assertions in a test."""
+"""Checks a data loader for silent faults, such as repeated samples; prints a report, or raises errors in a test."""
 
 import gc
 import multiprocessing
@@ -23,7 +23,7 @@ from vitmnist.data.randomness import GLOBAL_GENERATORS, preserved_random_state, 
 from vitmnist.errors import DataError, UserError, first_line
 from vitmnist.store.tree import flatten_tree
 
-GRACE_S = 5.0  # Threads and processes have this many seconds to end; on a busy machine, most of them need one.
+GRACE_S = 5.0  # Threads and processes have this time to end. On a busy machine, most need a second.
 
 
 class ProbeBatch(NamedTuple):
@@ -76,7 +76,7 @@ def audit(loader_factory: Callable[..., Any], *, samples: int = 1009, strict: bo
 
     Args:
         loader_factory: `loader_factory(dataset)` returns a new loader over a dataset whose sample i is (i, random
-            numbers `[3]`), which it may collate; `num_workers` and `seed` are passed too, if it takes them. The loader
+            numbers `[3]`), and may collate them; `num_workers` and `seed` are passed too, if it takes them. The loader
             has `epoch(number, start)`, or its n-th `iter` is epoch n; its `set_epoch`, or its sampler's, is called.
         samples: the size of the dataset, at least 16. A full check needs four batches, the last one a short batch.
         strict: raise `AssertionError` at the first property that fails; the message begins with its name.
@@ -99,7 +99,7 @@ def audit(loader_factory: Callable[..., Any], *, samples: int = 1009, strict: bo
                 result = Property(name, "ok", check())
             except SkipTest as reason:
                 result = Property(name, "not checked", str(reason))
-            except Exception as error:  # A loader may fail in any way.
+            except Exception as error:  # A loader can fail in any way.
                 detail = f"{type(error).__name__}: ".removeprefix("AssertionError: ") + first_line(error)
                 if strict:
                     raise AssertionError(f"{name}: {detail}") from error
@@ -120,7 +120,7 @@ class _AuditedLoader:
     settings: dict[str, int]
 
     def open(self, **settings: int) -> AbstractContextManager[Any]:
-        seed_generators(0, 0, 0)  # A training script may do so too.
+        seed_generators(0, 0, 0)  # Training scripts often seed the generators.
         loader = self.build(self.data, **{**self.settings, **settings})
         return closing(loader) if hasattr(loader, "close") else nullcontext(loader)
 
@@ -144,10 +144,10 @@ class _AuditedLoader:
             return self.read()
 
     def check_indices(self) -> str:
-        """An index may be missing only from a dropped last batch, whose samples must differ if the orders differ."""
+        """An index may be missing only from a dropped last batch. Its samples must differ if the orders differ."""
         orders = [_order(epoch) for epoch in self.epochs]
         missing = [sorted(set(range(self.data.size)) - set(order)) for order in orders]
-        # Each worker may drop a last batch that is shorter than the others.
+        # Each worker can drop a last batch that is shorter than the others.
         batch_sizes = {len(batch.indices) for batch in self.epochs[0]}
         dropped_limit = batch_sizes.pop() * self.settings.get("num_workers", 1) if len(batch_sizes) == 1 else 1
         for epoch, order in enumerate(orders):
@@ -191,11 +191,11 @@ class _AuditedLoader:
         return f"{', '.join(GLOBAL_GENERATORS)}; 2 epochs"
 
     def check_leftovers(self) -> str:
-        before = running()
+        before = find_running()
         with self.open() as loader:
             next(_start(loader, 0), None)
         del loader  # Without a `close`, its threads and processes end with its last reference.
-        if leftovers := leftovers_since(before):
+        if leftovers := find_leftovers(before):
             raise AssertionError(f"left: {', '.join(leftovers)}")
         return "no thread and no process"
 
@@ -214,7 +214,7 @@ def _start(loader: Iterable[object], epoch: int) -> Iterator[object]:
 
 
 def _copy(batch: object) -> ProbeBatch:
-    """Copy the indices and values of a batch of any structure, because the loader may reuse its memory."""
+    """Copy the indices and values of a batch of any structure, because the loader can reuse its memory."""
     arrays = [np.array(leaf.tolist() if torch.is_tensor(leaf) else leaf, ndmin=1) for leaf in flatten_tree(batch)[0]]
     if not arrays or not np.issubdtype(arrays[0].dtype, np.integer):
         raise DataError("the first value of a batch must be the indices of its samples; deliver samples as they are")
@@ -231,15 +231,15 @@ def _compare(expected: list[ProbeBatch], actual: list[ProbeBatch], context: str,
             raise AssertionError(f"{context}, batch {index}: the samples {samples}… have other values")
 
 
-def running() -> set[threading.Thread | BaseProcess]:
+def find_running() -> set[threading.Thread | BaseProcess]:
     """The threads of this process, and the processes that it has started with `multiprocessing`."""
     return {*threading.enumerate(), *multiprocessing.active_children()}
 
 
-def leftovers_since(before: set[threading.Thread | BaseProcess]) -> list[str]:
+def find_leftovers(before: set[threading.Thread | BaseProcess]) -> list[str]:
     """The names of threads and processes that have started since `before` and do not end within `GRACE_S`."""
     deadline = time.monotonic() + GRACE_S
-    while (leftovers := running() - before) and time.monotonic() < deadline:
+    while (leftovers := find_running() - before) and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.01)
     return sorted(f"{'thread' if isinstance(item, threading.Thread) else 'process'} {item.name}" for item in leftovers)

@@ -1,21 +1,25 @@
 """The end of an epoch: its record, log line, images and checkpoint."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from pathlib import Path
 
+from PIL.Image import Image
 from tqdm import tqdm
 
 from vitmnist.checkpoint.manager import CheckpointManager
+from vitmnist.config.schema import Config
 from vitmnist.errors import DataError, classify
-from vitmnist.metrics.epoch_record import EpochRecord, Monitor, epoch_record
-from vitmnist.metrics.epoch_table import EPOCH_S, EVAL_S, SAVE_S, TRAIN_S
+from vitmnist.metrics.epoch_record import EpochRecord, Monitor, check_metrics
+from vitmnist.metrics.epoch_table import EPOCH_S, EVAL_S, SAVE_S, TRAIN_S, epoch_metrics
 from vitmnist.runtime.timer import EpochTimer
+from vitmnist.runtime.world import World
 from vitmnist.tracking.environment import PeakMemory
-from vitmnist.tracking.images import draw_epoch_images
 from vitmnist.tracking.log import log_epoch
 from vitmnist.tracking.loggers import Logger
+from vitmnist.tracking.result import Result
 from vitmnist.training.loop import AfterStep, Predictions
 from vitmnist.training.progress import EpochProgress
 
@@ -24,19 +28,21 @@ from vitmnist.training.progress import EpochProgress
 class EpochRecorder:
     """Records, logs and saves the epochs of a run; only rank 0 has loggers."""
 
-    checkpoints: CheckpointManager
+    config: Config
+    folder: Path
+    result: Result
+    world: World
     monitor: Monitor
+    checkpoints: CheckpointManager
     loggers: list[Logger]
+    draw_images: Callable[[Predictions, int], Mapping[str, Image]]
+    """Draws the images of an epoch for the loggers, from its predictions and its number."""
     peak_memory: PeakMemory
     is_first_epoch: bool = True
-    """Whether no epoch has ended since this process was started."""
-
-    def __post_init__(self) -> None:
-        checkpoints = self.checkpoints
-        self.config, self.result, self.world = checkpoints.config, checkpoints.result, checkpoints.world
+    """Whether no epoch has ended since this process started."""
 
     def is_done(self) -> bool:
-        """Whether all epochs are done, or none has been better for as long as `patience` allows."""
+        """Whether all epochs are done, or `patience` epochs in a row were no better than the best."""
         epochs = self.result.epochs
         return len(epochs) >= self.config.epochs or self.monitor.is_exhausted(epochs)
 
@@ -50,7 +56,7 @@ class EpochRecorder:
             unit="batch",
             leave=False,
             mininterval=0.5,
-            disable=None if self.world.is_main else True,  # None shows the bar only if stderr is a terminal
+            disable=None if self.world.is_main else True,  # None: show the bar only if stderr is a terminal.
         )
 
         def after_step(timer: EpochTimer) -> None:
@@ -67,27 +73,29 @@ class EpochRecorder:
 
         Raises:
             TrainingError: a loss or metric is not finite.
-            DataError: a record or the checkpoint cannot be written; if it is a record, the checkpoint is saved first.
-            RunInterrupted: the run was asked to stop, and is saved.
+            DataError: a record or the checkpoint cannot be written. If a record cannot, the checkpoint is saved first.
+            RunInterrupted: the run was asked to stop; it is saved.
         """
         result = self.result
-        record = self._epoch_record(progress, train, evaluation)
+        record = self._make_record(progress, train, evaluation)
         result.epochs.append(record)
         self.is_first_epoch = False
         is_last = self.is_done()
-        # The best epoch is saved only with a validation split: choosing it by the test split would bias its accuracy.
+        # Save the best epoch only with a validation split: choosing it by the test split would bias its accuracy.
         is_best = self.monitor.best_epoch(result.epochs) == len(result.epochs) - 1 and result.eval_split == "validation"
-        try:  # The records come before the checkpoint, because resuming removes those that are newer than it.
-            self._write_records(record, progress, predictions, is_last)
+        try:  # Write the records before the checkpoint: resuming removes records that are newer than it.
+            self._write_records(record, predictions, is_last)
         except OSError as error:
             self.checkpoints.after_epoch(is_last, is_best, must_save=True)
             raise DataError(f"cannot write the records: {classify(error).message}") from error
         log_epoch(record, self.config.epochs)
         self.checkpoints.after_epoch(is_last, is_best)
 
-    def _epoch_record(
+    def _make_record(
         self, progress: EpochProgress, train: dict[str, float], evaluation: dict[str, float]
     ) -> EpochRecord:
+        """Make the record of an epoch; all ranks get that of rank 0."""
+        epoch, is_first = progress.epoch, self.is_first_epoch
         save_s = train[SAVE_S.name] + evaluation[SAVE_S.name]
         metrics = {
             **train,
@@ -96,25 +104,25 @@ class EpochRecorder:
             SAVE_S.name: save_s,
             **self.peak_memory.metrics(),
         }
-        record = epoch_record(progress.epoch, metrics, progress.logged_steps(), self.is_first_epoch)
-        if self.is_first_epoch and self.result.setup_s is not None:
+        if differing := metrics.keys() ^ epoch_metrics().keys():
+            raise KeyError(f"the measured metrics and the table differ: {', '.join(sorted(differing))}")
+        check_metrics(metrics, f"epoch {epoch + 1}")
+        steps = progress.logged_steps()
+        if is_first and self.result.setup_s is not None:
             self.result.setup_s += progress.timer.first_wait()
+        record = {"epoch": epoch, **metrics, "first_of_start": is_first, "ended_at": time.time(), "steps": steps}
         # `monitor` may be a time, and the ranks must agree on the best and the last epoch.
-        return self.world.broadcast_object(partial(dict, record))
+        return self.world.broadcast_object(lambda: record)
 
-    def _write_records(
-        self, record: EpochRecord, progress: EpochProgress, predictions: Predictions, is_last: bool
-    ) -> None:
-        """Append to `epochs.csv`, and log the epoch; raises `OSError` if that fails."""
+    def _write_records(self, record: EpochRecord, predictions: Predictions, is_last: bool) -> None:
+        """Append a row to `epochs.csv`, and send the epoch to the loggers; raises `OSError` if that fails."""
         if not self.world.is_main:
             return
-        epoch = progress.epoch
-        interval = self.config.log.images_every_epochs
-        self.result.append_epoch(self.checkpoints.folder)
+        epoch, interval = record["epoch"], self.config.log.images_every_epochs
+        self.result.append_epoch(self.folder)
         for logger in self.loggers:
             logger.add_epoch(record)
         if self.loggers and interval and (is_last or (epoch + 1) % interval == 0):
-            dataset, preprocess = self.checkpoints.dataset, self.checkpoints.step.preprocess
-            images = draw_epoch_images(dataset, progress.sampler, preprocess, predictions, epoch)
+            images = self.draw_images(predictions, epoch)
             for logger in self.loggers:
                 logger.add_images(images, epoch)

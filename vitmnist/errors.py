@@ -16,7 +16,7 @@ from typing import Literal
 
 
 class ExitCode(IntEnum):
-    """Exit codes of all commands, which docs/command-line.md explains; they follow argparse, BSD and the shell."""
+    """Exit codes of all commands, as in argparse, BSD's `sysexits.h` and the shell; see docs/command-line.md."""
 
     FAILED = 1
     USAGE = 2
@@ -87,13 +87,13 @@ def suggest_names(wrong: str, allowed: Iterable[str]) -> str:
 
 
 def join_names(names: Iterable[str | Path]) -> str:
-    """Names or lines for a message: the first ten, and how many there are if there are more."""
+    """Join names for a message: the first ten, and the total if there are more."""
     texts = list(map(str, names))
     rest = f", … ({len(texts)} in all)" if len(texts) > 10 else ""
     return ", ".join(texts[:10]) + rest
 
 
-def printable(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     """Escape what could command a terminal, such as ESC in a file name, but keep tabs and the ends of lines."""
     return re.sub(r"[^\n\t]", lambda match: match[0] if match[0].isprintable() else ascii(match[0])[1:-1], text)
 
@@ -110,7 +110,7 @@ def name_failure(what: str) -> Iterator[None]:
         yield
     except UserError as error:
         raise DataError(f"{what}: {error}") from error
-    except Exception as error:  # Reading a sample may fail in any way.
+    except Exception as error:  # Reading a sample can fail in any way.
         function, transform = "", ""
         for frame, _ in list(walk_tb(error.__traceback__))[2:]:  # The first two are this function and the block itself.
             function = frame.f_code.co_name
@@ -182,7 +182,7 @@ FAILURES: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str
     ),
     (
         RuntimeError,
-        "^CUDA error.*",  # A process that used the GPU cannot use it again.
+        "^CUDA error.*",  # After a CUDA error, the process cannot use the GPU any more.
         Failure(
             "the GPU failed: {text}; start again in a new process; if it fails again, CUDA_LAUNCH_BLOCKING=1 "
             "HYDRA_FULL_ERROR=1 shows where",

@@ -1,4 +1,4 @@
-"""Registries: the names that a config group may choose, each with its options and the code that builds it."""
+"""Registries: the members of a config group by name, each with its options and the code that builds it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class NoOptions:
 class Registry(Generic[Options, Built]):
     """Functions and classes by name, each with its options. Members register in the modules of one package.
 
-    Installed packages may register more members; they are imported when a name is unknown, or all names are requested.
+    Installed packages can register more members; they are imported when a name is unknown, or all names are requested.
     A configuration chooses by `name`, so it can build only what is registered: no value of it is ever imported.
 
     Args:
@@ -129,7 +129,7 @@ def _definition(builder: Callable[..., object]) -> tuple[str, str]:
 
 @cache
 def import_members(package: str) -> None:
-    """Import every module of a package, so that a new member is registered by its file being there."""
+    """Import every module of a package. A new member needs no entry elsewhere: its module registers it."""
     for module in iter_modules(import_module(package).__path__):
         import_module(f"{package}.{module.name}")
 

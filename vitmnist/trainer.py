@@ -1,4 +1,4 @@
-"""One run, from its configuration to its records: `Trainer` is the only class that knows all parts."""
+"""A run, from its configuration to its records. `Trainer` is the only class that knows all parts."""
 
 import logging
 import math
@@ -36,6 +36,7 @@ from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.timing.benchmark import LoaderCandidate
 from vitmnist.tracking.environment import PeakMemory, describe_environment
+from vitmnist.tracking.images import draw_epoch_images
 from vitmnist.tracking.log import log_bottleneck, log_early_stop, log_setup, log_test
 from vitmnist.tracking.loggers import LOGGERS, Logger, parse_loggers
 from vitmnist.tracking.result import Result, record_outcome
@@ -51,17 +52,17 @@ log = logging.getLogger(__name__)
 
 
 class Trainer:
-    """Trains and evaluates as configured, or resumes the run in `folder`; writes its records there.
+    """Trains and evaluates as configured, or resumes the run in `folder`.
 
-    `fit` calls the other public methods in the order in which they stand here. With several processes, each of them
-    calls `fit`; rank 0 writes the records.
+    `fit` calls the other public methods in the order of their definition. Every rank calls `fit`; rank 0 writes the
+    records.
 
     Args:
-        config: with `resume`, the newest checkpoint in the folder is continued if there is one.
-        folder: an existing folder, locked by the caller; gets `result.json`, `epochs.csv`, a TensorBoard event file and
-            checkpoints.
-        overrides: command-line overrides, only stored.
-        stop: asks the run to stop before its end; listens once training has begun.
+        config: with `resume`, the run continues from the newest checkpoint in the folder, if there is one.
+        folder: an existing folder, which the caller has locked; receives `result.json`, `epochs.csv`, the files of the
+            loggers, and checkpoints.
+        overrides: command-line overrides, which are only recorded.
+        stop: requests an early stop; listens for signals once training begins.
 
     Raises:
         ConfigError: there is no such device, logger or metric.
@@ -75,12 +76,9 @@ class Trainer:
         self.logger_options = parse_loggers(config.logger)
         self.device = choose_device(config.device, world)
         if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)  # Capturing a graph and pinning memory use the current device.
-        # This comes before any work on the device: torch reads CUBLAS_WORKSPACE_CONFIG at the first matrix product.
+            torch.cuda.set_device(self.device)  # Graphs are captured and memory is pinned on the current device.
+        # Do this before any work on the device: torch reads CUBLAS_WORKSPACE_CONFIG at the first matrix product.
         use_deterministic_kernels(config.trainer.deterministic, self.device)
-        self.resources = ExitStack()
-        """Closes loaders and loggers."""
-        self._open_loaders = self.resources.enter_context(ExitStack())
         self.result = Result(
             overrides=overrides,
             config=to_plain_dict(config),
@@ -89,7 +87,7 @@ class Trainer:
         )
 
     def fit(self) -> Result:
-        """Train and evaluate, and record it.
+        """Train, evaluate and record the run.
 
         Raises:
             ConfigError, DataError: the configuration or the data cannot be used; nothing is recorded.
@@ -102,37 +100,42 @@ class Trainer:
         with (
             ExitStack() as signal_handling,
             record_outcome(result, config, self.folder, self.stop, world),
-            self.resources,
+            ExitStack() as open_loaders,
+            ExitStack() as open_loggers,
         ):
             checkpoint, weights = self.load_initial_state()
             dataset, sampler = self.build_data()
             step = self.build_step(dataset.train, sampler, weights)
-            train_loader, eval_loader, loader_config = self.build_loaders(dataset, sampler, step)
+            train_loader, eval_loader, loader_config = self.build_loaders(dataset, sampler, step, open_loaders)
+            # The capture of a graph fails if another thread allocates, so capture before NCCL and the loaders start
+            # theirs.
+            step.prepare(train_loader)
             self.distribute(step)
             self._record_setup(dataset, step, train_loader)
             checkpoints = CheckpointManager(self.folder, config, dataset, step, result, self.stop, world)
-            progress = self._new_progress(sampler)
+            progress = self._create_progress(sampler)
             if checkpoint:
                 checkpoints.restore(checkpoint, progress)
-            recorder = self._open_records(dataset, train_loader, checkpoints)
-            del checkpoint, weights  # This frees the memory of both.
-            # From here on a signal stops the run after a step, when it can be saved. Before, nothing can be lost.
+            recorder = self._open_recorder(dataset, step, train_loader, checkpoints, open_loggers)
+            del checkpoint, weights  # Free their memory.
+            # From here on, a signal stops the run after the current step, so progress can be saved; earlier there is
+            # nothing to lose.
             signal_handling.enter_context(self.stop.listening(deadline))
 
-            while progress.metrics.num_batches or not recorder.is_done():  # An epoch under way is completed first.
+            while progress.metrics.num_batches or not recorder.is_done():  # Complete an epoch under way.
                 with recorder.progress_bar(progress, "train", len(train_loader)) as after_step:
                     train = train_epoch(step, train_loader, progress, after_step)
                 with recorder.progress_bar(progress, dataset.eval_split, len(eval_loader)) as after_step:
                     evaluation, predictions = evaluate(step.eval_model, eval_loader, step.preprocess, after_step, world)
                 recorder.finish_epoch(progress, train, evaluation, predictions)
-                progress = self._new_progress(sampler)
+                progress = self._create_progress(sampler)
 
             result.stopped_early = len(result.epochs) < config.epochs
             log_early_stop(result, self.monitor)
             checkpoints.save_final_weights()
-            self._open_loaders.close()
-            del train_loader, eval_loader  # This frees their sets, because there may be no memory for a third set.
-            self._evaluate_on_test(loader_config, checkpoints)
+            open_loaders.close()
+            del train_loader, eval_loader  # Free their samples: there may be no memory for another set.
+            self._evaluate_on_test(dataset, step, checkpoints, loader_config)
         log_bottleneck(result, len(sampler))
         return result
 
@@ -140,7 +143,7 @@ class Trainer:
         """Load the checkpoint to resume from, or else the initial weights that `init` names.
 
         Raises:
-            ConfigError: a key has changed that may not change on resuming, or there are no such weights.
+            ConfigError: a key differs that may not change on resuming, or there are no such weights.
             DataError: the checkpoint or the weights cannot be read.
         """
         config = self.config
@@ -152,7 +155,7 @@ class Trainer:
         return None, None
 
     def build_data(self) -> tuple[Dataset, EpochSampler]:
-        """Read the dataset, and divide the training batches among the ranks.
+        """Read the dataset, and build the sampler of this rank's part of the training batches.
 
         Raises:
             ConfigError: the configuration has an unknown value, or values that do not fit together.
@@ -168,7 +171,7 @@ class Trainer:
         """Build model, loss, optimizer and schedule, and the step that uses them."""
         config, device = self.config, self.device
         batch_size = min(sampler.rank_batch_size, sampler.size)
-        step_config = self._step_config(batch_size, config.epochs * sampler.size)
+        step_config = self._resolve_step_config(batch_size, config.epochs * sampler.size)
         model = build_model(config, train, device, weights)
         preprocess = Preprocess(train, build_augment(config.data.augment)).to(device)
         loss = LOSSES.build(config.loss, train.labels, train.classes, device)
@@ -181,8 +184,8 @@ class Trainer:
         check_batch_norm(config.model["name"], backend, train, sampler)
         return step
 
-    def _step_config(self, batch_size: int, images: int) -> StepConfig:
-        """The configuration of the step, which rank 0 resolves for all ranks; arguments as `resolve_step_config`."""
+    def _resolve_step_config(self, batch_size: int, images: int) -> StepConfig:
+        """Resolve the options of the step on rank 0 for all ranks; the arguments are those of `resolve_step_config`."""
         resolve = partial(resolve_step_config, self.config.trainer, self.device, batch_size, images, self.world.size)
         step_config = StepConfig(**self.world.broadcast_object(lambda: asdict(resolve())))
         if step_config.reasons:
@@ -190,49 +193,48 @@ class Trainer:
         return step_config
 
     def build_loaders(
-        self, dataset: Dataset, sampler: EpochSampler, step: TrainStep
+        self, dataset: Dataset, sampler: EpochSampler, step: TrainStep, open_loaders: ExitStack
     ) -> tuple[Loader, Loader, Mapping[str, Any]]:
-        """Build the loaders of training and evaluation, and compile or capture the step for what they deliver.
+        """Build the loaders of training and evaluation, which `open_loaders` closes.
 
-        The third value is `data.loader`, in which the selected loader replaces `auto`.
+        Returns:
+            Both loaders, and the values of `data.loader` with the selected loader in place of `auto`.
         """
         if self.device.type == "cpu":
             keep_freed_memory()
         loader_config = self._select_loader(dataset.train, sampler, step)
         train_loader = LOADERS.build(loader_config, dataset.train, sampler, self.device)
-        self._open_loaders.enter_context(train_loader)
-        eval_sampler = self._eval_sampler(dataset.evaluation, step)
+        open_loaders.enter_context(train_loader)
+        eval_sampler = self._build_eval_sampler(dataset.evaluation, step)
         eval_loader = LOADERS.build(loader_config, dataset.evaluation, eval_sampler, self.device)
-        self._open_loaders.enter_context(eval_loader)
-        step.prepare(train_loader)
+        open_loaders.enter_context(eval_loader)
         return train_loader, eval_loader, loader_config
 
-    def _eval_sampler(self, split: Split, step: TrainStep) -> EpochSampler:
-        """The sampler of an evaluation: this rank's part of all images, in their order."""
-        # Evaluation keeps no activations, so a microbatch that fits in training fits here. All ranks take the size of
-        # rank 0: their own may differ by one image.
+    def _build_eval_sampler(self, split: Split, step: TrainStep) -> EpochSampler:
+        """Build the sampler of this rank's part of a split, in the order of its images."""
+        # Evaluation keeps no activations, so a microbatch that fits in training fits here. The microbatch sizes of the
+        # ranks may differ by one image, so all ranks use that of rank 0.
         batch_size = self.world.broadcast_object(lambda: step.backend.microbatch_size) * self.world.size
         return build_sampler(len(split), batch_size, rank=self.world.rank, world_size=self.world.size)
 
     def _select_loader(self, train: Split, sampler: EpochSampler, step: TrainStep) -> Mapping[str, Any]:
-        """The values of `data.loader`; if that is `auto`, the values of the loader that rank 0 found fastest."""
-        loader_config = self.config.data.loader
-        options = LOADERS.resolve(loader_config)[1]
+        """Return the values of `data.loader`, or those of the fastest loader on rank 0 in place of `auto`."""
+        options = LOADERS.resolve(self.config.data.loader)[1]
         if not isinstance(options, AutoOptions):
-            return loader_config
-        name = self.world.broadcast_object(partial(self._fastest_loader, options, train, sampler, step))
+            return self.config.data.loader
+        name = self.world.broadcast_object(partial(self._find_fastest_loader, options, train, sampler, step))
         return LOADERS.complete({"name": name})
 
-    def _fastest_loader(self, options: AutoOptions, train: Split, sampler: EpochSampler, step: TrainStep) -> str:
-        """The name of the fastest loader, timed with the training step of the run, whose state is then restored."""
+    def _find_fastest_loader(self, options: AutoOptions, train: Split, sampler: EpochSampler, step: TrainStep) -> str:
+        """Time the loaders with the training step of the run, restore its state, and return the fastest one's name."""
 
         def as_candidate(loader: Loader) -> LoaderCandidate:
-            step.prepare(loader)  # A loader that delivers floats needs another compilation.
-            return LoaderCandidate(loader, step.device, step, partial(batches_of, loader))
+            def batches(epoch: int) -> Iterable[object]:
+                step.restart_schedule()
+                return step.batches(loader, epoch)
 
-        def batches_of(loader: Loader, epoch: int) -> Iterable[object]:
-            step.restart_schedule()
-            return step.batches(loader, epoch)
+            step.prepare(loader)  # A loader that delivers float32 needs another compilation.
+            return LoaderCandidate(loader, step.device, step, batches)
 
         log.info("timing %s for a few batches each", ", ".join(options.candidates or ()) or "all loaders")
         with step.preserved_state():
@@ -247,7 +249,7 @@ class Trainer:
         self.world.connect(self.device, self.config.distributed.timeout_s)
         step.distribute(self.world)
         seed = self.config.seed
-        if self.world.rank:  # Dropout must differ between ranks, and the sum of seed and rank is that of other runs.
+        if self.world.rank:  # Dropout must differ between ranks; the sum of seed and rank is the seed of other runs.
             (seed,) = np.random.SeedSequence(seed, spawn_key=(self.world.rank,)).generate_state(1, np.uint64).tolist()
         torch.manual_seed(seed)
         random.seed(seed)
@@ -269,34 +271,40 @@ class Trainer:
         }
         result.environment = describe_environment(self.device) if world.is_main else None
 
-    def _new_progress(self, sampler: EpochSampler) -> EpochProgress:
-        """The progress of the next epoch, at its beginning."""
+    def _create_progress(self, sampler: EpochSampler) -> EpochProgress:
+        """Return the progress of the next epoch, at its beginning."""
         return EpochProgress(len(self.result.epochs), sampler, self.device, self.config.log.every_steps, self.world)
 
-    def _open_records(self, dataset: Dataset, train_loader: Loader, checkpoints: CheckpointManager) -> EpochRecorder:
-        """Log the run, open its loggers, and remove records that are newer than the checkpoint."""
-        result, folder = self.result, self.folder
-        peak_memory = PeakMemory(self.device)  # It starts here, so that it does not count the set-up.
-        log_setup(self.config, result, dataset, checkpoints.step, train_loader, self.world)
+    def _open_recorder(
+        self, dataset: Dataset, step: TrainStep, loader: Loader, checkpoints: CheckpointManager, open_loggers: ExitStack
+    ) -> EpochRecorder:
+        """Log the set-up, open the loggers, and remove records that are newer than the checkpoint."""
+        config, folder, result, world = self.config, self.folder, self.result, self.world
+        peak_memory = PeakMemory(self.device)  # The peak does not count the set-up.
+        log_setup(config, result, dataset, step, loader, world)
         loggers: list[Logger] = []
-        if self.world.is_main:
+        if world.is_main:
             for values in self.logger_options:
-                loggers.append(self.resources.enter_context(LOGGERS.build(values, folder, result)))
+                loggers.append(open_loggers.enter_context(LOGGERS.build(values, folder, result)))
             result.write_config(folder)
-            result.write_epochs(folder)  # This drops a torn row, and rows that are newer than the checkpoint.
+            result.write_epochs(folder)  # Drop a torn row, and rows that are newer than the checkpoint.
             for name in ("result.json", f"{storage.FOLDER}/final.safetensors"):
                 (folder / name).unlink(missing_ok=True)
         # `finish_epoch` adds the wait for the first batch.
         result.setup_s = time.time() - result.began_at - (result.compile_s or 0.0)
-        return EpochRecorder(checkpoints, self.monitor, loggers, peak_memory)
+        draw_images = partial(draw_epoch_images, dataset, loader.sampler, step.preprocess)
+        return EpochRecorder(
+            config, folder, result, world, self.monitor, checkpoints, loggers, draw_images, peak_memory
+        )
 
-    def _evaluate_on_test(self, loader_config: Mapping[str, Any], checkpoints: CheckpointManager) -> None:
+    def _evaluate_on_test(
+        self, dataset: Dataset, step: TrainStep, checkpoints: CheckpointManager, loader_config: Mapping[str, Any]
+    ) -> None:
         """Evaluate the best weights on the test split, if epochs were evaluated on a validation split."""
-        dataset, step = checkpoints.dataset, checkpoints.step
         if dataset.validation is None or dataset.test is None:
             return
         weights = checkpoints.load_best_weights()
-        sampler = self._eval_sampler(dataset.test, step)
+        sampler = self._build_eval_sampler(dataset.test, step)
         with LOADERS.build(loader_config, dataset.test, sampler, self.device) as loader:
             metrics, _ = evaluate(step.eval_model, loader, step.preprocess, world=self.world)
         test_metrics = {

@@ -27,32 +27,32 @@ def configured(*overrides: str) -> Compose | None:
 
 
 @pytest.fixture(scope="module")
-def pictures() -> TensorSet:
+def data() -> TensorSet:
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (23, 3, 16, 20), generator=generator, dtype=torch.uint8)
     return TensorSet(images, torch.arange(23) % 5)
 
 
-def test_operations_are_applied_in_order_with_the_keys_of_their_places(pictures: TensorSet) -> None:
+def test_operations_are_applied_in_order_with_the_keys_of_their_places(data: TensorSet) -> None:
     values = [{"name": "horizontal_flip"}, {"name": "shift", "pixels": 3}, {"name": "horizontal_flip"}]
-    found = Preprocess(pictures, Compose(values))(pictures.images, keys(23))
-    expected = pictures.images
+    found = Preprocess(data, Compose(values))(data.images, keys(23))
+    expected = data.images
     for place, value in enumerate(values):
         expected = operation(**value)(expected.float(), operation_keys(keys(23), place))
-    assert torch.equal(found, Preprocess(pictures)(expected.to(torch.uint8)))
+    assert torch.equal(found, Preprocess(data)(expected.to(torch.uint8)))
 
 
-def test_colours_change_as_in_pixels_of_0_to_1(pictures: TensorSet) -> None:
+def test_colours_change_as_in_pixels_of_0_to_1(data: TensorSet) -> None:
     composition = configured("data/augment=crops")
-    preprocess = Preprocess(pictures, composition)
-    expected = composition(pictures.images / 255, composition.draw(keys(23), *pictures.images.shape[2:]))
-    found = preprocess(pictures.images, keys(23)) * preprocess.std + preprocess.mean
+    preprocess = Preprocess(data, composition)
+    expected = composition(data.images / 255, composition.draw(keys(23), *data.images.shape[2:]))
+    found = preprocess(data.images, keys(23)) * preprocess.std + preprocess.mean
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
 def test_every_preset_is_a_list_of_operations_with_all_their_parameters() -> None:
     assert configured("data/augment=none") is None
-    for preset in set(PRESETS) - {"compose"}:  # which shows that parameters may be left out
+    for preset in set(PRESETS) - {"compose"}:  # this one leaves parameters out
         values = compose([f"data/augment={preset}"]).data.augment
         assert values.name == preset
         for listed in values.operations:
@@ -61,32 +61,32 @@ def test_every_preset_is_a_list_of_operations_with_all_their_parameters() -> Non
 
 @pytest.mark.parametrize("preset", [preset for preset in PRESETS if preset != "none"])
 @pytest.mark.parametrize("shuffle", ["sample", "batch"])
-def test_every_loader_gets_the_images_of_a_preset(pictures: TensorSet, preset: str, shuffle: str) -> None:
-    """Also one that has normalised them; so the batches of a run do not depend on its loader."""
-    preprocess = Preprocess(pictures, configured(f"data/augment={preset}"), classes=5)
+def test_every_loader_gets_the_images_of_a_preset(data: TensorSet, preset: str, shuffle: str) -> None:
+    """Loaders that deliver normalised images get the same ones, so the batches of a run do not depend on its loader."""
+    preprocess = Preprocess(data, configured(f"data/augment={preset}"), classes=5)
     epochs = []
     for name in ("gpu_slice", "ram", "prefetch", "disk"):
         options = {"num_workers": 0} if name == "disk" else {}
-        with make_loader(name, pictures, batch_size=5, device="cpu", seed=3, shuffle=shuffle, **options) as loader:
+        with make_loader(name, data, batch_size=5, device="cpu", seed=3, shuffle=shuffle, **options) as loader:
             batches = zip(loader.epoch(1), preprocess.keys(loader.sampler, 1), strict=True)
             if preprocess.mixes:
                 epochs.append(torch.cat([preprocess.mix_batch(*batch, keys)[0] for batch, keys in batches]))
             else:
                 epochs.append(torch.cat([preprocess(images, keys) for (images, _), keys in batches]))
     assert all(torch.equal(epoch, epochs[0]) for epoch in epochs)
-    normalised = Preprocess(pictures)(pictures.images)
+    normalised = Preprocess(data)(data.images)
     sampler = EpochSampler(23, 5, 3, shuffle)
     assert not torch.equal(epochs[0], normalised[sampler.indices(1)])
-    assert torch.equal(preprocess(pictures.images), normalised)  # without keys, as in an evaluation
+    assert torch.equal(preprocess(data.images), normalised)  # without keys, as in an evaluation
     (batch, *_), (drawn, *_) = sampler.indices(1).split(5), preprocess.keys(sampler, 1)
-    arguments = (pictures.labels[batch], drawn) if preprocess.mixes else (drawn,)
+    arguments = (data.labels[batch], drawn) if preprocess.mixes else (drawn,)
     again = (preprocess.mix_batch if preprocess.mixes else preprocess)(normalised[batch], *arguments)
     assert torch.equal((again[0] if preprocess.mixes else again), epochs[0][:5])
 
 
 @pytest.mark.parametrize("preset", ["cifar", "crops", "imagenet"])
 def test_an_augmented_image_does_not_depend_on_its_batch_nor_on_threads_and_normalising(preset: str) -> None:
-    """Of large images, the first operations are applied to bytes, by threads."""
+    """The first operations on large images run on bytes, in threads."""
     images = torch.randint(0, 256, (23, 3, 100, 120), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     operations = configured(f"data/augment={preset}").operations
     values = compose([f"data/augment={preset}"]).data.augment.operations[: len(operations)]  # without mixing
@@ -136,11 +136,11 @@ def test_an_augmentation_may_make_images_smaller_but_not_larger() -> None:
         input_size(crop, 7, 28)
 
 
-def test_an_augmentation_that_mixes_needs_labels(pictures: TensorSet) -> None:
-    images, drawn = pictures.images, keys(23)
+def test_an_augmentation_that_mixes_needs_labels(data: TensorSet) -> None:
+    images, drawn = data.images, keys(23)
     with pytest.raises(ConfigError, match="call mix_batch"):
-        Preprocess(pictures, configured("data/augment=imagenet"))(images, drawn)
+        Preprocess(data, configured("data/augment=imagenet"))(images, drawn)
     with pytest.raises(ConfigError, match="pass Preprocess a split, or the number of classes="):
-        Preprocess(pictures, configured("data/augment=imagenet")).mix_batch(images, pictures.labels, drawn)
+        Preprocess(data, configured("data/augment=imagenet")).mix_batch(images, data.labels, drawn)
     with pytest.raises(ConfigError, match="does not mix"):
-        Preprocess(pictures, configured("data/augment=cifar")).mix_batch(images, pictures.labels, drawn)
+        Preprocess(data, configured("data/augment=cifar")).mix_batch(images, data.labels, drawn)

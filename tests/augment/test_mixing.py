@@ -24,7 +24,7 @@ def mixing(name: str, **options: object) -> Compose:
 
 
 def test_mixup_is_that_of_torchvision() -> None:
-    """To 1e-6, with the weight that was drawn for each image."""
+    """Images differ by at most 1e-6 if the weight is the one that was drawn for each image."""
     source, partners = images(NUMBER), images(NUMBER, seed=1)
     mixed, weights = built("mixup")(source, partners, keys(NUMBER))
     for image, partner, ours, weight in zip(source, partners, mixed, weights, strict=True):
@@ -34,14 +34,14 @@ def test_mixup_is_that_of_torchvision() -> None:
 
 
 def test_cutmix_is_that_of_torchvision() -> None:
-    """Pixels exactly; the weight is the area of the image that is left."""
+    """Pixels are equal. The weight is the area of the image that is left."""
     source, partners, cutmix = images(NUMBER), images(NUMBER, seed=1), built("cutmix")
     mixed, weights = cutmix(source, partners, keys(NUMBER))
     larger, is_larger = cutmix.weights(keys(NUMBER), 1), random_bits(keys(NUMBER), 4) % 2 == 0
     areas = larger.where(is_larger, 1 - larger)
     rows, columns = random_bits(keys(NUMBER), 2) % 12, random_bits(keys(NUMBER), 3) % 17
     for row in range(NUMBER):
-        # As in CutMix.make_params, whose random numbers these are here.
+        # CutMix.make_params computes the box in this way from its random numbers.
         reach = 0.5 * math.sqrt(1 - areas[row])
         x, y, half_width, half_height = int(columns[row]), int(rows[row]), int(reach * 17), int(reach * 12)
         x1, y1 = max(x - half_width, 0), max(y - half_height, 0)
@@ -66,7 +66,7 @@ def test_weights_follow_the_beta_distribution(alpha: float, distribution) -> Non
     weights = built("mixup", alpha=alpha).weights(keys(20_000), 1).double()
     assert weights.min() >= 0.5
     assert weights.max() <= 1
-    # The distribution function of a random number, of that number, is uniform; 1.95 / sqrt(n): p < 0.001.
+    # The distribution function of a random number, applied to that number, is uniform. 1.95 / sqrt(n) is p < 0.001.
     uniform = (2 * distribution(1 - weights)).sort().values
     assert (uniform - torch.linspace(0, 1, 20_000)).abs().max() < 1.95 / math.sqrt(20_000)
 
@@ -100,7 +100,7 @@ def test_partners_depend_on_the_images_of_the_batch_and_not_on_their_order() -> 
 
 @pytest.mark.parametrize("name", ["mixup", "cutmix"])
 def test_class_probabilities_are_what_is_in_an_image(name: str) -> None:
-    """Images of one value each show the pair and the weight."""
+    """Each image has a single value, so a mixed image shows the pair and the weight."""
     source = (torch.arange(NUMBER) / NUMBER).view(-1, 1, 1, 1).expand(NUMBER, 3, 32, 32)
     mixed, targets = mixing(name).mix(source, torch.arange(NUMBER), keys(NUMBER), NUMBER)
     assert targets.dtype == torch.float32
@@ -109,14 +109,14 @@ def test_class_probabilities_are_what_is_in_an_image(name: str) -> None:
     assert (targets.diagonal() >= 0.5).all()
     targets.fill_diagonal_(0)
     assert ((targets > 0).sum(dim=0) <= 1).all(), "each image is the partner of one"
-    # The same labels do not cancel: an image and its partner of one class are of that class.
+    # An image and a partner of the same class belong to that class alone.
     _, targets = mixing(name).mix(source, torch.full((NUMBER,), 2), keys(NUMBER), 3)
     assert torch.equal(targets, torch.tensor([0.0, 0.0, 1.0]).expand(NUMBER, 3))
 
 
 @pytest.mark.parametrize("name", ["mixup", "cutmix"])
 def test_padding_reaches_no_image_and_has_no_probability(name: str) -> None:
-    """Whatever it holds: neither pixels nor labels nor the choice of partners."""
+    """Padding affects neither pixels nor labels nor the choice of partners, whatever it contains."""
     source, labels = images(8), torch.arange(8)
     expected = mixing(name).mix(source[:5], labels[:5], keys(8)[:5], 8)
     labels[5:] = PADDING

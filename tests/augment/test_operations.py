@@ -41,7 +41,7 @@ def built(name: str, **options: object) -> Operation | Mixing:
 
 
 def operation(name: str, **options: object) -> Callable[[Tensor, Tensor], Tensor]:
-    """An operation as a function of images and their keys, which does not write to the images."""
+    """An operation as a function of images and keys that does not write to the images."""
     one = built(name, **options)
     return lambda images, keys: one(images.clone(), *one.draw(keys, *images.shape[2:]))
 
@@ -56,7 +56,7 @@ def images(number: int = NUMBER, channels: int = 3, height: int = 12, width: int
 
 @pytest.mark.parametrize(("size", "antialias"), [(None, False), (None, True), (8, False), (40, False)])
 def test_crops_are_those_of_torchvision(size: int | None, antialias: bool) -> None:
-    """To 1e-5; antialiasing would change nothing in crops of the size of the image."""
+    """Pixels differ by at most 1e-5. Antialiasing would change nothing in crops of the size of the image."""
     crop, source = operation("random_resized_crop", size=size), images()
     found = crop(source, keys())
     boxes = random_boxes(keys(), (0.08, 1.0), (0.75, 1.3333), 12, 17)
@@ -87,7 +87,7 @@ def test_shift_moves_whole_images_evenly_and_fills_with_black() -> None:
             window = framed[:, :, down : down + 6, right : right + 9]
             taken[down, right] = ((window - moved).abs().amax(dim=(1, 2, 3)) < 1e-6).sum()
     assert taken.sum() == 20_000
-    # Evenly: a ninth each, within five standard deviations.
+    # Each shift has a ninth of the images, within five standard deviations.
     assert (taken - 20_000 / 9).abs().max() < 5 * math.sqrt(20_000 * 8 / 81)
 
 
@@ -110,7 +110,7 @@ def test_boxes_have_the_areas_and_shapes_asked_for_and_lie_anywhere() -> None:
 
 @pytest.mark.parametrize("alone", [None, "degrees", "pixels", "scale", "shear_degrees"])
 def test_affine_images_are_those_of_torchvision(alone: str | None) -> None:
-    """To 1e-4, each parameter alone and all of them together."""
+    """Pixels differ by at most 1e-4, for each parameter alone and for all together."""
     bounds = {"degrees": 30.0, "pixels": 4.0, "scale": 0.3, "shear_degrees": 20.0}
     bounds = {name: bound * (alone in (None, name)) for name, bound in bounds.items()}
     found = operation("affine", **bounds)(images(50), keys(50))
@@ -150,7 +150,7 @@ STRENGTHS = [{"brightness": 0.8}, {"contrast": 0.8}, {"saturation": 0.8}, dict.f
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("strengths", STRENGTHS)
 def test_colours_are_those_of_torchvision_in_the_order_documented(strengths: dict[str, float], channels: int) -> None:
-    """To 1e-5, and to 1e-4 in turns."""
+    """Pixels differ by at most 1e-5 after one change, and by 1e-4 after all."""
     source = images(channels=channels)
     found = operation("color_jitter", **{**JITTER, **strengths})(source, keys())
     for row, (image, ours) in enumerate(zip(source, found, strict=True)):
@@ -162,7 +162,7 @@ def test_colours_are_those_of_torchvision_in_the_order_documented(strengths: dic
 
 
 def test_jitter_rounds_alike_with_any_threads_layout_and_batch() -> None:
-    """In images so large that torch would divide the sum over a single one among its threads."""
+    """The images are so large that torch would divide the sum over one image among its threads."""
     jitter, source = operation("color_jitter"), images(3, height=200, width=210)
     expected, threads = jitter(source, keys(3)), torch.get_num_threads()
     try:
@@ -196,7 +196,7 @@ def test_jitter_refuses_two_channels() -> None:
 def test_any_batch_keeps_its_shape_dtype_and_range(
     name: str, side: int, extra: int, number: int, channels: int, seed: int
 ) -> None:
-    """Parameters for no change give the same images to 1e-5."""
+    """Parameters for no change give the same images, within 1e-5."""
     source = images(number, channels, side, side + extra, seed)
     found = operation(name)(source, keys(number))
     assert (found.shape, found.dtype) == (source.shape, torch.float32)
@@ -209,7 +209,7 @@ def test_any_batch_keeps_its_shape_dtype_and_range(
 
 
 def test_random_numbers_are_those_of_splitmix64() -> None:
-    """The generator's first outputs for seed 1234567, as published with its reference implementation."""
+    """These are the first outputs for seed 1234567, as published with the reference implementation."""
     states = [(1234567 + 0x9E3779B97F4A7C15 * step) % 2**64 for step in (1, 2, 3)]
     found = _mix64(torch.tensor([state - 2**64 if state >= 2**63 else state for state in states]))
     published = [6457827717110365317, 3203168211198807973, 9817491932198370423]
@@ -224,7 +224,7 @@ def by_index(batch_size: int, shuffle: str, seed: int = 5, epoch: int = 2) -> Te
 
 
 def test_an_images_number_depends_on_seed_epoch_and_index_and_not_on_its_batch() -> None:
-    """Neither on the batch size nor on the order."""
+    """The number depends neither on the batch size nor on the order."""
     expected = by_index(1, "none")
     assert torch.equal(by_index(4, "sample"), expected)
     assert torch.equal(by_index(7, "batch"), expected)

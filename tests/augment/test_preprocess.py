@@ -25,7 +25,7 @@ def test_every_byte_becomes_what_torchvision_makes_of_it(tiny: Dataset, statisti
 
 
 def test_float_images_pass_and_bytes_are_not_written_to(tiny: Dataset) -> None:
-    """By their dtype they are normalised: looking at values would wait for the device, and break a compiled graph."""
+    """The dtype decides. Looking at values would wait for the device, and break a compiled graph."""
     preprocess = Preprocess(tiny.train)
     images = tiny.train.images.clone()
     normalised = preprocess(images)
@@ -37,7 +37,7 @@ def test_float_images_pass_and_bytes_are_not_written_to(tiny: Dataset) -> None:
 
 
 def test_images_stay_on_their_device_and_are_float32_whatever_the_defaults_are() -> None:
-    """So large that they are normalised in threads, into memory that is allocated before."""
+    """Images of this size are normalised in threads, into memory that is allocated before."""
     preprocess, images = Preprocess(mean=0.5, std=0.5), torch.zeros(2, 1, 256, 256, dtype=torch.uint8)
     with torch.device("meta"):  # as torch.set_default_device("cuda")
         assert torch.equal(preprocess(images), torch.full_like(images, -1, dtype=torch.float32))

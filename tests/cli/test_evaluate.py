@@ -4,7 +4,6 @@ import csv
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,14 +21,12 @@ from tests.support.processes import TrainProcess
 from vitmnist import load_dataset
 from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.inference import load_inference_model
-from vitmnist.cli.evaluate import OVERRIDABLE, class_metrics, evaluate, evaluation_config
+from vitmnist.cli.evaluate import OVERRIDABLE, compute_class_metrics, evaluate, load_evaluation_config
 from vitmnist.cli.evaluate import main as evaluate_main
 from vitmnist.cli.export import main as export_main
 from vitmnist.cli.predict import main as predict_main
 from vitmnist.cli.predict import predict
 from vitmnist.config.compose import compose
-from vitmnist.config.schema import DataConfig
-from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.image_listing import find_images
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.metrics import METRICS
@@ -64,7 +61,7 @@ def test_evaluation_finds_the_accuracy_that_the_run_recorded(trained: Path, outp
 
 
 def test_class_metrics_follow_their_definition() -> None:
-    metrics = class_metrics(torch.tensor([[3, 1, 0], [0, 2, 0], [0, 0, 0]]), ("a", "b", "c"), {"acc": 83.3})
+    metrics = compute_class_metrics(torch.tensor([[3, 1, 0], [0, 2, 0], [0, 0, 0]]), ("a", "b", "c"), {"acc": 83.3})
     first, second, absent = metrics["classes"]
     assert (first["precision"], first["recall"], first["images"]) == (100.0, 75.0, 4)
     assert (second["precision"], second["f1"]) == pytest.approx((100 * 2 / 3, 80.0))
@@ -81,7 +78,7 @@ def test_class_metrics_follow_their_definition() -> None:
         (evaluate_main, ["run", "--weights", "best", "data/dataset=kmnst"], "did you mean 'kmnist'?"),
         (evaluate_main, ["run", "batch_size=0"], "batch_size=0: must be at least 1"),
         (evaluate_main, ["run", "--mistakes", "no/a.csv"], "error: no/a.csv: No such file or directory"),
-        (predict_main, ["run", "nothing.png"], "error: nothing.png: cannot be read as a picture"),
+        (predict_main, ["run", "nothing.png"], "error: nothing.png: cannot be read as an image"),
     ],
 )
 def test_errors_are_one_message(
@@ -117,13 +114,13 @@ def test_images_of_any_size_and_mode_are_classified(trained: Path, call_here: Ca
 
 def test_a_file_that_is_no_picture_does_not_stop_the_others(trained: Path, call_here: CallHere) -> None:
     Image.fromarray(np.zeros((28, 28), np.uint8)).save(trained / "black.png")
-    (trained / "Thumbs.db").write_bytes(b"no picture")
+    (trained / "Thumbs.db").write_bytes(b"no image")
     Image.fromarray(np.full((20, 20), np.nan, np.float32)).save(trained / "nan.tif")
     ended = call_here(predict_main, "run", "Thumbs.db", "nan.tif", "black.png", folder=trained)
     assert ended.returncode == 1
     assert ended.stdout.startswith("black.png: ")
-    assert "error: Thumbs.db: cannot be read as a picture" in ended.stderr
-    assert "nan.tif: cannot be read as a picture: some of its pixels are not finite" in ended.stderr
+    assert "error: Thumbs.db: cannot be read as an image" in ended.stderr
+    assert "nan.tif: cannot be read as an image: some of its pixels are not finite" in ended.stderr
     rows = json.loads(call_here(predict_main, "run", "--json", "Thumbs.db", "black.png", folder=trained).stdout)
     assert [sorted(row) for row in rows] == [["error", "file"], ["all", "class", "file", "probability"]]
 
@@ -144,7 +141,7 @@ def test_predict_takes_folders_and_patterns(trained: Path, tmp_path: Path, monke
         (["[odd].png", "absent.png"], ["[odd].png", "absent.png"]),
     ):
         assert list(map(str, find_images(names))) == expected
-    with pytest.raises(DataError, match=r"none: holds no picture \(\.jpg"):
+    with pytest.raises(DataError, match=r"none: holds no image \(\.jpg"):
         find_images(["b", "none"])
     with pytest.raises(DataError, match=r"x\*: matches no file"):
         find_images(["x*"])
@@ -192,31 +189,22 @@ def test_another_dataset_is_not_divided_as_that_of_the_run(trained: Path, tmp_pa
     on_mnist = evaluate(folder, ["data/dataset=mnist", "data.dataset.test_size=100"], None)
     assert (on_mnist.split_name, len(on_mnist.split)) == ("test", 100)
     for override, expected in (("labels=other.csv", (None, 0)), ("path=other", (None, 0)), ("path=digits", (50, 0.2))):
-        data = evaluation_config(folder, [f"data.dataset.{override}"], OVERRIDABLE).data
+        data = load_evaluation_config(folder, [f"data.dataset.{override}"], OVERRIDABLE).data
         assert (data.holdout, data.dataset["test_share"]) == expected
-
-
-def test_a_split_without_images_is_named(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_test_images(dataset: Dataset, data: DataConfig) -> Dataset:
-        return replace(dataset, test=dataset.train.subset(slice(0)))
-
-    monkeypatch.setattr("vitmnist.cli.evaluate.apply_config", without_test_images)
-    with pytest.raises(DataError, match=r"^the test split of mnist has no images$"):
-        evaluate(trained / "run", [], None)
 
 
 def test_weights_are_chosen_by_name_and_verified(trained: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(trained / "run", tmp_path / "run")
-    place = folder / "checkpoints"
-    assert not (place / "best.pt").exists(), "selected on the test split"
+    checkpoints = folder / "checkpoints"
+    assert not (checkpoints / "best.pt").exists(), "selected on the test split"
     storage.save(folder, storage.load(folder), best=True)
     for name in ("final", "best", "last"):
         assert load_inference_model(folder, CPU, name).path.stem == name
-    (place / "best.pt").write_bytes(b"damaged")
+    (checkpoints / "best.pt").write_bytes(b"damaged")
     with pytest.raises(DataError, match=r"best\.pt: is damaged"):
         load_inference_model(folder, CPU, "best")
     for name in ("best.pt", "final.safetensors"):
-        (place / name).unlink()
+        (checkpoints / name).unlink()
     assert load_inference_model(folder, CPU).path.stem == "last"
     with pytest.raises(ConfigError, match="holds no final weights"):
         load_inference_model(folder, CPU, "final")

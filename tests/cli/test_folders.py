@@ -35,7 +35,7 @@ def test_a_lock_is_seen_by_another_process_and_not_lost_by_looking(tmp_path: Pat
     assert seen() == "False\n"
 
 
-def test_a_run_under_way_is_left_alone(
+def test_an_active_run_is_left_alone(
     quick: list[str], refuse: Printed, train_here: Train, start: Start, tmp_path: Path
 ) -> None:
     """Also one that was killed before and resumed, which has looked for a result that is not there."""

@@ -7,8 +7,7 @@ import pytest
 import yaml
 
 from tests.conftest import CallHere, Printed, Train
-from vitmnist.cli import evaluate
-from vitmnist.cli.report import report, status
+from vitmnist.cli import evaluate, report, status
 
 
 def popen(marker: Path) -> str:
@@ -42,8 +41,8 @@ def test_a_secret_that_a_record_names_is_never_printed(
     ended = [
         train_here("resume=cut"),
         call_here(evaluate.main, "cut"),
-        call_here(report, "."),
-        call_here(status, "."),
+        call_here(report.main, "."),
+        call_here(status.main, "."),
     ]
     assert "error: device=${oc.env:SECRET}: unknown device" in ended[0].stderr
     assert "hunter2" not in "".join(process.stdout + process.stderr for process in ended)

@@ -49,9 +49,9 @@ SEARCH = ["-m", "hydra/sweeper=optuna", "data.holdout=5", "batch_size=choice(4,5
 
 
 @pytest.mark.slow  # each job imports torch
-@pytest.mark.parametrize(("number", "jobs"), [(signal.SIGKILL, SEARCH), (signal.SIGINT, JOBS), (signal.SIGTERM, JOBS)])
+@pytest.mark.parametrize(("signum", "jobs"), [(signal.SIGKILL, SEARCH), (signal.SIGINT, JOBS), (signal.SIGTERM, JOBS)])
 def test_parallel_jobs_end_with_the_sweep_and_are_resumed(
-    number: int, jobs: list[str], tiny_root: Path, tmp_path: Path
+    signum: int, jobs: list[str], tiny_root: Path, tmp_path: Path
 ) -> None:
     """From their last checkpoints after a signal, which kills them; without their parent they save themselves."""
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
@@ -67,15 +67,15 @@ def test_parallel_jobs_end_with_the_sweep_and_are_resumed(
             assert process.poll() is None, log.read_text()
             time.sleep(0.05)
         children = process.children()
-        process.send_signal(number)
+        process.send_signal(signum)
         code = process.wait(60)
         still_running = psutil.wait_procs(children, timeout=60)[1]
     finally:
         for process_left in psutil.wait_procs([process, *children], timeout=0)[1]:
             process_left.kill()
-    assert code == (-number if number == signal.SIGKILL else ExitCode.UNFINISHED), log.read_text()
+    assert code == (-signum if signum == signal.SIGKILL else ExitCode.UNFINISHED), log.read_text()
     assert still_running == []
-    assert {read_run(folder).status for folder in folders} == {"interrupted" if number == signal.SIGKILL else "killed"}
+    assert {read_run(folder).status for folder in folders} == {"interrupted" if signum == signal.SIGKILL else "killed"}
     assert not (tmp_path / "here" / "2" / "epochs.csv").exists()
     assert "Traceback" not in log.read_text()
     assert "Error executing" not in log.read_text()
@@ -86,7 +86,7 @@ def test_parallel_jobs_end_with_the_sweep_and_are_resumed(
 
 
 def test_a_launcher_that_is_not_installed_is_named(tmp_path: Path) -> None:
-    """`parallel` is ours, built on the plugin's."""
+    """The launcher `parallel` builds on the plugin's."""
     start = "import sys; sys.modules['hydra_plugins'] = None; from vitmnist.cli.train import main; main()"
     ended = run_python("-c", start, "-m", "hydra/launcher=parallel", folder=tmp_path)
     assert ended.returncode == 1

@@ -72,7 +72,9 @@ def test_an_argparse_that_checks_help_accepts_the_options_of_hydra(monkeypatch: 
     assert "Install or Uninstall shell completion" in str(option.help)
 
 
-def test_usage_errors_and_interrupts_have_own_exit_codes(call_here: CallHere, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usage_errors_and_interrupts_have_their_exit_codes(
+    call_here: CallHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ended = call_here(main, "evalute", "RUN")
     assert ended.returncode == 2
     assert ended.stderr.startswith(
@@ -83,7 +85,7 @@ def test_usage_errors_and_interrupts_have_own_exit_codes(call_here: CallHere, mo
     def interrupt(folders: list[Path]) -> None:  # by no signal, which tests that run in the background ignore
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("vitmnist.cli.report.find_runs", interrupt)
+    monkeypatch.setattr("vitmnist.cli.status.find_runs", interrupt)
     ended = call_here(command_main("status"), ".")
     assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
     monkeypatch.setattr(DataError, "exit_code", 7)
@@ -100,7 +102,7 @@ def test_the_name_of_a_file_cannot_command_the_terminal(
     assert "\x1b" not in printed
 
 
-def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+def test_a_closed_pipe_is_not_an_error(tmp_path: Path) -> None:
     (tmp_path / "runs" / "a" / ".hydra").mkdir(parents=True)
     reader, writer = os.pipe()
     os.close(reader)

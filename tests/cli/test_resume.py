@@ -58,21 +58,21 @@ def test_a_killed_run_ends_as_a_whole_one(name: str, kills: int, quick: list[str
         assert steps == every.get(tag.partition("/")[0], list(range(1, 7))), tag
 
 
-SLOW_SIGNALS = [pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGHUP, signal.SIGUSR1)]
+SLOW_SIGNALS = [pytest.param(signum, marks=pytest.mark.slow) for signum in (signal.SIGHUP, signal.SIGUSR1)]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, *SLOW_SIGNALS])
-def test_a_signal_saves_and_the_run_goes_on_with_another_loader(
-    quick: list[str], whole: Path, succeed: Printed, start: Start, tmp_path: Path, number: int
+@pytest.mark.parametrize("signum", [signal.SIGTERM, *SLOW_SIGNALS])
+def test_a_signal_saves_and_the_run_continues_with_another_loader(
+    quick: list[str], whole: Path, succeed: Printed, start: Start, tmp_path: Path, signum: int
 ) -> None:
     started = start(*quick, "data/loader=disk", "data.loader.num_workers=1", "hydra.run.dir=cut")
-    returned, output = started.until("epoch 2/6").ended(number)
+    returned, output = started.until("epoch 2/6").ended(signum)
     assert returned == ExitCode.UNFINISHED, output
-    assert f"{signal.Signals(number).name} was received; results: cut, resume with" in output
+    assert f"{signal.Signals(signum).name} was received; results: cut, resume with" in output
     assert "python train.py resume=cut" in output
     assert "Traceback" not in output
     result = result_of(tmp_path / "cut")
-    assert (result["status"], result["error"]) == ("interrupted", f"{signal.Signals(number).name} was received")
+    assert (result["status"], result["error"]) == ("interrupted", f"{signal.Signals(signum).name} was received")
     assert 2 <= len(result["epochs"]) < 6
     assert f"resumed after {len(result['epochs'])} epochs" in succeed("resume=cut", "data/loader=gpu_slice")
     assert_same_run(whole, tmp_path / "cut")

@@ -10,7 +10,7 @@ import yaml
 from tests.conftest import Printed, Train, assert_same_run, result_of, write_mnist_like
 from vitmnist.checkpoint import storage as checkpoint
 from vitmnist.cli.evaluate import main as evaluate
-from vitmnist.cli.resume import recorded_config
+from vitmnist.cli.resume import load_recorded_config
 from vitmnist.errors import ExitCode
 from vitmnist.tracking.result import CONFIG
 
@@ -78,7 +78,7 @@ def test_a_record_without_an_option_of_a_member_has_its_default_and_without_anot
     assert "patience is missing" in refuse("resume=cut", "epochs=3")
 
 
-def test_another_data_set_under_the_same_name_is_refused(runs: Path, refuse: Printed, tmp_path: Path) -> None:
+def test_another_dataset_of_the_same_name_is_refused(runs: Path, refuse: Printed, tmp_path: Path) -> None:
     write_mnist_like(tmp_path / "KMNIST" / "raw", 299, 20)
     refused = refuse("resume=cut", f"data.root={tmp_path}", folder=runs)
     assert "the dataset has changed since the run began: train_images, train_labels" in refused
@@ -114,11 +114,11 @@ def test_a_run_keeps_what_its_yaml_said(quick: list[str], succeed: Printed, refu
     file.write_text(EXPERIMENT.format(test_size=6))
     options = ["--config-dir", str(tmp_path / "mine"), "experiment=small"]
     succeed(*quick, *options, "epochs=1", "hydra.run.dir=own")
-    recorded = recorded_config(tmp_path / "own", [])
+    recorded = load_recorded_config(tmp_path / "own", [])
     assert recorded.data.dataset["test_size"] == 6
     file.write_text(EXPERIMENT.format(test_size=4))
-    assert recorded_config(tmp_path / "own", []) == recorded
-    assert recorded_config(tmp_path / "own", ["data.dataset.test_size=5"]).data.dataset["test_size"] == 5
+    assert load_recorded_config(tmp_path / "own", []) == recorded
+    assert load_recorded_config(tmp_path / "own", ["data.dataset.test_size=5"]).data.dataset["test_size"] == 5
     file.unlink()
     resumed = succeed("resume=own", "epochs=2", "optimizer.lr=0.003", "data/loader=prefetch")
     assert "test split, 6 images" in resumed

@@ -96,14 +96,14 @@ def test_failed_trials_end_no_search(refuse: Printed, train_here: Train, quick: 
     assert not (tmp_path / "other" / "optimization_results.yaml").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_search_is_resumed(
-    number: int, succeed: Printed, start: Start, quick: list[str], tmp_path: Path
+    signum: int, succeed: Printed, start: Start, quick: list[str], tmp_path: Path
 ) -> None:
     search = [*TYPED, *quick, "epochs=20", "checkpoint.min_interval_s=0", LR, "hydra.sweeper.n_trials=3"]
-    code, printed = start(*search).until(r"#1 : [\s\S]*epoch 5/20").ended(number)
+    code, printed = start(*search).until(r"#1 : [\s\S]*epoch 5/20").ended(signum)
     command = [*search, "resume=auto"]
-    if number == signal.SIGTERM:
+    if signum == signal.SIGTERM:
         assert code == ExitCode.UNFINISHED
         assert [state for state, _, _ in trials_of(tmp_path / "here")] == ["completed", "interrupted"]
         command = shlex.split(*re.findall(r"resume with\n    python train.py (.*)", printed))

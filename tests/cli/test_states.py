@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import REPOSITORY, CallHere, Printed, Start, Train, assert_same_run, result_of
 from tests.support.pages import blocks
-from vitmnist.cli.report import status
+from vitmnist.cli.status import main as status
 
 BEGINS, RESUMES, DONE = "epoch 1/2", "resumed after", "completed, epoch 2/2"
 REFUSED = "holds records already, which would be overwritten"

@@ -41,7 +41,7 @@ def order(seed: int) -> list[tuple[int, int]]:
     return [tuple(int(override.partition("=")[2]) for override in job) for job in sweeper.get_job_batch()]
 
 
-def test_a_sweep_with_a_failing_job_ends_in_a_complete_report_and_goes_on(
+def test_a_sweep_with_a_failing_job_ends_in_a_complete_report_and_is_resumed(
     train_here: Train, succeed: Printed, refuse: Printed, quick: list[str], tmp_path: Path
 ) -> None:
     """Two loaders by two batch sizes; where job 1 wants its checkpoints, there is a file."""
@@ -131,7 +131,7 @@ def test_repeats_run_in_rounds_of_an_order_drawn_by_seed(succeed: Printed, quick
     assert all([sorted(jobs_of_sweep[:3]), sorted(jobs_of_sweep[3:])] == rounds for jobs_of_sweep in drawn)
 
 
-def test_an_experiment_is_a_sweep_and_its_jobs_go_on_alone(succeed: Printed, quick: list[str], tmp_path: Path) -> None:
+def test_an_experiment_is_a_sweep_whose_jobs_can_be_resumed(succeed: Printed, quick: list[str], tmp_path: Path) -> None:
     """With few images, and one combination of what it sweeps; the README's commands run `smoke` and `loaders` whole."""
     few = [*quick[:2], "data/loader=ram", "batch_size=23", "epochs=1", "repeats=1", "model.depth=1"]
     succeed("experiment=article_table", *few, "hydra.sweep.dir=here")

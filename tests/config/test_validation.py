@@ -82,14 +82,14 @@ def test_every_file_opens_with_its_use_and_every_key_has_a_comment(file: Path) -
         group = file.parent.relative_to(CONF).as_posix()
         assert any(f"{group}={file.stem}" in line for line in opening)
     section = ""
-    for number, line in enumerate(lines):
+    for index, line in enumerate(lines):
         key = re.match(r"( *)(?:- )?([\w/@]+(?: /[\w]+)?):(.*)", line)
         if not key:
             continue
         section = key[2] if not key[1] else section
         opens_a_block = not key[3].split("#")[0].strip()
         if section != "hydra" and not opens_a_block and "override /" not in line:
-            assert "#" in line or lines[number - 1].lstrip().startswith("#"), f"{file.name}: {line}"
+            assert "#" in line or lines[index - 1].lstrip().startswith("#"), f"{file.name}: {line}"
 
 
 @pytest.mark.parametrize("model", MODELS.names())
@@ -150,21 +150,12 @@ def test_a_record_without_a_key_gets_its_default_or_is_refused_by_name() -> None
 
 @dataclass
 class Steps:
+    cap: float
     factors: list[float] = config_field(at_least=0)
 
 
-def test_only_a_range_is_an_ascending_pair() -> None:
-    assert validate(Steps, {"factors": [3, 1, 2]}).factors == [3, 1, 2]
-    with pytest.raises(ConfigError, match=r"^loss.factors=-1.0: must be at least 0"):
-        validate(Steps, {"factors": [1, -1]}, "loss")
-
-
-@dataclass
-class Capped:
-    cap: float
-
-
-@pytest.mark.parametrize("cap", [math.inf, math.nan])
-def test_a_number_that_no_record_can_have_is_refused_without_bounds_too(cap: float) -> None:
-    with pytest.raises(ConfigError, match=f"^loss.cap={cap}: must be finite"):
-        validate(Capped, {"cap": cap}, "loss")
+def test_numbers_are_finite_and_those_of_a_list_within_its_bounds() -> None:
+    assert validate(Steps, {"cap": -1, "factors": [3, 1, 2]}).factors == [3, 1, 2]
+    for cap, factor, message in ((0, -1, "factors=-1.0: must be at least 0"), (math.nan, 1, "cap=nan: must be finite")):
+        with pytest.raises(ConfigError, match=f"^loss.{message}"):
+            validate(Steps, {"cap": cap, "factors": [1, factor]}, "loss")

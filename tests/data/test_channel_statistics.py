@@ -10,7 +10,7 @@ from tests.conftest import Printed, result_of
 from vitmnist import make_loader
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.checkpoint.inference import load_inference_model
-from vitmnist.cli.report import report
+from vitmnist.cli.report import main as report
 from vitmnist.config.schema import DataConfig
 from vitmnist.data.channel_statistics import IMAGENET, configured_statistics
 from vitmnist.data.datasets.base import Dataset, apply_config

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from tests.support.samples import Made
 from vitmnist import from_dataloader, make_loader
-from vitmnist.auditing import AuditDataset, leftovers_since, running
+from vitmnist.auditing import AuditDataset, find_leftovers, find_running
 from vitmnist.data.randomness import RandomState, read_samples
 from vitmnist.errors import ConfigError
 
@@ -23,7 +23,7 @@ NOISY = AuditDataset(23)
 
 
 def test_each_generator_is_seeded_by_seed_epoch_and_index() -> None:
-    """Torch's, NumPy's and Python's draws differ between any two of them, and come again for the same three numbers."""
+    """Draws of torch, NumPy and Python differ for any two triples, and repeat for the same triple."""
     draws = {
         (seed, epoch, index): tuple(read_samples(NOISY, [index], seed, epoch)[0][1].tolist())
         for seed in (0, 1, 2**63)
@@ -39,7 +39,7 @@ def test_each_generator_is_seeded_by_seed_epoch_and_index() -> None:
     ("name", "draw"), [("torch", lambda: torch.rand(1)), ("NumPy", np.random.rand), ("Python", random.random)]
 )
 def test_a_single_draw_changes_a_generator(name: str, draw: Callable[[], object]) -> None:
-    np.random.rand()  # NumPy's next draw moves its position only
+    np.random.rand()  # the next draw of NumPy only moves its position
     before = RandomState()
     assert not before.changed()
     draw()
@@ -58,18 +58,18 @@ def test_a_single_draw_changes_a_generator(name: str, draw: Callable[[], object]
 def test_an_error_of_a_sample_neither_ends_the_epoch_nor_is_taken_for_a_dead_worker(
     options: dict[str, Any], error: type[Exception], raised: type[Exception], message: str
 ) -> None:
-    """By a stray `next` of an iterator that is at its end, or because a server is gone."""
+    """The errors are a stray `next` of an iterator at its end, and a connection that breaks."""
 
     def fail(index: int) -> Any:
         if index == 9:
             raise error("the server is gone")
         return torch.zeros(1), index
 
-    before = running()
+    before = find_running()
     with make_loader(data=Made(fail, 12), **ORDER, **options) as loader:
         with pytest.raises(raised, match=message) as kept:
             list(loader.epoch(0))
-        assert not leftovers_since(before)  # although the traceback refers to the iterator
+        assert not find_leftovers(before)  # the traceback that is kept keeps no worker
     assert kept.value.__traceback__ is not None
 
 
@@ -98,7 +98,7 @@ class Slots:
 
 
 class OtherMethod:
-    """Draws in another method than the one that is called, from a global variable or from an attribute of a module."""
+    """Draws in a method that `__call__` calls, from a global variable or from an attribute of a module."""
 
     def __init__(self, of_module: bool) -> None:
         self.of_module = of_module
@@ -162,14 +162,11 @@ def test_samples_that_seed_themselves_and_a_pixel_that_is_no_number_are_kept(sto
         assert torch.equal(images.nan_to_num(-1), expected.nan_to_num(-1))
 
 
-def test_randomness_that_no_generator_shows_is_found_if_a_probe_shows_it() -> None:
+@pytest.mark.parametrize(("size", "every", "index"), [(100, 5, 6), (40, 1, 0)])
+def test_randomness_that_no_generator_shows_is_found_in_probes(size: int, every: int, index: int) -> None:
     def make(index: int) -> Any:
-        return torch.tensor(np.random.default_rng().random() if index % 5 == 1 else 0.0), index
+        return torch.tensor(np.random.default_rng().random() if index % every == 1 % every else 0.0), index
 
-    with pytest.raises(ConfigError, match=r"is random \(it differs when it is read again\), and .*disk or"):
-        make_loader("ram", Made(make, 100), **ORDER)
-
-
-def test_randomness_that_no_generator_shows_is_found_if_the_first_sample_of_a_chunk_shows_it() -> None:
-    with pytest.raises(ConfigError, match=r"sample 0 is random \(it differs when it is read again\), and .*disk or"):
-        make_loader("ram", Made(lambda index: (torch.tensor(np.random.default_rng().random()), index)), **ORDER)
+    message = rf"sample {index} is random \(it differs when it is read again\), and .*disk or"
+    with pytest.raises(ConfigError, match=message):
+        make_loader("ram", Made(make, size), **ORDER)

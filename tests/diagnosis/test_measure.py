@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from tests.support.samples import Made
 from vitmnist import diagnose, make_loader
-from vitmnist.auditing import leftovers_since, running
+from vitmnist.auditing import find_leftovers, find_running
 from vitmnist.diagnosis.measure import Diagnosis
 from vitmnist.errors import DataError
 from vitmnist.timing.benchmark import LoaderCandidate
@@ -154,7 +154,7 @@ def test_a_step_that_raises_leaves_nothing_behind() -> None:
     model = nn.Linear(3, 1)
     before = model.weight.clone()
     list(tqdm([0]))  # This starts the one thread that tqdm has in a process.
-    running_before = running()
+    running_before = find_running()
     calls = 0
 
     def step(images: Tensor, labels: Tensor) -> None:
@@ -168,7 +168,7 @@ def test_a_step_that_raises_leaves_nothing_behind() -> None:
     with pytest.raises(ZeroDivisionError, match="of the step"):
         brief(DataLoader(samples(), 4), step, model=model)
     assert torch.equal(model.weight, before)
-    assert not leftovers_since(running_before)
+    assert not find_leftovers(running_before)
 
 
 def only_here(index: int) -> tuple[Tensor, int]:

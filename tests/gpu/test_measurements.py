@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.gpu.conftest import NEEDS_CUDA
-from vitmnist.runtime.memory import free_memory, peak_memory
+from vitmnist.runtime.memory import measure_free_memory, peak_memory
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.tracking.environment import PeakMemory
 
@@ -16,7 +16,7 @@ pytestmark = NEEDS_CUDA
 def test_memory_that_work_takes_on_the_gpu_is_measured(cuda: torch.device) -> None:
     peak = peak_memory(lambda: torch.ones(2**26, device=cuda).sum().item(), cuda)
     assert 2**28 <= peak.device < 2**29
-    assert free_memory(cuda).device > 2**20
+    assert measure_free_memory(cuda).device > 2**20
 
 
 def test_memory_is_measured_from_the_beginning_of_the_run(cuda: torch.device) -> None:
@@ -26,6 +26,19 @@ def test_memory_is_measured_from_the_beginning_of_the_run(cuda: torch.device) ->
     peak = PeakMemory(cuda).metrics()["gpu_peak_mib"]
     assert peak is not None
     assert peak < torch.cuda.memory_allocated(cuda) / 2**20 + 1
+
+
+def test_the_host_leads_a_slow_gpu_and_not_a_fast_one(cuda: torch.device) -> None:
+    timer, images = EpochTimer(cuda), torch.ones(64, 64, device=cuda)
+    torch.cuda._sleep(1000)
+    for gpu_cycles, host_s, leads in ((20_000_000, 0.0, True), (1000, 0.01, False)):
+        timer.start()
+        for _ in timer.waiting(range(10)):
+            torch.cuda._sleep(gpu_cycles)
+            images.sum()
+            time.sleep(host_s)
+        timer.stop()
+        assert (timer.host_lead_s > sum(timer.seconds().values()) / 20) == leads
 
 
 def test_the_timer_charges_a_slow_kernel_to_computing(cuda: torch.device) -> None:

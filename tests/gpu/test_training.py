@@ -48,7 +48,11 @@ def watched(batches: Iterable[object], number: int) -> Iterator[object]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("graph", [False, True], ids=["wrapped by DDP", "graph"])
+@pytest.mark.parametrize(
+    "form",
+    [{"micro_batch": 4}, {"micro_batch": None, "graph": True}, {"micro_batch": None, "precision": "fp16"}],
+    ids=["wrapped by DDP", "graph", "fp16"],
+)
 @pytest.mark.parametrize("preset", ["affine", "cifar", "imagenet"])
 @pytest.mark.parametrize("name", ["gpu_slice", "ram", "prefetch"])
 def test_an_epoch_waits_for_the_gpu_only_at_its_borders(
@@ -57,12 +61,12 @@ def test_an_epoch_waits_for_the_gpu_only_at_its_borders(
     world: World,
     name: str,
     preset: str,
-    graph: bool,
+    form: dict[str, object],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A step with all options; the first epoch warms up."""
-    augment, size = configured(f"data/augment={preset}"), None if graph else 4
-    options = {"augment": augment, "decay": 0.9, "smoothing": 0.1, "micro_batch": size, "graph": graph}
+    graph = "graph" in form
+    options = {"augment": configured(f"data/augment={preset}"), "decay": 0.9, "smoothing": 0.1, **form}
     step = test_step.make_step(tiny, device=cuda, steps=100, **options)
     batches, votes = step.batches, []
     with test_step.make_loader(tiny, name, device=cuda) as loader:
@@ -99,13 +103,20 @@ def test_the_gpu_computes_the_transformer_of_the_cpu(side: int, cuda: torch.devi
     torch.testing.assert_close(model.to(cuda)(images.to(cuda)).cpu(), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_bf16_on_the_gpu_is_the_step_within_its_rounding(tiny: Dataset, cuda: torch.device) -> None:
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "tf32"])
+def test_a_lower_precision_on_the_gpu_is_the_step_within_its_rounding(
+    precision: str, graph: bool, tiny: Dataset, cuda: torch.device
+) -> None:
     plain, rounded = (
-        test_step.make_step(tiny, device=cuda, precision=name) for name in (Precision.fp32, Precision.bf16)
+        test_step.make_step(tiny, device=cuda, precision=name, graph=graph, micro_batch=None)
+        for name in (Precision.fp32.value, precision)
     )
     with test_step.make_loader(tiny, "gpu_slice", device=cuda) as loader:
         for step in (plain, rounded):
+            step.prepare(loader)
             step.forward_backward(next(step.batches(loader, 0)))
+            step._unscale_gradients()
     assert 0 < test_step.gradient_difference(rounded.model, plain.model) < 0.02
 
 
@@ -137,6 +148,8 @@ MODELS = {"cnn": ["model=cnn"], "vit of 197 tokens": ["model=vit", "model.patch_
     [
         ["trainer=plain", "trainer.precision=fp32"],
         ["trainer=plain", "trainer.precision=bf16"],
+        ["trainer=plain", "trainer.precision=fp16", "trainer.fused=true"],
+        ["trainer=fast", "trainer.precision=tf32"],
         ["trainer=fast", "trainer.compile=true"],
         ["trainer=fast", "trainer.graph=true"],
     ],
@@ -157,7 +170,7 @@ def test_a_run_stopped_on_the_gpu_ends_as_if_it_had_not_been(
     result = result_of(tmp_path / "stopped")
     assert result["device"].startswith("cuda")
     assert result["trainer"]["compile"] is ("trainer.compile=true" in trainer)
-    assert result["trainer"]["graph"] is ("trainer.graph=true" in trainer)
+    assert result["trainer"]["graph"] is (trainer[0] == "trainer=fast" and "trainer.compile=true" not in trainer)
 
 
 @pytest.mark.parametrize("augment", [None, test_step.SHIFT, test_step.CUTMIX], ids=["plain", "shift", "cutmix"])

@@ -38,9 +38,20 @@ TENSORS = TensorSet(torch.zeros(23, 3), torch.zeros(23))
 MAPPED = TensorSet(TENSORS.images, TENSORS.labels, is_mapped=True)
 
 
+class DirectLoader(Loader):
+    """Reads each batch from the data that it is built from."""
+
+    def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
+        super().__init__(sampler)
+        self.data = data
+
+    def batches(self, epoch: int, start: int) -> Batches:
+        yield from map(self.data.read, self.sampler.batches(epoch, start))
+
+
 @pytest.fixture
 def own_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers ends with it."""
+    """Restores the registry after the test."""
     monkeypatch.setattr(LOADERS, "_registered", {**LOADERS._members})
 
 
@@ -48,14 +59,11 @@ def own_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
 def registered(own_loaders: None) -> None:
     """The loaders `slow`, which takes 30 ms a batch, and `broken`."""
 
-    class Slow(Loader):
-        def __init__(self, options: NoOptions, data: object, sampler: EpochSampler, device: torch.device) -> None:
-            super().__init__(sampler)
-
-        def batches(self, number: int, start: int) -> Batches:
-            for _ in range(start, len(self)):
+    class Slow(DirectLoader):
+        def batches(self, epoch: int, start: int) -> Batches:
+            for batch in super().batches(epoch, start):
                 time.sleep(0.03)
-                yield torch.zeros(2, 3), torch.zeros(2)
+                yield batch
 
     def broken(*parts: object) -> Loader:
         raise DataError("its disk is gone")
@@ -94,19 +102,15 @@ def test_the_fastest_is_chosen_and_the_table_says_why() -> None:
 def test_what_a_loader_keeps_decides_what_auto_builds_it_from(
     kind: Storage, built_from: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What `ram` has decoded, if it keeps that in memory; a file is not written of what memory holds."""
+    """A loader in memory is built from what `ram` has decoded. A file is not written if memory holds the samples."""
     found = []
 
-    class Second(Loader):
+    class Second(DirectLoader):
         storage = kind
 
-        def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
-            super().__init__(sampler)
-            self.data = data
-            found.append("decoded" if data.is_decoded else "as given")
-
-        def batches(self, number: int, start: int) -> Batches:
-            yield from map(self.data.read, self.sampler.batches(number, start))
+        def batches(self, epoch: int, start: int) -> Batches:
+            found.append("decoded" if isinstance(self.data, TensorSet) else "as given")
+            return super().batches(epoch, start)
 
     LOADERS.register("second")(Second)
     monkeypatch.setattr(LOADERS, "names", lambda: ["ram", "second"])
@@ -116,18 +120,15 @@ def test_what_a_loader_keeps_decides_what_auto_builds_it_from(
     assert found[:1] == built_from
 
 
+@pytest.mark.usefixtures("own_loaders")
 def test_the_selected_loader_is_open() -> None:
     @LOADERS.register("closing")
-    class Closing(Loader):
+    class Closing(DirectLoader):
         is_closed = False
-
-        def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
-            super().__init__(sampler)
-            self.data = data
 
         def batches(self, epoch: int, start: int) -> Batches:
             assert not self.is_closed
-            yield from map(self.data.read, self.sampler.batches(epoch, start))
+            return super().batches(epoch, start)
 
         def close(self) -> None:
             super().close()
@@ -137,7 +138,6 @@ def test_the_selected_loader_is_open() -> None:
     with make_loader("auto", pair, batch_size=4, device="cpu", seed=0, candidates=["closing"]) as loader:
         assert len(list(loader.epoch(0))) == len(loader)
     assert loader.is_closed
-    del LOADERS._members["closing"]
 
 
 def test_a_mapped_set_is_decoded_once_for_all_candidates_that_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,12 +147,12 @@ def test_a_mapped_set_is_decoded_once_for_all_candidates_that_keep_it(monkeypatc
 
     def counted(data: TensorSet, location: Location) -> TensorSet:
         copies.extend([location] if data.is_mapped else [])
-        # As much memory as one copy takes; none is left after it.
-        monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=MAPPED.nbytes - 1))
+        # The memory suffices for one copy, and after it none is left.
+        monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=MAPPED.nbytes - 1))
         return decode_to(data, location)
 
     monkeypatch.setattr(TensorSet, "decode_to", counted)
-    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=MAPPED.nbytes))
+    monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=MAPPED.nbytes))
     selection = chosen("ram", "prefetch", "gpu_slice", data=MAPPED)
     assert [row.error for row in selection.candidates] == [None] * 3
     assert len(copies) == 1
@@ -162,7 +162,7 @@ def test_a_mapped_set_is_decoded_once_for_all_candidates_that_keep_it(monkeypatc
 def test_auto_leaves_the_model_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """`ram` would fit by itself, but not next to the model's step, which takes 256 MiB."""
     size = MAPPED.nbytes
-    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=size + 2**27))
+    monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=size + 2**27))
     monkeypatch.setattr(auto_module, "peak_memory", lambda work, device: Memory(host=2**28))
     options = AutoOptions(batches=5, candidates=["ram", "gpu_slice", "slow"])
     as_candidate = partial(LoaderCandidate, device=CPU, step=lambda batch: None)
@@ -208,7 +208,7 @@ def test_a_run_with_auto_learns_what_any_run_learns(
 def test_the_timed_steps_of_all_candidates_stay_within_the_schedule_of_the_run(
     succeed: Printed, quick: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A schedule may be a table with a factor for each step, which has none beyond the end of the run."""
+    """A schedule may be a table with a factor for each step, and without one beyond the end of the run."""
 
     def table(options: NoOptions, step: int, steps: int, steps_per_epoch: int) -> float:
         return ([1.0] * steps)[step]
@@ -283,14 +283,14 @@ def test_a_step_of_the_user_is_timed_with_each_loader(capsys: pytest.CaptureFixt
     def fails(images: Tensor, labels: Tensor) -> None:
         raise ZeroDivisionError("of the user")
 
-    with pytest.raises(ZeroDivisionError, match="of the user"):  # not a reason against the loader
+    with pytest.raises(ZeroDivisionError, match="of the user"):  # an error of the step is not an error of the loader
         make_loader("auto", TENSORS, batch_size=5, device="cpu", seed=0, step=fails)
 
 
 def test_a_step_is_compiled_before_it_is_timed_and_not_within_an_epoch(
     train_here: Train, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is compiled for the batches of each candidate: `disk` delivers floats, the others uint8."""
+    """The step is compiled for the batches of each candidate: `disk` delivers floats, the others uint8."""
     compiled, compiled_in_block = [], []
     time_block = LoaderCandidate.time_block
 
@@ -306,17 +306,8 @@ def test_a_step_is_compiled_before_it_is_timed_and_not_within_an_epoch(
     torch.compiler.reset()
     monkeypatch.setattr(LoaderCandidate, "time_block", timed)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
-    candidates = "data.loader.candidates=[disk,ram,gpu_slice]"
-    overrides = [
-        *quick,
-        "data/loader=auto",
-        candidates,
-        "trainer.compile=true",
-        "epochs=1",
-        "hydra.run.dir=here",
-        *BRIEF,
-    ]
-    ended = train_here(*overrides)
+    typed = ["data/loader=auto", "data.loader.candidates=[disk,ram,gpu_slice]", "trainer.compile=true", "epochs=1"]
+    ended = train_here(*quick, *typed, "hydra.run.dir=here", *BRIEF)
     assert ended.returncode == 0, ended.stderr
     assert result_of(tmp_path / "here")["compile_s"] > 0
     assert [torch.uint8 in dtypes for dtypes in compiled] == [True, False]

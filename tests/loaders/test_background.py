@@ -9,7 +9,7 @@ import torch
 
 from tests.support.processes import run_python
 from vitmnist import make_loader
-from vitmnist.auditing import leftovers_since, running
+from vitmnist.auditing import find_leftovers, find_running
 from vitmnist.loaders.base import Loader
 
 SAMPLES, BATCH_SIZE = 16, 2
@@ -33,7 +33,7 @@ def exhaust(loader: Loader, number: int, start: int = 0) -> int:
 
 
 def workers_and_threads() -> set[object]:
-    """Those of loaders, without the threads by which multiprocessing feeds its queues."""
+    """The workers and threads of loaders, without the threads by which multiprocessing feeds its queues."""
     threads = {thread for thread in threading.enumerate() if thread.name == "vitmnist-map"}
     return threads | set(multiprocessing.active_children())
 
@@ -41,13 +41,13 @@ def workers_and_threads() -> set[object]:
 @pytest.mark.parametrize("end", ["close", "abandon", "raise", "break"])
 @pytest.mark.parametrize("label", LOADERS)
 def test_nothing_is_left(label: str, end: str) -> None:
-    before = running()
+    before = find_running()
     loader = build(label, (torch.arange(SAMPLES), torch.arange(SAMPLES)))
     exhaust(loader, 0)
     if end == "close":
         loader.close()
         assert not workers_and_threads() - before
-        assert exhaust(loader, 1) == BATCHES  # a closed loader begins again
+        assert exhaust(loader, 1) == BATCHES  # a closed loader can be used again
         loader.close()
     elif end == "raise":
         with pytest.raises(ZeroDivisionError), loader:  # noqa: PT012
@@ -56,13 +56,13 @@ def test_nothing_is_left(label: str, end: str) -> None:
     elif end == "break":
         for _ in loader.epoch(1):
             break
-    gc.disable()  # nothing waits for the garbage collector
+    gc.disable()  # the release must not depend on the garbage collector
     try:
         del loader
         assert not workers_and_threads() - before
     finally:
         gc.enable()
-    assert not leftovers_since(before)
+    assert not find_leftovers(before)
 
 
 def test_the_interpreter_ends_under_a_live_iterator() -> None:

@@ -75,7 +75,7 @@ def test_an_exception_arrives_where_its_batch_would_have(
 def test_the_thread_leaves_the_cores_to_the_model(prefetch: PrefetchLoader) -> None:
     before, inside = torch.get_num_threads(), []
     prefetch.base.before_batch = {1: lambda: inside.append(torch.get_num_threads())}
-    torch.set_num_threads(2)  # also of new threads
+    torch.set_num_threads(2)  # this holds for new threads too
     try:
         numbers(prefetch.epoch(0))
         assert (inside, torch.get_num_threads()) == ([1], 2)
@@ -103,7 +103,7 @@ def prefetching() -> list[threading.Thread]:
 
 
 def test_leaving_a_source_that_blocks_takes_a_second_at_most(prefetch: PrefetchLoader) -> None:
-    """At any speed of the machine, the consumer continues although the thread cannot be ended."""
+    """The consumer continues although the thread cannot be ended."""
     assert becomes_true(lambda: not prefetching())
     blocked = threading.Event()
     prefetch.base.before_batch = {1: blocked.wait}
@@ -145,7 +145,7 @@ if __name__ == "__main__":
 
 
 def test_ctrl_c_ends_the_program(tmp_path: Path) -> None:
-    """While the source blocks for ever; no worker survives it."""
+    """The program ends while its source blocks for ever, and no worker survives."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     # A terminal sends Ctrl-C to the whole group, workers included.
     (tmp_path / "program.py").write_text(PROGRAM)
@@ -154,7 +154,7 @@ def test_ctrl_c_ends_the_program(tmp_path: Path) -> None:
         assert process.poll() is None
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=30)
-    # At its end Python stops a thread that blocks by pthread_exit, which torch's C++ may take for a crash.
+    # At its end, Python stops a blocked thread by pthread_exit, which the C++ code of torch may report as a crash.
     assert process.returncode in (-signal.SIGINT, 1, -signal.SIGABRT), errors
     assert "KeyboardInterrupt" in errors
     assert becomes_true(lambda: not group_lives(process.pid))
@@ -174,13 +174,13 @@ class Point(NamedTuple):
 
 
 def nested(index: int) -> dict[str, object]:
-    """A sample as a detection model has it."""
+    """A sample of a detection dataset."""
     boxes = [torch.tensor([index, index]), torch.tensor([-index])]
     return {"boxes": boxes, "point": Point(torch.tensor(index), f"point {index}"), "mask": None, "pair": (index, "")}
 
 
 def test_nested_samples_pass_through() -> None:
-    """Dicts, lists, tuples, named tuples, None and strings, as the article's loader lets them."""
+    """Samples may contain dicts, lists, tuples, named tuples, None and strings."""
     sampler = {"batch_size": 2, "device": "cpu", "seed": 0, "shuffle": "none"}
     with make_loader("prefetch", Made(nested, 3), base={"name": "disk", "num_workers": 0}, **sampler) as loader:
         batch, short = loader.epoch(0)

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from tests.conftest import Printed, Train
-from vitmnist.errors import ConfigError
 from vitmnist.models import MODELS
 from vitmnist.models.cnn import CNNOptions
 from vitmnist.models.vit import ViT, ViTOptions
@@ -83,11 +82,6 @@ def test_a_model_learns(options: dict) -> None:
         optimizer.step()
     assert model(images).shape == (20, 10)
     assert loss < 0.5
-
-
-def test_an_error_names_a_size_that_does_not_fit() -> None:
-    with pytest.raises(ConfigError, match="3×3 is below 4×4"):
-        MODELS.build(CNN, (1, 3, 3), 10)
 
 
 @pytest.mark.parametrize("outputs", [1, 3])

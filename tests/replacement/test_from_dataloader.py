@@ -218,7 +218,7 @@ def test_a_set_larger_than_memory_is_kept_in_a_file(
     is_random: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And refused before anything is decoded where the disk is too small, too."""
-    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=SIZE))
+    monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=SIZE))
     dataloader = DataLoader(Pictures(folder, CROP) if is_random else Pairs(), batch_size=4)
     size = r"[\d.]+ MiB"
     for name in ("ram",) if is_random else ("ram", "gpu_slice"):

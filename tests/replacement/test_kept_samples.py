@@ -21,7 +21,7 @@ from vitmnist import from_dataloader
 from vitmnist.data import randomness
 from vitmnist.errors import DataError
 from vitmnist.store import read_once
-from vitmnist.store.samples import IMAGE_MODES, encode_samples, samples_in_file, samples_in_memory
+from vitmnist.store.samples import IMAGE_MODES, collect_samples, encode_samples, write_samples
 from vitmnist.store.tree import find_difference, flatten_tree
 
 FLIP = v1.Compose([v1.Resize((8, 8)), v1.RandomHorizontalFlip(), v1.ToTensor()])
@@ -223,9 +223,9 @@ def test_values_are_kept_as_they_are(in_file: bool, tmp_path: Path) -> None:
         structure = flatten_tree(sample)[1] if in_file else None
         chunks = [encode_samples([sample] * 3, structure), encode_samples([sample], structure)]
         if structure:
-            kept = samples_in_file(lambda chunks=chunks: chunks, 4, structure, tmp_path, None)
+            kept = write_samples(lambda chunks=chunks: chunks, 4, structure, tmp_path, None)
         else:
-            kept = samples_in_memory(chunks, expected_nbytes=1)
+            kept = collect_samples(chunks, expected_nbytes=1)
         for sample in (kept[1], kept[3], kept.load(2, as_views=True)):
             assert sample["label"] == 7
             if isinstance(value, np.ndarray):
@@ -237,13 +237,13 @@ def test_values_are_kept_as_they_are(in_file: bool, tmp_path: Path) -> None:
 def test_tensors_keep_their_strides_and_share_their_storage() -> None:
     table = torch.arange(100.0).view(10, 10)
     sample = {"rows": table[4:], "columns": table[:, 2:9], "spread": table[1].expand(3, 10), "again": table[4:]}
-    kept = samples_in_memory([encode_samples([sample], None)], 1)[0]
+    kept = collect_samples([encode_samples([sample], None)], 1)[0]
     assert {name: tensor.stride() for name, tensor in kept.items()} == {name: t.stride() for name, t in sample.items()}
     kept["rows"].fill_(-1)
     assert kept["columns"][7].tolist() == [-1.0] * 7
     assert kept["again"][3].tolist() == [-1.0] * 10
     conjugate = {"conj": torch.tensor([1j]).conj(), "neg": torch.tensor([1j]).conj().imag}
-    kept = samples_in_memory([encode_samples([conjugate], None)], 1)[0]
+    kept = collect_samples([encode_samples([conjugate], None)], 1)[0]
     assert kept["conj"].is_conj()
     assert kept["neg"].is_neg()
     assert find_difference(kept, conjugate) is None
@@ -254,8 +254,8 @@ def test_what_a_file_cannot_keep_is_named() -> None:
         *(None, b"bytes", object(), {1, 2}, np.array(["a"]), np.array([None]), torch.ones(2, requires_grad=True)),
         *(draw(1, "P"), torch.zeros(2).to_sparse(), Path("file"), np.datetime64("2026-01-01"), np.str_("text")),
     ):
-        named = "a picture of mode P" if isinstance(value, Image.Image) else f"an? {type(value).__name__}"
-        with pytest.raises(DataError, match=f"a sample has {named}; a file keeps only pictures, tens.*use ram"):
+        named = "an image of mode P" if isinstance(value, Image.Image) else f"an? {type(value).__name__}"
+        with pytest.raises(DataError, match=f"a sample has {named}; a file keeps only images, tens.*use ram"):
             encode_samples([{"value": value}], flatten_tree({"value": 0})[1])
     with pytest.raises(DataError, match="the samples differ in their structure"):
         encode_samples([[1, 2]], flatten_tree([0])[1])

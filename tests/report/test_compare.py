@@ -13,7 +13,7 @@ from tests.conftest import REPOSITORY
 from tests.support.records import DATASET, compared, epoch, run, the_only
 from vitmnist.report.statistics import format_seconds
 from vitmnist.report.summary import summarize_comparison
-from vitmnist.report.write import as_csv, as_markdown, as_text, build_table
+from vitmnist.report.write import build_table, format_csv, format_markdown, format_text
 
 
 def job(folder: Path, began: float, ended: float, host: str | None = "here", **result: Any) -> None:
@@ -37,8 +37,8 @@ def test_jobs_that_overlapped_on_one_machine_are_marked_and_not_ranked(tmp_path:
 
 def test_a_killed_run_overlaps_with_the_runs_that_it_slowed_down(tmp_path: Path) -> None:
     """It has left no record, so its files say when it was active, and the sweep on which machine."""
-    for number, began in enumerate((1000.0, 2000.0)):
-        job(tmp_path / str(number), began, began + 20)
+    for index, began in enumerate((1000.0, 2000.0)):
+        job(tmp_path / str(index), began, began + 20)
     killed = run(tmp_path / "2")
     (killed / "result.json").unlink()
     (killed / ".lock").touch()
@@ -53,7 +53,7 @@ def test_a_killed_run_overlaps_with_the_runs_that_it_slowed_down(tmp_path: Path)
     ]
 
 
-def test_whatever_varies_is_a_column(tmp_path: Path) -> None:
+def test_each_key_that_varies_is_a_column(tmp_path: Path) -> None:
     run(tmp_path / "0", "ram", config={"data.root": "/a", "seed": 1})
     run(tmp_path / "1", "disk", config={"data.root": "/b", "data.loader.num_workers": 2, "repeat": 2})
     assert the_only(tmp_path).columns == ["data/loader"], "num_workers is an option of disk alone"
@@ -70,16 +70,16 @@ def test_whatever_varies_is_a_column(tmp_path: Path) -> None:
 def test_options_of_a_trainer_have_columns_and_loaders_are_named_with_base_and_automatic_choice(tmp_path: Path) -> None:
     folder = REPOSITORY / "conf" / "trainer"
     plain, fast = (yaml.safe_load((folder / f"{name}.yaml").read_text()) for name in ("plain", "fast"))
-    for number, trainer in enumerate([plain, fast, {**plain, "fused": True, "micro_batch": 250}]):
-        run(tmp_path / "trainers" / str(number), config={"trainer": trainer})
+    for index, trainer in enumerate([plain, fast, {**plain, "fused": True, "micro_batch": 250}]):
+        run(tmp_path / "trainers" / str(index), config={"trainer": trainer})
     columns = ("trainer", "trainer.micro_batch", "trainer.fused")
     labels = [tuple(row[column] for column in columns) for row in build_table(the_only(tmp_path / "trainers"))]
     assert labels == [("plain", "None", "False"), ("fast", "auto", "auto"), ("plain", "250", "True")]
-    for number, base in enumerate(("ram", "disk")):
+    for index, base in enumerate(("ram", "disk")):
         loader = {"name": "prefetch", "queue_size": 2, "base": {"name": base}}
-        run(tmp_path / "loaders" / str(number), config={"data.loader": loader})
-    for number, auto in enumerate(({"name": "ram"}, None), 2):
-        run(tmp_path / "loaders" / str(number), "auto", auto=auto)
+        run(tmp_path / "loaders" / str(index), config={"data.loader": loader})
+    for index, auto in enumerate(({"name": "ram"}, None), 2):
+        run(tmp_path / "loaders" / str(index), "auto", auto=auto)
     labels = [row["data/loader"] for row in build_table(the_only(tmp_path / "loaders"))]
     assert labels == ["prefetch of ram", "prefetch of disk", "auto: ram", "auto"]
 
@@ -100,10 +100,10 @@ def test_a_run_contributes_the_median_of_its_steady_epochs(tmp_path: Path) -> No
 
 def test_quality_stands_before_time_with_its_seeds_and_the_test_split_and_orders_the_rows(tmp_path: Path) -> None:
     """Each run counts with its best epoch by the monitored metric."""
-    for number, (depth, seed, best) in enumerate([(3, 1, 70.0), (6, 1, 80.0), (6, 2, 90.0), (9, 1, 60.0)]):
+    for index, (depth, seed, best) in enumerate([(3, 1, 70.0), (6, 1, 80.0), (6, 2, 90.0), (9, 1, 60.0)]):
         epochs = [epoch(10.0 - depth, eval_macro_f1=value, eval_acc=value + 1) for value in (50.0, best, 55.0)]
         config = {"seed": seed, "model.depth": depth, "monitor": "macro_f1"}
-        run(tmp_path / str(number), config=config, epochs=epochs, eval_split="validation", test={"test_acc": best - 2})
+        run(tmp_path / str(index), config=config, epochs=epochs, eval_split="validation", test={"test_acc": best - 2})
     cells = build_table(the_only(tmp_path))
     assert list(cells[0])[:5] == ["model.depth", "macro F1, %", "over seeds", "test accuracy, %", "epoch, s"]
     assert [(row["model.depth"], row["macro F1, %"], row["accuracy, %"]) for row in cells] == [
@@ -115,7 +115,7 @@ def test_quality_stands_before_time_with_its_seeds_and_the_test_split_and_orders
         ("80.00–90.00, n=2", "83.00"),
         ("–", "68.00"),
     ]
-    csv_rows = csv.DictReader(io.StringIO(as_csv(compared(tmp_path))))
+    csv_rows = csv.DictReader(io.StringIO(format_csv(compared(tmp_path))))
     assert [row["test_acc"] for row in csv_rows] == ["68.0", "83.0", "58.0"]
 
 
@@ -144,13 +144,13 @@ def test_a_run_that_did_not_simply_complete_has_a_row_that_says_why(make: Any, s
     assert [row["data/loader"] for row in cells] == ["ram", "disk"]
     assert cells[0]["status"] == "completed"
     assert cells[1]["status"].startswith(status)
-    assert status in as_text(comparisons)
-    assert "<b>" not in as_markdown(comparisons)
+    assert status in format_text(comparisons)
+    assert "<b>" not in format_markdown(comparisons)
 
 
 def test_runs_without_records_are_listed_with_their_configuration_and_their_sweep(tmp_path: Path) -> None:
-    for number in (0, 1):
-        run(tmp_path / "lost" / f"{number}", "cache", config={"data.loader.folder": "/data/cache"})
+    for index in (0, 1):
+        run(tmp_path / "lost" / f"{index}", "cache", config={"data.loader.folder": "/data/cache"})
     (tmp_path / "lost" / "1" / "result.json").unlink()
     assert len(the_only(tmp_path / "lost").rows) == 1
     run(tmp_path / "sweep" / "0")
@@ -170,20 +170,20 @@ def test_machines_and_datasets_are_not_compared_with_each_other(other: dict[str,
     comparisons = compared(tmp_path)
     headlines = [summarize_comparison(comparison)[0] for comparison in comparisons]
     assert headlines == ["Time: 1.00 s per epoch (single run).", "Time: 5.00 s per epoch (single run)."]
-    for text in (as_markdown(comparisons), as_text(comparisons)):
+    for text in (format_markdown(comparisons), format_text(comparisons)):
         assert all(f"## {index}. Some CPU" in text for index in (1, 2))
-    assert len({row["comparison"] for row in csv.DictReader(io.StringIO(as_csv(comparisons)))}) == 2
+    assert len({row["comparison"] for row in csv.DictReader(io.StringIO(format_csv(comparisons)))}) == 2
 
 
 def test_hold_outs_drawn_from_one_dataset_are_folds_of_a_row(tmp_path: Path) -> None:
     """Other hold-outs of the same files, not other files or shares."""
-    for number, (depth, fold, share, whole) in enumerate(
+    for index, (depth, fold, share, whole) in enumerate(
         [(3, 0, 0.2, "1"), (3, 1, 0.2, "1"), (6, 0, 0.2, "1"), (6, 1, 0.2, "1"), (6, 1, 0.3, "1"), (6, 1, 0.2, "2")]
     ):
-        checksums = {"sha256": {"train_images": str(number) * 64}, "folds_of": {"holdout": share, "all": whole * 64}}
+        checksums = {"sha256": {"train_images": str(index) * 64}, "folds_of": {"holdout": share, "all": whole * 64}}
         config = {"model.depth": depth, "data.holdout": share, "data.holdout_seed": fold}
-        epochs = [epoch(2.0, eval_acc=80.0 + depth + number, train_loss=number)]
-        run(tmp_path / str(number), config=config, epochs=epochs, dataset=DATASET | checksums)
+        epochs = [epoch(2.0, eval_acc=80.0 + depth + index, train_loss=index)]
+        run(tmp_path / str(index), config=config, epochs=epochs, dataset=DATASET | checksums)
     folds, *others = compared(tmp_path)
     assert [len(comparison.rows) for comparison in others] == [1, 1]
     assert summarize_comparison(folds)[0] == (
@@ -197,6 +197,6 @@ def test_numbers_are_rounded_in_the_table_but_not_in_the_csv(tmp_path: Path) -> 
     run(tmp_path / "0", config={"lr": 0.0014462662489})
     run(tmp_path / "1", config={"lr": 0.003})
     assert [row["lr"] for row in build_table(the_only(tmp_path))] == ["0.00145", "0.003"]
-    assert "0.0014462662489" in as_csv(compared(tmp_path))
+    assert "0.0014462662489" in format_csv(compared(tmp_path))
     times = {0.0: "0.00", 0.0123: "0.0123", 1.234: "1.23", 12.34: "12.3", 99.97: "100", 1234.5: "1234"}
     assert [format_seconds(time) for time in times] == list(times.values())

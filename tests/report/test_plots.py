@@ -7,20 +7,20 @@ import pytest
 from matplotlib.axes import Axes
 
 from tests.support.records import compared, epoch, run
-from vitmnist.report.plots import PHASES, epoch_times
+from vitmnist.report.plots import PHASES, draw_epoch_times
 
 
 def drawn(folder: Path) -> Axes:
-    figure = epoch_times(compared(folder))
+    figure = draw_epoch_times(compared(folder))
     assert figure
     return figure.axes[0]
 
 
 def test_bars_are_sorted_by_time_and_say_how_certain_they_are(tmp_path: Path) -> None:
     times = [("disk", 300, 9.0), ("ram", 300, 3.0), ("disk", 100, 4.0), ("ram", 100, 8.0)]
-    for number, (loader, size, time) in enumerate(times):
+    for index, (loader, size, time) in enumerate(times):
         for repeat in range(8):
-            run(tmp_path / f"{number}-{repeat}", loader, size, (9.0, time), config={"repeat": repeat})
+            run(tmp_path / f"{index}-{repeat}", loader, size, (9.0, time), config={"repeat": repeat})
     run(tmp_path / "broken", "cache", 100, (9.0, 1.0), status="interrupted", error="SIGTERM")
     axis = drawn(tmp_path)
     texts = [text.get_text() for text in axis.texts]
@@ -44,7 +44,7 @@ def test_a_ratio_that_may_be_noise_is_marked(tmp_path: Path) -> None:
 
 def test_a_bar_is_divided_into_waiting_computing_and_other_as_the_legend_says(tmp_path: Path) -> None:
     run(tmp_path / "0", times=(9.0, 4.0))
-    figure = epoch_times(compared(tmp_path))
+    figure = draw_epoch_times(compared(tmp_path))
     assert figure
     bars = figure.axes[0].patches
     assert [bar.get_x() for bar in bars] == pytest.approx([0.0, 0.8, 2.8])
@@ -69,20 +69,20 @@ def test_phases_never_exceed_the_epoch(tmp_path: Path) -> None:
 
 def test_a_chart_shows_the_first_hundred_rows(tmp_path: Path) -> None:
     """A PNG of all rows of a large sweep would be too high for matplotlib."""
-    for number in range(101):
-        run(tmp_path / str(number), times=(9.0, 1.0 + number), config={"model.depth": number})
-    assert [text.get_text() for text in drawn(tmp_path).texts[::2]] == [str(number) for number in range(100)]
+    for index in range(101):
+        run(tmp_path / str(index), times=(9.0, 1.0 + index), config={"model.depth": index})
+    assert [text.get_text() for text in drawn(tmp_path).texts[::2]] == [str(index) for index in range(100)]
 
 
-@pytest.mark.parametrize("number", [1, 24])
-def test_texts_fit_do_not_overlap_and_are_readable_on_a_phone(number: int, tmp_path: Path) -> None:
-    for size in range(number):
+@pytest.mark.parametrize("rows", [1, 24])
+def test_texts_fit_do_not_overlap_and_are_readable_on_a_phone(rows: int, tmp_path: Path) -> None:
+    for size in range(rows):
         loader, time = ("disk", 12.0) if size % 3 else ("prefetch", 3.0)
         config = {"model.name": "a long name " * 20}
         epochs = [epoch(time, eval_acc=90.0 + size) for time in (9.0, time)]
         run(tmp_path / str(size), loader, 5000 + size, config=config, epochs=epochs)
     run(tmp_path / "failed", status="failed", error="m" * 200)
-    figure = epoch_times(compared(tmp_path))
+    figure = draw_epoch_times(compared(tmp_path))
     assert figure
     figure.draw_without_rendering()
     (legend,), axes = figure.legends, figure.axes

@@ -9,14 +9,14 @@ import pytest
 from vitmnist.report.statistics import Difference, Differences, T
 
 
-def simulated(random: np.random.Generator, number: int, rounds: int, noise: list[float]) -> np.ndarray:
+def simulated(random: np.random.Generator, configurations: int, rounds: int, noise: list[float]) -> np.ndarray:
     """Log times [configuration, round] of equal configurations, in a drawn order, on a machine whose speed drifts.
 
     The drift is AR(1) over the runs, with a standard deviation of 4% and a correlation of 0.9.
     """
-    log_times, drift = np.empty((number, rounds)), random.normal(0, 0.04)
+    log_times, drift = np.empty((configurations, rounds)), random.normal(0, 0.04)
     for round_index in range(rounds):
-        for configuration in random.permutation(number):
+        for configuration in random.permutation(configurations):
             log_times[configuration, round_index] = drift + random.normal(0, noise[configuration])
             drift = 0.9 * drift + random.normal(0, 0.04 * (1 - 0.9**2) ** 0.5)
     return log_times
@@ -36,23 +36,25 @@ def named_pairs(log_times: np.ndarray) -> set[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("noisiest", [1, 6])
-@pytest.mark.parametrize(("number", "rounds"), [(2, 3), (3, 8), (12, 3)])
-def test_of_equal_configurations_about_one_report_in_20_names_any(noisiest: int, number: int, rounds: int) -> None:
+@pytest.mark.parametrize(("configurations", "rounds"), [(2, 3), (3, 8), (12, 3)])
+def test_of_equal_configurations_about_one_report_in_20_names_any(
+    noisiest: int, configurations: int, rounds: int
+) -> None:
     """This holds even if one configuration is six times as noisy as the others."""
-    random = np.random.default_rng(number)
-    noise = [0.02 * noisiest, *[0.02] * (number - 1)]
-    wrong = sum(bool(named_pairs(simulated(random, number, rounds, noise))) for _ in range(300))
+    random = np.random.default_rng(configurations)
+    noise = [0.02 * noisiest, *[0.02] * (configurations - 1)]
+    wrong = sum(bool(named_pairs(simulated(random, configurations, rounds, noise))) for _ in range(300))
     assert wrong / 300 <= 0.07
 
 
 @pytest.mark.parametrize(("factor", "power"), [(1.84, 1.0), (1.2, 0.95)])
-@pytest.mark.parametrize("number", [2, 5])
-def test_a_difference_is_found_with_three_rounds(factor: float, power: float, number: int) -> None:
-    random, named = np.random.default_rng(number), 0
+@pytest.mark.parametrize("configurations", [2, 5])
+def test_a_difference_is_found_with_three_rounds(factor: float, power: float, configurations: int) -> None:
+    random, named = np.random.default_rng(configurations), 0
     for _ in range(100):
-        log_times = simulated(random, number, 3, [0.02] * number)
+        log_times = simulated(random, configurations, 3, [0.02] * configurations)
         log_times[-1] += np.log(factor)
-        named += (number - 1, 0) in named_pairs(log_times)
+        named += (configurations - 1, 0) in named_pairs(log_times)
     assert named / 100 >= power
 
 

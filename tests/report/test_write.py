@@ -20,8 +20,8 @@ from vitmnist.report.write import write_report
 
 def test_all_files_agree(tmp_path: Path) -> None:
     cells = [(loader, size) for loader in ("disk", "ram") for size in (100, 200, 400)]
-    for number, (loader, size) in enumerate(cells):
-        run(tmp_path / "sweep" / f"{number}", loader, size, (9.0, 2.0 + number))
+    for index, (loader, size) in enumerate(cells):
+        run(tmp_path / "sweep" / f"{index}", loader, size, (9.0, 2.0 + index))
     write_report([tmp_path / "sweep"], tmp_path / "report")
     files = {file.name: file for file in (tmp_path / "report").iterdir()}
     assert {"report.md", "report.csv", "report.png", "report.html"} <= files.keys()
@@ -30,7 +30,7 @@ def test_all_files_agree(tmp_path: Path) -> None:
     measured = [(row["data/loader"], row["batch_size"], float(row["epoch_s"])) for row in table]
     names = [metric.name for metric in epoch_metrics().values()]
     assert {f"{name}{end}" for name in names for end in ("", "_low", "_high")} <= table[0].keys()
-    assert measured == [(loader, str(size), 2.0 + number) for number, (loader, size) in enumerate(cells)]
+    assert measured == [(loader, str(size), 2.0 + index) for index, (loader, size) in enumerate(cells)]
     text, page = files["report.md"].read_text(), files["report.html"].read_text()
     assert len(re.findall(r"^\| +(?:100|200|400) +\| (?:disk|ram) ", text, re.MULTILINE)) == 6
     for shown in ("Some CPU", "2.15.0", "mnist, images: 60 train, 10,000 test", "a" * 12, "2.00"):
@@ -41,12 +41,11 @@ def test_all_files_agree(tmp_path: Path) -> None:
     assert b64encode(files["report.png"].read_bytes()).decode() in page[: page.index("<table>")]
 
 
-def test_a_function_that_is_decorated_with_plot_is_in_the_report_unless_it_has_nothing_to_show(
+def test_a_plot_of_the_table_is_in_the_report_unless_it_has_nothing_to_show(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plots, "PLOTS", dict(plots.PLOTS))
-    plots.plot("losses.png", "Losses")(lambda comparisons: Figure())
-    plots.plot("nothing.png", "Nothing")(lambda comparisons: None)
+    for name, figure in {"losses": Figure(), "nothing": None}.items():
+        monkeypatch.setitem(plots.PLOTS, (f"{name}.png", name.title()), lambda comparisons, figure=figure: figure)
     run(tmp_path / "0", epochs=[])
     write_report([tmp_path], tmp_path)
     assert {file.name for file in tmp_path.glob("*.png")} == {"losses.png"}

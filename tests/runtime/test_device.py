@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_backend import FakeBackend, simulate_gpus
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import TensorSet
 from vitmnist.errors import ConfigError
@@ -197,3 +197,41 @@ def test_a_gpu_that_cannot_be_used_is_an_error_with_its_reason(
             choose_device(name)
     assert choose_device("auto") == torch.device("cpu")
     assert re.fullmatch(f"device=auto: no GPU can be used: {reason}", caplog.messages[-1])
+
+
+@pytest.mark.parametrize(
+    ("capability", "architectures", "is_usable"),
+    [
+        ((7, 0), "sm_75 sm_80 sm_90", False),
+        ((6, 1), "sm_75 compute_75", False),
+        ((8, 9), "sm_75 sm_86", True),
+        ((8, 0), "sm_75 sm_86", False),
+        ((12, 0), "sm_90a sm_100 sm_120", True),
+        ((10, 3), "sm_90 compute_90", True),
+        ((9, 0), "gfx90a gfx942", True),
+    ],
+)
+def test_a_gpu_without_kernels_in_this_torch_is_not_chosen(
+    capability: tuple[int, int],
+    architectures: str,
+    is_usable: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Binary code runs on later GPUs of its major capability, PTX on all later ones; ROCm has other names."""
+    simulate_gpus(monkeypatch, 1, capability, architectures.split())
+    if is_usable:
+        assert choose_device("auto") == choose_device("cuda") == torch.device("cuda", 0)
+        return
+    assert choose_device("auto") == torch.device("cpu")
+    reason = f"A GPU has compute capability {capability[0]}.{capability[1]}, and this torch has code for "
+    assert caplog.messages[0].startswith(f"device=auto: the CPU is used, because {reason}")
+    with pytest.raises(ConfigError, match=rf"^device=cuda: {reason}.* only; set device=cpu, or install a torch for"):
+        choose_device("cuda")
+
+
+def test_the_current_gpu_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script calls `torch.cuda.set_device` before it makes a loader."""
+    simulate_gpus(monkeypatch, 2, current=1)
+    assert choose_device("auto") == choose_device("cuda") == torch.device("cuda", 1)
+    assert choose_device("cuda:0") == torch.device("cuda", 0)

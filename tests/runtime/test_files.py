@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas
 import pytest
 
-from vitmnist.runtime.files import UnreadableError, csv_text, read_plain, write_atomic
+from vitmnist.runtime.files import UnreadableError, encode_csv, read_plain, write_atomic
 
 
 @pytest.mark.parametrize(
@@ -27,14 +27,9 @@ def test_files_that_hold_no_plain_values_are_refused(name: str, content: bytes, 
     assert "\n" not in str(raised.value)
 
 
-def test_interpolations_stay_text(tmp_path: Path) -> None:
-    (tmp_path / "file.yaml").write_text("a: ${oc.env:HOME}\nb: {c: 0.5, d: [1, true, null]}\n")
-    assert read_plain(tmp_path / "file.yaml") == {"a": "${oc.env:HOME}", "b": {"c": 0.5, "d": [1, True, None]}}
-
-
 def test_texts_are_quoted_and_numbers_are_not() -> None:
     rows = [{"class": 'a "cat", 1', "part": 0.25, "is_last": True, "offset": "-0.5"}, {"class": "1"}]
-    table = csv_text(["class", "part", "is_last", "offset"], rows)
+    table = encode_csv(["class", "part", "is_last", "offset"], rows)
     assert table.splitlines() == [
         '"class","part","is_last","offset"',
         '"a ""cat"", 1",0.25,True,"-0.5"',

@@ -15,7 +15,15 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import TensorSet
 from vitmnist.loaders.base import INDEX_NBYTES, needs_of
 from vitmnist.runtime import memory
-from vitmnist.runtime.memory import Memory, OutOfSpaceError, check_fits, free_memory, host_peak_bytes, reset_host_peak
+from vitmnist.runtime.memory import (
+    Memory,
+    OutOfSpaceError,
+    check_fits,
+    measure_free_memory,
+    read_host_peak,
+    reset_host_peak,
+)
+from vitmnist.store.rows import Storage
 
 CPU = torch.device("cpu")
 SAMPLER = EpochSampler(23, 2, 0)
@@ -25,7 +33,7 @@ MAPPED = TensorSet(TENSORS.images, TENSORS.labels, is_mapped=True)
 
 @pytest.mark.parametrize("name", ["ram", "gpu_slice"])
 def test_a_set_that_does_not_fit_is_refused_with_what_would_work(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=100))
+    monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=100))
     with pytest.raises(
         OutOfSpaceError,
         match=r"takes 0\.0 MiB of memory on the host, where 0\.0 .* data/loader=cache or data/loader=disk would",
@@ -37,7 +45,7 @@ def test_a_set_that_does_not_fit_is_refused_with_what_would_work(name: str, monk
 
 def test_memory_on_a_gpu_is_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda")
-    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=2**32, device=2**30))
+    monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=2**32, device=2**30))
     others = ("ram", "cache", "disk")
     check_fits("gpu_slice", Memory(device=2**29), cuda, Memory(device=2**29), others)
     with pytest.raises(
@@ -51,21 +59,21 @@ def test_memory_on_a_gpu_is_counted_apart(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_sets_memory_is_judged_at_its_real_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=2**30, device=2**30))
+    monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=2**30, device=2**30))
     for dtype, size in ((torch.uint8, 1), (torch.float64, 8)):
         arrays = TensorSet(torch.zeros(23, 3, dtype=dtype), torch.zeros(23, dtype=torch.int64))
         expected = 23 * (3 * size + 8 + INDEX_NBYTES)
-        assert needs_of("gpu_slice", arrays, torch.device("cuda")).device == expected
+        assert needs_of(Storage.DEVICE, arrays, torch.device("cuda")).device == expected
 
 
 def test_free_and_peak_memory_are_those_of_the_machine() -> None:
-    free = free_memory(CPU)
+    free = measure_free_memory(CPU)
     assert 2**20 < free.host < 2**50
     assert free.device == 0
     assert reset_host_peak()
-    before = host_peak_bytes()
+    before = read_host_peak()
     torch.ones(2**25)
-    assert 2**26 < host_peak_bytes() - before < 2**28  # 128 MiB
+    assert 2**26 < read_host_peak() - before < 2**28  # 128 MiB
 
 
 def test_a_limit_of_a_container_is_respected_and_divided_among_its_ranks(
@@ -73,18 +81,18 @@ def test_a_limit_of_a_container_is_respected_and_divided_among_its_ranks(
 ) -> None:
     monkeypatch.setattr(memory, "CGROUP", tmp_path)
     monkeypatch.setattr(memory, "PROCESS_GROUPS", tmp_path / "groups")
-    assert free_memory(CPU).host > 2**20
+    assert measure_free_memory(CPU).host > 2**20
     (tmp_path / "groups").write_text("1:cpu,cpuacct:/x\n0::/outer/inner\n")
     for folder in (tmp_path / "outer" / "inner", tmp_path / "outer", tmp_path):  # Any of them may have a limit.
         folder.mkdir(parents=True, exist_ok=True)
         limit = psutil.Process().memory_info().rss + 2**20
         (folder / "memory.max").write_text(f"{limit}\n")
-        assert free_memory(CPU).host <= 2**20
+        assert measure_free_memory(CPU).host <= 2**20
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # The other rank may not have allocated its half yet.
-        assert free_memory(CPU).host == 0
+        assert measure_free_memory(CPU).host == 0
         monkeypatch.delenv("LOCAL_WORLD_SIZE")
         (folder / "memory.max").write_text("max\n")
-        assert free_memory(CPU).host > 2**20
+        assert measure_free_memory(CPU).host > 2**20
 
 
 def test_the_memory_of_one_gpu_is_not_that_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +100,7 @@ def test_the_memory_of_one_gpu_is_not_that_of_another(monkeypatch: pytest.Monkey
     for name, sizes in {"memory_reserved": (50, 8), "memory_allocated": (30, 5)}.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, sizes=sizes: sizes[device.index])
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: ((100, 1000)[device.index], 2000))
-    assert [free_memory(device).device for device in (first, second)] == [120, 1003]
+    assert [measure_free_memory(device).device for device in (first, second)] == [120, 1003]
     images = Mock(spec=torch.Tensor, device=first, nbytes=7, shape=(1,), __len__=lambda _: 1)
     on_first = TensorSet(images, torch.zeros(1))
     assert on_first.bytes_to_load(first) == 0

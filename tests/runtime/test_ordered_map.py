@@ -65,9 +65,9 @@ def test_items_are_taken_by_the_consumer_and_no_further_ahead_than_the_bound() -
 
     results = ordered_map(abs, items(), threads=2, ahead=3)
     assert not taken
-    for number in range(3):
+    for index in range(3):
         next(results)
-        assert taken == [threading.main_thread()] * (number + 4)
+        assert taken == [threading.main_thread()] * (index + 4)
 
 
 def close(results: list[ordered_map[int, int]]) -> None:
@@ -115,5 +115,5 @@ def test_a_batch_without_rows_has_no_slices() -> None:
 def test_idle_threads_of_torch_do_not_spin_while_others_work() -> None:
     """libgomp's spin for some milliseconds after each operation, on a core that a thread may need."""
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    found = subprocess.run([sys.executable, "-c", IDLE], env=environment, capture_output=True, text=True, check=True)
-    assert float(found.stdout) < 0.002
+    ended = subprocess.run([sys.executable, "-c", IDLE], env=environment, capture_output=True, text=True, check=True)
+    assert float(ended.stdout) < 0.002

@@ -34,7 +34,7 @@ EXPECTED = [11 * index for index in range(10)]
 
 @pytest.fixture(autouse=True)
 def _not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the reads that find out whether samples are random."""
+    """Leaves out the reads that find out whether samples are random."""
     monkeypatch.setattr(sources, "read_probes", lambda *parts: None)
 
 
@@ -87,7 +87,7 @@ def test_without_a_fingerprint_nothing_is_found_again_and_nothing_is_left(tmp_pa
 
 
 def test_a_cache_may_be_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sparse file, which takes no room on the disk."""
+    """The file is sparse, so it takes no room on the disk."""
     values(counted(), tmp_path, fingerprint="counted")
     (path,) = tmp_path.glob("*/images.npy")
     size = (psutil.virtual_memory().total + psutil.swap_memory().total) // 10 + 2**27
@@ -182,12 +182,12 @@ def test_an_interrupted_decoding_leaves_nothing(tmp_path: Path) -> None:
             raise OSError("the disk is gone")
         return sample(index)
 
-    with pytest.raises(OSError, match="the disk is gone"):  # unchanged: it is not the cache that failed
+    with pytest.raises(OSError, match="the disk is gone"):  # not an error of the cache
         values(counted(fail), tmp_path, fingerprint="counted")
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
     assert values(counted(), tmp_path, fingerprint="counted") == EXPECTED
     (place,) = (path for path in tmp_path.iterdir() if path.is_dir())
-    killed = tmp_path / f".{place.name}.unfinished"  # as a process leaves it that is killed while it writes
+    killed = tmp_path / f".{place.name}.unfinished"  # a process that is killed while it writes leaves this
     place.rename(killed)
     assert values(counted(), tmp_path, fingerprint="counted") == EXPECTED
     assert not killed.exists()

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset
 
-from vitmnist.auditing import leftovers_since, running
+from vitmnist.auditing import find_leftovers, find_running
 from vitmnist.augment.preprocess import Preprocess
+from vitmnist.config.schema import Shuffle
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.randomness import RandomState
-from vitmnist.data.sampler import ORDERS, EpochSampler
+from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource, TensorSet
 from vitmnist.loaders.base import Loader
 from vitmnist.loaders.make_loader import Data, as_source, make_loader
@@ -51,16 +52,16 @@ def check_contract(name: str, data: Data, *, device: str = "cpu", **options: Any
             assert not find_difference(copy(batch), copy(expected)), (epoch, start, rows, order)
 
     sizes = [SIZE, 1, BATCH_SIZE, BATCH_SIZE + 1]
-    if source.is_decoded and name != "auto":  # `auto` needs a batch to time, and a dataset needs a sample
+    if isinstance(source, TensorSet) and name != "auto":  # `auto` needs a batch to time, and a dataset needs a sample
         sizes.append(0)
-    orders: list[dict[str, Any]] = [{"shuffle": order} for order in ORDERS]
+    orders: list[dict[str, Any]] = [{"shuffle": order} for order in Shuffle]
     for size, order in [(size, {}) for size in sizes] + [(SIZE, {**order, "drop_last": True}) for order in orders]:
         part = part_of(source, size)
         with build(part, **order) as loader:
             check(loader.epoch(1), part, 1, **order)
             assert len(loader) == sum(1 for _ in loader.epoch(0))
     part = part_of(source, SIZE)
-    before, random_state = running(), RandomState()
+    before, random_state = find_running(), RandomState()
     with build(part) as loader:
         middle, size = len(loader) // 2, len(loader)
         for epoch, start in [(1, middle), (1, 0), (0, 0), (1, 0), (0, 0), (0, 0), (1, 1), (1, size), (2, 0)]:
@@ -84,4 +85,4 @@ def check_contract(name: str, data: Data, *, device: str = "cpu", **options: Any
         next(abandoned)
     assert next(abandoned, None) is None
     del loader, first, second
-    assert not leftovers_since(before)
+    assert not find_leftovers(before)

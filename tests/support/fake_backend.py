@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -176,3 +177,23 @@ class FakeBackend(Backend):
 def _poison(block: Tensor) -> None:
     if block.numel():
         block.view(torch.uint8).fill_(POISON)
+
+
+def simulate_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    capability: tuple[int, int] = (9, 0),
+    architectures: Sequence[str] = ("sm_90",),
+    current: int = 0,
+) -> None:
+    """Let torch report GPUs that nothing is computed on."""
+    answers = {
+        "is_available": True,
+        "device_count": count,
+        "current_device": current,
+        "get_device_capability": capability,
+        "get_device_name": "A GPU",
+        "get_arch_list": list(architectures),
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *args, answer=answer: answer)

@@ -84,11 +84,11 @@ def timed_run(loader: str, *times: float, repeat: int = 1, seed: int = 42, **rec
     return {"loader": loader, "times": (9.0, *times), "config": config, **record}
 
 
-def rounds(number: int, **loaders: float) -> Records:
+def rounds(count: int, **loaders: float) -> Records:
     """Rounds on a machine that slows down, by a tenth of each loader's time in each round."""
     return [
         timed_run(loader, time * (1 + repeat / 10), repeat=repeat)
-        for repeat in range(1, number + 1)
+        for repeat in range(1, count + 1)
         for loader, time in loaders.items()
     ]
 
@@ -100,8 +100,8 @@ def three_rounds(*records: dict[str, Any]) -> Records:
 
 def write(folder: Path, records: Records) -> Path:
     """Write the records of several runs."""
-    for number, record in enumerate(records):
-        run(folder / str(number), **record)
+    for index, record in enumerate(records):
+        run(folder / str(index), **record)
     return folder
 
 

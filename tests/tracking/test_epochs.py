@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import Printed, Start, Train, result_of
 from vitmnist.errors import ExitCode, TrainingError
 from vitmnist.metrics import METRICS, BatchMetric
-from vitmnist.metrics.epoch_record import epoch_record
+from vitmnist.metrics.epoch_record import check_metrics
 from vitmnist.metrics.epoch_table import epoch_metrics
 from vitmnist.tracking.result import Result, epoch_columns
 
@@ -31,7 +31,7 @@ def assert_same_epochs(folder: Path) -> None:
 
 def test_a_missing_value_is_an_empty_cell(tmp_path: Path) -> None:
     epoch = dict.fromkeys(epoch_metrics(), 0.1) | {"gpu_peak_mib": None, "ended_at": 1700000000.25}
-    epochs = [{"epoch": number, **epoch, "first_of_start": not number, "steps": []} for number in (0, 1)]
+    epochs = [{"epoch": index, **epoch, "first_of_start": not index, "steps": []} for index in (0, 1)]
     Result(epochs=epochs[:1]).write_epochs(tmp_path)
     Result(epochs=epochs).append_epoch(tmp_path)
     table = pandas.read_csv(tmp_path / "epochs.csv")
@@ -65,9 +65,8 @@ def test_a_killed_run_keeps_its_rows_and_repeats_none(
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
 def test_a_value_that_no_record_may_have_ends_the_run(value: float) -> None:
     """Otherwise the run could be neither resumed nor reported."""
-    metrics = {metric.name: 1.0 for metric in epoch_metrics().values()} | {"eval_acc": value}
     with pytest.raises(TrainingError, match=f"epoch 1: eval_acc is {value}; it must be finite and not negative"):
-        epoch_record(0, metrics, [], first_of_start=True)
+        check_metrics({"eval_loss": 1.0, "eval_acc": value, "gpu_peak_mib": None}, "epoch 1")
 
 
 @pytest.mark.parametrize("name", ["loss", "s"])

@@ -37,8 +37,8 @@ def test_the_training_batch_is_the_one_that_was_trained_on(tiny: Dataset, shuffl
     seen = preprocess.mix_batch(*batch, keys)[0] if operations else plain
     assert torch.equal(seen, plain) == (not operations)
     assert grid.shape == (2 * 30, 8 * 30, 3)
-    for place, image in enumerate(seen * preprocess.std + preprocess.mean):
-        row, column = divmod(place, 8)
+    for position, image in enumerate(seen * preprocess.std + preprocess.mean):
+        row, column = divmod(position, 8)
         shown = grid[30 * row + 1 : 30 * row + 29, 30 * column + 1 : 30 * column + 29]
         assert (shown == (255 * image[0]).round().byte().numpy()[..., None]).all()
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.conftest import CallHere
 from tests.support.records import compared, run
-from vitmnist.cli.report import report, status
+from vitmnist.cli import report, status
 from vitmnist.errors import DataError
 from vitmnist.metrics.epoch_table import epoch_metrics
 from vitmnist.report.write import build_table
@@ -36,7 +36,7 @@ from vitmnist.tracking.runs import find_runs
         (b'{"status": "failed", "epochs": [], "test": {"test_acc": true}}', "test.test_acc must be a number"),
     ],
 )
-def test_what_cannot_be_read_is_a_row_with_the_reason(content: bytes, reason: str, tmp_path: Path) -> None:
+def test_an_unreadable_record_is_a_row_with_the_reason(content: bytes, reason: str, tmp_path: Path) -> None:
     run(tmp_path / "0")
     file = run(tmp_path / "1", "disk") / "result.json"
     file.write_bytes(content)
@@ -49,7 +49,7 @@ def test_control_characters_of_a_record_are_escaped_where_they_are_printed(tmp_p
     run(tmp_path / "1\x1b[2J", config={"title": "\x9b"}, status="failed", error="\x1b[31mred", device="\ud800")
     run(tmp_path / "2", device="cpu")
     for command in (report, status):
-        printed = call_here(command, ".").stdout
+        printed = call_here(command.main, ".").stdout
         assert r"\x1b[" in printed
         assert printed.replace("\n", "").isprintable()
 
@@ -58,24 +58,38 @@ def test_runs_are_found_once_and_in_the_order_of_their_numbers(tmp_path: Path) -
     for folder, problem in ((tmp_path, "contains no runs"), (tmp_path / "nowhere", "no such folder")):
         with pytest.raises(DataError, match=problem):
             find_runs([folder])
-    for number in (10, 9, 2):
-        run(tmp_path / "sweep" / f"{number}-x")
+    for index in (10, 9, 2):
+        run(tmp_path / "sweep" / f"{index}-x")
     folders = find_runs([tmp_path, tmp_path / "sweep", tmp_path / "sweep" / "9-x"])
     assert [folder.name for folder in folders] == ["2-x", "9-x", "10-x"]
 
 
 @pytest.mark.parametrize(
-    ("waiting_pct", "steps", "message"),
+    ("waiting_pct", "steps", "parts", "message"),
     [
-        (30.0, 20, "balanced: 30% of the time is spent waiting for data; data/loader=auto measures which loader helps"),
-        (5.0, 20, "compute-bound: 5% of the time is spent waiting for data"),
-        (30.0, 10, "no verdict: it needs 20 steps, and only 10 were measured"),
+        (
+            30.0,
+            20,
+            {},
+            "balanced: 30% of the time is spent waiting for data; data/loader=auto measures which loader helps",
+        ),
+        (5.0, 20, {}, "compute-bound: 5% of the time is spent waiting for data"),
+        (5.0, 20, {"host_lead_s": 0.03}, "compute-bound: 5% of the time is spent waiting for data"),
+        (
+            5.0,
+            20,
+            {"host_lead_s": 0.02},
+            "launch-bound: the GPU waits for Python, and 5% of the time is spent waiting for data; trainer=fast or a "
+            "larger batch_size helps",
+        ),
+        (30.0, 10, {}, "no verdict: it needs 20 steps, and only 10 were measured"),
     ],
 )
 def test_a_run_ends_with_what_limited_it_and_no_bound_that_was_not_measured(
-    waiting_pct: float, steps: int, message: str, caplog: pytest.LogCaptureFixture
+    waiting_pct: float, steps: int, parts: dict[str, float], message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The host must have queued half a step (of 1 s / 20) ahead of a GPU that is said to compute all the time."""
     record = {metric.name: 1.0 for metric in epoch_metrics().values()} | {"epoch": 0, "data_wait_pct": waiting_pct}
     with caplog.at_level(logging.INFO):
-        log_bottleneck(Result(epochs=[record]), steps)
+        log_bottleneck(Result(epochs=[record | parts], device="cuda:0" if parts else "cpu"), steps)
     assert caplog.messages == [message]

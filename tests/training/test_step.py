@@ -169,6 +169,48 @@ def test_bf16_is_the_gradient_within_its_rounding(tiny: Dataset, augment: Compos
     assert all(value.dtype == value.grad.dtype == torch.float32 for value in step.model.parameters())
 
 
+def train_in_fp16(step: TrainStep, data: Dataset, scales: list[float]) -> list[bool]:
+    """Train a step for each scale of the loss; returns whether the weights have changed in it."""
+    changes = []
+    for scale in scales:
+        step._scaler.update(scale)
+        before = copy.deepcopy(step.model.state_dict())
+        step(batch_of(data, step, BATCH))
+        changes.append(any(not torch.equal(value, before[name]) for name, value in step.model.state_dict().items()))
+    return changes
+
+
+def test_fp16_is_the_gradient_within_its_rounding_and_a_step_that_overflows_is_skipped(tiny: Dataset) -> None:
+    step = make_step(tiny, "adam", precision="fp16", decay=0.9, clip_norm=1e4)
+    gradients: list[float] = []
+    plain = make_step(tiny, "adam")
+    plain.forward_backward(batch_of(tiny, plain, BATCH))
+    step(batch_of(tiny, step, BATCH), lambda step: gradients.append(gradient_difference(step.model, plain.model)))
+    assert 1e-6 < gradients[0] < 0.01  # The gradients are no longer scaled; below, they were computed in float32.
+    assert train_in_fp16(step, tiny, [1e30, 1024.0, 1e30]) == [False, True, False]
+    assert (step.completed_steps, step.pop_skipped_steps(), step.pop_skipped_steps()) == (4, 2, 0)
+    with step.preserved_state():
+        train_in_fp16(step, tiny, [1e30])
+    assert step.pop_skipped_steps() == 0
+    restored = make_step(tiny, "adam", precision="fp16", decay=0.9, clip_norm=1e4)
+    restored.load_state_dict(copy.deepcopy(step.state_dict()))
+    for trained in (step, restored):
+        trained(batch_of(tiny, trained, BATCH))
+    assert restored._scaler.state_dict() == step._scaler.state_dict() != make_step(tiny)._scaler.state_dict()
+    assert all(map(torch.equal, step.model.state_dict().values(), restored.model.state_dict().values()))
+
+
+def test_tf32_is_for_the_products_of_the_step_alone(tiny: Dataset) -> None:
+    step, modes = make_step(tiny, precision="tf32"), []
+    for module in step.model.modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_hook(lambda *_: modes.append(torch.get_float32_matmul_precision()))
+            module.register_full_backward_hook(lambda *_: modes.append(torch.get_float32_matmul_precision()))
+    step(batch_of(tiny, step, BATCH))
+    assert set(modes) == {"high"}
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
 @pytest.mark.parametrize(
     ("backend", "augment"),
     # The backend `eager` traces, but generates no code, which would take most of a minute.

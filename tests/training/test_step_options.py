@@ -76,6 +76,40 @@ def test_a_graph_that_is_asked_for_and_not_possible_is_refused(
         resolve_step_config(replace(FAST, graph=True, **typed), device, 500, 60_000, ranks)
 
 
+@pytest.mark.parametrize(
+    ("precision", "fused", "device", "has_bf16", "message"),
+    [
+        ("fp16", True, CPU, True, "is for CUDA devices, not for cpu; set trainer.precision=fp32 or auto"),
+        ("tf32", True, CPU, True, "is for CUDA devices, not for cpu; set trainer.precision=fp32 or auto"),
+        (
+            "tf32",
+            True,
+            CUDA,
+            False,
+            "needs compute capability 8.0, which cuda lacks; set trainer.precision=fp32 or auto",
+        ),
+        ("fp16", False, CUDA, False, "needs a fused optimizer; set trainer.fused=true"),
+        ("fp16", "auto", CUDA, False, None),
+        ("tf32", False, CUDA, True, None),
+    ],
+)
+def test_a_precision_that_the_device_does_not_have_is_refused(
+    precision: str,
+    fused: bool | str,
+    device: torch.device,
+    has_bf16: bool,
+    message: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(step_options, "_has_bf16", lambda device: has_bf16)
+    config = replace(FAST, precision=Precision(precision), fused=fused)
+    if message is None:
+        assert resolve_step_config(config, device, 500, 60_000).precision == precision
+    else:
+        with pytest.raises(ConfigError, match=f"^trainer.precision={precision}: {message}$"):
+            resolve_step_config(config, device, 500, 60_000)
+
+
 def test_a_gpu_adds_up_in_one_order(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """`trainer.deterministic=false` allows any kernel. `warn_only` is off, with which torch leaves attention alone."""
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)

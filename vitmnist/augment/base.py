@@ -16,9 +16,9 @@ from vitmnist.config.validation import config_field
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.registry import OptionsClass, Registry
 
-SPLITMIX_INCREMENT = 0x9E3779B97F4A7C15 - 2**64  # As a signed int64
-NUMBERS_PER_BOX = 4  # `random_boxes` draws this many numbers for an image; its callers use the indices from here on.
-MAX_NUMBERS = 64  # An operation may draw this many numbers for an image.
+SPLITMIX_INCREMENT = 0x9E3779B97F4A7C15 - 2**64  # This is the published constant as a signed int64.
+NUMBERS_PER_BOX = 4  # `random_boxes` draws this many numbers for an image. Its callers use the indices from here on.
+MAX_NUMBERS = 64  # An operation draws at most this many numbers for an image.
 
 
 class Operation(nn.Module):
@@ -29,7 +29,7 @@ class Operation(nn.Module):
     """
 
     takes_uint8 = False
-    """Whether `forward` also takes one large uint8 image on the CPU, which it must not write to, and returns uint8."""
+    """Whether `forward` also takes one large uint8 image on the CPU and returns uint8, without writing to the image."""
 
     def __init__(self, options: Any = None) -> None:
         super().__init__()
@@ -54,12 +54,12 @@ class MixingOptions:
 class Mixing(nn.Module):
     """Mixes images with their partners: `forward(images, partners, keys)`, where both are float32 `[B, C, H, W]`.
 
-    It returns new images, and the weight of `images` in them: the larger of two weights by Beta(alpha, alpha), so that
-    the own label of an image stays the dominant one. As each image is mixed once as itself and once as a partner, this
-    (which fastai does too) only changes the pairs.
+    It returns new images, and the weight of `images` in them: the larger of two weights from Beta(alpha, alpha), so
+    that the label of an image stays the dominant one, as in fastai. Each image is mixed once as itself and once as a
+    partner, so this only changes the pairs.
     """
 
-    QUANTILES = 4096  # The beta distribution is tabulated, and interpolated linearly.
+    QUANTILES = 4096  # The beta distribution is a table of this size, interpolated linearly.
     quantiles: Tensor
 
     def __init__(self, options: MixingOptions) -> None:
@@ -152,7 +152,7 @@ def random_boxes(keys: Tensor, scale: Sequence[float], ratio: Sequence[float], h
 def draw_partners(keys: Tensor, is_valid: Tensor) -> Tensor:
     """The row of each image's partner: the next valid image, in the order of their random numbers.
 
-    Each valid image is thus the partner of exactly one. Padding is its own partner, so it reaches no valid image.
+    Each valid image is thus the partner of exactly one image. Padding is its own partner, so it reaches no valid image.
     """
     order = random_bits(keys, 0).where(is_valid, 2**31).argsort(stable=True)
     positions = torch.arange(len(keys), device=keys.device)

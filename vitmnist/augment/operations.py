@@ -1,4 +1,4 @@
-"""The augmentation operations: those that change each image on its own, then mixup and cutmix."""
+"""The augmentation operations: first the ones for single images, then mixup and cutmix."""
 
 import math
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from vitmnist.augment.base import (
 from vitmnist.config.validation import config_field
 from vitmnist.errors import DataError
 
-LUMA = (0.2989, 0.587, 0.114)  # Red, green and blue in the brightness of a pixel (ITU-R 601-2), as in torchvision
+LUMA = (0.2989, 0.587, 0.114)  # The brightness of a pixel weighs red, green and blue so (ITU-R 601-2, torchvision).
 
 
 @dataclass
@@ -135,7 +135,7 @@ def _source_positions(first: Tensor, end: Tensor, side: int, to_side: int) -> Te
     """Where the pixels along one side of a resized crop come from, in the unit of `grid_sample`: `[B, to_side]`."""
     length = (end - first)[:, None]
     positions = (torch.arange(to_side, device=first.device) + 0.5) * length / to_side - 0.5
-    # Positions end at the edge of the crop, as they do in `interpolate`, which does not see the rest of the image.
+    # Positions end at the edge of the crop, because `interpolate` does not see the rest of the image.
     positions = positions.clamp(min=0).minimum(length - 1.0) + first[:, None]
     return (2 * positions + 1) / side - 1
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitmnist.augment.base import OPERATIONS, Mixing, Operation, augment_keys, draw_partners, operation_keys
 from vitmnist.config.validation import validate
-from vitmnist.data.channel_statistics import check_layout, check_statistics
+from vitmnist.data.channel_statistics import channel_statistics, check_layout, check_statistics
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import TensorSet
@@ -22,7 +22,7 @@ from vitmnist.loaders.make_loader import Data, as_source
 from vitmnist.runtime.ordered_map import map_slices
 from vitmnist.store.rows import is_large
 
-KEY = "data.augment.operations"
+KEY = "data.augment.operations"  # Messages name operations by this key.
 Params = tuple[Tensor, ...]  # The random parameters of an operation for a batch, `[B, …]` each
 
 
@@ -108,7 +108,7 @@ class Compose(nn.Module):
         return [[[values[row] for values in column] for column in columns] for row in range(len(images))]
 
     def mix(self, images: Tensor, labels: Tensor, keys: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-        """Mix each image with a partner; the arguments and results are those of `Preprocess.mix_batch`."""
+        """Mix each image with a partner; the arguments and results are as in `Preprocess.mix_batch`."""
         assert self.mixing is not None
         keys = operation_keys(keys, len(self.operations))
         partners = draw_partners(keys, labels >= 0)
@@ -123,18 +123,27 @@ class Compose(nn.Module):
         return height, width
 
 
+def center_crop(images: Tensor, size: tuple[int, ...] | None) -> Tensor:
+    """Crop images that are larger than a size at their centre, as torchvision's `CenterCrop` does."""
+    if size is None or (images.shape[2] <= size[0] and images.shape[3] <= size[1]):
+        return images
+    starts = [max(0, round((side - to) / 2)) for side, to in zip(images.shape[2:], size, strict=True)]
+    rows, columns = (slice(start, start + to) for start, to in zip(starts, size, strict=True))
+    return images[:, :, rows, columns]
+
+
 class Preprocess(nn.Module):
     """Normalises uint8 images `[B, C, H, W]` to float32, bit for bit as torchvision's `ToTensor` and `Normalize` do.
 
-    Floating-point images are assumed to be normalised, and pass through. Before they are augmented, they are converted
-    back to uint8 if `data` is given, so that the augmented images are the same with all loaders.
+    Floating-point images are assumed to be normalised, and pass through. To be augmented, they are converted back to
+    uint8 if `data` is given, so that augmented images are the same with all loaders.
 
     If the augmentation makes images smaller, images that are not augmented are cropped to that size at the centre.
 
     Args:
-        data: a split, or a pair of tensors, whose uint8 images are read for their statistics.
+        data: a split, or a pair of tensors with uint8 images, from which the statistics are computed.
         augment: applied before normalising if keys are given; if it mixes images, `mix_batch` applies it.
-        classes: the number of classes, for an augmentation that mixes images; by default that of the split.
+        classes: the number of classes, for an augmentation that mixes images; by default the number in the split.
         mean: instead of `data`, the mean of each channel of images in 0…1; a number for one channel.
         std: the standard deviation, likewise.
         size: height and width of the model's input; by default the size of the augmented images of `data`.
@@ -161,16 +170,17 @@ class Preprocess(nn.Module):
         super().__init__()
         if (data is None) == (mean is None) or (mean is None) != (std is None):
             raise ConfigError("Preprocess takes data, as make_loader does, or both mean= and std=")
-        source = None if data is None else as_source(data)
-        if source is not None and not isinstance(source, TensorSet):
-            raise ConfigError("Preprocess computes no statistics of a map-style dataset; give mean= and std=")
-        channel_mean, channel_std = (mean, std) if source is None else source.channel_statistics()
-        if augment is not None and source is not None:
-            size = size or augment.output_size(*source.images.shape[-2:])
-        self.register_buffer("mean", torch.as_tensor(channel_mean, dtype=torch.float32).view(-1, 1, 1))
-        self.register_buffer("std", torch.as_tensor(channel_std, dtype=torch.float32).view(-1, 1, 1))
+        if data is not None:
+            source = as_source(data)
+            if not isinstance(source, TensorSet):
+                raise ConfigError("Preprocess computes no statistics of a map-style dataset; give mean= and std=")
+            mean, std = (source.mean, source.std) if isinstance(source, Split) else channel_statistics(source.images)
+            if augment is not None:
+                size = size or augment.output_size(*source.images.shape[-2:])
+        self.register_buffer("mean", torch.as_tensor(mean, dtype=torch.float32).view(-1, 1, 1))
+        self.register_buffer("std", torch.as_tensor(std, dtype=torch.float32).view(-1, 1, 1))
         check_statistics("mean= and std=", self.mean.flatten().tolist(), self.std.flatten().tolist())
-        # This is a tensor because CUDA divides by a Python number by multiplying with its rounded reciprocal.
+        # This is a tensor because CUDA replaces division by a Python number with multiplication by its reciprocal.
         self.register_buffer("max_value", torch.tensor([255.0]))
         self.augment, self.size = augment, size
         self._no_augment = Compose([])
@@ -197,21 +207,18 @@ class Preprocess(nn.Module):
             raise DataError(f"images: must be uint8, or floating point and normalised, found {images.dtype}")
         if self.augment is None or keys is None:
             augment = self._no_augment
-            images = self._center_crop(images)
+            images = center_crop(images, self.size)
             if images.is_floating_point():
                 return images
         else:
             augment = self.augment
             images = self._denormalize(images)
         height, width = images.shape[2:]
-        # Parameters are drawn for the whole batch: small operations in threads would wait for the interpreter's lock.
+        # Parameters are drawn for the whole batch, because small operations in threads would wait for the GIL.
         params = [] if keys is None else augment.draw(keys, height, width)
         is_eager_on_cpu = images.device.type == "cpu" and not torch.compiler.is_compiling()
         if is_eager_on_cpu and is_large(augment.output_size(height, width)):
             return self._normalize_large_images(augment, images, params)
-        return self._normalize_batch(augment, images, params)
-
-    def _normalize_batch(self, augment: Compose, images: Tensor, params: list[Params]) -> Tensor:
         return augment.forward(self._unit_range(images), params).sub_(self.mean).div_(self.std)
 
     def _normalize_large_images(self, augment: Compose, images: Tensor, params: list[Params]) -> Tensor:
@@ -227,23 +234,15 @@ class Preprocess(nn.Module):
         map_slices(normalize_image, len(images), size=1)
         return normalized
 
-    def _center_crop(self, images: Tensor) -> Tensor:
-        """The centre of images that are larger than the model's input, as torchvision's `CenterCrop` takes it."""
-        if self.size is None or (images.shape[2] <= self.size[0] and images.shape[3] <= self.size[1]):
-            return images
-        starts = [max(0, round((side - to) / 2)) for side, to in zip(images.shape[2:], self.size, strict=True)]
-        rows, columns = (slice(start, start + to) for start, to in zip(starts, self.size, strict=True))
-        return images[:, :, rows, columns]
-
     def _denormalize(self, images: Tensor) -> Tensor:
-        """Normalised float images as uint8, or in 0…1 if the data is unknown; uint8 images as they are."""
+        """Convert normalised float images to uint8, or to 0…1 if the data is unknown; uint8 images stay as they are."""
         if images.dtype == torch.uint8:
             return images
         images = images * self.std + self.mean
         return images.mul_(self.max_value).round_().to(torch.uint8) if self._data_is_uint8 else images
 
     def _unit_range(self, images: Tensor, out: Tensor | None = None) -> Tensor:
-        """uint8 images as contiguous float32 in 0…1; float images as they are."""
+        """Convert uint8 images to contiguous float32 in 0…1; return float images as they are."""
         if images.dtype != torch.uint8:
             return images
         out = torch.empty(images.shape, dtype=torch.float32, device=images.device) if out is None else out
@@ -257,8 +256,8 @@ class Preprocess(nn.Module):
             keys: int64 `[B]`, from the method `keys`.
 
         Returns:
-            The images, and their class probabilities, float32 `[B, classes]`, which `cross_entropy` takes: at least 0.5
-            for the own label of an image, zero for padding. Raises as `forward`.
+            The images, and their class probabilities for `cross_entropy`, float32 `[B, classes]`: at least 0.5 for the
+            label of an image, zero for padding. Raises as `forward`.
         """
         if self.augment is None or not self.mixes:
             raise ConfigError("this augmentation does not mix images; call Preprocess itself")

@@ -1,4 +1,4 @@
-"""Loads a trained model with everything that is needed to use it."""
+"""Loads a trained model with everything needed to use it."""
 
 import json
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from vitmnist.augment.preprocess import Preprocess, build_augment, input_size
-from vitmnist.checkpoint.storage import WEIGHTS, as_damaged_error, read_weights, weights_file
+from vitmnist.checkpoint.storage import WEIGHTS, as_damaged_error, find_weights_file, read_weights
 from vitmnist.config.schema import Config, may_change
 from vitmnist.data.datasets.base import DATASETS, FileReader, Split, file_reader
 from vitmnist.errors import ConfigError, join_names
@@ -23,7 +23,7 @@ class InferenceModel:
 
     Args:
         shape: `(C, H, W)` of the images.
-        mean: the mean of each channel, by which images are normalised; likewise `std`.
+        mean: the mean of each channel, to normalise images; likewise `std`.
         size: height and width of the centre crop that the model sees.
         dataset: the options of the dataset, except those that may change on resuming.
     """
@@ -38,15 +38,15 @@ class InferenceModel:
     dataset: Mapping[str, Any]
 
     def preprocess(self) -> Preprocess:
-        """The transform that crops and normalises images for the model, on the CPU."""
+        """Return the transform that crops and normalises images for the model, on the CPU."""
         return Preprocess(mean=self.mean, std=self.std, size=self.size)
 
     def reader(self) -> FileReader:
-        """The function that reads a file into an image; raises `ConfigError` if its dataset is not registered."""
+        """Return the function that reads a file into an image; raises `ConfigError` if the dataset is unknown."""
         return file_reader(self.dataset, self.shape)
 
-    def normalized(self, split: Split) -> Split:
-        """The split with the channel statistics and the class indices of the model.
+    def adapt_split(self, split: Split) -> Split:
+        """Return the split with the channel statistics and the class indices of the model.
 
         Raises:
             ConfigError: its images or classes do not fit the model.
@@ -63,8 +63,8 @@ class InferenceModel:
         return replace(split, labels=labels, classes=classes, mean=self.mean, std=self.std)
 
 
-def model_info(config: Config, train: Split) -> dict[str, Any]:
-    """The metadata of the weights as JSON values: how to build the model, and how files become its images."""
+def make_model_info(config: Config, train: Split) -> dict[str, Any]:
+    """Return the metadata of the weights as JSON values: how to build the model, and how files become its images."""
     values = config.data.dataset
     changeable = {item.name for item in fields(DATASETS.options_of(values["name"])) if may_change(item.metadata)}
     info = {
@@ -90,7 +90,7 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
         ConfigError: the folder does not contain these weights, or their model cannot be built.
         DataError: they are damaged.
     """
-    path = weights_file(folder, [weights] if weights else [*WEIGHTS])
+    path = find_weights_file(folder, [weights] if weights else [*WEIGHTS])
     with as_damaged_error(path):
         info, tensors = read_weights(path)
         shape, classes = tuple(map(int, info["shape"])), tuple(map(str, info["classes"]))

@@ -10,13 +10,13 @@ from typing import Any, NoReturn
 from safetensors.torch import save as to_safetensors
 
 from vitmnist.checkpoint import storage
-from vitmnist.checkpoint.inference import model_info
+from vitmnist.checkpoint.inference import make_model_info
 from vitmnist.config.schema import Config, complete_record, dotted_keys, is_under, keys_where, may_change, to_plain_dict
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.randomness import RandomState
 from vitmnist.errors import ConfigError, DataError, TrainingError
 from vitmnist.runtime.files import write_atomic
-from vitmnist.runtime.signals import StopSignal, interruption
+from vitmnist.runtime.signals import StopSignal, create_interruption
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import World
 from vitmnist.tracking.result import Result
@@ -28,16 +28,19 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Checkpoint:
-    """Everything that a run needs to continue bit for bit.
+    """Everything that a run needs to continue bit for bit, and that its weights need to be used.
 
-    A field that is added later needs a default, which is used for checkpoints without it. Where no default would be
-    right, increase `storage.FORMAT`.
+    A new field needs a default for checkpoints without it. If no default is right, increase `storage.FORMAT`.
 
     Args:
-        step: `TrainStep.state_dict()`.
+        config: the configuration, with all keys.
+        model_info: `make_model_info()`: how to build the model, and how files become its images.
+        dataset_sha256: the checksum of each part of the dataset.
+        step: `TrainStep.state_dict()`: weights, optimizer, number of steps, loss scale, and averaged weights.
         epochs: the records of the completed epochs.
         rng: `RandomState.to_dict()` of each rank.
-        progress: `EpochProgress.state_dict()` of an epoch under way; None between two epochs.
+        progress: `EpochProgress.state_dict()` of an epoch under way: sums, learning rates, gradient norms and seconds
+            of its steps; None between two epochs.
     """
 
     config: dict[str, Any]
@@ -51,9 +54,9 @@ class Checkpoint:
 
 @dataclass(eq=False)
 class CheckpointManager:
-    """Saves and restores the checkpoints of a run. Rank 0 writes them for all ranks.
+    """Saves and restores the checkpoints of a run; rank 0 writes them for all ranks.
 
-    A checkpoint does not depend on the number of ranks: all have the same weights, and metrics are summed over them.
+    A checkpoint does not depend on the number of ranks: they all have the same weights, and their sums are added up.
     """
 
     folder: Path
@@ -65,11 +68,11 @@ class CheckpointManager:
     world: World
 
     def __post_init__(self) -> None:
-        self._model_info = model_info(self.config, self.dataset.train)
-        self._saved_at, self._steps_since_save = time.monotonic(), 0
+        self._model_info = make_model_info(self.config, self.dataset.train)
+        self._saved_at = time.monotonic()
 
     def save(self, progress: EpochProgress | None, best: bool = False) -> None:
-        """Write a checkpoint; `progress` belongs to an epoch under way."""
+        """Write a checkpoint; `progress` is that of an epoch under way."""
         step = self.step
         if not all(bool(parameter.isfinite().all()) for parameter in step.model.parameters()):
             raise TrainingError("the weights are no longer finite; try a smaller optimizer.lr")
@@ -84,7 +87,7 @@ class CheckpointManager:
         )
         if self.world.is_main:
             storage.save(self.folder, vars(checkpoint), best)
-        self._saved_at, self._steps_since_save = time.monotonic(), 0
+        self._saved_at = time.monotonic()
 
     def restore(self, checkpoint: Checkpoint, progress: EpochProgress) -> None:
         """Restore the run and the progress of its epoch; raises `DataError` if dataset or checkpoint do not fit."""
@@ -96,7 +99,7 @@ class CheckpointManager:
             self.step.load_state_dict(checkpoint.step)
             if checkpoint.progress:
                 progress.load_state_dict(checkpoint.progress)
-            # A rank that the earlier start did not have keeps its own seed.
+            # A rank that the earlier start did not have keeps the seed of `Trainer.distribute`.
             if self.world.rank < len(checkpoint.rng):
                 RandomState(device=self.step.device).load_dict(checkpoint.rng[self.world.rank])
         log.info("resumed after %d epochs and %d batches", len(checkpoint.epochs), progress.metrics.num_batches)
@@ -110,13 +113,10 @@ class CheckpointManager:
         minutes = self.config.checkpoint.every_minutes
         is_due = minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
         stopping, saving = self.world.all_reduce_max([self.stop.code, is_due])
-        self._steps_since_save += 1
-        # With several ranks, the reduction returns the votes of the previous step, which in the first step after a save
-        # predate it.
-        if self.world.size > 1 and self._steps_since_save == 1:
-            saving = 0
         if stopping or saving:
             timer.begin("saving")
+            # With several ranks, these are the votes of the previous step; those of this step would save again.
+            stopping, _ = self.world.all_reduce_max([self.stop.code, False], wait=True)
             progress.check_finite()
             self.save(progress)
             timer.begin("other")
@@ -124,7 +124,7 @@ class CheckpointManager:
             self._interrupt(stopping)
 
     def after_epoch(self, is_last: bool, is_best: bool, must_save: bool = False) -> None:
-        """Save after an epoch (already in `result`) if due; if the run is to stop, save and raise `RunInterrupted`.
+        """Save after an epoch, once it is in `result`, if due; if the run is to stop, save and raise `RunInterrupted`.
 
         Args:
             is_best: also write `best.pt`.
@@ -139,13 +139,13 @@ class CheckpointManager:
             self._interrupt(stopping)
 
     def _interrupt(self, stop_code: int) -> NoReturn:
-        """End the run, now that it is saved."""
-        # Rank 0 may still be writing, and torchrun kills the other ranks when one exits.
+        """End the run, which is saved."""
+        # Rank 0 may still be writing, and torchrun kills all ranks when one exits.
         self.world.barrier()
-        raise interruption(stop_code)
+        raise create_interruption(stop_code)
 
     def load_best_weights(self) -> str:
-        """Load the weights of the best epoch, if there are any, into the evaluated model; returns `best` or `final`."""
+        """Load the best weights, if there are any, into the evaluated model; return `best` or `final`."""
         best = self.folder / storage.FOLDER / storage.WEIGHTS["best"]
         weights = self.world.broadcast_object(lambda: storage.read_weights(best)[1] if best.is_file() else None)
         if weights is None:
@@ -167,15 +167,14 @@ def load_checkpoint(config: Config, folder: Path, world: World) -> Checkpoint | 
     """Load the checkpoint to resume from, which rank 0 reads for all ranks; None if there is none.
 
     Raises:
-        ConfigError: the configuration differs in a key that may not change, or has fewer epochs than are done.
+        ConfigError: the configuration differs in a key that may not change, or ends before the epoch under way.
         DataError: the checkpoint cannot be read.
     """
     state = world.broadcast_object(lambda: storage.load(folder))
     if state is None:
         return None
     with storage.as_damaged_error(folder / storage.FOLDER / storage.WEIGHTS["last"]):
-        fields = {name: value for name, value in state.items() if name != "format"}
-        checkpoint = Checkpoint(**fields | {"config": complete_record(fields["config"])})
+        checkpoint = Checkpoint(**state | {"config": complete_record(state["config"])})
     check_resumable(checkpoint.config, to_plain_dict(config))
     started = len(checkpoint.epochs) + bool(checkpoint.progress)
     if config.epochs < started:
@@ -186,10 +185,9 @@ def load_checkpoint(config: Config, folder: Path, world: World) -> Checkpoint | 
 
 
 def check_resumable(before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raise `ConfigError` if a key has changed that may not; names all of them."""
+    """Raise `ConfigError` if keys have changed that may not; its message names all of them."""
     # The order of the patterns in `lr_scale` matters, so they are compared as text.
-    old = dotted_keys(before | {"lr_scale": str(before["lr_scale"])})
-    new = dotted_keys(now | {"lr_scale": str(now["lr_scale"])})
+    old, new = (dotted_keys(config | {"lr_scale": str(config["lr_scale"])}) for config in (before, now))
     allowed = keys_where(may_change, now)
     changed = [
         f"{key}={new.get(key)} (it was {old.get(key)})"

@@ -1,4 +1,4 @@
-"""Reads and writes checkpoints, so that a complete one exists at any moment, and reads the weights for `init`.
+"""Reads and writes checkpoints, and reads the weights for `init`. A complete checkpoint exists at any moment.
 
 checkpoints/last.pt            the newest checkpoint
 checkpoints/previous.pt        the checkpoint before it
@@ -36,10 +36,10 @@ DIGEST_SIZE = hashlib.sha256().digest_size
 WEIGHTS = {"best": "best.pt", "final": "final.safetensors", "last": "last.pt"}
 """The file of each kind of weights that a run has."""
 WRAPPERS = ("step", "ema", "state_dict_ema", "state_dict", "model_state_dict", "model", "net")
-"""The keys under which checkpoints of this project, timm, Lightning and others hold weights, averaged weights first."""
+"""The keys of the weights in checkpoints of this project, timm, Lightning and others, averaged weights first."""
 
 _damaged: set[Path] = set()
-"""The files `last.pt` that this process found damaged; they must not become `previous.pt`."""
+"""The damaged files `last.pt` that this process has read; they must not become `previous.pt`."""
 
 
 class DamagedError(DataError):
@@ -50,10 +50,10 @@ def save(folder: Path, state: dict[str, Any], best: bool = False) -> None:
     """Write `last.pt` in the folder of a run, and `best.pt` if `best` is true; the old `last.pt` becomes `previous.pt`.
 
     Args:
-        state: dicts, lists, numbers, strings and tensors; nothing that unpickling would have to call.
+        state: dicts, lists, numbers, strings and tensors: unpickling must call nothing.
 
     Raises:
-        DataError: it cannot be written; the earlier checkpoints are as they were.
+        DataError: the checkpoint cannot be written; the earlier ones are unchanged.
     """
     checkpoints = folder / FOLDER
     last, previous = checkpoints / "last.pt", checkpoints / "previous.pt"
@@ -63,7 +63,7 @@ def save(folder: Path, state: dict[str, Any], best: bool = False) -> None:
     content += hashlib.sha256(content).digest()
     try:
         checkpoints.mkdir(exist_ok=True)
-        # `best.pt` comes first: a run that is killed between the two repeats the epoch and writes it again.
+        # Write `best.pt` first: a run that is killed before `last.pt` repeats the epoch, and writes both.
         if best:
             write_atomic(checkpoints / "best.pt", content)
         write_atomic(last, content, previous if last.exists() and last not in _damaged else None)
@@ -78,7 +78,7 @@ def save(folder: Path, state: dict[str, Any], best: bool = False) -> None:
 
 
 def load(folder: Path) -> dict[str, Any] | None:
-    """The newest undamaged checkpoint of a run, on the CPU; None if there is none; raises as `read`."""
+    """Read the newest undamaged checkpoint of a run, on the CPU; None if there is none. Raises as `read`."""
     last, previous = folder / FOLDER / "last.pt", folder / FOLDER / "previous.pt"
     if last.exists():
         try:
@@ -95,18 +95,18 @@ def read(path: Path) -> dict[str, Any]:
     """Read and verify a checkpoint; unpickling runs no code from it.
 
     Raises:
-        DamagedError: it is damaged, or not a checkpoint.
-        DataError: it is of another version of the program.
-        OSError: it cannot be read.
+        DamagedError: the file is damaged, or not a checkpoint.
+        DataError: another version of the program wrote it.
+        OSError: the file cannot be read.
     """
     content = path.read_bytes()
     if hashlib.sha256(memoryview(content)[:-DIGEST_SIZE]).digest() != content[-DIGEST_SIZE:]:
         raise DamagedError(f"{path}: is damaged or not a checkpoint: its checksum does not match")
     with as_damaged_error(path):
         state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        if state["format"] != FORMAT:
+        if (version := state.pop("format")) != FORMAT:
             raise DataError(
-                f"{path}: was written by another version of the program (checkpoint format {state['format']!r:.40}; "
+                f"{path}: was written by another version of the program (checkpoint format {version!r:.40}; "
                 f"this version has {FORMAT}); start a new run, or resume it with that version"
             )
         return state
@@ -114,7 +114,7 @@ def read(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def as_damaged_error(path: Path) -> Iterator[None]:
-    """Raise `DamagedError` for almost any error in the block: unpickling and values of a wrong type may raise any."""
+    """Raise `DamagedError` for almost any error in the block: unpickling, or a value of a wrong type, may raise any."""
     try:
         yield
     except Exception as error:
@@ -122,7 +122,7 @@ def as_damaged_error(path: Path) -> Iterator[None]:
             raise
         message = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         reason = " ".join(message.split()) or type(error).__name__
-        # The message of torch suggests loading the file without protection.
+        # Do not show torch's message: it suggests to load the file without protection.
         if isinstance(error, pickle.UnpicklingError) or "weights_only" in reason:
             reason = "its content is not only plain values and tensors; save the state_dict of the model alone"
         raise DamagedError(
@@ -130,8 +130,8 @@ def as_damaged_error(path: Path) -> Iterator[None]:
         ) from error
 
 
-def weights_file(folder: Path, names: Sequence[str]) -> Path:
-    """The first of these weights that a run has; raises `ConfigError` if it has none."""
+def find_weights_file(folder: Path, names: Sequence[str]) -> Path:
+    """Return the file of the first of these weights that a run has; raises `ConfigError` if it has none."""
     for name in names:
         if (path := folder / FOLDER / WEIGHTS[name]).is_file():
             return path
@@ -142,7 +142,7 @@ def weights_file(folder: Path, names: Sequence[str]) -> Path:
 
 
 def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """The `model_info` and the weights in a file of ours; the averaged weights if there are any."""
+    """Read `model_info` and the weights of a file of this project; the averaged weights if there are any."""
     if path.suffix == ".pt":
         state = read(path)
         return state["model_info"], (state["step"]["ema"] or state["step"])["model"]
@@ -152,15 +152,15 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
 
 
 def read_initial_weights(init: str) -> dict[str, torch.Tensor]:
-    """The weights and statistics in a file, or the best, else the final ones of a run's folder.
+    """Read the weights and statistics in a file, or the best or else the final ones in the folder of a run.
 
     Raises:
-        ConfigError: there are none.
-        DataError: they are damaged.
+        ConfigError: there is no such file, or no weights in the folder.
+        DataError: the file is damaged.
     """
     path = expand_home(init)
     if is_run := path.is_dir():
-        path = weights_file(path, ["best", "final"])
+        path = find_weights_file(path, ["best", "final"])
     elif not path.exists():
         raise ConfigError(f"init={init}: there is no such file or folder")
     elif path.suffix not in (".safetensors", ".pt", ".pth") or not path.is_file():
@@ -173,7 +173,7 @@ def read_initial_weights(init: str) -> dict[str, torch.Tensor]:
 
 
 def _read_foreign(path: Path) -> dict[str, torch.Tensor]:
-    """The weights in a file of any program; in a `.pt` or `.pth` file they may be nested under some of `WRAPPERS`."""
+    """Read the weights in a file of any program; `.pt` and `.pth` files may nest them under some of `WRAPPERS`."""
     if path.suffix == ".safetensors":
         return load_file(path)
     with safe_globals([Namespace]):  # timm's checkpoints hold the arguments of its command.

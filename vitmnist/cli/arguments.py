@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vitmnist.errors import ConfigError
 
-# The arguments that begin a run or sweep or resume it, so that the same command can be repeated.
+# With these arguments, a command begins a run or sweep, or resumes it when it is repeated.
 AUTO_RESUME = "hydra.run.dir=FOLDER resume=auto"
 SWEEP_AUTO_RESUME = "hydra.sweep.dir=FOLDER resume=auto"
 # Options of Hydra that would bypass the checks of the configuration, or load a pickle.

@@ -4,13 +4,13 @@ import logging
 import os
 import sys
 import traceback
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable
-from inspect import cleandoc
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn, TextIO
 
-from vitmnist.errors import ExitCode, printable
+from vitmnist.errors import ExitCode, escape_unprintable
 from vitmnist.runtime.files import display_path
 
 
@@ -18,36 +18,31 @@ class PrintableFormatter(logging.Formatter):
     """The formatter of every log: escapes control characters, such as ESC in a file name."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
+        return escape_unprintable(super().format(record))
 
 
 def echo(text: str, file: TextIO | None = None) -> None:
-    """Print text that may contain file names or recorded values, to stdout by default."""
-    print(printable(text), file=file)
+    """Print text with control characters escaped, for example those of a file name; to stdout by default."""
+    print(escape_unprintable(text), file=file)
 
 
-def command(
-    name: str, parse: Callable[[ArgumentParser], Namespace]
-) -> Callable[[Callable[[Namespace], None]], Callable[[], None]]:
-    """Decorator that turns a function of parsed arguments into a command; its docstring or its module's is the help."""
+def create_parser(name: str, description: str | None) -> ArgumentParser:
+    """The parser of a command; the description, usually the docstring of its module, is shown as it is."""
+    return ArgumentParser(f"vitmnist {name}", description=description, formatter_class=RawDescriptionHelpFormatter)
 
-    def decorate(run: Callable[[Namespace], None]) -> Callable[[], None]:
-        def main() -> None:
-            text = cleandoc(run.__doc__ or sys.modules[run.__module__].__doc__ or "")
-            parser = ArgumentParser(f"vitmnist {name}", description=text, formatter_class=RawDescriptionHelpFormatter)
-            # This handler prints warnings while no log is configured.
-            if logging.lastResort:
-                logging.lastResort.setFormatter(PrintableFormatter())
-            try:
-                run(parse(parser))
-                # Raise the error of a closed pipe here, not at interpreter exit. `print` accepts that stdout is None.
-                print(end="", flush=True)
-            except (Exception, KeyboardInterrupt) as error:
-                exit_with_error(error)
 
-        return main
-
-    return decorate
+@contextmanager
+def errors_as_messages() -> Iterator[None]:
+    """Turn an exception in the block into one message and an exit code; also a decorator of a command."""
+    # This handler prints warnings while no log is configured.
+    if logging.lastResort:
+        logging.lastResort.setFormatter(PrintableFormatter())
+    try:
+        yield
+        # Raise the error of a closed pipe here, not at interpreter exit. `print` accepts that stdout is None.
+        print(end="", flush=True)
+    except (Exception, KeyboardInterrupt) as error:
+        exit_with_error(error)
 
 
 def exit_with_error(error: BaseException) -> NoReturn:
@@ -69,7 +64,7 @@ def exit_with_error(error: BaseException) -> NoReturn:
     sys.exit(failure.exit_code)
 
 
-def launch_command(ranks: int = 1) -> str:
+def format_command(ranks: int = 1) -> str:
     """The command that starts this program in some processes, such as `vitmnist` or `torchrun … train.py`."""
     script = Path(sys.argv[0])
     is_script = script.suffix == ".py" and script.name != "__main__.py"

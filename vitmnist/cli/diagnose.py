@@ -6,31 +6,31 @@
 The options come before the script; everything after it belongs to the script.
 """
 
-# Nothing here imports torch: the script may set environment variables before it does.
+# Nothing here imports torch, because the script can set environment variables before its own import.
 
 import builtins
 import json
 import os
 import runpy
 import sys
-from argparse import REMAINDER, ArgumentParser, Namespace
+from argparse import REMAINDER, Namespace
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
-from vitmnist.cli.command import command
+from vitmnist.cli.command import create_parser, errors_as_messages
 from vitmnist.diagnosis.observer import Observer
 from vitmnist.diagnosis.report import describe_script, format_report
 from vitmnist.errors import DataError, ExitCode
 
 
-def _parse(parser: ArgumentParser) -> Namespace:
+def _parse() -> Namespace:
+    parser = create_parser("diagnose", __doc__)
     parser.usage = "%(prog)s [options] (SCRIPT.py | -m package.module) [arguments of the script ...]"
     parser.allow_abbrev = False
-    steps = "batches of a loader to observe (up to the end of the script; with --stop 200)"
-    parser.add_argument("--steps", type=int, help=steps)
+    parser.add_argument("--steps", type=int, help="batches of a loader to observe (all; with --stop 200)")
     parser.add_argument("--warm-up", type=int, default=10, help="batches before that (10)")
     parser.add_argument("--stop", action="store_true", help="end the script when they have been observed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
@@ -44,9 +44,10 @@ def _parse(parser: ArgumentParser) -> Namespace:
     return options
 
 
-@command("diagnose", _parse)
-def main(options: Namespace) -> None:
-    json_file: Path | None = options.json and options.json.absolute()  # The script may change the working directory.
+@errors_as_messages()
+def main() -> None:
+    options = _parse()
+    json_file: Path | None = options.json and options.json.absolute()  # The script can change the working directory.
     if json_file:
         options.json.parent.stat()  # Raises if there is none, before the script runs.
     sys.argv = options.module or options.script
@@ -56,7 +57,7 @@ def main(options: Namespace) -> None:
         sys.exit(exit_code)
     observer.end()
     report = describe_script(observer, exit_code)
-    with suppress(ValueError, OSError):  # The script may have closed `sys.__stderr__`.
+    with suppress(ValueError, OSError):  # The script can close `sys.__stderr__`.
         print(format_report(report), file=sys.__stderr__)
     if json_file:
         json_file = json_file if report.rank is None else json_file.with_stem(f"{json_file.stem}-rank{report.rank}")
@@ -79,7 +80,7 @@ def _run(is_module: bool) -> int:
         if is_module:
             runpy.run_module(name, run_name="__main__", alter_sys=True)
         else:
-            # `runpy.run_path` would remove `__main__`, which the script's threads and exit handlers may need.
+            # `runpy.run_path` would remove `__main__`. Threads and exit handlers of the script can need it.
             path = os.path.abspath(name)
             sys.modules["__main__"] = script = ModuleType("__main__")
             script.__dict__.update(__file__=path, __builtins__=builtins)

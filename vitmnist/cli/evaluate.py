@@ -10,7 +10,7 @@ in training: validation if there is such a split, else test. --split names anoth
 
 import json
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -23,15 +23,15 @@ from torch import Tensor
 from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.checkpoint.storage import WEIGHTS
 from vitmnist.cli.arguments import key_of
-from vitmnist.cli.command import command, echo
-from vitmnist.cli.resume import recorded_config
+from vitmnist.cli.command import create_parser, echo, errors_as_messages
+from vitmnist.cli.resume import load_recorded_config
 from vitmnist.config.schema import Config, is_under
 from vitmnist.data.datasets.base import Dataset, Split, apply_config, build_dataset
-from vitmnist.errors import ConfigError, DataError
+from vitmnist.errors import ConfigError
 from vitmnist.loaders.make_loader import make_loader
 from vitmnist.metrics import METRICS
 from vitmnist.runtime.device import choose_device
-from vitmnist.runtime.files import csv_text
+from vitmnist.runtime.files import encode_csv
 from vitmnist.tracking.images import draw_worst_mistakes
 from vitmnist.tracking.runs import read_run
 from vitmnist.training import loop
@@ -39,7 +39,7 @@ from vitmnist.training.loop import Predictions
 
 # The options of `tabulate` for columns that are aligned on the right; only the first one, the class, is text.
 TABLE_OPTIONS: Any = {"tablefmt": "plain", "disable_numparse": [0], "stralign": "right"}
-# The keys and sections that say which images are evaluated; the run says all else.
+# The keys and sections that choose the evaluated images. All other values are those of the run.
 IMAGE_KEYS = ("data.root", "data.dataset", "data.holdout", "data.holdout_seed", "batch_size")
 # The keys and sections that an evaluation can override.
 OVERRIDABLE = (*IMAGE_KEYS, "device")
@@ -70,7 +70,7 @@ class Evaluation:
         ]
 
 
-def evaluation_config(folder: Path, overrides: list[str], overridable: Sequence[str]) -> Config:
+def load_evaluation_config(folder: Path, overrides: list[str], overridable: Sequence[str]) -> Config:
     """The recorded configuration of a run, changed by overrides.
 
     All images of another dataset are evaluated, unless keys that limit or divide it are among the overrides.
@@ -83,7 +83,7 @@ def evaluation_config(folder: Path, overrides: list[str], overridable: Sequence[
         if not is_under(key, overridable):
             allowed = ", ".join(overridable)
             raise ConfigError(f"{override}: has no effect on a trained model; only {allowed} can be changed")
-    config, recorded = recorded_config(folder, overrides), recorded_config(folder, [])
+    config, recorded = load_recorded_config(folder, overrides), load_recorded_config(folder, [])
     options = config.data.dataset
     if any(options.get(name) != recorded.data.dataset.get(name) for name in ("name", "path", "labels")):
         if "data.holdout" not in keys:
@@ -94,10 +94,10 @@ def evaluation_config(folder: Path, overrides: list[str], overridable: Sequence[
     return config
 
 
-def evaluation_dataset(folder: Path, config: Config) -> Dataset:
+def load_evaluation_dataset(folder: Path, config: Config) -> Dataset:
     """The dataset of an evaluation; warns if images of the run have changed since training."""
     dataset = apply_config(build_dataset(config.data.dataset, config.data.root), config.data)
-    if replace(config.data, root="") == replace(recorded_config(folder, []).data, root=""):
+    if replace(config.data, root="") == replace(load_recorded_config(folder, []).data, root=""):
         recorded = (read_run(folder).result.dataset or {}).get("sha256", {})
         for name in dataset.splits:
             checksum = dataset.sha256[f"{name}_images"]
@@ -116,16 +116,14 @@ def evaluate(folder: Path, overrides: list[str], weights: str | None, split_name
     Raises:
         UserError: the folder, the overrides or the data cannot be used.
     """
-    config = evaluation_config(folder, overrides, OVERRIDABLE)
+    config = load_evaluation_config(folder, overrides, OVERRIDABLE)
     device = choose_device(config.device)
     trained = load_inference_model(folder, device, weights)
-    dataset = evaluation_dataset(folder, config)
+    dataset = load_evaluation_dataset(folder, config)
     split_name = split_name or dataset.eval_split
     if split_name not in dataset.splits:
         raise ConfigError(f"--split {split_name}: the dataset has only {' and '.join(dataset.splits)} images")
-    split = trained.normalized(dataset.splits[split_name])
-    if not len(split):
-        raise DataError(f"the {split_name} split of {dataset.name} has no images")
+    split = trained.adapt_split(dataset.splits[split_name])
     # All loaders give the same result; this one has no options.
     with make_loader(
         "ram", split, batch_size=config.batch_size, device=device, seed=0, shuffle="none", rank=0, world_size=1
@@ -135,7 +133,7 @@ def evaluate(folder: Path, overrides: list[str], weights: str | None, split_name
     return Evaluation(trained.path, split_name if len(dataset.splits) > 1 else "all", split, predictions, metrics)
 
 
-def class_metrics(matrix: Tensor, classes: tuple[str, ...], metrics: Mapping[str, float]) -> dict[str, Any]:
+def compute_class_metrics(matrix: Tensor, classes: tuple[str, ...], metrics: Mapping[str, float]) -> dict[str, Any]:
     """Accuracy, metrics, and precision, recall and F1 of each class, in percent; None where one is not a number."""
     correct, actual, predicted = matrix.diagonal().double(), matrix.sum(dim=1), matrix.sum(dim=0)
     columns = {
@@ -178,7 +176,9 @@ def add_run_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--weights", choices=[*WEIGHTS], help="default: the first of these that exists")
 
 
-def _parse(parser: ArgumentParser) -> Namespace:
+@errors_as_messages()
+def main() -> None:
+    parser = create_parser("evaluate", __doc__)
     add_run_arguments(parser)
     parser.add_argument("overrides", nargs="*", help="changes to its configuration, such as data.dataset.path=other")
     parser.add_argument("--split", help="default: validation, or without one test, as in training")
@@ -186,25 +186,21 @@ def _parse(parser: ArgumentParser) -> Namespace:
     parser.add_argument("--mistakes", type=Path, metavar="CSV", help="list every misclassified image in this file")
     parser.add_argument("--grid", type=Path, metavar="PNG", help="draw the mistakes with the highest confidence")
     parser.add_argument("--predictions", action="store_true", help="print JSON with the prediction for each image")
-    return parser.parse_intermixed_args()
-
-
-@command("evaluate", _parse)
-def main(options: Namespace) -> None:
+    options = parser.parse_intermixed_args()
     evaluation = evaluate(options.run, options.overrides, options.weights, options.split)
     split = evaluation.split
     if options.mistakes:
         # The most confident first, in split order among equals.
         rows = evaluation.rows(evaluation.predictions.mistakes())
         columns = ("image", "true_class", "predicted_class", "probability")
-        options.mistakes.write_bytes(csv_text(columns, rows).encode(errors="surrogateescape"))
+        options.mistakes.write_bytes(encode_csv(columns, rows).encode(errors="surrogateescape"))
     if options.grid:
         if picture := draw_worst_mistakes(split, evaluation.predictions):
             picture.save(options.grid, "PNG")
         else:
             echo(f"no mistakes: {options.grid} is not written", sys.stderr)
     matrix = evaluation.predictions.confusion_matrix(len(split.classes))
-    metrics = class_metrics(matrix, split.classes, evaluation.metrics)
+    metrics = compute_class_metrics(matrix, split.classes, evaluation.metrics)
     if options.json or options.predictions:
         document = {"weights": str(evaluation.weights), "split": evaluation.split_name, **metrics}
         if options.predictions:

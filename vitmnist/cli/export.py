@@ -10,7 +10,6 @@ evaluated on. A description of the model is written next to it, as JSON. An exis
 import hashlib
 import io
 import json
-from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -23,8 +22,8 @@ from torch.export import ExportedProgram
 
 import vitmnist
 from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
-from vitmnist.cli.command import command, echo
-from vitmnist.cli.evaluate import IMAGE_KEYS, add_run_arguments, evaluation_config, evaluation_dataset
+from vitmnist.cli.command import create_parser, echo, errors_as_messages
+from vitmnist.cli.evaluate import IMAGE_KEYS, add_run_arguments, load_evaluation_config, load_evaluation_dataset
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.images import ImageReader
 from vitmnist.errors import ConfigError, MissingExtraError, UserError
@@ -106,7 +105,7 @@ def export_model(file_format: Format, trained: InferenceModel, dataset: Dataset,
         ConfigError: the images or classes of the dataset do not fit the model.
         UserError: the exported model predicts another class for some image.
     """
-    split = trained.normalized(dataset.evaluation)
+    split = trained.adapt_split(dataset.evaluation)
     original = nn.Sequential(trained.preprocess(), trained.model).eval()
     # Two images: torch.export would treat a batch size of one as a constant.
     example = torch.zeros(2, *trained.shape, dtype=torch.uint8)
@@ -131,17 +130,15 @@ def export_model(file_format: Format, trained: InferenceModel, dataset: Dataset,
     )
 
 
-def _parse(parser: ArgumentParser) -> Namespace:
+@errors_as_messages()
+def main() -> None:
+    parser = create_parser("export", __doc__)
     add_run_arguments(parser)
     parser.add_argument("overrides", nargs="*", help="changes to its configuration, such as data.dataset.path=other")
     parser.add_argument("--format", choices=[*FORMATS], required=True, help="ONNX, or a torch.export program (.pt2)")
     default = "default: model.onnx or model.pt2 in the run's folder"
     parser.add_argument("--output", type=Path, metavar="FILE", help=default)
-    return parser.parse_intermixed_args()
-
-
-@command("export", _parse)
-def main(options: Namespace) -> None:
+    options = parser.parse_intermixed_args()
     file_format = FORMATS[options.format]
     for package in file_format.packages:
         if find_spec(package) is None:
@@ -151,9 +148,9 @@ def main(options: Namespace) -> None:
     for file in (output, description):
         if file.exists():
             raise ConfigError(f"{file}: exists; remove it, or choose another --output")
-    config = evaluation_config(options.run, options.overrides, IMAGE_KEYS)
+    config = load_evaluation_config(options.run, options.overrides, IMAGE_KEYS)
     trained = load_inference_model(options.run, torch.device("cpu"), options.weights)
-    dataset = evaluation_dataset(options.run, config)
+    dataset = load_evaluation_dataset(options.run, config)
     content, summary = export_model(file_format, trained, dataset, config.batch_size)
     text = describe_model(output.name, content, trained, summary)
     write_atomic(output, content)

@@ -15,8 +15,6 @@ from vitmnist.errors import Failure, MissingExtraError, UnknownKeyError, classif
 
 # The launchers of Hydra whose plugins the extra `launchers` installs.
 LAUNCHER_PLUGINS = ("joblib", "submitit_local", "submitit_slurm")
-# An exception raised in one of these packages is about the arguments: they parse and compose them.
-PARSERS = ("antlr4", "hydra", "omegaconf")
 
 
 def describe(error: BaseException) -> Failure:
@@ -32,19 +30,19 @@ def describe(error: BaseException) -> Failure:
     elif isinstance(error, MissingConfigException):
         group, _, member = (error.missing_cfg_file or "").rpartition("/")
         if group == "hydra/launcher" and member in LAUNCHER_PLUGINS:
-            # It was typed, or a launcher of conf/hydra/launcher builds on it.
+            # The plugin was typed, or a launcher in conf/hydra/launcher builds on it.
             text = str(MissingExtraError(f"{group}={member}", "launchers"))
         elif error.options:
             text = f"{group}={member}: there is no such member; {suggest_names(member, error.options)}"
     elif isinstance(error, HydraException) and isinstance(cause, OmegaConfBaseException):
-        # Hydra names the file that has the key, and no file if it was typed.
+        # Hydra names the file of the key, unless the key was typed.
         file = re.match(r"In '(.+?)'", text)
         text = (f"{file[1]}.yaml: " if file else "") + _refused_override(cause)
     elif isinstance(error, OmegaConfBaseException):
         text = describe_refused_value(error)
     elif not isinstance(error, HydraException | yaml.YAMLError):
         failure = classify(error)
-        if failure.is_user_error or not _is_raised_in(error, PARSERS):
+        if failure.is_user_error or not _is_raised_by_hydra(error):
             return failure
         text = f"{failure.message} (HYDRA_FULL_ERROR=1 shows the traceback)"
     return Failure(text)
@@ -67,7 +65,7 @@ def _unknown_key(unknown: UnknownKeyError) -> str:
     return f"{unknown.key}: there is no such key; did you mean {' or '.join(near[:3])}?" if near else str(unknown)
 
 
-def _is_raised_in(error: BaseException, packages: tuple[str, ...]) -> bool:
-    """Whether the code that raised an exception belongs to one of some packages."""
-    modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
-    return bool(modules) and modules[-1].partition(".")[0] in packages
+def _is_raised_by_hydra(error: BaseException) -> bool:
+    """Whether Hydra or one of its parsers raised an exception. It is then about the arguments."""
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    return frame.f_globals.get("__name__", "").partition(".")[0] in ("antlr4", "hydra", "omegaconf")

@@ -9,7 +9,6 @@ is for pen on paper. A folder means all images in it and below it; a glob patter
 
 import json
 import sys
-from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,10 @@ from typing import Any
 import torch
 
 from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
-from vitmnist.cli.command import command, echo
+from vitmnist.cli.command import create_parser, echo, errors_as_messages
 from vitmnist.cli.evaluate import add_run_arguments
 from vitmnist.data.image_listing import find_images
-from vitmnist.data.images import file_warnings, to_tensor
+from vitmnist.data.images import collect_file_warnings, to_tensor
 from vitmnist.errors import DataError
 from vitmnist.runtime.device import choose_device
 
@@ -43,11 +42,11 @@ def predict(
         for path in paths[start : start + BATCH_SIZE]:
             rows[path] = {"file": str(path)}
             try:
-                with file_warnings() as warned:
+                with collect_file_warnings() as warned:
                     image = to_tensor(read(path))
                 if warned:
                     rows[path]["warning"] = warned[path]
-                # A reader of the user's may return other shapes.
+                # A user's own reader can return other shapes.
                 if (shape := tuple(image.shape)) != trained.shape:
                     raise DataError(f"{path}: is read as {shape}, and the model takes {trained.shape}")
                 images[path] = 255 - image if invert else image
@@ -63,17 +62,15 @@ def predict(
         yield from rows.values()
 
 
-def _parse(parser: ArgumentParser) -> Namespace:
+@errors_as_messages()
+def main() -> None:
+    parser = create_parser("predict", __doc__)
     add_run_arguments(parser)
     parser.add_argument("images", nargs="+", help="image files, folders of images, glob patterns")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, … (auto)")
     parser.add_argument("--invert", action="store_true", help="exchange light and dark first")
-    return parser.parse_intermixed_args()
-
-
-@command("predict", _parse)
-def main(options: Namespace) -> None:
+    options = parser.parse_intermixed_args()
     device = choose_device(options.device)
     trained = load_inference_model(options.run, device, options.weights)
     rows = list(predict(trained, find_images(options.images), device, options.invert))

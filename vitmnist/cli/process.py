@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import gc
 import logging
-import os
 import shlex
 import signal
 import sys
@@ -15,8 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from vitmnist.cli.arguments import AUTO_RESUME, key_of
-from vitmnist.cli.command import exit_with_error, launch_command
+from vitmnist.cli.command import exit_with_error, format_command
 from vitmnist.cli.messages import describe
 from vitmnist.errors import ConfigError, PeerError
 from vitmnist.runtime.files import display_path
@@ -45,11 +43,7 @@ class TrainingProcess:
     resume_arguments: list[str] = field(default_factory=list)
 
     def connect_ranks(self) -> None:
-        """Connect to the other ranks, if any; raises `ConfigError` if torchrun would restart what cannot be resumed."""
-        restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
-        # torchrun restarts with the same arguments.
-        if restarts and "resume" not in map(key_of, self.argv):
-            raise ConfigError(f"--max-restarts={restarts}: a restart would begin a new run; type {AUTO_RESUME} as well")
+        """Connect to the other ranks, if any."""
         if is_distributed():
             # This imports torch.
             from vitmnist.runtime.torch_world import TorchWorld
@@ -81,7 +75,7 @@ class TrainingProcess:
         results = f"; results: {display_path(self.folder)}"
         if not any(self.folder.glob("**/checkpoints/*.pt")):
             return results
-        return f"{results}, resume with\n    {launch_command(self.world.size)} {shlex.join(self.resume_arguments)}"
+        return f"{results}, resume with\n    {format_command(self.world.size)} {shlex.join(self.resume_arguments)}"
 
 
 @contextmanager

@@ -1,6 +1,6 @@
-"""`resume=`: the recorded values of a run, overridden by what was typed.
+"""Reads the recorded configuration of a run for `resume=`, and applies overrides to it.
 
-A record is data: it is checked against the schema, and nothing of it is given to Hydra, resolved or imported.
+A record is only data: it is checked against the schema, and never passed to Hydra, resolved or imported.
 """
 
 import shlex
@@ -34,7 +34,7 @@ from vitmnist.tracking.runs import read_run
 GLOBAL_GROUPS = ("experiment", "hparams_search")
 
 
-def recorded_config(folder: Path, overrides: list[str]) -> Config:
+def load_recorded_config(folder: Path, overrides: list[str]) -> Config:
     """The configuration of a run's last start, changed by overrides; Hydra's own only serve to find members of groups.
 
     An override of a group replaces that section, unless it names the member that is recorded.
@@ -49,7 +49,7 @@ def recorded_config(folder: Path, overrides: list[str]) -> Config:
     # Members of groups come first, then members within other members, then keys.
     for change in sorted(changes, key=lambda item: (not is_group(item.key_or_group), item.package is not None)):
         _apply(config, change, hydra_overrides)
-    # This refuses unknown keys, too.
+    # This also refuses unknown keys.
     return validate(Config, config)
 
 
@@ -92,7 +92,7 @@ def is_resumable(folder: Path) -> bool:
     return has_checkpoint(folder) or read_run(folder).status == "completed"
 
 
-def report_if_completed(folder: Path, config: Config) -> bool:
+def print_if_completed(folder: Path, config: Config) -> bool:
     """Print the result of a run that is completed; False if it has to be trained, also with another configuration.
 
     Raises:
@@ -103,7 +103,7 @@ def report_if_completed(folder: Path, config: Config) -> bool:
     if run.status != "completed":
         return False
     # Keys that affect neither the result nor the timing, such as `logger`, are no reason to resume a completed run.
-    if _effective_values(config) != _effective_values(recorded_config(folder, [])):
+    if _effective_values(config) != _effective_values(load_recorded_config(folder, [])):
         if has_checkpoint(folder):
             return False
         raise ConfigError(

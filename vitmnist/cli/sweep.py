@@ -1,6 +1,6 @@
 """A sweep by any sweeper and launcher of Hydra: a failed job does not end it, and a completed job is skipped.
 
-What a sweeper returns depends on the sweeper, so the state of a sweep is what its jobs left in their folders.
+What a sweeper returns depends on the sweeper, so the state of a sweep is read from the folders of its jobs.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from omegaconf import DictConfig, OmegaConf
 from vitmnist.cli.arguments import Arguments, Resume, quote, without_keys
 from vitmnist.cli.messages import describe
 from vitmnist.cli.process import TrainingProcess, import_trainer
-from vitmnist.cli.resume import report_if_completed
+from vitmnist.cli.resume import print_if_completed
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.errors import ConfigError, ExitCode, RunInterrupted, TimeLimitReached, TrainingError
-from vitmnist.metrics.epoch_table import search_objective
+from vitmnist.metrics.epoch_table import find_objective
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.run_folder import InUseError, folder_lock, has_checkpoint
-from vitmnist.runtime.signals import StopSignal, interrupted_by_signals, interruption
+from vitmnist.runtime.signals import StopSignal, create_interruption, interrupted_by_signals
 from vitmnist.runtime.world import is_distributed
 from vitmnist.tracking.result import Result
 from vitmnist.tracking.runs import read_run
@@ -71,11 +71,9 @@ def _prepare_sweep(process: TrainingProcess, composed: DictConfig, arguments: Ar
             "torchrun would run them all. Start the sweep with python, or each of its jobs with torchrun"
         )
     # An unknown metric is an error at once.
-    search_objective(composed)
+    find_objective(composed)
     folder = Path(composed.hydra.sweep.dir)
     overrides = [*arguments.overrides, f"hydra.sweep.dir={quote(str(folder))}"]
-    if composed.repeats < 1:
-        raise ConfigError(f"repeats={composed.repeats}: must be at least 1")
     if composed.repeats > 1 and not _is_search(composed.hydra):
         overrides = [f"repeat={','.join(map(str, range(1, composed.repeats + 1)))}", *overrides, ROUNDS_SWEEPER]
     resume_arguments = without_keys(process.argv, ["resume", "hydra.sweep.dir"])
@@ -102,7 +100,7 @@ def _is_search(hydra: Any) -> bool:
 
 
 class Job:
-    """Trains a job of a sweep. Hydra calls it for each, here or in a process of a launcher, which has a copy of it."""
+    """Trains a job of a sweep. Hydra calls it for each job, here or as a copy in a process of a launcher."""
 
     def __init__(self, stop: StopSignal) -> None:
         self.stop = stop
@@ -126,21 +124,21 @@ class Job:
         folder = Path(hydra.runtime.output_dir)
         overrides = list(hydra.overrides.task)
         trainer = import_trainer()
-        # A compiled step of the job before is a reference cycle that holds memory.
+        # A compiled step of the previous job is a reference cycle that holds memory.
         gc.collect()
         try:
-            # The signal may have come too late to stop the job before.
+            # The signal may have arrived too late to stop the previous job.
             if self.stop.code:
-                raise interruption(self.stop.code)
+                raise create_interruption(self.stop.code)
             config = validate(Config, composed)
             # A search counts a trial that failed, and does not repeat it.
             if _is_search(hydra) and read_run(folder).status == "failed":
                 return None
             with folder_lock(folder):
-                if not report_if_completed(folder, config):
+                if not print_if_completed(folder, config):
                     resume = str(folder) if has_checkpoint(folder) else None
                     trainer(replace(config, resume=resume), folder, overrides, self.stop).fit()
-            return read_run(folder).quality(search_objective(config).name)
+            return read_run(folder).quality(find_objective(config).name)
         except RunInterrupted as error:
             if self.stop.is_orphan:
                 # An idle process of joblib would wait for further jobs for five minutes.
@@ -169,12 +167,12 @@ class Job:
 
 def _write_report(folder: Path) -> None:
     """Write the report of a sweep, and log it as text; an error is logged too."""
-    # Not at the top: it imports matplotlib, which takes a second.
-    from vitmnist.report.write import as_text, write_report
+    # Not at the top: importing matplotlib takes a second.
+    from vitmnist.report.write import format_text, write_report
 
     try:
-        text = as_text(write_report([folder], folder))
+        text = format_text(write_report([folder], folder))
         log.info("Results\n\n%s\n\nReport: %s", text, display_path(folder / "report.html"))
     except Exception as error:
-        # The jobs count more than their report, which `vitmnist report` can write later.
+        # The results of the jobs matter more than the report. `vitmnist report` can write it later.
         log.error("the report could not be written: %s", error)

@@ -1,6 +1,6 @@
 """Trains a run, or a sweep of several: `main` calls the other functions in the order in which they are defined here.
 
-`torchrun` starts the same command line several times.
+`torchrun` runs the same command line in several processes.
 """
 
 import logging
@@ -23,7 +23,7 @@ import vitmnist
 from vitmnist.cli.arguments import Arguments, Resume, is_hydra_override, parse_arguments, value_of, without_keys
 from vitmnist.cli.command import PrintableFormatter, echo
 from vitmnist.cli.process import TrainingProcess, exit_with_message, import_trainer
-from vitmnist.cli.resume import GLOBAL_GROUPS, is_resumable, recorded_config, report_if_completed
+from vitmnist.cli.resume import GLOBAL_GROUPS, is_resumable, load_recorded_config, print_if_completed
 from vitmnist.cli.sweep import run_sweep
 from vitmnist.config import CONF
 from vitmnist.config.schema import Config, to_plain_dict
@@ -83,7 +83,7 @@ def print_information(argv: list[str]) -> bool:
 
 
 def compose_with_hydra(process: TrainingProcess, arguments: Arguments) -> DictConfig:
-    """Compose the configuration; a run that is resumed has recorded values, so only its section `hydra` counts."""
+    """Compose the configuration. Only the section `hydra` is used if the values of the run are recorded."""
     process.resources.enter_context(initialize_config_dir(str(CONF), job_name="train", version_base="1.3"))
     composer = GlobalHydra.instance().hydra
     assert composer
@@ -97,7 +97,7 @@ def compose_with_hydra(process: TrainingProcess, arguments: Arguments) -> DictCo
         raise ConfigError(f"resume={composed.resume}: is for the command line; remove it from the file")
     if composed.hydra.mode != RunMode.MULTIRUN:
         if any(override.is_sweep_override() for override in OverridesParser.create().parse_overrides(overrides)):
-            # This raises Hydra's own error, which explains -m.
+            # This raises Hydra's own error. It explains -m.
             composer.compose_config("config", overrides, RunMode.RUN)
         if composed.repeats > 1:
             raise ConfigError(f"repeats={composed.repeats}: repeats the jobs of a sweep; type -m as well")
@@ -118,13 +118,13 @@ def configure_run(process: TrainingProcess, composed: DictConfig, arguments: Arg
         values = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
         config = validate(Config, values)
     elif resume is Resume.AUTO:
-        # The same command line is typed again and again, and the values of `experiment=` are recorded.
+        # The same command line is typed again, and the values of `experiment=` are recorded already.
         echo(f"resume=auto: resuming {path}")
-        config = recorded_config(folder, without_keys(overrides, GLOBAL_GROUPS))
+        config = load_recorded_config(folder, without_keys(overrides, GLOBAL_GROUPS))
     else:
-        config = recorded_config(folder, overrides)
+        config = load_recorded_config(folder, overrides)
     process.lock_folder(folder, "hydra.run.dir", [f"resume={path}"], must_be_new=resume is Resume.NEVER)
-    if is_resumed and report_if_completed(folder, config):
+    if is_resumed and print_if_completed(folder, config):
         return None
     config = replace(config, resume=str(folder) if is_resumed else None)
     with read_write(composed.hydra.runtime):
@@ -135,7 +135,7 @@ def configure_run(process: TrainingProcess, composed: DictConfig, arguments: Arg
 
 
 def share_with_ranks(process: TrainingProcess, run: ConfiguredRun | None) -> ConfiguredRun | None:
-    """The run of rank 0, on all ranks. A rank may have its data elsewhere, as on another machine."""
+    """The run of rank 0, on all ranks. Each rank has its own `data.root`, because it can be on another machine."""
     values: dict[str, Any] = {"folder": str(run.folder), "config": to_plain_dict(run.config)} if run else {}
     shared = process.world.broadcast_object(lambda: values)
     if process.world.is_main or not shared:

@@ -34,13 +34,13 @@ _schema = OmegaConf.structured(Config)
 OmegaConf.set_struct(_schema.lr_scale, False)
 ConfigStore.instance().store(name="config_schema", node=_schema)
 OmegaConf.register_new_resolver("run_label", run_label, replace=True)
-# Two runs may start in the same second, in two containers with the same process id.
+# Two runs can start in the same second, in two containers with the same process ID.
 OmegaConf.register_new_resolver("run_token", lambda: secrets.token_hex(3), use_cache=True, replace=True)
 
 
 def compose(overrides: Sequence[str]) -> DictConfig:
     """The configuration with these overrides; raises the exceptions of Hydra and OmegaConf."""
-    # Hydra may be initialized once only, and a command line that trains has done it.
+    # Hydra can be initialized only once, and `train` has done it.
     if GlobalHydra.instance().is_initialized():
         return hydra.compose("config", list(overrides))
     with initialize_config_dir(str(CONF), version_base="1.3"):

@@ -12,7 +12,7 @@ registry     the key is a config group, whose members are registered at `module:
 affects      result (the default), timing, or nothing; the report compares runs by the keys that affect either
 may_change   whether a resumed run may have another value; by default only if the key does not affect the result
 
-A key that is added later may have a default. Records without the key get it, so it must describe what runs did before.
+A key that is added later can have a default. Records without the key get it, so it must describe what runs did before.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class Precision(str, Enum):
 
     auto = "auto"
     fp32 = "fp32"
+    tf32 = "tf32"
     bf16 = "bf16"
+    fp16 = "fp16"
 
 
 @dataclass
@@ -139,7 +141,7 @@ class Config:
     log: LogConfig = section(LogConfig, affects="nothing")
 
     def __post_init__(self) -> None:
-        # One logger may be written as its name alone.
+        # A single logger can be given by its name alone.
         self.logger = self.logger if isinstance(self.logger, list) else [self.logger]
 
 

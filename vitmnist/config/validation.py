@@ -22,7 +22,7 @@ Value = TypeVar("Value")
 
 # The value of a key that the program decides by itself.
 AUTO = "auto"
-# The metadata of a field that are bounds of a number.
+# How a number compares with each bound in the metadata of its field.
 BOUNDS = {"at_least": ge, "above": gt, "at_most": le, "below": lt}
 
 
@@ -37,7 +37,7 @@ def section(schema: Callable[[], Value], **metadata: object) -> Value:
 
 
 def validate(schema: type[Schema], values: Mapping[str, Any], key: str = "") -> Schema:
-    """`values`, which are at `key` of the configuration, as an instance of the dataclass `schema`.
+    """Convert `values`, the section `key` of the configuration, to an instance of the dataclass `schema`.
 
     Struct mode lets `+model.detph=3` through, and a key deleted with `~` would silently fall back to its default. Here
     both are errors: the values are merged into a schema without defaults.
@@ -126,5 +126,5 @@ def _check_number(key: str, value: object, metadata: Mapping[str, Any]) -> None:
 
 
 def dotted(key: str, name: object) -> str:
-    """The full name of `name` under `key`, which may be empty."""
+    """The full key of `name` in the section `key`, which can be empty."""
     return f"{key}.{name}" if key else str(name)

@@ -14,7 +14,7 @@ from vitmnist.errors import ConfigError, DataError
 PLAUSIBLE_CHANNELS = (1, 3, 4)
 """Numbers of channels that tell images `[B, C, H, W]` from images `[B, H, W, C]`."""
 CHUNK_NBYTES = 2**18
-"""Number of bytes of images whose values are squared and summed at a time."""
+"""The bytes of images that are squared and summed at a time."""
 
 
 def check_layout(shape: Sequence[int], channels: int | None = None) -> None:
@@ -40,7 +40,7 @@ def check_statistics(key: str, mean: Sequence[float], std: Sequence[float]) -> N
 
 
 def channel_sums(images: Tensor) -> NDArray[np.uint64]:
-    """Number, sum and sum of squares of the pixels of each channel, `[3, C]`; the sums of batches may be added.
+    """Number, sum and sum of squares of the pixels of each channel, `[3, C]`; the sums of batches can be added.
 
     Raises:
         DataError: the images are not uint8 `[N, C, H, W]`.
@@ -53,7 +53,7 @@ def channel_sums(images: Tensor) -> NDArray[np.uint64]:
     check_layout(images.shape)
     sums = np.zeros((3, images.shape[1]), np.uint64)
     sums[0] = images[:, 0].numel()
-    # NumPy, in chunks that fit into a core's cache, takes a tenth of the time of torch, which widens all values first.
+    # NumPy, in chunks that fit into a core's cache, takes a tenth of torch's time: torch widens all values first.
     for chunk in images.split(max(1, CHUNK_NBYTES // max(1, images[:1].numel()))):
         array = np.ascontiguousarray(chunk.cpu().numpy())
         sums[1] += array.sum((0, 2, 3), dtype=np.uint64)

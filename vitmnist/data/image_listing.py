@@ -25,9 +25,9 @@ SPLITS = {
     "validation": ("val", "valid", "validation"),
     "test": ("test", "testing"),
 }
-"""The names of the splits, each with the names that its folder, or its rows in a table, may have."""
+"""The names of the splits, each with the names for its folder, or for its rows in a table."""
 SPLIT_OF = {spelling: split for split, spellings in SPLITS.items() for spelling in spellings}
-"""The split that each of these names stands for."""
+"""The split of each name in `SPLITS`."""
 
 normalize = partial(unicodedata.normalize, "NFC")
 """Composes a name. Files that were copied from macOS have the same names decomposed (NFD)."""
@@ -56,7 +56,7 @@ def find_images(names: Sequence[str]) -> list[Path]:
     for path in map(Path, paths):
         inside = select_images(list_files(path)) if path.is_dir() else [path]
         if not inside:
-            raise DataError(f"{path}: holds no picture ({', '.join(EXTENSIONS)})")
+            raise DataError(f"{path}: holds no image ({', '.join(EXTENSIONS)})")
         images += inside
     return list(dict.fromkeys(images))
 
@@ -74,13 +74,13 @@ def list_files(folder: Path) -> list[Path]:
             folders.clear()
             continue
         visited.add(real_path)
-        folders[:] = visible_folders(Path(parent), folders)
+        folders[:] = list_visible_folders(Path(parent), folders)
         paths = [Path(parent, name) for name in names if not name.startswith(".")]
         files += [path for path in paths if path.is_file() or not path.exists()]
     return sorted(files)
 
 
-def visible_folders(parent: Path, names: Iterable[str]) -> list[str]:
+def list_visible_folders(parent: Path, names: Iterable[str]) -> list[str]:
     """The names of subfolders that are read, sorted: neither hidden ones nor links to `parent` or a folder above it.
 
     A linked parent folder would add the images of all classes to one class, so each such link is logged.
@@ -98,7 +98,7 @@ def select_images(files: Sequence[Path]) -> list[Path]:
     others = Counter(path.suffix.lower() for path in set(files).difference(images))
     if others:
         counts = ", ".join(f"{count} {extension or 'without'}" for extension, count in sorted(others.items()))
-        log.warning("files left out by their endings: %s; pictures end in %s", counts, ", ".join(EXTENSIONS))
+        log.warning("files left out by their endings: %s; images end in %s", counts, ", ".join(EXTENSIONS))
     return images
 
 
@@ -131,22 +131,22 @@ def label_splits(
     if alike := [name for name in classes if spellings[name.casefold()] > 1]:
         log.warning("%s: classes that differ only in upper and lower case are different: %s", source, join_names(alike))
     _check_classes(source, classes, splits, allow_missing_classes)
-    splits = {split: in_hash_order(files, folder) for split, files in splits.items()}
+    splits = {split: sort_by_hash(files, folder) for split, files in splits.items()}
     if len(splits) == 1 and test_share:
         train, test = _take_test_split(splits["train"], test_share)
         if not test:
-            raise DataError(f"{source}: too few pictures to take {test_share:g} of each class for the test")
+            raise DataError(f"{source}: too few images to take {test_share:g} of each class for the test")
         splits = {"train": train, "test": test}
     label_of = {name: label for label, name in enumerate(classes)}
     return classes, {split: [(path, label_of[name]) for path, name in files] for split, files in splits.items()}
 
 
-def no_images(source: Path, empty: Sequence[str], num_classes: int) -> str:
-    return f"{source}: no picture in {len(empty)} of its {num_classes} classes: {join_names(empty)}"
+def describe_empty_classes(source: Path, empty: Sequence[str], num_classes: int) -> str:
+    return f"{source}: no image in {len(empty)} of its {num_classes} classes: {join_names(empty)}"
 
 
-def in_hash_order(files: ClassifiedFiles, folder: Path) -> ClassifiedFiles:
-    """Sort images by a hash of their names, which mixes the classes and changes little when images are added."""
+def sort_by_hash(files: ClassifiedFiles, folder: Path) -> ClassifiedFiles:
+    """Sort images by a hash of their names. This mixes the classes, and changes little when images are added."""
     return sorted(
         files, key=lambda file: hashlib.sha256(os.fsencode(normalize(str(file[0].relative_to(folder))))).digest()
     )
@@ -159,13 +159,13 @@ def _check_classes(
         split_classes = {name for _, name in files}
         if unknown := sorted(split_classes.difference(classes)):
             raise DataError(
-                f"{source}: the {split} split has classes without training pictures: {join_names(unknown)}; the "
+                f"{source}: the {split} split has classes without training images: {join_names(unknown)}; the "
                 f"classes of the training split are {join_names(classes)}; rename or remove these"
             )
         if (missing := sorted(set(classes) - split_classes)) and not allow_missing_classes:
             raise DataError(
                 f"{source}: the {split} split lacks classes of the training split: {join_names(missing)}; add "
-                "pictures of them, or set data.dataset.skip_unreadable=true"
+                "images of them, or set data.dataset.skip_unreadable=true"
             )
 
 
@@ -175,7 +175,7 @@ def _split_folders(folder: Path) -> dict[str, Path]:
     by_split = {SPLIT_OF.get(path.name.lower()): path for path in subfolders}
     folders = {split: by_split[split] for split in SPLITS if split in by_split}
     if "train" not in folders or not any(path.is_dir() for path in folders["train"].iterdir()):
-        return {}  # `train` may be the name of a class.
+        return {}  # `train` can be the name of a class.
     log.info("%s: %s", folder, ", ".join(f"{split} split from {path.name}" for split, path in folders.items()))
     others = [path.name for path in subfolders if path not in folders.values()]
     if repeated := [name for name in others if name.lower() in SPLIT_OF]:
@@ -186,10 +186,10 @@ def _split_folders(folder: Path) -> dict[str, Path]:
 
 
 def _list_class_files(folder: Path) -> dict[str, list[Path]]:
-    classes = visible_folders(folder, [path.name for path in folder.iterdir() if path.is_dir()])
+    classes = list_visible_folders(folder, [path.name for path in folder.iterdir() if path.is_dir()])
     if len(classes) < 2:
         raise DataError(
-            f"{folder}: two or more folders of a class are expected, with pictures in {folder}/CLASS/ (to evaluate a "
+            f"{folder}: two or more folders of a class are expected, with images in {folder}/CLASS/ (to evaluate a "
             f"model, with the names of its classes); found: {join_names(classes) or 'none'}"
         )
     return {name: list_files(folder / name) for name in classes}
@@ -205,15 +205,15 @@ def _classify(folder: Path, class_files: dict[str, list[Path]], images: set[Path
             raise DataError(f"{folder}: the classes {other} and {name} have the same folder; remove a link")
     _refuse_splits(folder, files)
     if empty := sorted(set(class_files) - {name for _, name in files}):
-        log.warning("%s; left out", no_images(folder, empty, len(class_files)))
+        log.warning("%s; left out", describe_empty_classes(folder, empty, len(class_files)))
     return [(path, normalize(name)) for path, name in files]
 
 
 def _refuse_splits(folder: Path, files: ClassifiedFiles) -> None:
     """Raise `DataError` if classes look like splits.
 
-    They do if a class with subfolders has the name of a split in its own, as `seg_test` has, or if all classes have the
-    same two or more subfolders.
+    They do if the name of a class with subfolders contains the name of a split, such as `seg_test`, or if all classes
+    have the same two or more subfolders.
     """
     subfolders: dict[str, set[str]] = {name: set() for _, name in files}
     for path, name in files:
@@ -227,7 +227,7 @@ def _refuse_splits(folder: Path, files: ClassifiedFiles) -> None:
         raise DataError(
             f"{folder}: folders of classes that look like splits: {join_names(splits)}, with the folders "
             f"{join_names(sorted(subfolders[splits[0]]))}; name splits train, val and test, with a folder for each "
-            "class in each, or set data.dataset.labels=FILE.csv, which names the class of each picture"
+            "class in each, or set data.dataset.labels=FILE.csv, which names the class of each image"
         )
 
 

@@ -19,7 +19,6 @@ from PIL import ExifTags, Image, TiffImagePlugin, UnidentifiedImageError
 from torch import Tensor
 
 from vitmnist.errors import DataError
-from vitmnist.store.rows import is_large
 
 Pixels = NDArray[np.uint8]
 """The pixels of an image, `[H, W, C]` or `[H, W]`."""
@@ -72,7 +71,7 @@ class ImageReader:
         except Exception as error:  # Pillow's decoders raise the errors of many libraries.
             reason = getattr(error, "strerror", None) or error  # The error of a missing file repeats its name.
             reason = "unknown format" if isinstance(error, UnidentifiedImageError) else reason
-            raise DataError(f"{path}: cannot be read as a picture: {reason}") from error
+            raise DataError(f"{path}: cannot be read as an image: {reason}") from error
         finally:
             _current.path = None
 
@@ -94,7 +93,7 @@ class ImageReader:
             pixels = np.array(converted.resize(size, Image.Resampling.BILINEAR, draft[1]))
         else:
             pixels = decode(converted)
-            orientation, size = self._stored_size(image)  # Loading has turned a TIFF image upright.
+            orientation, size = self._stored_size(image)  # Loading turns a TIFF image upright.
             pixels = resize_pixels(pixels, size)
         pixels = pixels.reshape(*pixels.shape[:2], -1)
         return np.ascontiguousarray(self._crop_or_pad(_turn_upright(pixels, orientation)))
@@ -102,7 +101,7 @@ class ImageReader:
     def _stored_size(self, image: Image.Image) -> tuple[int, tuple[int, int]]:
         """The EXIF orientation of an image, and the size to which it is resized before it is turned upright."""
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-        size = fitted_size(image.size, self.size[::-1] if orientation in (5, 6, 7, 8) else self.size, self.resize)
+        size = fit_size(image.size, self.size[::-1] if orientation in (5, 6, 7, 8) else self.size, self.resize)
         return orientation, size
 
     def _convert_mode(self, image: Image.Image) -> Image.Image:
@@ -112,7 +111,7 @@ class ImageReader:
             background = Image.new("RGBA", image.size, "white")
             image = Image.alpha_composite(background, image.convert("RGBA"))
         mode = "L" if self.mode == Mode.grey else "RGB"
-        # Without a needless copy, which would hold Python's lock while other threads wait for it.
+        # `convert` always copies, and holds the GIL while other threads wait for it.
         return image if image.mode == mode else image.convert(mode)
 
     def _scale_to_8_bit(self, image: Image.Image) -> Image.Image:
@@ -124,7 +123,7 @@ class ImageReader:
         is_32_bit = image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM"))
         if not (limits := self.range_32_bit if is_32_bit else (0, self.max_16_bit)):
             problem = f"its 32-bit pixels are {pixels.min():g} to {pixels.max():g}"
-            raise ValueError(f"{problem}; training on such pictures needs data.dataset.range_32_bit=[BLACK,WHITE]")
+            raise ValueError(f"{problem}; training on such images needs data.dataset.range_32_bit=[BLACK,WHITE]")
         # Pillow inverts TIFF files of up to 8 bits in which 0 is white (PhotometricInterpretation), and no others.
         is_white_zero = getattr(image, "tag_v2", {}).get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) in (0, (0,))
         black, white = limits[::-1] if is_white_zero else limits
@@ -143,7 +142,7 @@ class ImageReader:
 
 
 @contextmanager
-def file_warnings() -> Iterator[dict[Path, str]]:
+def collect_file_warnings() -> Iterator[dict[Path, str]]:
     """Collect a warning of Pillow for each file that any thread reads, in place of printing it without the file."""
     collected: dict[Path, str] = {}
 
@@ -162,8 +161,8 @@ def file_warnings() -> Iterator[dict[Path, str]]:
 def _decode(content: Pixels, image: Image.Image) -> Pixels:
     """Decode the bytes of a file that Pillow has opened as `image`."""
     if image.format == "JPEG" and image.mode == "RGB":
-        # torchvision takes two thirds of Pillow's time, and does not hold Python's lock. It may lack the decoder, and
-        # if it fails, Pillow names the damage, or reads on with LOAD_TRUNCATED_IMAGES.
+        # Torchvision takes two thirds of Pillow's time, and releases the GIL. It may lack the decoder. If it fails,
+        # Pillow names the damage, or reads on with LOAD_TRUNCATED_IMAGES.
         with suppress(ImportError, RuntimeError):
             from torchvision.io import decode_jpeg  # This takes 1.4 s, or 0.1 s where there is an optimizer.
 
@@ -178,17 +177,7 @@ def to_tensor(image: Image.Image | Pixels) -> Tensor:
     return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1)
 
 
-def empty_images(count: int, channels: int, height: int, width: int, *, pin_memory: bool = False) -> Tensor:
-    """Uninitialised uint8 `[N, C, H, W]` on the host; large images have their channels last in memory.
-
-    Decoders deliver them so, and torch resizes and mirrors bytes with vector code only then.
-    """
-    layout = torch.channels_last if is_large((height, width)) else torch.contiguous_format
-    shape = count, channels, height, width
-    return torch.empty(shape, dtype=torch.uint8, device="cpu", memory_format=layout, pin_memory=pin_memory)
-
-
-def fitted_size(size: tuple[int, int], target: tuple[int, int], resize: str) -> tuple[int, int]:
+def fit_size(size: tuple[int, int], target: tuple[int, int], resize: str) -> tuple[int, int]:
     """The (width, height) to which an image is resized: the target, or the size that covers it or fits into it."""
     if resize == Resize.stretch:
         return target
@@ -201,10 +190,10 @@ def fitted_size(size: tuple[int, int], target: tuple[int, int], resize: str) -> 
 def resize_pixels(pixels: Pixels, size: tuple[int, int]) -> Pixels:
     """Resize pixels `[H, W]` or `[H, W, C]` to (width, height) with torch, in a third of Pillow's time.
 
-    Pillow's own `resize(size, Image.Resampling.BILINEAR)` differs by at most 1 of 255.
+    Pillow's `resize(size, Image.Resampling.BILINEAR)` differs by at most 1 of 255.
     """
-    # First a batch, then channels first: the other way round torch does not see that the channels are last in memory,
-    # and takes two to three times as long.
+    # `view` comes before `permute`: in the other order, torch does not see that the channels are last in memory, and
+    # takes two to three times as long.
     images = torch.from_numpy(pixels).view(1, *pixels.shape[:2], -1).permute(0, 3, 1, 2)
     return F.interpolate(images, size[::-1], mode="bilinear", antialias=True)[0].permute(1, 2, 0).numpy()
 

@@ -65,7 +65,7 @@ class LabelTable:
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise DataError(f"data.dataset.labels={self.path}: cannot be read: {error}") from error
         if len({label for _, label in splits["train"]}) < 2:
-            raise DataError(f"{self.path}: two or more labels of training pictures are expected")
+            raise DataError(f"{self.path}: two or more labels of training images are expected")
         return {split: files for split, files in splits.items() if files}
 
     def _check_columns(self, names: Sequence[str]) -> None:

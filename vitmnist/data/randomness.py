@@ -36,7 +36,7 @@ MAX_ELEMENTS = 1000
 MAX_SEARCHED = 20_000
 """Number of objects that are searched for generators."""
 LIBRARIES = {*sys.stdlib_module_names, "numpy", "PIL", "torch", "torchvision"}
-"""The packages of whose classes only the methods in `CALLED` are searched for generators; of others, all methods."""
+"""In classes of these packages, only the methods in `CALLED` are searched for generators; in other classes, all."""
 CALLED = ("__getitem__", "__getitems__", "__call__", "forward")
 """The methods that read or transform a sample."""
 Result = TypeVar("Result")
@@ -64,7 +64,7 @@ class RandomState:
     """A snapshot of the states of the global random generators, and of generators that other objects refer to.
 
     Args:
-        owners: objects that may refer to generators, such as datasets and transforms.
+        owners: objects that can refer to generators, such as datasets and transforms.
         device: a CUDA device has a global generator too.
     """
 
@@ -74,7 +74,7 @@ class RandomState:
             access = partial(torch.cuda.get_rng_state, device), partial(torch.cuda.set_rng_state, device=device)
             self._global["CUDA"] = access
         self._generators = list(self._global.items())
-        for instance in _reachable(owners):
+        for instance in _find_reachable(owners):
             if access_to := GENERATOR_TYPES.get(type(instance)):
                 self._generators.append((f"a {type(instance).__name__} of its own", access_to(instance)))
         self._states = self._read()
@@ -99,7 +99,7 @@ class RandomState:
         return {**states, "numpy": [name, keys.tolist(), *rest]}
 
     def load_dict(self, states: Mapping[str, object]) -> None:
-        """Set the global generators to the states of `to_dict`; that of a GPU only if both have one."""
+        """Set the global generators to the states of `to_dict`; one that has no state there stays as it is."""
         for name, (_, write) in self._global.items():
             if (state := states.get(name.lower())) is not None:
                 write(state)
@@ -112,7 +112,7 @@ def _state_bytes(state: object) -> bytes:
 
 @contextmanager
 def preserved_random_state(*owners: object, device: torch.device | None = None) -> Iterator[None]:
-    """Restore the states of random generators on exit; the arguments are those of `RandomState`."""
+    """Restore the states of random generators on exit; the arguments are as in `RandomState`."""
     state = RandomState(*owners, device=device)
     try:
         yield
@@ -140,7 +140,7 @@ def detect_randomness(
     both calls end in the same state with equal results, the function seeds itself.
 
     Args:
-        owners: objects that may refer to generators.
+        owners: objects that can refer to generators.
         always_repeat: call a function that uses no generator twice too, and compare the results.
     """
     before = RandomState(owners)
@@ -186,7 +186,7 @@ def refuse_random_samples(read: Callable[[int], object], indices: Sequence[int],
                 raise RandomSampleError(index, reason)
 
 
-def _reachable(owners: Iterable[Any]) -> Iterable[Any]:
+def _find_reachable(owners: Iterable[Any]) -> Iterable[Any]:
     reached: dict[int, Any] = {}
     waiting = deque(owners)
     while waiting and len(reached) < MAX_SEARCHED:
@@ -209,7 +209,7 @@ def _referents(instance: object) -> Iterable[object]:
     if isinstance(instance, FunctionType):
         try:
             variables = inspect.getclosurevars(instance)
-        except ValueError:  # A variable of the enclosing function has no instance yet.
+        except ValueError:  # A variable of the enclosing function has no value yet.
             return ()
         values = (*variables.nonlocals.values(), *variables.globals.values(), *(instance.__defaults__ or ()))
         modules = [value for value in values if isinstance(value, ModuleType)]
@@ -233,9 +233,9 @@ def _is_generator(instance: object) -> bool:
 def read_samples(dataset: Dataset[Any], indices: Iterable[int], seed: int, epoch: int) -> list[Any]:
     """Read samples of a map-style dataset, seeding the global generators before each; restores their states.
 
-    The generators are those of torch (CPU), NumPy and Python. The random numbers of torchvision's transforms therefore
-    depend on (seed, epoch, index) alone, not on the worker or on the samples that it has read before. A dataset with a
-    generator of its own is outside of this promise.
+    These are the generators of torch (CPU), NumPy and Python. The random numbers of torchvision's transforms therefore
+    depend on (seed, epoch, index) alone, not on the worker or on the samples that it has read before. This does not
+    hold for a dataset that has another generator.
 
     Raises:
         RuntimeError: a sample raised `StopIteration`.
@@ -249,7 +249,7 @@ def read_samples(dataset: Dataset[Any], indices: Iterable[int], seed: int, epoch
 
 
 def read_sample(dataset: Dataset[Any], index: int) -> Any:
-    """Read a sample; raises `RuntimeError` for a `StopIteration`, which would end the epoch without an error."""
+    """Read a sample; raises `RuntimeError` for a `StopIteration`, because that would end the epoch without an error."""
     try:
         return dataset[index]
     except StopIteration as error:
@@ -260,7 +260,7 @@ def seed_generators(seed: int, epoch: int, index: int) -> None:
     """Seed the global generators of torch (CPU), NumPy and Python from a hash of the three numbers; takes 10 µs."""
     digest = blake2b(f"{seed} {epoch} {index}".encode(), digest_size=20).digest()
     torch_seed, numpy_seed, python_seed = struct.unpack("<QIQ", digest)
-    # Not torch.manual_seed, which also seeds the generators of every accelerator: 230 µs.
+    # torch.manual_seed would also seed the generators of every accelerator, in 230 µs.
     torch.default_generator.manual_seed(torch_seed)
     np.random.seed(numpy_seed)
     random.seed(python_seed)

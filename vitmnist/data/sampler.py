@@ -13,9 +13,6 @@ from torch import Tensor
 
 from vitmnist.errors import ConfigError, suggest_names
 
-ORDERS = ("sample", "batch", "none")
-"""The values of `shuffle`."""
-
 
 def build_sampler(
     size: int,
@@ -31,8 +28,11 @@ def build_sampler(
     Raises:
         ConfigError: a value is out of bounds, `batch_size` is below `world_size`, or `drop_last` leaves no batch.
     """
-    if shuffle not in ORDERS:
-        raise ConfigError(f"shuffle={shuffle}: {suggest_names(str(shuffle), ORDERS)}")
+    from vitmnist.config.schema import Shuffle  # Not at the top: it imports OmegaConf.
+
+    orders = [order.value for order in Shuffle]
+    if shuffle not in orders:
+        raise ConfigError(f"shuffle={shuffle}: {suggest_names(str(shuffle), orders)}")
     if not isinstance(drop_last, bool):  # The text "false" would be true.
         raise ConfigError(f"drop_last={drop_last}: must be True or False")
     for key, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0)):
@@ -164,7 +164,7 @@ def _permutation(size: int, seed: int, epoch: int) -> Tensor:
 
 
 def _generator(seed: int, epoch: int) -> torch.Generator:
-    # torch's CPU generator uses 32 bits of a seed: with seed + epoch, or with both concatenated, different runs would
+    # Torch's CPU generator uses 32 bits of a seed: with seed + epoch, or with both concatenated, different runs would
     # share epochs. SeedSequence mixes both well, and NumPy guarantees that its output is stable.
     (mixed,) = np.random.SeedSequence(seed, spawn_key=(epoch,)).generate_state(1)
     return torch.Generator().manual_seed(int(mixed))

@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitmnist.data.channel_statistics import channel_statistics
 from vitmnist.data.images import to_tensor
 from vitmnist.data.randomness import (
     RandomSampleError,
@@ -25,7 +24,7 @@ from vitmnist.data.randomness import (
     sampled_indices,
 )
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.store.read_once import MapStyleDataset, read_once, reading_workers
+from vitmnist.store.read_once import MapStyleDataset, count_reading_workers, read_once
 from vitmnist.store.rows import Location, Storage, gather_rows, store_rows
 
 Tensors = TypeVar("Tensors", bound="TensorSet")
@@ -35,9 +34,6 @@ CHUNK_SIZE = 1024
 
 class SampleSource(ABC):
     """Samples by their indices; a random sample is a pure function of (seed, epoch, index)."""
-
-    is_decoded = False
-    """Whether the samples are rows of tensors. Otherwise each is read from a dataset, and may be random."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -75,8 +71,6 @@ class TensorSet(SampleSource):
         DataError: images or labels are not tensors, or have different lengths.
     """
 
-    is_decoded = True
-
     images: Tensor
     labels: Tensor
     _: KW_ONLY
@@ -107,10 +101,6 @@ class TensorSet(SampleSource):
     def read(self, indices: slice | Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
         images, labels = gather_rows(self.tensors, indices)
         return images, labels
-
-    def channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation of each channel of uint8 images; raises as the function of this name."""
-        return channel_statistics(self.images)
 
     def bytes_to_load(self, device: torch.device) -> int:
         is_loaded = (self.images.device.type, self.images.device.index or 0) == (device.type, device.index or 0)
@@ -167,13 +157,13 @@ class DatasetSource(SampleSource):
         """Read and collate samples; raises `DataError` if they do not make a batch."""
         rows = range(len(self))[indices] if isinstance(indices, slice) else indices.tolist()
         if self.seed is None:
-            return _collated([self.dataset[row] for row in rows], rows)
-        return _collated(read_samples(self.dataset, rows, self.seed, epoch), rows)
+            return _collate([self.dataset[row] for row in rows], rows)
+        return _collate(read_samples(self.dataset, rows, self.seed, epoch), rows)
 
     def _chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
         """All samples in turn, to be stored; they must have the same shapes and dtypes."""
         expected, count = None, 0
-        workers = reading_workers(self.dataset)
+        workers = count_reading_workers(self.dataset)
         sample_nbytes = self.bytes_to_load(torch.device("cpu")) / len(self) if workers and len(self) else 0
         for chunk in read_once(self.dataset, self._read_fixed, sample_nbytes, workers):
             signature = [f"{part.dtype} {list(part.shape[1:])}" for part in chunk]
@@ -193,7 +183,7 @@ class DatasetSource(SampleSource):
                 for index in indices[:1] if indices.start else sampled_indices(len(self)):
                     read_probes(read, [index], self.dataset)
                 with refuse_random_samples(read, indices, self.dataset):
-                    return _pair(_collated([read(index) for index in indices], indices), indices.start)
+                    return _pair(_collate([read(index) for index in indices], indices), indices.start)
         except RandomSampleError as error:
             raise ConfigError(
                 f"{error}, and a loader that decodes once would repeat one version of it; choose disk or prefetch of "
@@ -221,7 +211,7 @@ def _pair(batch: object, first: int) -> tuple[Tensor, Tensor]:
     )
 
 
-def _collated(samples: Sequence[object], rows: Sequence[int]) -> object:
+def _collate(samples: Sequence[object], rows: Sequence[int]) -> object:
     try:
         return collate_samples(samples)
     except (TypeError, RuntimeError) as error:

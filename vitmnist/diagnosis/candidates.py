@@ -1,8 +1,9 @@
-"""Other ways to load the batches of a `DataLoader`, timed with its step or, after a script, with an imitated one."""
+"""Times other ways to load the batches of a `DataLoader`, with its step or, after a script, with an imitated one."""
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -11,39 +12,45 @@ from math import ceil, inf
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from vitmnist.diagnosis.loop import Loop
 from vitmnist.errors import ConfigError
 from vitmnist.replacement.decoded_dataset import DecodedDataset, TransformedDataset
 from vitmnist.replacement.from_dataloader import from_dataloader
-from vitmnist.replacement.original import check_replaceable, rebuild
-from vitmnist.replacement.split_transforms import single_transforms, transform_attributes
+from vitmnist.replacement.original import check_replaceable, rebuild, workers_for_order
+from vitmnist.replacement.split_transforms import (
+    Transform,
+    replaced_transforms,
+    single_transforms,
+    transform_attributes,
+    transform_name,
+)
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.memory import Memory, check_fits
-from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, rows_of
-from vitmnist.timing.table import Row
+from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, make_rows
+from vitmnist.timing.table import NOTICEABLE_SHARE, Row
 
 BASELINE = "as it is"
-"""Name of the row of the loader that is diagnosed."""
+"""The name of the row of the loader in use."""
 DECODING_S = 3.0
-"""Decoding is timed on as many samples as one process reads in this time."""
+"""The seconds for which one process reads samples to time `from_dataloader`."""
 TIMED_BATCHES, TIMED_S = 50, 6.0
-"""Batches of each candidate that are timed, and about how many seconds this takes for all of them."""
+"""The number of batches to time for each candidate, and the approximate limit in seconds for all candidates."""
 PROFILED_SAMPLES = 8
-"""Samples that are read to see where their time goes."""
+"""The number of samples that are read to measure the parts of their time."""
 MIN_SAVING = 0.2
-"""Share of the time of a script that a change must save to be named."""
+"""The smallest share of a script's time that a recommended change saves."""
 WORKER_TIMEOUT_S = 30.0
-"""Seconds without a batch after which workers count as failed."""
+"""The seconds after which workers without a batch count as failed."""
 
 
 def add_alternatives(benchmark: Benchmark, loader: DataLoader[object], baseline: LoaderCandidate) -> dict[str, float]:
-    """Add other numbers of workers if the step waits, and `from_dataloader`; returns `time_parts` of the loader."""
+    """Add other numbers of workers if the step waits, and `from_dataloader`; returns the result of `time_parts`."""
     parts = time_parts(loader)
     block = baseline.warm_up
-    if block and block.has_noticeable_wait:
-        # As many workers as make a batch per step, and none.
+    if block and block.waiting_s > NOTICEABLE_SHARE * block.batch_s:
+        # Try no workers, and enough to make a batch per step.
         step_s = max(block.batch_s - block.waiting_s, 1e-6)
         enough = ceil(max(loader.num_workers, 1) * block.batch_s / step_s)
         for workers in sorted({0, max(2, min(enough, available_cores()))} - {loader.num_workers}):
@@ -74,15 +81,14 @@ def _with_workers(loader: DataLoader[object], baseline: LoaderCandidate, workers
 def replacement_candidate(
     loader: DataLoader[object], baseline: LoaderCandidate, transforms: Literal["exact", "tensor"], sample_s: float
 ) -> LoaderCandidate:
-    """The replacement by `from_dataloader` of as many samples as there is time for, with the set-up time for all."""
+    """Build a `from_dataloader` replacement of as many samples as time allows, with the set-up time of all samples."""
     check_replaceable(loader)
     size = len(loader.dataset)  # type: ignore[arg-type]
     batch_size = loader.batch_size or ceil(size / len(loader))
     count = min(size, max(8 * batch_size, int(DECODING_S / max(sample_s, 1e-6))))
     if count < size:
-        # With a custom sampler or generator, from_dataloader keeps the workers, so it must do so here too.
-        has_own_order = loader.generator is not None or type(loader.sampler) not in (SequentialSampler, RandomSampler)
-        generator = torch.Generator() if has_own_order or not loader.batch_size else None
+        # If from_dataloader keeps the workers for the order of all samples, a generator makes it keep them here too.
+        generator = torch.Generator() if workers_for_order(loader) else None
         order = {"batch_size": batch_size, "sampler": None, "shuffle": True, "generator": generator}
         loader = rebuild(loader, dataset=Subset(loader.dataset, range(count)), **order)
     start = time.perf_counter()
@@ -94,63 +100,57 @@ def replacement_candidate(
 
 
 def _with_timeout(loader: DataLoader[object]) -> DataLoader[object]:
-    """Make workers that deliver no batch an error: those forked after a script lack the threads of its pools."""
+    """Set a timeout for workers: after a fork, they lack the threads of the script's pools, and can wait for ever."""
     if loader.num_workers:
         loader.timeout = loader.timeout or WORKER_TIMEOUT_S
     return loader
 
 
 def time_parts(loader: DataLoader[object]) -> dict[str, float]:
-    """Seconds per sample of each part, by name; empty if a sample cannot be read or collated."""
+    """Measure the seconds per sample of each part, by name; empty if a sample cannot be read or collated."""
     dataset: Any = loader.dataset
-    transforms = [(owner, name, vars(owner)[name]) for owner, name in transform_attributes(dataset)]
-    transforms_s: dict[str, float] = {}
+    attributes = list(transform_attributes(dataset))
+    transforms_s: dict[str, float] = defaultdict(float)
+    timed = [partial(_apply_timed, vars(owner)[name], transforms_s) for owner, name in attributes]
     with suppress(Exception):  # The rows of the table say why.
-        dataset[0]  # The first sample may open files.
+        dataset[0]  # Reading the first sample can open files.
         count = min(PROFILED_SAMPLES, len(dataset))
-        try:
-            for owner, name, transform in transforms:
-                vars(owner)[name] = _timed(transform, transforms_s)
+        with replaced_transforms(attributes, timed):
             start = time.perf_counter()
             samples = [dataset[index] for index in range(count)]
             reading_s = time.perf_counter() - start - sum(transforms_s.values())
-        finally:
-            for owner, name, transform in transforms:
-                vars(owner)[name] = transform
         start = time.perf_counter()
         (loader.collate_fn or list)(samples)
         collating_s = time.perf_counter() - start
-        reading = "decoding and reading" if transforms else "reading and transforms"
+        reading = "decoding and reading" if attributes else "reading and transforms"
         parts = {reading: reading_s, **transforms_s, "collating": collating_s}
         return {name: seconds / count for name, seconds in parts.items()}
     return {}
 
 
-def _timed(transform: Callable[..., object], transforms_s: dict[str, float]) -> Callable[..., object]:
-    """A transform that adds the seconds of each of its parts to `transforms_s`, by the name of the part."""
-
-    def apply(*args: object, **kwargs: object) -> object:
-        # A Compose of several arguments, or of keyword arguments, converts them for its parts.
-        is_divisible = len(args) == 1 and not kwargs
-        for part in single_transforms(transform) if is_divisible else [transform]:
-            start = time.perf_counter()
-            args = (part(*args, **kwargs),)
-            name = getattr(part, "__name__", type(part).__name__)
-            transforms_s[name] = transforms_s.get(name, 0.0) + time.perf_counter() - start
-        return args[0]
-
-    return apply
+def _apply_timed(transform: Transform, transforms_s: dict[str, float], /, *args: object, **kwargs: object) -> object:
+    """Apply a transform, and add the seconds of each of its parts to `transforms_s`, by the name of the part."""
+    # A Compose of several arguments, or of keyword arguments, converts them for its parts.
+    is_divisible = len(args) == 1 and not kwargs
+    for part in single_transforms(transform) if is_divisible else [transform]:
+        start = time.perf_counter()
+        args = (part(*args, **kwargs),)
+        transforms_s[transform_name(part)] += time.perf_counter() - start
+    return args[0]
 
 
 class ImitatedStep:
-    """Takes as long as a step of a script, and as much processor time, on as many threads.
+    """Takes as long as a step of a script, with as much processor time, on as many threads.
 
-    The work is a fixed number of hashes, calibrated while no workers run. So it takes longer where workers use the
-    cores, as the step of the script does. For the rest of the time it sleeps.
+    The work is a fixed number of hashes, calibrated while no workers run. Like the step of the script, it therefore
+    takes longer while workers use the cores. For the rest of the time it sleeps.
+
+    Args:
+        cores: the processor time of a step of the script, divided by its duration `step_s`.
     """
 
     def __init__(self, step_s: float, cores: float) -> None:
-        self.threads = max(1, ceil(cores - 0.1))  # A tenth of a core needs no thread of its own.
+        self.threads = max(1, ceil(cores - 0.1))  # A tenth of a core needs no other thread.
         busy_share = min(cores / self.threads, 1.0)
         self._pool = ThreadPoolExecutor(self.threads)
         self._block = bytes(2**15)
@@ -173,27 +173,30 @@ class ImitatedStep:
 
 
 def try_loaders(loop: Loop) -> tuple[list[Row], dict[str, float]]:
-    """The table of a loop of a script, with an imitated step, and where the time of a sample goes."""
+    """Time the loader of a loop and its alternatives with an imitated step; returns the rows and `time_parts`."""
     loader = loop.plain_copy
     if loader is None:
         return [Row(BASELINE, error="this loader cannot be built again")], {}
     step = ImitatedStep(loop.step_s, cores=loop.steps_cpu_s / (sum(loop.steps_s) or inf))
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")  # For example, torch warns of more workers than cores.
+        warnings.simplefilter("ignore")  # For example, torch warns about more workers than cores.
         benchmark = Benchmark(stack)
         baseline = benchmark.add(BASELINE, lambda: LoaderCandidate(_with_timeout(rebuild(loader)), step=step))
         parts = add_alternatives(benchmark, loader, baseline)
         benchmark.run(TIMED_BATCHES, TIMED_S)
-        return rows_of(benchmark.candidates, loop.epoch_length), parts
+        return make_rows(benchmark.candidates, loop.epoch_length), parts
 
 
 def best_change(rows: Sequence[Row], repeats: float = inf) -> str | None:
-    """The change that saves most of a script of so many epochs (or batches, if the length of an epoch is unknown)."""
+    """The change that saves most in so many epochs, or batches if the length of an epoch is unknown; None if little."""
+    baseline_s = _seconds(rows[0], repeats)
+    changes = [(_seconds(row, repeats), row.change) for row in rows if row.change]
+    best_s, change = min(changes, default=(inf, None))
+    return change if best_s <= (1 - MIN_SAVING) * baseline_s < inf else None
 
-    def seconds(row: Row) -> float:
-        repeated_s = row.epoch_s or row.batch_s
-        return repeated_s.median + (row.set_up_s or 0.0) / repeats if repeated_s else inf
 
-    best = min((row for row in rows if row.change), key=seconds, default=None)
-    return best.change if best and seconds(best) <= (1 - MIN_SAVING) * seconds(rows[0]) < inf else None
+def _seconds(row: Row, repeats: float) -> float:
+    """The seconds of an epoch or batch, including its share of the set-up."""
+    repeated_s = row.epoch_s or row.batch_s
+    return repeated_s.median + (row.set_up_s or 0.0) / repeats if repeated_s else inf

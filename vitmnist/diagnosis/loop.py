@@ -1,10 +1,9 @@
-"""What is measured of the loops of a script: their loaders, their passes, the waiting, and the steps."""
+"""The loops of a script: their loaders, passes, steps, and the time spent waiting."""
 
 from __future__ import annotations
 
 import inspect
 import sysconfig
-import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,16 +19,16 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 LIBRARIES = (sysconfig.get_paths()["stdlib"], str(Path(__file__).parent.parent), "<frozen")
-"""Prefixes of the paths of files that belong to Python's standard library or to this package."""
+"""The prefixes of the paths of files that belong to Python's standard library or to this package."""
 COLLECTS = "collects its batches, and works on them later"
 OTHER_THREAD = "is iterated in another thread than the main one"
 COLLECTING_S = 0.0002
-"""A loop that keeps its batches, and whose median step is shorter than this many seconds, works on them later."""
+"""The smallest median step in seconds of a loop that works on its batches while it keeps them."""
 
 
 @dataclass(frozen=True)
 class LoaderInfo:
-    """The settings of a loader, and the line of the script that iterates it first; None is unknown."""
+    """The settings of a loader, and the line of the script that iterates it first; None if unknown."""
 
     dataset: str
     samples: int | None
@@ -40,14 +39,14 @@ class LoaderInfo:
     @classmethod
     def of(cls, loader: DataLoader[object]) -> LoaderInfo:
         samples = None
-        with suppress(Exception):  # The script may never call `len()`; ignore errors.
+        with suppress(Exception):  # An error of `len()` does not concern a script that never calls it.
             samples = len(loader.dataset)  # type: ignore[arg-type]
         batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
         return cls(type(loader.dataset).__name__, samples, batch_size, loader.num_workers, _line_of_script())
 
 
 def _line_of_script() -> str:
-    """File and line of the innermost frame that is neither in a library, such as tqdm, nor in this package."""
+    """The file and line of the innermost frame outside this package and libraries such as tqdm."""
     for frame, line in walk_stack(inspect.currentframe()):
         file = frame.f_code.co_filename
         if not file.startswith(LIBRARIES) and {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts):
@@ -57,11 +56,11 @@ def _line_of_script() -> str:
 
 @dataclass
 class LoaderPass:
-    """The use of one iterator, from `iter()` to `last_return`, the end of its last `next()`.
+    """The use of one iterator, from `iter()` to `last_return`, the end of the last `next()`.
 
     Args:
-        next_start: when another pass has begun after that; None if none has.
-        iterator_ref: a weak reference to the iterator; `first_batch_ref` is one to its first batch.
+        next_start: the start of the next pass after that; None if there is none.
+        iterator_ref, first_batch_ref: weak references to the iterator and to its first batch.
     """
 
     start: float
@@ -83,9 +82,9 @@ class Loop:
     """All passes over one `DataLoader`, or over several with the same settings that are built in turn.
 
     Args:
-        unmeasured_reason: why the share of waiting is not known.
         plain_copy: a plain `DataLoader` with the settings of the last loader; None if it cannot be built.
-        steps_s: seconds between each `next()` and the one that follows it; `steps_cpu_s` is their processor time.
+        steps_s, steps_cpu_s: the seconds between consecutive calls of `next()`, and their processor time in total.
+        unmeasured_reason: why the share of waiting is unknown.
     """
 
     info: LoaderInfo
@@ -100,34 +99,27 @@ class Loop:
 
     @property
     def step_s(self) -> float:
-        """Seconds of the median step; if each pass has a single batch, a step lasts until the next pass."""
+        """The seconds of the median step. If each pass has a single batch, a step lasts until the next pass."""
         single = [pass_.next_start - pass_.last_return for pass_ in self.passes if pass_.batches and pass_.next_start]
         steps_s = self.steps_s or single
         return median_low(steps_s) if steps_s else 0.0
 
     @property
     def epoch_length(self) -> int | None:
-        """Batches in an epoch; None if the loader does not say, and no pass has reached its end."""
+        """The number of batches in an epoch; None if the loader has no length and no pass has reached its end."""
         if self.plain_copy is not None:
-            with suppress(Exception):  # The script may never call `len()`; ignore errors.
+            with suppress(Exception):  # An error of `len()` does not concern a script that never calls it.
                 return len(self.plain_copy)
         return max((pass_.batches for pass_ in self.passes if pass_.is_exhausted and pass_.batches), default=None)
 
-    def attach(self, loader: DataLoader[object]) -> None:
-        from vitmnist.replacement.original import rebuild  # Not at the top, because it imports torch.
-
-        self.loader_ref, self.plain_copy = weakref.ref(loader), None
-        with suppress(Exception):  # A subclass may lack any attribute.
-            self.plain_copy = rebuild(loader)
-
     def mark_if_collecting(self) -> None:
-        """Set `unmeasured_reason` if the script keeps the batches, and hardly works between requests for them."""
+        """Set `unmeasured_reason` if the script keeps the batches and does not work between requests for them."""
         is_kept = any(pass_.batches > 1 and pass_.first_batch_ref() is not None for pass_ in self.passes)
         if is_kept and self.step_s < COLLECTING_S:
             self.unmeasured_reason = self.unmeasured_reason or COLLECTS
 
     def reset(self, now: float) -> None:
-        """Drop what was measured; a pass that goes on begins now."""
+        """Discard all measurements; open passes start now."""
         self.passes = [pass_ for pass_ in self.passes if pass_.is_open]
         for pass_ in self.passes:
             pass_.start, pass_.last_return, pass_.next_start, pass_.batches = now, now, None, 0
@@ -135,7 +127,7 @@ class Loop:
 
 
 def merged_passes(loops: Iterable[Loop], end: float) -> list[tuple[float, float]]:
-    """Start and end of all passes up to the time `end`, in order; passes that overlap are one."""
+    """The start and end of all passes up to the time `end`, in order; overlapping passes are merged."""
     intervals = []
     for loop in loops:
         step_s = loop.step_s

@@ -1,4 +1,4 @@
-"""`diagnose`: times a loader and a training step alone, together, and with other loaders."""
+"""`diagnose`: times a loader and a training step separately, together, and with other loaders."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from vitmnist.data.randomness import preserved_random_state
 from vitmnist.diagnosis.candidates import BASELINE, add_alternatives
 from vitmnist.errors import DataError
 from vitmnist.replacement.original import rebuild
-from vitmnist.runtime.device import backend_of
+from vitmnist.runtime.device import create_backend
 from vitmnist.store.tree import map_tensors
-from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, as_one_argument_step, rows_of
+from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, as_one_argument_step, make_rows
 from vitmnist.timing.table import Bottleneck, Row, Spread, format_bottleneck, format_ms, format_rows
 
 if TYPE_CHECKING:
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What limits a training loop. Times are seconds per batch; each figure has its range over blocks of batches.
+    """What limits a training loop. Times are seconds per batch, with their range over blocks of batches.
 
     Args:
         loading_s: T1, loading alone.
-        step_s: T2, the step over one batch that is already on the device.
+        step_s: T2, the step on a batch that is already on the device.
         batch_s: T, both together.
         waiting_pct: the percentage of T that the step waits for its batch.
-        steps: how many steps were made while T was measured.
-        rows: the loader as it is, and other ways to load the same batches.
+        steps: the number of steps while T was measured.
+        rows: the loader in use, and other ways to load the same batches.
     """
 
     loading_s: Spread
@@ -50,13 +50,13 @@ class Diagnosis:
 
     @property
     def bottleneck(self) -> Bottleneck:
-        """What limits the loop. T is compared with T2, because workers may slow the step down without a wait."""
+        """What limits the loop. T is compared with T2, because workers can slow the step down without a wait."""
         least_s = min(spread.median for spread in self._batch_times)
         return Bottleneck.of(100 * (1 - least_s / self.batch_s.median), self.steps)
 
     @property
     def _batch_times(self) -> list[Spread]:
-        """The times of a batch with the step alone, and with each loader, which may be faster still."""
+        """The times of a batch with the step alone, and with each loader, which can be even less."""
         return [self.step_s, self.batch_s, *(row.batch_s for row in self.rows if row.batch_s)]
 
     def __str__(self) -> str:
@@ -69,7 +69,7 @@ class Diagnosis:
             few_steps = format_bottleneck(self.bottleneck, self.waiting_pct.median, self.steps)
             lines.append(f"{few_steps}; give larger batches= or seconds=")
         else:
-            # The bound is from the ends of the ranges: noise lets a loader exceed the quotient of the medians.
+            # The bound uses the ends of the ranges, because a loader can exceed the ratio of the medians by noise.
             most = self.batch_s.high / min(spread.low for spread in self._batch_times)
             waiting = f"waiting for data {self.waiting_pct.text('{:.0f}%'.format)}"
             lines.append(f"{self.bottleneck.value}: {waiting}; no loader can make the loop {most:.3g} times faster")
@@ -85,24 +85,24 @@ def diagnose(
     model: nn.Module | None = None,
     optimizer: Optimizer | None = None,
 ) -> Diagnosis:
-    """Find out what limits a training loop, and what other loaders would give; prints the result.
+    """Measure what limits a training loop, and how fast it would be with other loaders; prints the result.
 
-    Three measurements take turns: loading alone (T1), the step over one batch that is already on the device (T2), and
-    both together (T). For a plain `DataLoader`, so do its replacement by `from_dataloader`, for as many samples as the
-    time allows, and other numbers of workers if the step waits for data.
+    Three measurements take turns: loading alone (T1), the step on a batch that is already on the device (T2), and both
+    together (T). A plain `DataLoader` is also compared with its replacement by `from_dataloader`, for as many samples
+    as time allows, and with other numbers of workers if the step waits for data.
 
     Args:
         loader: a `DataLoader`, a loader of `make_loader`, or any iterable of batches.
         step: trains on a batch: `step(batch)`, or `step(images, labels)` if it has several required arguments. It
             moves the batch to the device itself, as in the training loop.
-        batches: how many batches each measurement times; fewer if `seconds` would not be enough.
-        seconds: about how long the measurements may take, once the loaders are built.
-        model: its state is restored afterwards, and its gradients are zeroed. Times are those of its device, or else of
-            CUDA if it is in use.
-        optimizer: its state is restored too. That of the random generators is in any case.
+        batches: the number of batches of each measurement; fewer if they would exceed `seconds`.
+        seconds: the approximate limit for all measurements, after the loaders have been built.
+        model: its state is restored afterwards, and its gradients are zeroed. Times are those of its device. Without a
+            model, they are those of CUDA if it is in use.
+        optimizer: its state is restored afterwards. The states of random generators are always restored.
 
     Raises:
-        DataError: the loader has no batches, or is a generator, which cannot begin again.
+        DataError: the loader has no batches, or is an iterator, which cannot be restarted.
     """
     device = torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
     if model is not None:
@@ -111,7 +111,7 @@ def diagnose(
         stack.enter_context(warnings.catch_warnings())
         stack.enter_context(_restored(model, optimizer))
         stack.enter_context(preserved_random_state(loader, device=device))
-        warnings.simplefilter("ignore")  # For example, torch warns of more workers than cores.
+        warnings.simplefilter("ignore")  # For example, torch warns about more workers than cores.
         benchmark = Benchmark(stack)
         loading, step_alone, together = _add_candidates(benchmark, loader, as_one_argument_step(step), device)
         benchmark.run(batches, seconds)
@@ -121,7 +121,7 @@ def diagnose(
         batch_s=Spread.of(block.batch_s for block in together.blocks),
         waiting_pct=Spread.of(block.waiting_pct(None) for block in together.blocks),
         steps=together.num_batches,
-        rows=rows_of([together, *benchmark.candidates[3:]], together.length),
+        rows=make_rows([together, *benchmark.candidates[3:]], together.length),
     )
     print(diagnosis)
     if model is None or optimizer is None:
@@ -137,12 +137,12 @@ def _add_candidates(
         raise DataError("the loader is an iterator, which cannot begin again; give a DataLoader or a list")
     plain = None
     if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
-        loader = plain = rebuild(loader)  # Persistent workers of the original belong to the training loop.
+        loader = plain = rebuild(loader)  # The persistent workers of the original belong to the training loop.
     loading = LoaderCandidate(loader, device, is_required=True)
     first_batch = next(iter(loading.batches(0)), None)
     if first_batch is None:
         raise DataError("the loader has no batches")
-    resident_batch = map_tensors(backend_of(device).to_device, first_batch)
+    resident_batch = map_tensors(create_backend(device).to_device, first_batch)
     step_alone = LoaderCandidate(repeat(resident_batch), device, step, is_required=True)
     together = LoaderCandidate(loader, device, step, is_required=True, name=BASELINE)
     for candidate in (loading, step_alone, together):
@@ -155,14 +155,14 @@ def _add_candidates(
 
 @contextmanager
 def _restored(model: nn.Module | None, optimizer: Optimizer | None) -> Iterator[None]:
-    """Restore the state of model and optimizer on exit, and zero the gradients."""
+    """Restore the states of the model and the optimizer on exit, and zero the gradients."""
     owners = [owner for owner in (model, optimizer) if owner is not None]
     states = [deepcopy(owner.state_dict()) for owner in owners]
     modules = list(model.modules()) if model is not None else []
     modes = [module.training for module in modules]
-    # A state_dict lacks the buffers that are not persistent.
-    owned = [(module, *named) for module in modules for named in module.named_buffers(recurse=False)]
-    buffers = [(module, name, buffer, buffer.detach().clone()) for module, name, buffer in owned]
+    # A state_dict does not have the buffers that are not persistent.
+    named_buffers = [(module, *named) for module in modules for named in module.named_buffers(recurse=False)]
+    buffers = [(module, name, buffer, buffer.detach().clone()) for module, name, buffer in named_buffers]
     try:
         yield
     finally:

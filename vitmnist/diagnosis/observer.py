@@ -1,6 +1,6 @@
-"""A stopwatch for the loops of a script: it replaces `DataLoader.__iter__`, and times each call of `next()`.
+"""A stopwatch for the loops of a script: it wraps `DataLoader.__iter__`, and times each call of `next()`.
 
-This module does not import torch: a script may set environment variables before it does.
+This module does not import torch, because the script can set environment variables before it imports torch.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
 
 class Observer:
-    """Times the passes over the `DataLoader`s of this process, from the import of torch on.
+    """Times the passes over the `DataLoader`s of this process.
 
     Args:
-        steps: how many batches to observe after `warm_up` batches, of the loader that gives most; None: all.
-        stop: end the script then.
+        steps: how many batches to observe after the warm-up, of the loader that delivers most; None for all.
+        warm_up: how many batches to ignore, of the loader that delivers most.
+        stop: end the script after these batches.
     """
 
     def __init__(self, steps: int | None, warm_up: int, stop: bool) -> None:
@@ -36,20 +37,21 @@ class Observer:
         self.is_stopped = False
         self.warm_up_done = not warm_up
         self.process_id = os.getpid()
-        self._threads_inside: set[int] = set()  # Threads that are within a call of a loader
+        # Threads that are inside a call of a loader.
+        self._threads_inside: set[int] = set()
         self._wrapped_classes: set[type] = set()
         self._wrap_torch("import", ())
         sys.addaudithook(self._wrap_torch)
 
     @property
     def is_active(self) -> bool:
-        """Whether a call of a loader counts: not after the end, in a forked process, or within another such call."""
+        """Whether a call of a loader counts: not after the end, in a forked process, or within another call."""
         is_inside = get_ident() in self._threads_inside
         return self.end_time is None and not is_inside and os.getpid() == self.process_id
 
     @contextmanager
     def waiting(self, loop: Loop, pass_: LoaderPass) -> Iterator[None]:
-        """Add the time within the block to the waiting of a loop."""
+        """Add the duration of the block to the waiting of a loop."""
         thread = get_ident()
         self._threads_inside.add(thread)
         start = perf_counter()
@@ -64,26 +66,26 @@ class Observer:
                     loop.unmeasured_reason = OTHER_THREAD
 
     def check_limits(self) -> None:
-        """End the warm-up or the observation if it is time; raises `SystemExit` with `stop`."""
-        most = max((loop.batches for loop in self.loops), default=0)
-        if not self.warm_up_done and most >= self.warm_up:
+        """End the warm-up or the observation when enough batches have been delivered; `stop` raises `SystemExit`."""
+        batches = max((loop.batches for loop in self.loops), default=0)
+        if not self.warm_up_done and batches >= self.warm_up:
             self.warm_up_done = True
             for loop in self.loops:
                 loop.reset(perf_counter())
-        elif self.warm_up_done and self.steps is not None and most >= self.steps:
+        elif self.warm_up_done and self.steps is not None and batches >= self.steps:
             self.end()
             if self.stop and current_thread() is main_thread():
                 self.is_stopped = True
                 sys.exit(0)
 
     def end(self) -> None:
-        """Observe no more."""
+        """Stop observing."""
         self.end_time = self.end_time or perf_counter()
         for loop in self.loops:
             loop.mark_if_collecting()
 
     def _wrap_torch(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Wrap the loaders of torch; an audit hook, because torch imports further modules after it has defined them."""
+        """An audit hook that wraps `DataLoader` at the first import after its definition, which torch itself makes."""
         if event != "import" or self._wrapped_classes:
             return
         loader_class: Any = getattr(sys.modules.get("torch.utils.data.dataloader"), "DataLoader", None)
@@ -94,7 +96,8 @@ class Observer:
 
         @wraps(original_init)
         def observed_init(loader: DataLoader[object], *args: object, **kwargs: object) -> None:
-            import vitmnist.replacement.original  # noqa: F401  # The first pass would take longer with this import.
+            # Imported here, so that the first pass does not include the import.
+            import vitmnist.replacement.original  # noqa: F401
 
             original_init(loader, *args, **kwargs)
             for base in type(loader).__mro__:
@@ -105,31 +108,33 @@ class Observer:
 
     def _wrap_iter(self, loader_class: Any) -> None:
         original_iter = vars(loader_class).get("__iter__")
-        if original_iter is None or loader_class in self._wrapped_classes:
-            return
-        self._wrapped_classes.add(loader_class)
+        if original_iter is not None and loader_class not in self._wrapped_classes:
+            self._wrapped_classes.add(loader_class)
+            loader_class.__iter__ = wraps(original_iter)(lambda loader: self._iterate(loader, original_iter))
 
-        @wraps(original_iter)
-        def observed_iter(loader: DataLoader[object]) -> object:
-            is_internal = hasattr(loader, "is_internal")
-            if self.is_active and not is_internal:
-                self.check_limits()
-            if not self.is_active or is_internal:
-                return original_iter(loader)
-            loop = self._loop_of(loader)
-            now = perf_counter()
-            for earlier in (other.passes[-1] for other in self.loops if other.passes):
-                earlier.next_start = earlier.next_start or now
-            pass_ = LoaderPass(now, now)
-            loop.passes.append(pass_)
-            with self.waiting(loop, pass_):
-                iterator = original_iter(loader)
-            return ObservedIterator(self, loop, pass_, iterator)
+    def _iterate(self, loader: DataLoader[object], original_iter: Callable[..., Iterator[object]]) -> Iterator[object]:
+        """Begin a pass over a loader, if it counts."""
+        from vitmnist.store.read_once import ChunkDataset  # This imports torch.
 
-        loader_class.__iter__ = observed_iter
+        is_internal = isinstance(loader.dataset, ChunkDataset)
+        if self.is_active and not is_internal:
+            self.check_limits()
+        if not self.is_active or is_internal:
+            return original_iter(loader)
+        loop = self._loop_of(loader)
+        now = perf_counter()
+        for earlier in (other.passes[-1] for other in self.loops if other.passes):
+            earlier.next_start = earlier.next_start or now
+        pass_ = LoaderPass(now, now)
+        loop.passes.append(pass_)
+        with self.waiting(loop, pass_):
+            iterator = original_iter(loader)
+        return ObservedIterator(self, loop, pass_, iterator)
 
     def _loop_of(self, loader: DataLoader[object]) -> Loop:
-        """The loop of a loader; one that is built for each epoch continues the loop of the one before."""
+        """The loop of a loader. A loader that is built for each epoch continues the loop of the previous one."""
+        from vitmnist.replacement.original import rebuild  # This imports torch.
+
         for loop in self.loops:
             if loop.loader_ref() is loader:
                 return loop
@@ -140,12 +145,14 @@ class Observer:
         else:
             loop = Loop(info)
             self.loops.append(loop)
-        loop.attach(loader)
+        loop.loader_ref, loop.plain_copy = weakref.ref(loader), None
+        with suppress(Exception):  # A subclass can lack any attribute.
+            loop.plain_copy = rebuild(loader)
         return loop
 
 
 class ObservedIterator:
-    """Hands on the batches of an iterator, and its other attributes."""
+    """Times the calls of `next()` on an iterator; has its length and attributes."""
 
     def __init__(self, observer: Observer, loop: Loop, pass_: LoaderPass, iterator: Iterator[object]) -> None:
         self._observer, self._loop, self._pass, self._iterator = observer, loop, pass_, iterator
@@ -187,7 +194,7 @@ class ObservedIterator:
 
 
 def _weak_reference(batch: object) -> Callable[[], object]:
-    """A weak reference to a batch, or to the first part of it that can have one; else the batch counts as kept."""
+    """A weak reference to the first element of a batch. If it cannot have one, the batch counts as kept."""
     while isinstance(batch, list | tuple | dict) and batch:
         batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
     with suppress(TypeError):

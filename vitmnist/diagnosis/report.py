@@ -1,4 +1,4 @@
-"""The report on a user's script: dataclasses, which `--json` writes as they are, and their text."""
+"""The report on a script: dataclasses, which `--json` writes unchanged, and their text."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ NO_BATCHES = "there were no batches after the warm-up; lower --warm-up"
 
 @dataclass
 class LoopReport:
-    """A loop over a loader; times in seconds.
+    """A loop over a loader; times are in seconds.
 
     Args:
-        seconds: the duration of all passes, where overlapping ones count once.
+        seconds: the duration of all passes; overlapping passes count once.
         step_s: the median time between two requests for batches.
-        parts: seconds per sample of reading, each transform, collating.
-        rows: the loader as it is and others, timed after the script with an imitated step.
+        unmeasured_reason: why the share of waiting is unknown.
+        parts: the seconds per sample of reading, of each transform, and of collating.
+        rows: the loader in use and others, timed with an imitated step after the script.
     """
 
     loader: LoaderInfo
@@ -55,22 +56,16 @@ class LoopReport:
         pct = None if loop.unmeasured_reason else 100 * loop.waiting_s / seconds
         return cls(loop.info, passes, loop.batches, seconds, loop.waiting_s, pct, loop.step_s, loop.unmeasured_reason)
 
-    def try_loaders(self, loop: Loop, is_stopped: bool) -> None:
-        from vitmnist.diagnosis.candidates import best_change, try_loaders  # Imports what the script may never need.
-
-        self.rows, self.parts = try_loaders(loop)
-        repeats = self.batches if loop.epoch_length is None else self.passes
-        self.change = best_change(self.rows, inf if is_stopped else repeats)
-
 
 @dataclass(frozen=True)
 class Report:
-    """A script; times in seconds, percentages 0 to 100, None for what is not known.
+    """A script; times are in seconds, percentages from 0 to 100, and None is unknown.
 
     Args:
-        steps: how many batches the loader that gave most has delivered after `warm_up` batches.
-        not_observed: classes of loaders that are none of `torch.utils.data`, if nothing else was iterated.
-        seconds: the duration of all passes, where overlapping ones count once; `between_s` is the time between them.
+        steps: the number of batches after the warm-up, of the loader that delivered most.
+        incomplete: why nothing was measured.
+        not_observed: the classes of other loaders than torch's, if none of torch's was iterated.
+        seconds, between_s: the duration of all passes, where overlapping passes count once, and the time between them.
     """
 
     exit_code: int
@@ -89,7 +84,7 @@ class Report:
 
 
 def describe_script(observer: Observer, exit_code: int) -> Report:
-    """Describe what was observed of a script, and try other loaders with an imitated step where it waits."""
+    """Summarise the observations of a script, and time other loaders in place of those that it waits for."""
     end_time = observer.end_time or inf
     loops = [loop for loop in observer.loops if loop.batches and observer.warm_up_done]
     measured_loops = [loop for loop in loops if not loop.unmeasured_reason]
@@ -102,10 +97,15 @@ def describe_script(observer: Observer, exit_code: int) -> Report:
         bottleneck = Bottleneck.of(waiting_pct, steps)
     reports = [LoopReport.of(loop, end_time) for loop in loops]
     if bottleneck in (Bottleneck.INPUT, Bottleneck.BALANCED) and exit_code == 0:
+        # This imports much that other scripts do not need.
+        from vitmnist.diagnosis.candidates import best_change, try_loaders
+
         longest_s = max(loop.waiting_s for loop in measured_loops)
         for loop, report in zip(loops, reports, strict=True):
             if report.waiting_s >= longest_s / 2 and (report.waiting_pct or 0.0) >= COMPUTE_BOUND_PCT:
-                report.try_loaders(loop, observer.is_stopped)
+                report.rows, report.parts = try_loaders(loop)
+                repeats = report.batches if loop.epoch_length is None else report.passes
+                report.change = best_change(report.rows, inf if observer.is_stopped else repeats)
     passes = merged_passes(loops, end_time)
     return Report(
         exit_code=exit_code,
@@ -125,13 +125,15 @@ def describe_script(observer: Observer, exit_code: int) -> Report:
 
 
 def _other_loaders() -> list[str]:
+    """The names of the loader classes of this process that are not torch's."""
     kinds = {kind for kind in map(type, gc.get_objects()) if hasattr(kind, "__iter__")}
-    # fastai's `TfmdDL` has a base class with such a name.
+    # fastai's `TfmdDL` is recognised by the name of its base class.
     loaders = (kind for kind in kinds if any(base.__name__.endswith("Loader") for base in kind.__mro__))
     return sorted(f"{kind.__module__}.{kind.__name__}" for kind in loaders if not kind.__module__.startswith("torch."))
 
 
 def format_report(report: Report) -> str:
+    """Format the report for the terminal."""
     rank = "" if report.rank is None else f", rank {report.rank}"
     outcome = "was stopped, as --stop says" if report.stopped else f"ended with exit code {report.exit_code}"
     lines = [f"\nvitmnist diagnose{rank}: the script {outcome}"]

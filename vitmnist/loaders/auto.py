@@ -18,11 +18,11 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource
 from vitmnist.errors import ConfigError, suggest_names
 from vitmnist.loaders.base import LOADERS, Batches, Loader, needs_of, storage_of
-from vitmnist.runtime.device import backend_of
+from vitmnist.runtime.device import create_backend
 from vitmnist.runtime.memory import Memory, check_fits, peak_memory
 from vitmnist.store.rows import Storage
 from vitmnist.store.tree import map_tensors
-from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, as_one_argument_step, rows_of
+from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, as_one_argument_step, make_rows
 from vitmnist.timing.table import Row, Spread, format_rows
 
 
@@ -48,13 +48,12 @@ class LoaderSelection:
 
 
 class UnbufferedLoader(Loader):
-    """Reads each batch when it is asked for, so that a step with it takes no more memory than it needs."""
+    """Reads each batch on request, so that the memory of a step with it is the memory of the model alone."""
 
     def __init__(self, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
-        super().__init__(
-            replace(sampler, shuffle="none")
-        )  # Its batches are slices, which tensors on a device take too.
-        self.data, self.backend = data, backend_of(device)
+        # Without shuffling, batches are slices, so the tensors can be on a device.
+        super().__init__(replace(sampler, shuffle="none"))
+        self.data, self.backend = data, create_backend(device)
 
     def batches(self, epoch: int, start: int) -> Batches:
         for indices in self.sampler.batches(epoch, start):
@@ -62,7 +61,7 @@ class UnbufferedLoader(Loader):
 
 
 @LOADERS.register("auto", AutoOptions)
-def auto(
+def build_fastest_loader(
     options: AutoOptions,
     data: SampleSource,
     sampler: EpochSampler,
@@ -74,7 +73,7 @@ def auto(
     `step` is a training step to time the candidates with; without it, batches are dropped. Raises as `select_loader`.
     """
     as_candidate = partial(LoaderCandidate, device=device, step=as_one_argument_step(step)) if step else None
-    # The number of steps depends on the time they take, but what they draw must not change what follows.
+    # The number of steps depends on their time, so the random numbers that they draw must not change the run.
     with preserved_random_state(device=device):
         selection, loader = select_loader(options, data, sampler, device, as_candidate=as_candidate)
     print(selection.table(), file=sys.stderr)
@@ -89,7 +88,7 @@ def select_loader(
     *,
     as_candidate: Callable[[Loader], LoaderCandidate] | None = None,
 ) -> tuple[LoaderSelection, Loader]:
-    """Time the loaders that fit, and return the fastest, which the caller has to close.
+    """Time the loaders that fit, and return the fastest one. The caller has to close it.
 
     Args:
         as_candidate: makes a loader a candidate with a training step; without it, batches are dropped.
@@ -105,15 +104,14 @@ def select_loader(
             if options.candidates or storage_of(name, data) is not Storage.FILE or builder.decoded_set is None:
                 benchmark.add(name, partial(builder.build, name))
         benchmark.run(options.batches, options.seconds * len(benchmark.candidates))
-        rows = rows_of(benchmark.candidates, len(sampler), has_baseline=False)
+        rows = make_rows(benchmark.candidates, len(sampler), has_baseline=False)
         epochs_s = {row.name: row.epoch_s for row in rows if row.epoch_s}
         if not epochs_s:
             raise ConfigError("\n".join(["no candidate can be used:", *(f"{row.name}: {row.error}" for row in rows)]))
         name = min(epochs_s, key=lambda name: epochs_s[name].median)
         stack.pop_all()  # The selected loader stays open.
-    for candidate in benchmark.candidates:
-        if candidate.name != name and not candidate.error:
-            builder.loaders[candidate.name].close()
+    for other in builder.loaders.keys() - {name}:
+        builder.loaders[other].close()
     return LoaderSelection(name, _reason(name, epochs_s), rows), builder.loaders[name]
 
 
@@ -131,7 +129,7 @@ def _names_to_try(options: AutoOptions, data: SampleSource) -> list[str]:
 
 @dataclass
 class CandidateBuilder:
-    """Builds the loaders that fit into memory next to the model; the arguments are those of `select_loader`."""
+    """Builds the loaders that fit into memory next to the model; takes the arguments of `select_loader`."""
 
     data: SampleSource
     sampler: EpochSampler
@@ -149,9 +147,10 @@ class CandidateBuilder:
 
     def build(self, name: str) -> LoaderCandidate:
         """Build a loader; raises `OutOfSpaceError` if it does not fit next to the model and the loaders before it."""
-        is_in_memory = storage_of(name, self.data) in (Storage.HOST, Storage.DEVICE)
-        data = self.decoded_set if self.decoded_set is not None and is_in_memory else self.data
-        check_fits(name, needs_of(name, data, self.device), self.device, self.model_memory)
+        data, storage = self.data, storage_of(name, self.data)
+        if self.decoded_set is not None and storage in (Storage.HOST, Storage.DEVICE):
+            data = self.decoded_set
+        check_fits(name, needs_of(storage, data, self.device), self.device, self.model_memory)
         started = time.perf_counter()
         loader = LOADERS.build(LOADERS.complete({"name": name}), data, self.sampler, self.device)
         set_up_s = time.perf_counter() - started

@@ -1,7 +1,7 @@
 """The contract of a loader, and the registry of loaders.
 
-To add one, write a module in this folder that registers a subclass of `Loader`, and its YAML file in
-`conf/data/loader/`.
+To add a loader, write a module in this folder that registers a subclass of `Loader`, or a function that returns one,
+and its YAML file in `conf/data/loader/`.
 """
 
 import threading
@@ -21,13 +21,13 @@ from vitmnist.runtime.memory import Memory
 from vitmnist.store.rows import Storage
 
 LoadedBatch = tuple[Tensor, Tensor]
-"""Images `[B, C, H, W]`, uint8 or normalised float32, and labels int64 `[B]`, both on the run's device. A batch may be
+"""Images `[B, C, H, W]`, uint8 or normalised float32, and labels int64 `[B]`, both on the run's device. A batch can be
 a view of the loader's set, so do not write to it. Other tensors and datasets keep their shapes and dtypes; `disk`, and
 `prefetch` of it, also deliver samples that are not pairs (dict, list, tuple, None, str)."""
 
 Batches = Generator[LoadedBatch, None, None]
 
-INDEX_NBYTES = 8  # The bytes of an int64. A device that keeps the set also keeps the permutation of an epoch.
+INDEX_NBYTES = 8  # An index is an int64. A device that keeps the set also keeps the permutation of an epoch.
 
 
 class Loader(AbstractContextManager["Loader"], ABC):
@@ -81,8 +81,8 @@ class Loader(AbstractContextManager["Loader"], ABC):
     def batches(self, epoch: int, start: int) -> Batches:
         """The batches that `epoch` delivers.
 
-        This must be a generator function. Its live generators refer to `self`, which keeps the loader from being
-        garbage-collected, and thereby closed.
+        This must be a generator function. Its live generators refer to `self`, so the loader is not garbage-collected,
+        and thereby closed, before they end.
         """
 
     def close(self) -> None:
@@ -97,24 +97,25 @@ def _close_all(iterators: weakref.WeakSet[Any], lock: threading.Lock) -> None:
     with lock:
         live_iterators = list(iterators)
     for iterator in live_iterators:
-        with suppress(ValueError):  # The generator is running in another thread, which will close it.
+        with suppress(ValueError):  # Another thread runs the generator, and will close it.
             iterator.close()
 
 
 LOADERS: Registry[OptionsClass, Loader] = Registry("data/loader", __package__)
+"""Subclasses of `Loader`, and functions that choose one and build it, as for `disk` and `auto`."""
 register = LOADERS.register
 
 
 def storage_of(name: str, data: SampleSource) -> Storage:
     """Where a loader of this name keeps all samples of a set, with its default options."""
-    builder, _ = LOADERS.resolve(LOADERS.complete({"name": name}))
-    storage: Storage = getattr(builder, "storage_for", Loader.storage_for)(data)
-    return storage
+    builder = LOADERS.function_of(name)
+    if isinstance(builder, type) and issubclass(builder, Loader):
+        return builder.storage_for(data)
+    return Storage.NOT_KEPT  # A function says nothing about the loaders that it builds.
 
 
-def needs_of(name: str, data: SampleSource, device: torch.device) -> Memory:
-    """The memory that a loader of this name would allocate for a set, in addition to a few batches."""
-    storage = storage_of(name, data)
+def needs_of(storage: Storage, data: SampleSource, device: torch.device) -> Memory:
+    """The memory to allocate for all samples of a set, in addition to a few batches."""
     if storage is Storage.HOST:
         return Memory(host=data.bytes_to_load(torch.device("cpu")))
     if storage is Storage.DEVICE:

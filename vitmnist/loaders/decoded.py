@@ -11,11 +11,11 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource, TensorSet
 from vitmnist.loaders.base import LOADERS, Batches, LoadedBatch, Loader, needs_of
 from vitmnist.registry import NoOptions
-from vitmnist.runtime.device import Backend, Event, backend_of
+from vitmnist.runtime.device import Backend, Event, create_backend
 from vitmnist.runtime.files import expand_home
 from vitmnist.runtime.memory import check_fits
 from vitmnist.store.cache_file import DEFAULT_FOLDER
-from vitmnist.store.rows import Location, Storage, gather_rows, row_buffers
+from vitmnist.store.rows import Location, Storage, allocate_row_buffers, gather_rows
 
 
 class HostLoader(Loader):
@@ -24,7 +24,7 @@ class HostLoader(Loader):
     def __init__(self, tensors: TensorSet, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
         tensors.check_on_host()
-        self.tensors, self.backend = tensors.tensors, backend_of(device)
+        self.tensors, self.backend = tensors.tensors, create_backend(device)
         self.buffers = PinnedBuffers(self.backend, self.tensors, min(sampler.rank_batch_size, sampler.size))
 
     def batches(self, epoch: int, start: int) -> Batches:
@@ -39,8 +39,8 @@ class HostLoader(Loader):
 class PinnedBuffers:
     """A loader's page-locked buffers, from which the device copies asynchronously; one pool for all epochs.
 
-    A buffer is refilled only after the copy out of it has finished. There are `DEPTH` of them, and one more for each
-    thread that fills one, so a host that runs ahead of the device waits here, and its memory does not grow.
+    A buffer is refilled only after the copy out of it has finished. There are `DEPTH` buffers, and one more for each
+    thread that fills one. A host that runs ahead of the device therefore waits here, and its memory does not grow.
     """
 
     DEPTH = 4
@@ -60,8 +60,8 @@ class PinnedBuffers:
             event.synchronize()
         else:
             with torch.inference_mode(False):  # The buffers are also filled outside of inference mode.
-                buffers = row_buffers(self._tensors, self._batch_size, self._backend.empty_pinned)
-        # If this fails, the buffers are dropped: a copy out of them may be under way.
+                buffers = allocate_row_buffers(self._tensors, self._batch_size, self._backend.empty_pinned)
+        # If this fails, the buffers are dropped, because a copy out of them can still be under way.
         images, labels = map(self._backend.to_device, gather_rows(self._tensors, indices, out=buffers))
         self._in_flight.append((buffers, self._backend.record_event()))
         return images, labels
@@ -74,7 +74,7 @@ class RamLoader(HostLoader):
     storage = Storage.HOST
 
     def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
-        check_fits("ram", needs_of("ram", data, device), device, alternatives=("cache", "disk"))
+        check_fits("ram", needs_of(self.storage, data, device), device, alternatives=("cache", "disk"))
         self.decoded_set = data.decode_to(Location(Storage.HOST))
         super().__init__(self.decoded_set, sampler, device)
 
@@ -112,10 +112,11 @@ class GpuSliceLoader(Loader):
 
     def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
-        check_fits("gpu_slice", needs_of("gpu_slice", data, device), device, alternatives=("ram", "cache", "disk"))
+        needs = needs_of(self.storage, data, device)
+        check_fits("gpu_slice", needs, device, alternatives=("ram", "cache", "disk"))
         if not isinstance(data, TensorSet) or device.type == "cpu":  # A device reads mapped files without a host copy.
             data = data.decode_to(Location(Storage.HOST))
-        self.tensors = tuple(map(backend_of(device).to_device, data.tensors))
+        self.tensors = tuple(map(create_backend(device).to_device, data.tensors))
 
     def batches(self, epoch: int, start: int) -> Batches:
         for indices in self.sampler.batches(epoch, start, self.tensors[0].device):

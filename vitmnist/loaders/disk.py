@@ -1,4 +1,4 @@
-"""`disk` reads every sample when it is needed: picture files in threads, others in torch's workers."""
+"""`disk` reads samples when they are needed: image files in threads, other samples in the workers of a DataLoader."""
 
 import signal
 import sys
@@ -19,23 +19,23 @@ from torch.utils import data
 
 from vitmnist.config.validation import AUTO, config_field
 from vitmnist.data.datasets.base import ImageFiles, ImagesOnDisk, Split
-from vitmnist.data.images import empty_images
 from vitmnist.data.sampler import EpochSampler, as_tensor
 from vitmnist.data.sources import DatasetSource, SampleSource, TensorSet
-from vitmnist.errors import FEWER_WORKERS, ConfigError, LoadingError, UserError, classify
+from vitmnist.errors import FEWER_WORKERS, LoadingError, UserError, classify
 from vitmnist.loaders.base import LOADERS, Batches, Loader
 from vitmnist.runtime.cpu import cores_per_rank, one_core_per_thread
-from vitmnist.runtime.device import backend_of
+from vitmnist.runtime.device import create_backend
 from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.runtime.signals import ignore_stop_signals
 from vitmnist.store.read_once import identity
 from vitmnist.store.tree import map_tensors
 
-DEFAULT_WORKERS = 2  # Used if `num_workers` is `auto`
+DEFAULT_WORKERS = 2
+"""The number of workers if `num_workers` is `auto`."""
 ReadJob = tuple[Tensor, Tensor, int]
 """The images of a batch, uint8 `[B, C, H, W]`, their indices, int64 `[B]`, and the row that a thread fills."""
 BatchKey = tuple[int, NDArray[np.int64]]
-"""The epoch and the indices of a batch. Persistent workers keep their dataset, so that it cannot have the epoch."""
+"""The epoch and the indices of a batch. Persistent workers keep their dataset, so it cannot contain the epoch."""
 
 
 @dataclass
@@ -49,48 +49,44 @@ class DiskOptions:
 
 
 @LOADERS.register("disk", DiskOptions)
-def disk(options: DiskOptions, source: SampleSource, sampler: EpochSampler, device: torch.device) -> Loader:
-    """Read picture files in threads; read other sets, and all sets if `num_workers` is set, with torch's DataLoader."""
+def build_disk_loader(
+    options: DiskOptions, source: SampleSource, sampler: EpochSampler, device: torch.device
+) -> Loader:
+    """A `FileLoader` for image files, unless `num_workers` is set; a `WorkerLoader` for other samples."""
     if isinstance(source, Split) and source.files is not None and options.num_workers == AUTO:
         return FileLoader(options, source, source.files, sampler, device)
-    if options.threads != AUTO:
-        raise ConfigError(
-            f"data.loader.threads={options.threads}: only sets of picture files are read in threads, while "
-            "num_workers is auto; set data.loader.threads=auto"
-        )
     return WorkerLoader(options, source, sampler, device)
 
 
 class FileLoader(Loader):
-    """Reads the picture files of a split ahead, as uint8, in threads of this process."""
+    """Reads the image files of a split ahead, as uint8, in threads of this process."""
 
     def __init__(
         self, options: DiskOptions, split: Split, files: ImageFiles, sampler: EpochSampler, device: torch.device
     ) -> None:
         super().__init__(sampler)
-        self.split, self.files, self.backend = split, files, backend_of(device)
+        self.split, self.files, self.backend = split, files, create_backend(device)
         self.threads = cores_per_rank() if options.threads == AUTO else int(options.threads)
         self.resolved_options, self.batches_ahead = {"threads": self.threads}, options.prefetch_factor
-        self.pin_memory = device.type == "cuda"
 
     def batches(self, epoch: int, start: int) -> Batches:
         images_ahead = self.batches_ahead * min(self.sampler.rank_batch_size, self.sampler.size)
         jobs = self._jobs(epoch, start)
         with closing(ordered_map(self._read, jobs, self.threads, images_ahead, one_core_per_thread())) as finished_jobs:
             for images, indices, row in finished_jobs:
-                if row == len(indices) - 1:
+                if row == len(indices) - 1:  # Rows are finished in order, so this one completes its batch.
                     yield map_tensors(self.backend.to_device, (images, self.split.labels[indices]))
 
     def _jobs(self, epoch: int, start: int) -> Iterator[ReadJob]:
         for batch_indices in self.sampler.batches(epoch, start):
             indices = as_tensor(batch_indices)
-            images = empty_images(len(indices), *self.split.images.shape[1:], pin_memory=self.pin_memory)
+            images = torch.empty_like(self.split.images[: len(indices)], pin_memory=self.backend.is_async)
             for row in range(len(indices)):
                 yield images, indices, row
 
     def _read(self, job: ReadJob) -> ReadJob:
         images, indices, row = job
-        # NumPy may write to a tensor that the consumer made in inference mode.
+        # If the consumer is in inference mode, NumPy can write to the tensor from this thread, and torch cannot.
         pixels = images.permute(0, 2, 3, 1).numpy()[row]
         pixels[:] = np.asarray(self.files[int(indices[row])]).reshape(pixels.shape)
         return job
@@ -99,29 +95,31 @@ class FileLoader(Loader):
 class WorkerLoader(Loader):
     """Reads batches with the workers of a torch `DataLoader`; the images of a split arrive as normalised float32.
 
-    A DataLoader with persistent workers has a single iterator, which a second pass would reset. So each live epoch has
-    a DataLoader of its own, and the DataLoader of a finished epoch is kept, with its workers, for the next one.
+    A DataLoader with persistent workers has a single iterator, which a second pass would reset. Therefore each live
+    epoch has its own DataLoader. The DataLoader of a finished epoch, with its workers, is kept for the next epoch.
     """
 
     def __init__(self, options: DiskOptions, source: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
-        self.options, self.backend, self.reader = options, backend_of(device), BatchReader(source)
+        self.options, self.backend, self.reader = options, create_backend(device), BatchReader(source)
         self.num_workers = DEFAULT_WORKERS if options.num_workers == AUTO else int(options.num_workers)
         self.resolved_options = {"num_workers": self.num_workers}
         self.batches_ahead = self.num_workers * options.prefetch_factor
-        self.pin_memory = device.type == "cuda"
         self._idle: list[data.DataLoader[Any]] = []
-        # At interpreter exit multiprocessing would end idle workers by a signal, which torch reports as their failure.
+        # At interpreter exit, multiprocessing would kill idle workers, and torch would report that they failed.
         weakref.finalize(self, self._idle.clear)
 
     def batches(self, epoch: int, start: int) -> Batches:
         workers = self.num_workers
         if not workers and self.reader.is_seeded and threading.current_thread() is not threading.main_thread():
-            workers = 1  # In a background thread, samples would share their random generators with the training loop.
+            workers = 1  # In this thread, samples would share their random generators with the training loop.
         with warnings.catch_warnings():
-            # torch warns of more workers than cores, but samples that wait for a disk gain from more workers.
+            # Torch warns about more workers than cores, but they help where samples wait for a disk.
             warnings.filterwarnings("ignore", "This DataLoader will create")
-            dataloader = self._idle.pop() if self._idle else self._build(workers)
+            try:
+                dataloader = self._idle.pop()
+            except IndexError:  # Not a check before: another thread could take the last one after it.
+                dataloader = self._build(workers)
             keys = cast(list[BatchKey], dataloader.sampler)
             keys[:] = [(epoch, as_tensor(indices).numpy()) for indices in self.sampler.batches(epoch, start)]
             iterator = iter(dataloader)
@@ -137,7 +135,7 @@ class WorkerLoader(Loader):
                 raise
             raise translated from error
         finally:
-            # The workers end with the iterator, to which the frames in the tracebacks of errors refer as well.
+            # The workers end with the last reference to the iterator. The tracebacks of errors refer to it too.
             exception = sys.exc_info()[1] if workers else None
             while exception:
                 traceback.clear_frames(exception.__traceback__)
@@ -146,21 +144,21 @@ class WorkerLoader(Loader):
 
     def close(self) -> None:
         super().close()
-        self._idle.clear()  # This drops the last reference to these DataLoaders, and thereby ends their workers.
+        self._idle.clear()  # Without a reference to these DataLoaders, their workers end.
 
     def _build(self, workers: int) -> data.DataLoader[Any]:
         return data.DataLoader(
             self.reader,
-            sampler=[],  # Before each pass, it is filled with a key for each batch of the epoch.
+            sampler=[],  # `batches` fills it with the keys of an epoch.
             batch_size=None,  # The dataset returns whole batches.
             num_workers=workers,
             collate_fn=identity,
-            pin_memory=self.pin_memory,
+            pin_memory=self.backend.is_async,
             prefetch_factor=self.options.prefetch_factor if workers else None,
             persistent_workers=workers > 0,
             worker_init_fn=_ignore_stop_signals,
             timeout=(self.options.timeout_s or 0) if workers else 0,
-            # Without a generator, DataLoader would draw the seed of its workers from the global one.
+            # Without a generator, the DataLoader would draw the seed of its workers from the global generator.
             generator=torch.Generator(),
         )
 
@@ -169,7 +167,7 @@ class BatchReader(data.Dataset[Any]):
     """A dataset whose samples are whole batches, read by their key (epoch, indices)."""
 
     def __init__(self, source: SampleSource) -> None:
-        self.is_seeded = not source.is_decoded  # The samples of a dataset from outside this project may be random.
+        self.is_seeded = not isinstance(source, TensorSet)  # The samples of a dataset can be random.
         if isinstance(source, TensorSet):
             source.check_on_host()
         self.source = DatasetSource(ImagesOnDisk(source), seed=None) if isinstance(source, Split) else source
@@ -179,12 +177,12 @@ class BatchReader(data.Dataset[Any]):
         try:
             return self.source.read(torch.from_numpy(indices), epoch)
         except UserError as error:
-            return error  # torch would pass on only the text of an exception that is raised.
+            return error  # Torch would pass on only the text of a raised exception.
 
 
 def _translate_worker_error(error: Exception) -> Exception:
     """Turn the death of a worker into a `LoadingError`; return an exception of the dataset as it is."""
-    if isinstance(error, UserError) or str(error).startswith("Caught "):  # torch prefixes an exception of the dataset.
+    if isinstance(error, UserError) or str(error).startswith("Caught "):  # Torch adds this to exceptions of a dataset.
         return error
     if isinstance(error, (ConnectionError, EOFError)):  # The pipe from the worker broke.
         return LoadingError(f"disk: a worker was killed or exited unexpectedly ({error!r}); {FEWER_WORKERS}")
@@ -193,6 +191,6 @@ def _translate_worker_error(error: Exception) -> Exception:
 
 
 def _ignore_stop_signals(worker: int) -> None:
-    """Keep a worker alive after Ctrl-C: the training process may need its batches for a last step."""
+    """Keep a worker alive after Ctrl-C: the training process can need its batches for a last step."""
     ignore_stop_signals()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # torch terminates a worker that hangs with this signal.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Torch terminates a worker that hangs with this signal.

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from vitmnist.config.validation import config_field
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.sources import SampleSource
+from vitmnist.data.sources import SampleSource, TensorSet
 from vitmnist.loaders.base import LOADERS, Batches, Loader, storage_of
-from vitmnist.runtime.device import Backend, Event, backend_of
+from vitmnist.runtime.device import Backend, Event, create_backend
 from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.store.rows import Storage
 from vitmnist.store.tree import map_tensors
 
-END = object()  # Delivered after the last batch of an epoch
+END = object()  # The thread delivers this after the last batch of an epoch.
 
 
 @dataclass
@@ -30,7 +30,7 @@ class PrefetchOptions:
 
 @LOADERS.register("prefetch", PrefetchOptions)
 class PrefetchLoader(Loader):
-    """Wraps any other loader: the time of a step falls from loading + computing to the larger of the two.
+    """Wraps any other loader. The time of a step falls from the sum of loading and computing to the larger of both.
 
     Each epoch has its own thread and queue. With CUDA, the copies of the base loader go to a stream of this loader.
     """
@@ -40,14 +40,13 @@ class PrefetchLoader(Loader):
     ) -> None:
         values = options.base or LOADERS.complete({"name": _default_base(data)})
         self.base = LOADERS.build(values, data, sampler, device, key="data.loader.base")
-        super().__init__(
-            sampler
-        )  # This follows `base`, so that at exit our thread stops before the loader that it runs.
+        # This comes after `base`: finalizers run in reverse order, so at exit the thread stops before the base loader.
+        super().__init__(sampler)
         self.options = options
         self.num_workers, self.resolved_options = self.base.num_workers, self.base.resolved_options
         self.decoded_set = self.base.decoded_set
         self.batches_ahead = options.queue_size + 1 + self.base.batches_ahead  # The thread itself holds one more batch.
-        self.backend = backend_of(device)
+        self.backend = create_backend(device)
         self.stream = self.backend.new_stream()
 
     @classmethod
@@ -55,8 +54,8 @@ class PrefetchLoader(Loader):
         return storage_of(_default_base(data), data)
 
     def batches(self, epoch: int, start: int) -> Batches:
-        # The thread must not refer to this loader, which refers to it: in a reference cycle, an abandoned loader would
-        # keep its thread until the next garbage collection.
+        # The thread must not refer to this loader, which refers to the thread. Because of the reference cycle, an
+        # abandoned loader would keep its thread until the next garbage collection.
         make = partial(_make_batch, self.backend, self.base.epoch(epoch, start))
         events = iter(self.backend.record_event, END)  # An endless iterator of events on the consumer's stream
         prepared: ordered_map[Event, tuple[Any, Event]] = ordered_map(
@@ -69,7 +68,7 @@ class PrefetchLoader(Loader):
                 if batch is END:
                     return
                 self.backend.wait_event(event)
-                # The memory belongs to the thread's stream, which must not reuse it while another stream reads it.
+                # The memory belongs to the thread's stream, which must not reuse it while this stream reads it.
                 yield map_tensors(self._record_stream, batch)
 
     def close(self) -> None:
@@ -82,14 +81,14 @@ class PrefetchLoader(Loader):
 
 
 def _default_base(data: SampleSource) -> str:
-    return "ram" if data.is_decoded else "disk"
+    return "ram" if isinstance(data, TensorSet) else "disk"
 
 
 def _make_batch(backend: Backend, batches: Batches, event: Event) -> tuple[Any, Event]:
-    """The next batch, and an event on the thread's stream. A stream that has waited for the event may read the batch.
+    """The next batch, and an event on the thread's stream. A stream that has waited for the event can read the batch.
 
-    The thread waits for `event`, which the consumer recorded when it requested the batch: a host that runs ahead of the
-    device would fill its memory.
+    The thread waits for `event`, recorded by the consumer when it requested the batch. Otherwise, a host that runs
+    ahead of the device would fill the memory of the device.
     """
     event.synchronize()
     return next(batches, END), backend.record_event()

@@ -9,8 +9,8 @@ from vitmnist.registry import OptionsClass, Registry
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Computes the sum of the loss over the images, a scalar tensor, from float32 logits `[B, classes]` and targets.
 
-Targets are int64 labels `[B]`, or float32 class probabilities `[B, classes]` if images are mixed. A label of -100 and a
-row of zeros are padding, whose loss is 0. The step divides the sum by the size of the global batch, so neither
+Targets are int64 labels `[B]`, or float32 class probabilities `[B, classes]` if images are mixed. A label of -100 or a
+row of zeros is padding, and has a loss of 0. The step divides the sum by the size of the global batch, so that neither
 microbatches nor ranks change the gradient.
 """
 

@@ -1,6 +1,6 @@
-"""The registry of metrics: each module in this folder may register functions as metrics.
+"""The registry of metrics, which the modules in this folder register.
 
-The report, which starts without torch, imports this folder too: a module imports torch for its type hints only.
+The report starts without torch, and imports these modules too, so they import torch for type hints only.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BatchMetric:
-    """Describes a metric `NAME` of a batch, which is recorded as `train_NAME` and `eval_NAME`.
+    """Describes a metric `NAME` of a batch, recorded as `train_NAME` and `eval_NAME`.
 
-    The function takes float32 logits `[B, classes]` and int64 labels `[B]`, which are negative for padding. It returns
+    The function takes float32 logits `[B, classes]` and int64 labels `[B]`; labels of padding are negative. It returns
     the sum over the other images as a scalar tensor on the same device, without waiting for the device. The recorded
     value is the mean over the images of the pass.
 
@@ -39,7 +39,7 @@ class BatchMetric:
 
 
 class ConfusionMetric(BatchMetric):
-    """Describes a metric `NAME` of all predictions of an evaluation, which is recorded as `eval_NAME`.
+    """Describes a metric `NAME` of all predictions of an evaluation, recorded as `eval_NAME`.
 
     The function takes the confusion matrix, float64 `[classes, classes]` on the CPU: the number of images by true class
     (rows) and predicted class (columns). It returns a scalar tensor.
@@ -50,13 +50,13 @@ METRICS: Registry[BatchMetric, Tensor] = Registry("metrics", __package__)
 
 
 def batch_metrics() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
-    """The functions of a batch's logits and labels, by name."""
+    """Return the functions of a batch's logits and labels, by name."""
     names = [name for name in METRICS.names() if not isinstance(METRICS.options_of(name), ConfusionMetric)]
     return {name: METRICS.function_of(name) for name in names}
 
 
-def confusion_metrics(matrix: Tensor) -> dict[str, float]:
-    """The metrics of a confusion matrix, int64 `[classes, classes]`, by name, in their units."""
+def compute_confusion_metrics(matrix: Tensor) -> dict[str, float]:
+    """Compute the metrics of a confusion matrix, int64 `[classes, classes]`, by name, in their units."""
     metrics = {name: METRICS.options_of(name) for name in METRICS.names()}
     return {
         name: float(METRICS.function_of(name)(matrix.double())) * (100 if metric.unit == "%" else 1)

@@ -1,4 +1,4 @@
-"""Accuracy, and metrics in which each class has the same weight, however many images it has."""
+"""Accuracy, and metrics in which all classes have the same weight."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 @METRICS.register("acc", BatchMetric("%", tag="acc", column="accuracy, %", digits=2))
 def correct(logits: Tensor, labels: Tensor) -> Tensor:
-    """The number of correct predictions; padding never counts, because its label is no class."""
+    """Count the correct predictions; padding never counts, because its label is negative."""
     return (logits.argmax(dim=1) == labels).sum()
 
 
 @METRICS.register("macro_f1", ConfusionMetric("%", tag="macro_f1", column="macro F1, %", digits=2))
 def macro_f1(matrix: Tensor) -> Tensor:
-    """The mean of the classes' F1, over the classes that occur as label or as prediction."""
+    """Compute the mean F1 of the classes that occur as label or as prediction."""
     labels, predictions = matrix.sum(dim=1), matrix.sum(dim=0)
     occurs = labels + predictions > 0
     return (2 * matrix.diagonal()[occurs] / (labels + predictions)[occurs]).mean()
@@ -28,6 +28,6 @@ def macro_f1(matrix: Tensor) -> Tensor:
     "balanced_accuracy", ConfusionMetric("%", tag="balanced_acc", column="balanced accuracy, %", digits=2)
 )
 def balanced_accuracy(matrix: Tensor) -> Tensor:
-    """The mean of the classes' recall, over the classes that have images."""
+    """Compute the mean recall of the classes that have images."""
     images = matrix.sum(dim=1)
     return (matrix.diagonal()[images > 0] / images[images > 0]).mean()

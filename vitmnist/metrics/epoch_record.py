@@ -1,36 +1,17 @@
-"""The record of an epoch, the best epoch of a run, and one value of a metric for all of its epochs."""
+"""The record of an epoch, the best epoch of a run, and the summary of a metric over its epochs."""
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from vitmnist.errors import TrainingError
-from vitmnist.metrics.epoch_table import Metric, epoch_metrics
+from vitmnist.metrics.epoch_table import Metric
 
 EpochRecord = dict[str, Any]
 """An epoch in `result.json`: `epoch` (counted from 0), a value for each of `epoch_metrics()` (None: this machine cannot
 measure it), `first_of_start`, `ended_at` (seconds since 1970), and `steps`, a list of `{step, loss, lr, grad_norm}`."""
-
-
-def epoch_record(
-    epoch: int, metrics: dict[str, float | None], steps: list[dict[str, Any]], first_of_start: bool
-) -> EpochRecord:
-    """The record of an epoch that has just ended.
-
-    Args:
-        first_of_start: whether it is the first since the run was started or resumed.
-
-    Raises:
-        KeyError: a metric of the table was not measured, or one that was is not in the table.
-        TrainingError: a value that no record may have.
-    """
-    if differing := metrics.keys() ^ epoch_metrics().keys():
-        raise KeyError(f"the measured metrics and the table differ: {', '.join(sorted(differing))}")
-    check_metrics(metrics, f"epoch {epoch + 1}")
-    return {"epoch": epoch, **metrics, "first_of_start": first_of_start, "ended_at": time.time(), "steps": steps}
 
 
 def check_metrics(metrics: Mapping[str, float | None], where: str) -> None:
@@ -43,20 +24,20 @@ def check_metrics(metrics: Mapping[str, float | None], where: str) -> None:
 
 
 def epochs_of_last_start(epochs: Sequence[EpochRecord]) -> Sequence[EpochRecord]:
-    """The epochs since the run was last started or resumed; earlier ones may have had another loader or machine."""
+    """Return the epochs since the last start; earlier ones may have had another loader or machine."""
     starts = [index for index, epoch in enumerate(epochs) if epoch.get("first_of_start")]
     return epochs[max(starts, default=0) :]
 
 
 def steady_epochs(epochs: Sequence[EpochRecord]) -> Sequence[EpochRecord]:
-    """The epochs of the last start but its first, which warms up caches and allocators."""
+    """Return the epochs of the last start without the first one, which warms up caches and allocators."""
     return epochs_of_last_start(epochs)[1:]
 
 
 def summarize(epochs: Sequence[EpochRecord], metric: Metric) -> float | None:
-    """A metric of a run as `Metric.over_epochs` says; None if it was not measured.
+    """Summarise a metric of a run by its `over_epochs`; None if it was not measured.
 
-    Medians are over the steady epochs, or over the first epoch of the last start if no other followed it.
+    A median is over the steady epochs; if there are none, it is the value of the last start's only epoch.
     """
     if metric.over_epochs != "last":
         epochs = epochs_of_last_start(epochs)
@@ -72,13 +53,13 @@ def summarize(epochs: Sequence[EpochRecord], metric: Metric) -> float | None:
 
 @dataclass(frozen=True)
 class Monitor:
-    """The metric that chooses the best epoch; training stops after `patience` epochs in a row that are no better."""
+    """The metric that chooses the best epoch; training stops after `patience` epochs in a row without a better one."""
 
     metric: Metric
     patience: int | None = None
 
     def best_epoch(self, epochs: Sequence[EpochRecord]) -> int | None:
-        """The index of the best epoch, the first among equals; None if no epoch has a value."""
+        """Return the index of the best epoch, the first among equals; None if no epoch has a value."""
         name, sign = self.metric.name, self.metric.sign
         values = {index: sign * epoch[name] for index, epoch in enumerate(epochs) if epoch.get(name) is not None}
         return max(values, key=values.__getitem__, default=None)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from vitmnist.config.validation import config_field
-from vitmnist.errors import ConfigError
 from vitmnist.models import MODELS
 
 
@@ -23,16 +22,11 @@ class CNN(nn.Module):
     Args:
         shape: channels, height and width of an image.
         classes: number of logits.
-
-    Raises:
-        ConfigError: the image is too small for two poolings.
     """
 
     def __init__(self, options: CNNOptions, shape: tuple[int, int, int], classes: int) -> None:
         super().__init__()
         channels, height, width = shape
-        if min(height, width) < 4:
-            raise ConfigError(f"model=cnn halves the image twice, and {height}×{width} is below 4×4; try model=vit")
         self.features = nn.Sequential(
             nn.Conv2d(channels, options.width, kernel_size=3, padding=1),
             nn.ReLU(),
@@ -45,6 +39,6 @@ class CNN(nn.Module):
         self.head = nn.Linear(2 * options.width * (height // 4) * (width // 4), classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """float `[B, C, H, W]` to logits `[B, classes]`."""
+        """Map float32 `[B, C, H, W]` to logits `[B, classes]`."""
         logits: Tensor = self.head(self.features(images))
         return logits

@@ -47,15 +47,15 @@ def adam(options: AdamOptions, model: nn.Module, fused: bool) -> Optimizer:
 
 @OPTIMIZERS.register("adamw", AdamOptions)
 def adamw(options: AdamOptions, model: nn.Module, fused: bool) -> Optimizer:
-    """AdamW (Loshchilov, Hutter, arXiv:1711.05101); weight decay shrinks the weights of `decay_groups` directly."""
-    return torch.optim.AdamW(decay_groups(model), **_adam_arguments(options, fused))
+    """AdamW (Loshchilov, Hutter, arXiv:1711.05101); weight decay shrinks weights directly; see `make_decay_groups`."""
+    return torch.optim.AdamW(make_decay_groups(model), **_adam_arguments(options, fused))
 
 
-def decay_groups(model: nn.Module) -> list[dict[str, Any]]:
-    """Two parameter groups: with weight decay, and without.
+def make_decay_groups(model: nn.Module) -> list[dict[str, Any]]:
+    """Return two parameter groups: with weight decay, and without.
 
-    Parameters with fewer than two dimensions (biases, norm weights) are exempt, and parameters that the model names in
-    `no_weight_decay`, as in timm's `param_groups_weight_decay`.
+    As in timm's `param_groups_weight_decay`, parameters with fewer than two dimensions (biases, norm weights) have no
+    weight decay, nor do those that the model names in `no_weight_decay`.
     """
     no_decay = getattr(model, "no_weight_decay", ())
     decayed: list[nn.Parameter] = []
@@ -80,7 +80,7 @@ def sgd(options: SGDOptions, model: nn.Module, fused: bool) -> Optimizer:
     """Stochastic gradient descent with momentum; weight decay is an L2 penalty on all parameters.
 
     Raises:
-        ConfigError: Nesterov momentum without momentum.
+        ConfigError: `optimizer.nesterov=true` without momentum.
     """
     if options.nesterov and not options.momentum:
         raise ConfigError("optimizer.nesterov=true needs optimizer.momentum above 0")
@@ -97,8 +97,8 @@ def sgd(options: SGDOptions, model: nn.Module, fused: bool) -> Optimizer:
 class EMA:
     """An exponential moving average of the weights (Polyak, Juditsky, 1992, doi:10.1137/0330046).
 
-    After n updates the decay is at most (1 + n) / (10 + n); otherwise the initial weights would dominate for long.
-    Buffers are copied. torch's `AveragedModel` would wait for the device in each step to check whether it is the first.
+    In update n, counted from 1, the decay is at most n / (9 + n); otherwise the initial weights would dominate for
+    long. Buffers are copied. torch's `AveragedModel` waits for the device in each step.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -121,7 +121,7 @@ class EMA:
             average.copy_(buffer)
 
     def state_dict(self) -> dict[str, Any]:
-        """The averaged weights and the number of updates."""
+        """Return the averaged weights and the number of updates."""
         return {"model": self.model.state_dict(), "steps": self._updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Samples of a `DataLoader` that are decoded once, as rows of tensors or one by one, and the datasets of them."""
+"""Decodes the samples of a `DataLoader` once, as rows of tensors or one by one, and serves them as datasets."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torch.utils.data import DataLoader
 from vitmnist.data.randomness import refuse_random_samples
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.replacement.original import NoRowsError, fetch_batch, fetch_sample
-from vitmnist.replacement.split_transforms import TransformGuard
-from vitmnist.runtime.device import backend_of
+from vitmnist.replacement.split_transforms import Transform, TransformGuard
+from vitmnist.runtime.device import create_backend
 from vitmnist.runtime.memory import Memory, check_fits
-from vitmnist.store.read_once import MapStyleDataset, WrappedDataset, read_once, reading_workers
+from vitmnist.store.read_once import MapStyleDataset, WrappedDataset, count_reading_workers, read_once
 from vitmnist.store.rows import Location, Storage, gather_rows, store_rows
-from vitmnist.store.samples import EncodedSamples, encode_samples, samples_in_file, samples_in_memory
+from vitmnist.store.samples import EncodedSamples, collect_samples, encode_samples, write_samples
 from vitmnist.store.tree import Structure, flatten_tree, unflatten_tree
 
 Chunk = TypeVar("Chunk")
@@ -29,23 +29,19 @@ Chunk = TypeVar("Chunk")
 
 @dataclass(frozen=True)
 class RowTensors:
-    """The tensors of a batch, each with one row per sample, and how they are nested in it."""
+    """The tensors of a batch, each with one row per sample, and the structure of the batch."""
 
     tensors: tuple[Tensor, ...]
     structure: Structure
 
     @classmethod
     def from_batch(cls, batch: object, size: int) -> RowTensors:
-        """The tensors of a batch of `size` samples.
-
-        Raises:
-            NoRowsError: the batch has something other than tensors with a row for each sample.
-        """
+        """Flatten a batch of `size` samples; raises `NoRowsError` unless it has only tensors with `size` rows."""
         leaves, structure = flatten_tree(batch)
         if not leaves:
             raise NoRowsError("the batch has no tensor")
         for path, leaf in zip(structure.paths(), leaves, strict=True):
-            # A tensor of a subclass, or one with a gradient, would not be delivered as such.
+            # Gathering would lose the type of a subclass, and the gradient.
             is_plain = type(leaf) is Tensor and leaf.layout == torch.strided and not leaf.is_nested
             if not is_plain or leaf.requires_grad or not leaf.dim() or len(leaf) != size:
                 raise NoRowsError(f"batch{path} is no plain tensor with a row for each sample")
@@ -59,14 +55,14 @@ class RowTensors:
 
     @property
     def sample_nbytes(self) -> int:
-        """Bytes of a sample."""
+        """The size of a sample in bytes."""
         return sum(tensor[0].nbytes for tensor in self.tensors)
 
     def gather(self, indices: Sequence[int]) -> Any:
-        """The batch of these samples; raises `DataError` for an index that no sample has."""
+        """Gather the batch with these samples; raises `DataError` for an index out of range."""
         size = len(self.tensors[0])
         try:
-            # For 256 numbers, this takes a third of the time of torch.tensor.
+            # This takes a third of the time of torch.tensor for 256 indices.
             rows = torch.frombuffer(array("q", indices), dtype=torch.int64)
             if rows.min() < 0 or rows.max() >= size:  # On a GPU, index_select would end the process.
                 raise IndexError
@@ -75,8 +71,8 @@ class RowTensors:
             raise DataError(
                 f"the sampler gives {shown}, …; decoded samples have the indices 0 to {size - 1}"
             ) from error
-        backend = backend_of(self.tensors[0].device)
-        if backend.is_async:  # The host would wait for a copy of pageable memory, and for all work before it.
+        backend = create_backend(self.tensors[0].device)
+        if backend.is_async:  # A copy from pageable memory would wait for all work of the device.
             rows = backend.to_device(backend.empty_pinned(rows.shape, rows.dtype).copy_(rows))
         return unflatten_tree(gather_rows(self.tensors, rows), self.structure)
 
@@ -84,34 +80,38 @@ class RowTensors:
 class DecodedDataset(WrappedDataset):
     """The samples of another dataset, decoded once.
 
-    It has the attributes of the original dataset, such as `classes`, in addition to `original` and `sample_nbytes`.
-    Setting one sets it there, and does not change the decoded samples.
+    It has the attributes of the original dataset, such as `classes`. Setting an attribute sets it on the original, and
+    does not change the decoded samples. The constructor of a subclass therefore sets its own attributes first.
 
     Args:
         original: the dataset.
-        guard: notices changes of its transforms.
+        guard: detects changes of its transforms.
         sample_nbytes: average size of a decoded sample in bytes.
     """
 
     def __init__(self, original: MapStyleDataset, guard: TransformGuard, sample_nbytes: float) -> None:
-        vars(self).update(original=original, _guard=guard, sample_nbytes=sample_nbytes)
+        self._guard, self.sample_nbytes = guard, sample_nbytes
+        self.original = original  # From here on, attributes are set on the original.
 
     def __len__(self) -> int:
         return len(self.original)
 
     def __getitem__(self, index: int) -> object:
-        """A sample of the original; batches do not need it."""
+        """Read a sample from the original. A `DataLoader` over this dataset does not call this method."""
         return self.original[index]
 
     def __setattr__(self, name: str, value: object) -> None:
-        setattr(vars(self)["original"], name, value)
+        if "original" in vars(self):
+            setattr(self.original, name, value)
+        else:
+            super().__setattr__(name, value)
 
 
 class DeferredBatch:
-    """What a decoded dataset returns for the indices of a batch, in place of a list of samples.
+    """A batch that the collate function makes; a decoded dataset returns it in place of a list of samples.
 
     Args:
-        make: makes the batch; the collate function of the `DataLoader` calls it.
+        make: returns the batch.
     """
 
     def __init__(self, make: Callable[[], object]) -> None:
@@ -124,47 +124,34 @@ class DeferredBatch:
         )
 
 
-class Collator:
-    """The collate function of a replacement, for a `DeferredBatch` or for single samples, as of a `ConcatDataset`.
-
-    Args:
-        collate: the original's collate function, for single samples.
-    """
-
-    def __init__(self, collate: Callable[[list[Any]], object]) -> None:
-        self.collate = collate
-
-    def __call__(self, samples: DeferredBatch | list[Any]) -> object:
-        return samples.make() if isinstance(samples, DeferredBatch) else self.collate(samples)
+def make_or_collate(collate: Callable[[list[Any]], object], batch: DeferredBatch | list[Any]) -> object:
+    """Make a deferred batch, or collate samples, for example of a `ConcatDataset` of decoded datasets."""
+    return batch.make() if isinstance(batch, DeferredBatch) else collate(batch)
 
 
 class RowDataset(DecodedDataset):
-    """Samples that are rows of tensors; `DataLoader` gets a whole batch by one gather."""
+    """A decoded dataset that gathers each batch from rows of tensors."""
 
     def __init__(self, original: MapStyleDataset, guard: TransformGuard, rows: RowTensors) -> None:
+        self._rows = rows
         super().__init__(original, guard, rows.sample_nbytes)
-        vars(self).update(_rows=rows)
 
     def __getitems__(self, indices: Sequence[int]) -> DeferredBatch:
         return DeferredBatch(partial(self._rows.gather, indices))
 
 
 class TransformedDataset(DecodedDataset):
-    """Samples that are decoded once, and transformed each time that they are read.
+    """A decoded dataset that transforms a sample each time it is read.
 
     Args:
-        transform: makes a sample of a decoded one.
+        transform: turns a decoded sample into a sample of the original.
     """
 
     def __init__(
-        self,
-        original: MapStyleDataset,
-        guard: TransformGuard,
-        samples: EncodedSamples,
-        transform: Callable[[Any], object],
+        self, original: MapStyleDataset, guard: TransformGuard, samples: EncodedSamples, transform: Transform
     ) -> None:
+        self._samples, self._transform = samples, transform
         super().__init__(original, guard, samples.nbytes / len(samples))
-        vars(self).update(_samples=samples, _transform=transform)
 
     def __getitem__(self, index: int) -> object:
         return self._transform(self._samples[index])
@@ -174,7 +161,7 @@ class TransformedDataset(DecodedDataset):
 
 
 class DecodedDataLoader(DataLoader[Any]):
-    """A `DataLoader` over decoded samples; `iter` raises `ConfigError` if a transform has changed since."""
+    """A `DataLoader` over decoded samples; `iter` raises `ConfigError` if a transform has changed."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self.check_transforms()
@@ -182,16 +169,16 @@ class DecodedDataLoader(DataLoader[Any]):
 
     def check_transforms(self) -> None:
         """Raise `ConfigError` if a transform has changed since the samples were decoded."""
-        # A framework may have built this loader over another dataset, such as a Subset.
+        # Frameworks can build this class over another dataset, such as a Subset.
         if isinstance(self.dataset, DecodedDataset):
             self.dataset._guard.check()
 
 
 class EagerDataLoader(DecodedDataLoader):
-    """Draws the order of an epoch when `iter` is called, as a DataLoader with workers does, because they read ahead.
+    """Draws the order of an epoch in `iter`, as a `DataLoader` with workers does because they read ahead.
 
-    Random numbers that the loop draws between `iter` and the first batch, such as the order of another loader in a
-    `zip`, then come after it.
+    So the order does not depend on random numbers that the loop draws between `iter` and the first batch, such as the
+    order of another loader in a `zip`.
     """
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
@@ -200,7 +187,7 @@ class EagerDataLoader(DecodedDataLoader):
 
 
 def decode_rows(dataloader: DataLoader[Any], example: RowTensors, location: Location) -> RowTensors:
-    """All samples of a dataset as rows of tensors.
+    """Decode all samples of a dataset into rows of tensors.
 
     Args:
         example: a batch of some samples.
@@ -226,9 +213,10 @@ def decode_rows(dataloader: DataLoader[Any], example: RowTensors, location: Loca
 def decode_samples(
     dataloader: DataLoader[Any], decode: Callable[[int], object], examples: Sequence[object], location: Location
 ) -> EncodedSamples:
-    """The results of `decode` for all indices of a dataset, objects of any structure.
+    """Decode all samples of a dataset into objects of any structure.
 
     Args:
+        decode: returns the decoded sample for an index.
         examples: some decoded samples, from which the memory is estimated.
 
     Raises:
@@ -241,14 +229,14 @@ def decode_samples(
     chunks = partial(_read_all, dataloader, partial(_read_samples, decode, structure), sample_nbytes)
     if structure:
         contents = location.fingerprint and f"{location.fingerprint}, {size} samples of {structure}"
-        return samples_in_file(chunks, size, structure, location.folder, contents)
-    return samples_in_memory(chunks(), int(sample_nbytes * size))
+        return write_samples(chunks, size, structure, location.folder, contents)
+    return collect_samples(chunks(), int(sample_nbytes * size))
 
 
 def _read_all(dataloader: DataLoader[Any], read: Callable[[range], Chunk], sample_nbytes: float) -> Iterator[Chunk]:
-    """The results of `read` for ranges of all indices, in the workers of a DataLoader if it has some."""
+    """Yield the results of `read` for ranges that cover all indices, with worker processes where possible."""
     dataset: Any = dataloader.dataset
-    workers = reading_workers(dataset, dataloader.num_workers)
+    workers = count_reading_workers(dataset, dataloader.num_workers)
     context, worker_init_fn = dataloader.multiprocessing_context, dataloader.worker_init_fn
     return read_once(dataset, read, sample_nbytes, workers, context, worker_init_fn)
 
@@ -256,7 +244,7 @@ def _read_all(dataloader: DataLoader[Any], read: Callable[[range], Chunk], sampl
 def _read_rows(
     dataset: Any, collate: Callable[[list[Any]], object], example: RowTensors, indices: range
 ) -> tuple[Tensor, ...]:
-    """The rows of some samples; raises `RandomSampleError` if one is random."""
+    """Decode some samples into rows; raises `RandomSampleError` if one is random."""
     with refuse_random_samples(dataset.__getitem__, indices, dataset):
         rows = RowTensors.from_batch(fetch_batch(dataset, collate, indices), len(indices))
     if (rows.structure, rows.signature) != (example.structure, example.signature):
@@ -266,6 +254,6 @@ def _read_rows(
 
 
 def _read_samples(decode: Callable[[int], object], structure: Structure | None, indices: range) -> EncodedSamples:
-    """Some samples as bytes; raises `RandomSampleError` if one is random."""
+    """Decode some samples into bytes; raises `RandomSampleError` if one is random."""
     with refuse_random_samples(decode, indices, decode):
         return encode_samples((fetch_sample(decode, index) for index in indices), structure)

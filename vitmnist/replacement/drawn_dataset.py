@@ -1,12 +1,12 @@
-"""Decoded images whose random transforms are drawn as by the workers of a `DataLoader`, and applied in threads."""
+"""Decoded images with random transforms that are drawn as in the workers of a `DataLoader`, and applied in threads."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle, islice
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -15,8 +15,13 @@ from torch.utils.data import default_collate, get_worker_info
 from vitmnist.data.randomness import preserved_random_state, seed_generators
 from vitmnist.data.sources import collate_with
 from vitmnist.errors import DataError, name_failure
-from vitmnist.replacement.decoded_dataset import DecodedDataLoader, DecodedDataset, DeferredBatch
-from vitmnist.replacement.split_transforms import SplitTransforms, Transform, TransformGuard, TransformPlaceholder
+from vitmnist.replacement.decoded_dataset import (
+    DecodedDataLoader,
+    DecodedDataset,
+    DeferredBatch,
+    TransformedDataset,
+)
+from vitmnist.replacement.split_transforms import SplitTransforms, Transform, TransformPlaceholder
 from vitmnist.replacement.tensor_transforms import (
     Shape,
     TensorPipeline,
@@ -25,18 +30,17 @@ from vitmnist.replacement.tensor_transforms import (
     torchvision_name,
 )
 from vitmnist.runtime.ordered_map import map_slices, ordered_map
-from vitmnist.store.read_once import MapStyleDataset
 from vitmnist.store.samples import EncodedSamples
 from vitmnist.store.tree import flatten_tree, map_tensors
 
 TOLERANCE = 8
-"""Largest accepted difference from PIL's pixels, in steps of 1/255. Resizing rounds by up to 5."""
+"""The largest accepted difference from PIL's pixels, in steps of 1/255. Resizing rounds by up to 5."""
 AHEAD = 2
-"""Number of batches that are made while the script computes."""
+"""The number of batches that are made ahead of the training loop."""
 
 
 class DrawnImage(NamedTuple):
-    """A decoded image, not to be changed; its transforms with their parameters; and the shape that they give it."""
+    """A decoded image, its transforms with their parameters, and its shape after them. The image is read-only."""
 
     image: Tensor
     steps: Sequence[Transform]
@@ -46,7 +50,7 @@ class DrawnImage(NamedTuple):
 
 @dataclass(frozen=True)
 class PendingSample:
-    """A sample before its random transforms are applied; `decoded` has placeholders for the images."""
+    """A sample with drawn parameters; `decoded` has placeholders for the images."""
 
     index: int
     decoded: object
@@ -54,33 +58,27 @@ class PendingSample:
 
 
 class DrawnDataset(DecodedDataset):
-    """Images as uint8 tensors, whose random transforms can all be drawn.
+    """A decoded dataset that draws the parameters of random transforms, and applies these to uint8 tensors.
 
     Args:
-        samples: what `SplitTransforms.decode` makes of the samples.
+        exact: the same samples with PIL images.
         random: the random transforms of each attribute of the original.
     """
 
-    def __init__(
-        self,
-        original: MapStyleDataset,
-        guard: TransformGuard,
-        samples: EncodedSamples,
-        random: Sequence[Sequence[Transform]],
-    ) -> None:
-        super().__init__(original, guard, samples.nbytes / len(samples))
-        vars(self).update(_samples=samples, _random=random)
+    def __init__(self, exact: TransformedDataset, random: Sequence[Sequence[Transform]]) -> None:
+        self._samples, self._random = replace(exact._samples, as_tensors=True), random
+        super().__init__(exact.original, exact._guard, exact.sample_nbytes)
 
     def __getitems__(self, indices: Sequence[int]) -> DeferredBatch:
         samples = draw_samples(self._samples, self._random, indices)
-        # Allocated in the consumer's thread: glibc gives up the memory of threads that end with an epoch.
+        # Memory is allocated in the consumer's thread, because glibc returns the memory of threads that end.
         return DeferredBatch(partial(finish_batch, samples, empty_batches(samples)))
 
 
 def draw_samples(
     samples: EncodedSamples, random: Sequence[Sequence[Transform]], indices: Sequence[int]
 ) -> list[PendingSample]:
-    """Draw the parameters of the random transforms of some samples, from torch's generator."""
+    """Draw the parameters of the random transforms of some samples from torch's global generator."""
     pipelines = list(map(tensor_pipeline, random))
     drawn = []
     for index in indices:
@@ -99,7 +97,7 @@ def _draw_image(inputs: Any, pipeline: TensorPipeline) -> DrawnImage:
 
 
 def empty_batches(samples: Sequence[PendingSample]) -> list[Tensor]:
-    """A batch `[B, C, H, W]` for the images of each call of a transform, not filled yet."""
+    """Allocate a batch `[B, C, H, W]` for each call of a transform in a sample."""
     return [
         torch.empty((len(samples), *drawn.shape), dtype=torch.float32 if drawn.pipeline.to_float else drawn.image.dtype)
         for drawn in samples[0].images
@@ -107,24 +105,29 @@ def empty_batches(samples: Sequence[PendingSample]) -> list[Tensor]:
 
 
 def finish_batch(samples: Sequence[PendingSample], batches: Sequence[Tensor]) -> object:
-    """Apply the transforms of drawn samples in threads, and collate them as torch's `default_collate` does.
+    """Apply the drawn transforms in threads, and collate the samples as torch's `default_collate` does.
 
     Args:
-        batches: those of `empty_batches`. Images are finished in their rows, so that none is copied.
+        batches: the result of `empty_batches`. The images are written into it.
     """
+    map_slices(partial(_finish_sample, samples, batches), len(samples), 1, 1 if get_worker_info() else None)
+    collate_placeholders = partial(_batch_of_call, batches)
+    return collate_with({TransformPlaceholder: collate_placeholders}, [sample.decoded for sample in samples])
 
-    def finish(positions: slice) -> None:
-        for position in range(*positions.indices(len(samples))):
-            with name_failure(f"sample {samples[position].index}"):
-                for batch, drawn in zip(batches, samples[position].images, strict=True):
-                    _finish_image(drawn, batch[position])
 
-    def batch_of(placeholders: Sequence[TransformPlaceholder], *, collate_fn_map: object = None) -> Tensor:
-        (call,) = {placeholder.call for placeholder in placeholders}
-        return batches[call]
+def _batch_of_call(
+    batches: Sequence[Tensor], placeholders: Sequence[TransformPlaceholder], *, collate_fn_map: object = None
+) -> Tensor:
+    """The collate function of placeholders: the batch with the images of their call."""
+    (call,) = {placeholder.call for placeholder in placeholders}
+    return batches[call]
 
-    map_slices(finish, len(samples), 1, 1 if get_worker_info() else None)
-    return collate_with({TransformPlaceholder: batch_of}, [sample.decoded for sample in samples])
+
+def _finish_sample(samples: Sequence[PendingSample], batches: Sequence[Tensor], slice_of_one: slice) -> None:
+    position = slice_of_one.start
+    with name_failure(f"sample {samples[position].index}"):
+        for batch, drawn in zip(batches, samples[position].images, strict=True):
+            _finish_image(drawn, batch[position])
 
 
 def _finish_image(drawn: DrawnImage, row: Tensor) -> None:
@@ -142,24 +145,23 @@ def _finish_image(drawn: DrawnImage, row: Tensor) -> None:
         row.sub_(mean.to(row.dtype)).div_(std.to(row.dtype))
 
 
-def check_rounding(
-    split: SplitTransforms, images: EncodedSamples, tensors: EncodedSamples, indices: Sequence[int]
-) -> None:
-    """Raise `DataError` unless random transforms do the same to PIL images and to tensors, apart from rounding.
+def check_rounding(split: SplitTransforms, images: EncodedSamples, tensors: EncodedSamples) -> None:
+    """Raise `DataError` unless random transforms of PIL images and of tensors differ only by rounding.
+
+    The probes of `split` are compared before normalisation.
 
     Args:
         images: the decoded samples with PIL images.
-        tensors: the decoded samples with tensors in their place.
-        indices: the samples that are compared, before they are normalised.
+        tensors: the decoded samples with tensors.
     """
     random = [[step for step in steps if torchvision_name(step) != "Normalize"] for steps in split.random]
     with preserved_random_state():
         seed_generators(0, 0, 0)
-        all_expected = [default_collate([split.transform(images[index], random)]) for index in indices]
+        all_expected = [default_collate([split.transform(images[index], random)]) for index in split.probes]
         seed_generators(0, 0, 0)
-        drawn = [draw_samples(tensors, random, [index]) for index in indices]
+        drawn = [draw_samples(tensors, random, [index]) for index in split.probes]
     all_actual = [finish_batch(samples, empty_batches(samples)) for samples in drawn]
-    for index, expected, actual in zip(indices, all_expected, all_actual, strict=True):
+    for index, expected, actual in zip(split.probes, all_expected, all_actual, strict=True):
         with name_failure(f"sample {index}"):
             for leaf, expected_leaf in zip(flatten_tree(actual)[0], flatten_tree(expected)[0], strict=True):
                 if isinstance(leaf, Tensor):
@@ -177,91 +179,70 @@ def _check_close(actual: Tensor, expected: Tensor) -> None:
         )
 
 
-class SimulatedWorkers:
+class SimulatedWorkers(Iterator[DeferredBatch]):
     """Draws batches with the random generators that the workers of a `DataLoader` would have.
 
+    The iterator returns the batches that have been sent, in their order. An error is raised when its batch is made.
+
+    Attributes:
+        sent: the indices of each batch that is not drawn yet, and the index of the worker.
+
     Args:
-        base_seed: the seed of the `DataLoader`; each worker adds its number.
+        base_seed: the seed of the `DataLoader`, to which each worker adds its index.
         count: the number of workers.
     """
 
-    def __init__(self, base_seed: int, count: int) -> None:
+    def __init__(self, dataset: DrawnDataset, base_seed: int, count: int) -> None:
+        self._dataset = dataset
         seeds = [base_seed + worker for worker in range(count)]
         self._states = [torch.Generator().manual_seed(seed).get_state() for seed in seeds]
-        self._sent: deque[tuple[list[int], int]] = deque()
-        self._turns: Iterator[int] = iter(())
+        self.sent: deque[tuple[list[int], int]] = deque()
 
-    def start_epoch(self, batches: Iterable[list[int]]) -> None:
-        """Send the indices of the first batches, beginning with the first worker."""
-        self._turns = cycle(range(len(self._states)))
-        self.send(batches)
-
-    def send(self, batches: Iterable[list[int]]) -> None:
-        """Send the indices of more batches, each to the next worker."""
-        self._sent.extend(zip(batches, self._turns, strict=False))
-
-    def draw(self, dataset: DrawnDataset) -> Iterator[DeferredBatch]:
-        """Draw the batches in the order in which they were sent, until none is left.
-
-        Making a batch raises the error of drawing it.
-        """
-        while self._sent:
-            indices, worker = self._sent.popleft()
-            try:
-                # A batch may be used in another inference mode than the one before it.
-                with self._generator_of(worker), torch.inference_mode(False):
-                    batch = dataset.__getitems__(indices)
-            except Exception as error:
-                batch = DeferredBatch(partial(_raise, error))
-            yield batch
-
-    @contextmanager
-    def _generator_of(self, worker: int) -> Iterator[None]:
-        """Use the state of a worker's generator in torch's global one."""
+    def __next__(self) -> DeferredBatch:
+        if not self.sent:
+            raise StopIteration
+        indices, worker = self.sent.popleft()
         state = torch.get_rng_state()
         torch.set_rng_state(self._states[worker])
         try:
-            yield
+            with torch.inference_mode(False):  # A batch can be used in another mode than the one before it.
+                return self._dataset.__getitems__(indices)
+        except Exception as error:
+            return DeferredBatch(partial(_raise, error))
         finally:
             self._states[worker] = torch.get_rng_state()
             torch.set_rng_state(state)
 
 
 class ThreadedDataLoader(DecodedDataLoader):
-    """Makes batches in threads where torch's generator alone decides what its workers would make.
+    """Makes batches in threads if the result of workers would depend only on torch's generator.
 
-    A framework that builds another kind of `DataLoader` from its arguments gets the same batches from workers.
+    A plain `DataLoader` with the same arguments gets the same batches from workers.
     """
 
-    _persistent: tuple[SimulatedWorkers, Iterator[DeferredBatch]] | None = None
-    """The workers of the epoch before, if they persist, and the batches that they have not drawn yet."""
+    _persistent: SimulatedWorkers | None = None
+    """The workers of the previous epoch, if they persist."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """Draw at once what torch draws in this call, from samplers too: the indices that workers get in advance."""
-        if not self._can_simulate_workers():
+        """Draw the numbers that torch draws in this call: the seed, and the indices that workers get in advance."""
+        depends_on_workers = not self.in_order or self.worker_init_fn is not None
+        if not self.num_workers or depends_on_workers or not isinstance(self.dataset, DrawnDataset):
             return super().__iter__()
         self.check_transforms()
         sampler: Any = self.batch_sampler or self.sampler
         if self._persistent:
-            workers, undrawn = self._persistent
-            deque(undrawn, maxlen=0)  # After a break, persistent workers draw all that they were sent.
+            workers = self._persistent
+            deque(workers, maxlen=0)  # After a `break`, persistent workers still draw the batches that were sent.
         else:
-            iter(sampler)  # torch makes an iterator that it does not use before it draws the seed.
+            iter(sampler)  # Before torch draws the seed, it creates an iterator that it does not use.
             seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator))
-            workers = SimulatedWorkers(seed, self.num_workers)
-        indices = iter(sampler)
+            workers = SimulatedWorkers(self.dataset, seed, self.num_workers)
+            self._persistent = workers if self.persistent_workers else None
+        batches_with_worker = zip(sampler, cycle(range(self.num_workers)), strict=False)
         sent_ahead = self.num_workers * (self.prefetch_factor or 0)
-        workers.start_epoch(islice(indices, sent_ahead))
-        drawn = workers.draw(cast(DrawnDataset, self.dataset))
-        if self.persistent_workers:
-            self._persistent = workers, drawn
-        batches = ordered_map(self._collate_and_pin, drawn, AHEAD, min(AHEAD, sent_ahead - 1))
-        return _send_after_each(batches, workers, indices)
-
-    def _can_simulate_workers(self) -> bool:
-        """Whether there are workers, and nothing but the random transforms depends on them."""
-        depends_on_workers = not self.in_order or self.worker_init_fn is not None
-        return self.num_workers > 0 and not depends_on_workers and isinstance(self.dataset, DrawnDataset)
+        workers.sent.extend(islice(batches_with_worker, sent_ahead))
+        batches = ordered_map(self._collate_and_pin, workers, AHEAD, min(AHEAD, sent_ahead - 1))
+        return _send_after_each(batches, workers, batches_with_worker)
 
     def _collate_and_pin(self, fetched: Any) -> object:
         batch = self.collate_fn(fetched)
@@ -271,12 +252,12 @@ class ThreadedDataLoader(DecodedDataLoader):
 
 
 def _send_after_each(
-    batches: ordered_map[DeferredBatch, object], workers: SimulatedWorkers, indices: Iterator[list[int]]
+    batches: ordered_map[Any, object], workers: SimulatedWorkers, batches_with_worker: Iterator[tuple[list[int], int]]
 ) -> Iterator[object]:
-    """Yield batches; after each, the indices of another one are sent, as by a `DataLoader`."""
+    """Yield batches. Before each, send the indices of another batch, as a `DataLoader` does."""
     with closing(batches):
         for batch in batches:
-            workers.send(islice(indices, 1))
+            workers.sent.extend(islice(batches_with_worker, 1))
             yield batch
 
 

@@ -1,4 +1,4 @@
-"""Replaces a `DataLoader` by one with the same batches over samples that are decoded once."""
+"""Replaces a `DataLoader` with one that has the same batches but decodes each sample only once."""
 
 import warnings
 from collections.abc import Sequence
@@ -19,7 +19,6 @@ from vitmnist.data.randomness import (
 )
 from vitmnist.errors import ConfigError, DataError, UserError, describe_error, suggest_names
 from vitmnist.replacement.decoded_dataset import (
-    Collator,
     DecodedDataLoader,
     DecodedDataset,
     EagerDataLoader,
@@ -28,6 +27,7 @@ from vitmnist.replacement.decoded_dataset import (
     TransformedDataset,
     decode_rows,
     decode_samples,
+    make_or_collate,
 )
 from vitmnist.replacement.drawn_dataset import DrawnDataset, ThreadedDataLoader, check_rounding
 from vitmnist.replacement.original import (
@@ -62,21 +62,21 @@ def from_dataloader(
     fingerprint: str | None = None,
     transforms: Literal["exact", "tensor"] = "exact",
 ) -> DataLoader[Any]:
-    """A `DataLoader` with the same batches, in the same order, over samples that are decoded once.
+    """Return a `DataLoader` with the same batches, in the same order, over samples that are decoded once.
 
-    It is built from the arguments of the original, so Accelerate or Lightning give each rank its part. Its `dataset` is
-    a `DecodedDataset`. It has workers only where the order or random transforms depend on them, because gathering a
-    batch takes less time than receiving one from a worker. A `DataLoader` that is a replacement already is returned as
-    it is.
+    It has the arguments of the original, so Accelerate and Lightning shard it in the same way. Its `dataset` is a
+    `DecodedDataset`. It has workers only where the order or random transforms depend on them, because gathering a batch
+    takes less time than receiving one from a worker. A replacement is returned unchanged. On the CPU, glibc keeps freed
+    memory for the next batch, as after `make_loader`.
 
-    If samples are random, the transforms of the dataset are split at the first random one: those before it are
-    applied once, the others to each sample in each epoch, in the workers of the original, or with transforms="tensor"
-    in threads. The transforms are the attributes `transform` and `transforms` of the dataset, or of those that a
-    `Subset` or `ConcatDataset` is made of.
+    If samples are random, the transforms of the dataset are split at the first random one. Those before it are applied
+    once. The others are applied in each epoch, in the workers of the original, or in threads with transforms="tensor".
+    The transforms are the attributes `transform` and `transforms` of the dataset, or of the datasets in a `Subset` or
+    `ConcatDataset`.
 
-    A sample is random if a random generator is used while it is read, unless it seeds itself; all samples are checked
-    while they are decoded. A generator that is made for each sample, such as `default_rng()`, or `secrets` cannot be
-    seen. What is changed in the data of the dataset afterwards is not noticed; changed transforms are an error.
+    A sample is random if reading it uses a random generator, unless the sample seeds the generator. All samples are
+    checked while they are decoded. Generators that are created for each sample, such as `default_rng()`, and `secrets`
+    are not detected. Later changes of the transforms are an error; later changes of the data are not detected.
 
     Args:
         loader: where the samples are kept. ram: in memory; cache: in a memory-mapped file; gpu_slice: on the device,
@@ -86,15 +86,15 @@ def from_dataloader(
         folder: where cache writes its files.
         fingerprint: names the decoded contents, so that later processes find them in `folder`. Without one, the file is
             for this process only.
-        transforms: what the random transforms get. exact: what they got before, such as PIL images; batches are equal
-            bit for bit. tensor: uint8 tensors `[C, H, W]`; resizing and colours round differently. This is for
-            torchvision's common transforms, which are drawn as before and applied in threads of this process.
+        transforms: the inputs of the random transforms. exact: the same as before, such as PIL images; batches are
+            equal bit for bit. tensor: uint8 tensors `[C, H, W]`; resizing and colours round differently. This is for
+            torchvision's common transforms, whose parameters are drawn as before; they run in threads of this process.
 
     Raises:
-        ConfigError: a loader or an option that is unknown or cannot be used; samples that are random apart from their
-            transforms; with transforms="tensor", other transforms, or pixels that differ by more than rounding.
-        DataError: samples that cannot be read or kept, or batches that would differ from the original's.
-        OutOfSpaceError: memory, or the disk of `folder`, is too small.
+        ConfigError: a loader or an option is unknown or cannot be used; samples are random apart from their transforms;
+            with transforms="tensor", a transform is not supported, or pixels differ by more than rounding.
+        DataError: samples cannot be read or kept, or batches differ from the original's.
+        OutOfSpaceError: memory or the disk of `folder` is too small.
     """
     if loader not in STORAGE_CHOICES:
         raise ConfigError(f"loader={loader}: {suggest_names(loader, STORAGE_CHOICES)}")
@@ -107,32 +107,27 @@ def from_dataloader(
     target = choose_device("auto" if device is None else str(device))
     if target.type == "cpu":
         keep_freed_memory()
-
-    def replace_with(storage: Storage) -> DataLoader[Any]:
-        location = Location(storage, target, Path(folder).expanduser(), fingerprint)
-        return _replace(dataloader, location, transforms == "tensor")
-
+    locate = partial(Location, device=target, folder=Path(folder).expanduser(), fingerprint=fingerprint)
+    to_tensors = transforms == "tensor"
     if loader != "auto":
-        return replace_with(Storage(loader))
+        return _replace(dataloader, locate(Storage(loader)), to_tensors)
     try:
         try:
-            return replace_with(Storage.HOST)
+            return _replace(dataloader, locate(Storage.HOST), to_tensors)
         except OutOfSpaceError:
-            return replace_with(Storage.FILE)
+            return _replace(dataloader, locate(Storage.FILE), to_tensors)
     except UserError as error:
-        if transforms == "tensor":
+        if to_tensors:
             raise
         warnings.warn(f"from_dataloader returns the DataLoader as it is, undecoded: {error}", stacklevel=2)
         return dataloader
 
 
 def _replace(dataloader: DataLoader[Any], location: Location, to_tensors: bool) -> DataLoader[Any]:
-    """Build the replacement that keeps its samples in `location`; raises as `from_dataloader`.
+    """Build a replacement that keeps its samples in `location`; raises the errors of `from_dataloader`.
 
-    A sample that turns out to be random while all are read is added to the probes, and the replacement tried again.
-
-    Args:
-        to_tensors: random transforms get tensors.
+    The probes show whether samples are random. If another sample turns out to be random, it becomes a probe too, and
+    the replacement is built again.
     """
     check_replaceable(dataloader)
     dataset: Any = dataloader.dataset
@@ -152,15 +147,20 @@ def _replace(dataloader: DataLoader[Any], location: Location, to_tensors: bool) 
             probes = [*probes, error.index]
         except ConfigError:
             raise
-        except Exception as error:  # Samples and the collate function may fail in any way.
+        except Exception as error:  # Samples and the collate function can raise anything.
             raise DataError(f"{loader}: {describe_error(error)}") from error
 
 
 def _build(dataloader: DataLoader[Any], location: Location, to_tensors: bool, probes: Sequence[int]) -> DataLoader[Any]:
-    """Build the simplest replacement that delivers the batches of the original.
+    """Build one of four kinds of replacement.
 
-    Batches are gathered from rows of tensors; or else made of kept samples by the original's collate function; or, if
-    samples are random, made of samples that are kept as they are before their first random transform.
+    If samples are random, they are kept as they are before their first random transform:
+    - `_build_drawn`, with `to_tensors`: threads apply the random transforms to tensors.
+    - `_build_transformed`, otherwise: the workers of the original apply them to the same inputs as before.
+
+    If samples are not random, they are kept as they are:
+    - `_build_gathered`, if all batches are tensors with a row for each sample: a batch is gathered from these rows.
+    - `_build_collated`, otherwise: the collate function of the original makes the batches.
 
     Raises:
         RandomSampleError: a sample other than `probes` is random.
@@ -170,7 +170,8 @@ def _build(dataloader: DataLoader[Any], location: Location, to_tensors: bool, pr
         samples = read_probes(partial(fetch_sample, dataset.__getitem__), probes, dataset)
     except RandomSampleError as error:
         _check_on_host(location, error)
-        return _build_transformed(dataloader, location, to_tensors, probes)
+        build = _build_drawn if to_tensors else _build_transformed
+        return build(dataloader, location, SplitTransforms(dataset, probes))
     first = samples[: dataloader.batch_size or COMPARED_SIZE]
     collate = partial(collate_batch, dataloader.collate_fn, indices=probes)
     batch, reason = detect_randomness(lambda: collate(copy_tree(first)), (dataset, collate), always_repeat=True)
@@ -180,11 +181,11 @@ def _build(dataloader: DataLoader[Any], location: Location, to_tensors: bool, pr
         return _build_gathered(dataloader, location, RowTensors.from_batch(batch, len(first)))
     except NoRowsError as error:
         _check_on_host(location, error)
-    return _build_collated(dataloader, location, samples)
+        return _build_collated(dataloader, location, samples)
 
 
 def _check_on_host(location: Location, reason: Exception) -> None:
-    """Raise `ConfigError` if samples of which no rows can be gathered are to be kept on a device."""
+    """Raise `ConfigError` if the samples are to be kept on a device, where batches can only be gathered."""
     if location.storage is Storage.DEVICE:
         raise ConfigError(f"gpu_slice: {reason}, so batches are made on the host; use ram") from reason
 
@@ -196,7 +197,7 @@ def _build_gathered(dataloader: DataLoader[Any], location: Location, example: Ro
         example: a batch of the original.
 
     Raises:
-        NoRowsError: its batches are no such rows.
+        NoRowsError: not all batches are such rows.
     """
     dataset: Any = dataloader.dataset
     on_device = location.storage is Storage.DEVICE
@@ -209,20 +210,20 @@ def _build_gathered(dataloader: DataLoader[Any], location: Location, example: Ro
         dataloader,
         EagerDataLoader if dataloader.num_workers and not workers else DecodedDataLoader,
         dataset=RowDataset(dataset, guard, rows),
-        collate_fn=Collator(dataloader.collate_fn),
+        collate_fn=partial(make_or_collate, dataloader.collate_fn),
         num_workers=workers,
         pin_memory=dataloader.pin_memory and not on_device,
     )
     try:
         check_same_batches(dataloader, replacement, with_single_samples=True)
-    except DataError as error:  # The file of a fingerprint may hold other samples.
+    except DataError as error:  # The file of a fingerprint can hold other samples.
         raise error if location.fingerprint else NoRowsError(f"rows depend on the batch: {error}") from error
     guard.ignore_changes()
     return replacement
 
 
 def _build_collated(dataloader: DataLoader[Any], location: Location, examples: Sequence[object]) -> DataLoader[Any]:
-    """Build a replacement that keeps single samples, which the original's collate function makes batches of.
+    """Build a replacement that keeps samples, and makes batches with the original's collate function.
 
     Args:
         examples: some samples of the dataset.
@@ -233,37 +234,35 @@ def _build_collated(dataloader: DataLoader[Any], location: Location, examples: S
     return _with_checked_dataset(dataloader, TransformedDataset(dataset, guard, samples, identity))
 
 
-def _build_transformed(
-    dataloader: DataLoader[Any], location: Location, to_tensors: bool, probes: Sequence[int]
-) -> DataLoader[Any]:
-    """Build a replacement that keeps samples as they are before their random transforms, with the original's workers.
-
-    Raises:
-        ConfigError: the random transforms cannot be applied to tensors, or differ by more than rounding.
-    """
+def _build_transformed(dataloader: DataLoader[Any], location: Location, split: SplitTransforms) -> DataLoader[Any]:
+    """Build a replacement that applies random transforms in the workers of the original."""
     dataset: Any = dataloader.dataset
-    split = SplitTransforms(dataset, probes)
-    if to_tensors:
-        if dataloader.collate_fn is not default_collate:
-            raise ConfigError("transforms='tensor' is not for a collate_fn; use transforms='exact'")
-        for transforms in split.random:
-            tensor_pipeline(transforms)
     guard = TransformGuard(dataset, chain.from_iterable(split.deterministic))
     samples = decode_samples(dataloader, split.decode, split.probed, location)
-    exact = _with_checked_dataset(dataloader, TransformedDataset(dataset, guard, samples, split.transform))
-    if not to_tensors:
-        return exact
-    tensors = samples.with_tensors()
+    return _with_checked_dataset(dataloader, TransformedDataset(dataset, guard, samples, split.transform))
+
+
+def _build_drawn(dataloader: DataLoader[Any], location: Location, split: SplitTransforms) -> DataLoader[Any]:
+    """Build a replacement that applies random transforms to tensors, in threads.
+
+    Raises:
+        ConfigError: the transforms cannot be applied to tensors, or the pixels differ by more than rounding.
+    """
+    if dataloader.collate_fn is not default_collate:
+        raise ConfigError("transforms='tensor' is not for a collate_fn; use transforms='exact'")
+    for transforms in split.random:
+        tensor_pipeline(transforms)
+    exact: Any = _build_transformed(dataloader, location, split).dataset
+    drawn = DrawnDataset(exact, split.random)
     try:
-        check_rounding(split, samples, tensors, probes)
+        check_rounding(split, exact._samples, drawn._samples)
     except DataError as error:
         raise ConfigError(f"transforms='tensor': {error}; use transforms='exact'") from error
-    drawn = DrawnDataset(dataset, guard, tensors, split.random)
-    return rebuild(dataloader, ThreadedDataLoader, dataset=drawn, collate_fn=Collator(default_collate))
+    return rebuild(dataloader, ThreadedDataLoader, dataset=drawn, collate_fn=partial(make_or_collate, default_collate))
 
 
 def _with_checked_dataset(dataloader: DataLoader[Any], decoded: TransformedDataset) -> DataLoader[Any]:
-    """The `DataLoader` over decoded samples; raises `DataError` if its batches differ from the original's."""
+    """Replace the dataset of a `DataLoader`; raises `DataError` if batches then differ from the original's."""
     replacement = rebuild(dataloader, DecodedDataLoader, dataset=decoded)
     check_same_batches(dataloader, replacement)
     decoded._guard.ignore_changes()

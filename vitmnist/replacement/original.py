@@ -1,4 +1,4 @@
-"""The user's `DataLoader`: whether it can be replaced, another one with its arguments, and some of its batches."""
+"""The user's `DataLoader`: whether it can be replaced, a copy with other arguments, and some of its batches."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,21 +19,21 @@ from vitmnist.errors import ConfigError, DataError, name_failure
 from vitmnist.store.tree import find_difference
 
 COMPARED_BATCHES = 3
-"""Number of batches that are compared with the original before a replacement is returned."""
+"""The number of batches of a replacement that are compared with the original's."""
 COMPARED_SIZE = 16
-"""Larger batches are compared in part, because each of their samples is decoded again."""
+"""The largest number of samples in a compared batch. Each of them is decoded again."""
 COMPARED_SINGLE = 32
-"""Number of samples that are also compared as batches of one."""
+"""The number of samples that are also compared as batches of one."""
 DRAW_AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
-"""Samplers that draw all indices of an epoch when the first is asked for."""
+"""The samplers that draw all indices of an epoch when the first one is requested."""
 
 
 class NoRowsError(DataError):
-    """The batch is not a tree of tensors with one row per sample."""
+    """A batch is not a tree of tensors with one row per sample."""
 
 
 def check_replaceable(dataloader: object) -> None:
-    """Raise `ConfigError` unless this is a `DataLoader` that makes batches of indexed samples."""
+    """Raise `ConfigError` unless the object is a `DataLoader` that makes batches of indexed samples."""
     kind = type(dataloader).__name__
     if not isinstance(dataloader, DataLoader):
         reason = f"must be a torch.utils.data.DataLoader, found {kind}; give the DataLoader that it wraps"
@@ -55,11 +55,11 @@ def check_replaceable(dataloader: object) -> None:
 def rebuild(
     dataloader: DataLoader[Any], cls: type[DataLoader[Any]] = DataLoader, /, **changed: object
 ) -> DataLoader[Any]:
-    """A `DataLoader` of the class `cls` with the arguments of another one, except for those in `changed`."""
+    """Build a `DataLoader` of the class `cls` with the arguments of another one, except for those in `changed`."""
     names = ["dataset", "num_workers", "collate_fn", "pin_memory", "worker_init_fn", "generator", "in_order"]
     if changed.get("num_workers", dataloader.num_workers):
         names += ["timeout", "multiprocessing_context", "prefetch_factor", "persistent_workers"]
-    # The batch sampler that the DataLoader has made is left out: frameworks build another one around the sampler.
+    # A batch sampler that the DataLoader has created is left out: frameworks build another one around the sampler.
     if dataloader.batch_size is None and dataloader.batch_sampler is not None and "batch_size" not in changed:
         names += ["batch_sampler"]
     else:
@@ -69,33 +69,33 @@ def rebuild(
 
 
 def workers_for_order(dataloader: DataLoader[Any]) -> int:
-    """How many workers the order of samples needs: none, unless reading batches ahead draws more random numbers."""
+    """The number of workers that the order of samples depends on: 0, unless reading ahead draws random numbers."""
     sampler, workers = dataloader.sampler, int(dataloader.num_workers)
     if dataloader.batch_size is None or type(sampler) not in DRAW_AT_ONCE:
         return workers
     if isinstance(sampler, RandomSampler) and sampler.generator is not None:
         return workers  # The sampler draws again at the end of an epoch.
-    # Persistent workers get their seed once, and a DataLoader without workers draws one in each epoch.
+    # Persistent workers get one seed. A DataLoader without workers draws a seed in each epoch.
     return workers if dataloader.persistent_workers else 0
 
 
 def fetch_sample(read: Callable[[int], Any], index: int) -> Any:
-    """What `read` returns for an index; raises `DataError` that names the sample if it fails."""
+    """Call `read` with an index; an error becomes a `DataError` that names the sample."""
     with name_failure(f"sample {index}"):
         return read(index)
 
 
 def collate_batch(collate: Callable[[list[Any]], object], samples: list[Any], indices: Sequence[int]) -> object:
-    """The batch that a collate function makes of the samples with these indices; raises `NoRowsError` if it fails."""
+    """Collate samples; an error becomes a `NoRowsError` that names their indices."""
     try:
         with name_failure(f"the collate function, for samples {', '.join(map(str, indices[:3]))}, …"):
             return collate(samples)
-    except DataError as error:  # A batch of one may fail where no batch of the DataLoader does.
+    except DataError as error:  # A batch of one can fail where no batch of the DataLoader does.
         raise NoRowsError(str(error)) from error
 
 
 def fetch_batch(dataset: Any, collate: Callable[[list[Any]], object], indices: Sequence[int]) -> object:
-    """The batch that a `DataLoader` makes of these samples.
+    """Read and collate samples as a `DataLoader` does.
 
     Raises:
         DataError: a sample cannot be read.
@@ -111,11 +111,11 @@ def fetch_batch(dataset: Any, collate: Callable[[list[Any]], object], indices: S
 def check_same_batches(
     original: DataLoader[Any], replacement: DataLoader[Any], with_single_samples: bool = False
 ) -> None:
-    """Compare some batches, bit for bit; raise `DataError` if they differ.
+    """Compare some batches bit for bit; raises `DataError` if they differ.
 
     Args:
-        with_single_samples: compare batches of one sample too. Where batches are padded to their longest sample, all
-            larger ones may be equally long.
+        with_single_samples: compare batches of one sample too. If batches are padded to their longest sample, all
+            compared batches of more samples can happen to be equally long.
     """
     size = min(original.batch_size or COMPARED_SIZE, COMPARED_SIZE)
     shuffled = torch.randperm(len(original.dataset), generator=torch.Generator().manual_seed(0))  # type: ignore[arg-type]
@@ -123,21 +123,17 @@ def check_same_batches(
     compared = [indices for indices in batches if len(indices) == size or not original.drop_last]
     if with_single_samples:
         compared += shuffled[:COMPARED_SINGLE].split(1)
-    for indices in compared:
-        _check_same_batch(original, replacement, indices.tolist())
-
-
-def _check_same_batch(original: DataLoader[Any], replacement: DataLoader[Any], indices: Sequence[int]) -> None:
-    batches = []
-    for dataloader in (replacement, original):
-        with preserved_random_state(dataloader.dataset, dataloader.collate_fn):
-            seed_generators(0, 0, 0)
-            batches.append(fetch_batch(dataloader.dataset, dataloader.collate_fn, indices))
-    if difference := find_difference(*batches):
-        samples = ", ".join(map(str, indices[:3]))
-        raise DataError(
-            f"{difference} of samples {samples}, … is not what the DataLoader makes of them: fingerprint= does not "
-            "fit, or samples depend on what was read before, or are random without a generator that can be seen "
-            "(such as default_rng() in each call); keep no state between samples, move the random step into the "
-            "attribute transform of the dataset, or use the DataLoader as it is"
-        )
+    for indices in (part.tolist() for part in compared):
+        batches = []
+        for dataloader in (replacement, original):
+            with preserved_random_state(dataloader.dataset, dataloader.collate_fn):
+                seed_generators(0, 0, 0)
+                batches.append(fetch_batch(dataloader.dataset, dataloader.collate_fn, indices))
+        if difference := find_difference(*batches):
+            samples = ", ".join(map(str, indices[:3]))
+            raise DataError(
+                f"{difference} of samples {samples}, … is not what the DataLoader makes of them: fingerprint= does not "
+                "fit, or samples depend on what was read before, or are random without a generator that can be seen "
+                "(such as default_rng() in each call); keep no state between samples, move the random step into the "
+                "attribute transform of the dataset, or use the DataLoader as it is"
+            )

@@ -1,8 +1,8 @@
-"""Splits the transforms of a dataset at the first random one: those before it need to be applied only once."""
+"""Splits the transforms of a dataset at the first random one, and detects changes of transforms."""
 
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from functools import partial
 from hashlib import blake2b
@@ -21,55 +21,45 @@ from vitmnist.store.tree import copy_tree, tree_map
 
 Transform = Callable[..., Any]
 Inputs = Any
-"""The arguments of a transform: a tuple (an image, or for a joint transform also its target), or a dict by name."""
+"""The arguments of a transform: a tuple of an image, and of its target if the transform is joint, or a dict by name."""
 ADVICE = "leave all that follows to its attribute transform"
+"""The end of messages about a dataset that cannot be split."""
 
 
 class TransformCall(NamedTuple):
-    """A call of a transform while a sample was decoded.
-
-    Args:
-        attribute: index of the attribute that holds the transform.
-        inputs: the arguments after the deterministic transforms.
-    """
+    """A call of the transform in an attribute, given by its index, with the results of its deterministic part."""
 
     attribute: int
     inputs: Inputs
 
 
 class TransformPlaceholder(NamedTuple):
-    """Stands in a decoded sample for a result of a transform.
-
-    Args:
-        call: index of the call within the sample.
-        result: position or name of the result in the call.
-    """
+    """Takes the place of a result, given by its position or name, of a call of a sample, given by its index."""
 
     call: int
     result: int | str
 
 
 class DecodedSample(NamedTuple):
-    """A sample with placeholders for the results of its random transforms, and the calls that make these results."""
+    """A sample with placeholders for the results of its random transforms, and the calls that return them."""
 
     sample: object
     calls: list[TransformCall]
 
 
 class SplitTransforms:
-    """Makes the samples of a dataset in two steps: `decode` applies deterministic transforms, `transform` the others.
+    """Reads the samples of a dataset in two steps: `decode` applies deterministic transforms, `transform` the others.
 
-    The transforms are the attributes `transform` and `transforms` of the dataset, or if it has none, of the datasets in
-    its attributes, as in a `Subset` or `ConcatDataset`. They are split at the first random one. A target's
-    transform belongs to the first step.
+    The transforms are those of `transform_attributes`, split at the first random one. The transform of a target belongs
+    to the first step.
 
     Args:
-        probes: indices of samples on which the transforms are tried.
+        probes: the indices of the samples on which the transforms are tried.
 
     Attributes:
-        probed: the decoded samples of `probes`.
-        deterministic: transforms of the first step, for each attribute.
-        random: transforms of the second step, for each attribute.
+        probed: the decoded samples with the indices `probes`.
+        deterministic: the transforms of the first step, for each attribute.
+        random: the transforms of the second step, for each attribute.
 
     Raises:
         DataError: a sample cannot be split.
@@ -77,10 +67,11 @@ class SplitTransforms:
     """
 
     def __init__(self, dataset: Any, probes: Sequence[int]) -> None:
-        self._dataset = dataset
+        self._dataset, self.probes = dataset, probes
         self._attributes = list(transform_attributes(dataset))
         self.random = [single_transforms(vars(owner)[name]) for owner, name in self._attributes]
         self.deterministic: list[list[Transform]] = [[] for _ in self._attributes]
+        self._recorders = [partial(self._record, attribute) for attribute in range(len(self._attributes))]
         self._calls: list[TransformCall] = []
         self.probed = read_probes(partial(fetch_sample, self.decode), probes, dataset)
         with name_failure(f"one of the samples {', '.join(map(str, probes))}"):
@@ -88,12 +79,12 @@ class SplitTransforms:
                 self._split(attribute)
 
     def _split(self, attribute: int) -> None:
-        """Move the transforms before the first random one to `deterministic`, and apply them to the probed samples."""
+        """Move the transforms before the first random one to `deterministic`, and apply them to the probes."""
         all_inputs = [call.inputs for _, calls in self.probed for call in calls if call.attribute == attribute]
         if not all_inputs:
             return
         if isinstance(all_inputs[0], dict):
-            # A Compose that is called by name converts arguments and results, so it is not divided.
+            # A Compose converts arguments with names and the results, so it is not divided.
             owner, name = self._attributes[attribute]
             self.random[attribute] = [vars(owner)[name]]
         random, deterministic = self.random[attribute], self.deterministic[attribute]
@@ -102,28 +93,28 @@ class SplitTransforms:
             all_inputs = [apply_transforms(deterministic[-1:], inputs) for inputs in all_inputs]
         transformed = iter(all_inputs)
         for _, calls in self.probed:
-            calls[:] = [
-                TransformCall(attribute, next(transformed)) if call.attribute == attribute else call for call in calls
-            ]
+            for position, call in enumerate(calls):
+                if call.attribute == attribute:
+                    calls[position] = TransformCall(attribute, next(transformed))
 
     def decode(self, index: int) -> DecodedSample:
-        """The sample after the first step."""
+        """Read a sample with the first step only."""
         self._calls.clear()
         try:
-            with self._recording():
+            with replaced_transforms(self._attributes, self._recorders):
                 sample = self._dataset[index]
         except Exception as error:
-            self._dataset[index]  # If this raises an error too, that one says more.
+            self._dataset[index]  # If the dataset raises an error itself, that error says more.
             raise DataError(
                 f"its dataset uses its transform, or what that returns ({describe_error(error)}); {ADVICE}"
             ) from error
         return DecodedSample(sample, list(self._calls))
 
     def transform(self, decoded: DecodedSample, random: Sequence[Sequence[Transform]] | None = None) -> Any:
-        """The sample after the second step.
+        """Apply the second step to a decoded sample.
 
         Args:
-            random: other transforms for the second step.
+            random: transforms in place of those of the second step.
         """
         transforms = self.random if random is None else random
         results = [apply_transforms(transforms[call.attribute], call.inputs) for call in decoded.calls]
@@ -133,27 +124,15 @@ class SplitTransforms:
 
         return tree_map(result_of, decoded.sample, leaf_type=TransformPlaceholder)
 
-    @contextmanager
-    def _recording(self) -> Iterator[None]:
-        """Let the dataset call `_record` in place of its transforms."""
-        transforms = [vars(owner)[name] for owner, name in self._attributes]
-        try:
-            for attribute, (owner, name) in enumerate(self._attributes):
-                vars(owner)[name] = partial(self._record, attribute)
-            yield
-        finally:
-            for (owner, name), transform in zip(self._attributes, transforms, strict=True):
-                vars(owner)[name] = transform
-
     def _record(self, attribute: int, *inputs: object, **named: object) -> object:
-        """Apply the deterministic transforms, note the call, and return placeholders for its results."""
+        """Apply the deterministic transforms, record the call, and return placeholders for its results."""
         if inputs and named:
             raise TypeError("its transform gets arguments with and without names")
         call = len(self._calls)
         decoded = apply_transforms(self.deterministic[attribute], named or inputs)
         for value in decoded.values() if isinstance(decoded, dict) else decoded:
             if isinstance(value, Image.Image):
-                value.load()  # The dataset may close its file afterwards.
+                value.load()  # The dataset can close the file afterwards.
         self._calls.append(TransformCall(attribute, decoded))
         if named:
             return {name: TransformPlaceholder(call, name) for name in named}
@@ -162,11 +141,15 @@ class SplitTransforms:
 
 
 def transform_attributes(dataset: object) -> Iterator[tuple[Any, str]]:
-    """The objects that hold the transforms of a dataset, and the names of their attributes."""
+    """Yield the objects that hold the transforms of a dataset, each with the name of the attribute.
+
+    The attributes are `transform` and `transforms` of the dataset. If it has neither, they are those of the datasets in
+    its attributes, as in a `Subset` or `ConcatDataset`.
+    """
     attributes = getattr(dataset, "__dict__", {})
     joint = attributes.get("transforms")
     candidates = [(dataset, "transform"), (dataset, "transforms")]
-    if hasattr(joint, "target_transform"):  # torchvision keeps a transform of the image and one of the target in it.
+    if hasattr(joint, "target_transform"):  # torchvision's pair of a transform of the image and one of the target.
         candidates[1] = joint, "transform"
     holders = [(owner, name) for owner, name in candidates if callable(getattr(owner, "__dict__", {}).get(name))]
     if holders:
@@ -178,14 +161,27 @@ def transform_attributes(dataset: object) -> Iterator[tuple[Any, str]]:
                 yield from transform_attributes(part)
 
 
+@contextmanager
+def replaced_transforms(attributes: Sequence[tuple[Any, str]], transforms: Iterable[Transform]) -> Iterator[None]:
+    """Set the attributes of `transform_attributes` to other transforms, and restore them on exit."""
+    originals = [vars(owner)[name] for owner, name in attributes]
+    try:
+        for (owner, name), transform in zip(attributes, transforms, strict=True):
+            vars(owner)[name] = transform
+        yield
+    finally:
+        for (owner, name), transform in zip(attributes, originals, strict=True):
+            vars(owner)[name] = transform
+
+
 def dataset_transforms(dataset: object) -> list[Transform]:
-    """All transforms of a dataset; a `Compose` is taken apart."""
+    """All transforms of a dataset, without the `Compose` around them."""
     holders = transform_attributes(dataset)
     return [transform for owner, name in holders for transform in single_transforms(vars(owner)[name])]
 
 
 def single_transforms(transform: Transform) -> list[Transform]:
-    """The transforms of a `Compose` or `nn.Sequential`, nested ones too, in order."""
+    """The transforms in a `Compose` or `nn.Sequential`, which can be nested, in order."""
     if isinstance(transform, nn.Sequential):
         parts = list(transform)
     elif type(transform).__name__ == "Compose" and isinstance(getattr(transform, "transforms", None), list | tuple):
@@ -196,7 +192,7 @@ def single_transforms(transform: Transform) -> list[Transform]:
 
 
 def apply_transforms(transforms: Sequence[Transform], inputs: Inputs) -> Inputs:
-    """Apply transforms one after another; the result of each has the form of `inputs`."""
+    """Apply transforms one after another; returns the results in the form of `inputs`."""
     for transform in transforms:
         if isinstance(inputs, dict):
             inputs = transform(**inputs)
@@ -209,78 +205,68 @@ def apply_transforms(transforms: Sequence[Transform], inputs: Inputs) -> Inputs:
 
 
 def is_random(transform: Transform, inputs: Inputs) -> bool:
-    """Whether a transform uses a random generator, or gives two results for the same inputs.
-
-    It tries a copy, because a transform may keep state.
-    """
-    trial = deepcopy(transform)
+    """Whether a transform uses a random generator, or returns two results for the same inputs."""
+    trial = deepcopy(transform)  # The call can change the state of a transform.
     with preserved_random_state(trial):
-        return (
-            detect_randomness(lambda: apply_transforms([trial], copy_tree(inputs)), trial, always_repeat=True)[1]
-            is not None
-        )
+        _, reason = detect_randomness(lambda: apply_transforms([trial], copy_tree(inputs)), trial, always_repeat=True)
+    return reason is not None
 
 
 class TransformGuard:
-    """Notices transforms that are replaced, and attributes of deterministic ones that are changed, after decoding.
+    """Detects changes of transforms after the samples have been decoded.
 
-    Attributes are compared by a hash of their pickle; changes of one that cannot be pickled are not noticed.
+    Replacing any transform is a change, and so is setting an attribute of a deterministic one. Attributes are compared
+    by a hash of their pickle. An attribute that cannot be pickled is not compared.
 
     Args:
-        deterministic: transforms, and the collate function if batches are kept, that are not applied any more.
+        deterministic: the transforms that are applied only once, and the collate function if batches are stored.
     """
 
     def __init__(self, dataset: object, deterministic: Iterable[object]) -> None:
         self._dataset, self._transforms = dataset, dataset_transforms(dataset)
-        self._digests = [(transform, _attribute_digests(transform)) for transform in deterministic]
+        self._deterministic = list(deterministic)
+        self._digests = self._attribute_digests()
         self._ignored: set[tuple[int, str]] = set()
 
     def __getstate__(self) -> dict[str, Any]:
-        # The pickle of a tensor contains its address, which differs in a copy.
-        return vars(self) | {"_digests": []}
+        # The digests of a copy would differ, because the pickle of a tensor contains its address.
+        return vars(self) | {"_deterministic": [], "_digests": {}}
 
     def ignore_changes(self) -> None:
-        """Leave out the attributes that have changed by now, such as a counter or a cache that is filled lazily."""
-        self._ignored = set(self._changed_attributes())
+        """Ignore the attributes that have changed by now, such as a counter or a cache that is filled lazily."""
+        self._ignored = self._changed_attributes()
 
     def check(self) -> None:
         """Raise `ConfigError` if a transform has changed."""
         pairs = zip_longest(dataset_transforms(self._dataset), self._transforms)
         changed: list[object] = [before if now is None else now for now, before in pairs if now is not before]
-        changed += [self._digests[index][0] for index, _ in self._changed_attributes()]
+        changed += [self._deterministic[index] for index, _ in sorted(self._changed_attributes())]
         if changed:
             raise ConfigError(
                 f"{transform_name(changed[0])} has changed since the samples were "
                 "decoded, which do not have the change; set it before from_dataloader, or use the DataLoader as it is"
             )
 
-    def _changed_attributes(self) -> Iterator[tuple[int, str]]:
-        """The index of each deterministic transform that has changed, and the name of the attribute."""
-        for index, (transform, before) in enumerate(self._digests):
-            now = _attribute_digests(transform)
-            for name in before.keys() | now.keys():
-                if before.get(name) != now.get(name) and (index, name) not in self._ignored:
-                    yield index, name
+    def _changed_attributes(self) -> set[tuple[int, str]]:
+        """The keys of the digests that have changed."""
+        return {key for key, _ in self._digests.items() ^ self._attribute_digests().items()} - self._ignored
+
+    def _attribute_digests(self) -> dict[tuple[int, str], bytes]:
+        """The digests of all attributes, by the index of the transform and the name of the attribute.
+
+        The attributes of a bound method, such as a collate function that the dataset defines, are those of its object.
+        A transform without attributes has a digest itself, under an empty name.
+        """
+        digests: dict[tuple[int, str], bytes] = {}
+        for index, transform in enumerate(self._deterministic):
+            owner = transform.__self__ if isinstance(transform, MethodType) else transform
+            attributes = getattr(owner, "__dict__", None) or {"": owner}
+            for name, value in attributes.items():
+                with suppress(Exception):  # Any method of an object can fail.
+                    digests[index, name] = blake2b(pickle.dumps(value)).digest()
+        return digests
 
 
 def transform_name(transform: object) -> str:
-    """What a message calls a transform."""
+    """The name of a transform in messages."""
     return getattr(transform, "__name__", type(transform).__name__)
-
-
-def _attribute_digests(transform: object) -> dict[str, bytes | None]:
-    """The digest of each attribute of a transform, or under "" of a transform without attributes.
-
-    Those of a bound method, such as a collate function that the dataset defines, are the attributes of its object.
-    """
-    owner = transform.__self__ if isinstance(transform, MethodType) else transform
-    attributes = getattr(owner, "__dict__", None) or {"": owner}
-    return {name: _digest(value) for name, value in attributes.items()}
-
-
-def _digest(value: object) -> bytes | None:
-    """A hash of the pickle of a value; None if it cannot be pickled."""
-    try:
-        return blake2b(pickle.dumps(value)).digest()
-    except Exception:  # Any method of an object may fail.
-        return None

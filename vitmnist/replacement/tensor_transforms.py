@@ -1,4 +1,4 @@
-"""Random transforms of PIL images for uint8 tensors: their parameters are drawn first, and applied afterwards."""
+"""torchvision's transforms for uint8 tensors in place of PIL images, with parameters that are drawn in advance."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -16,16 +16,16 @@ from vitmnist.replacement.split_transforms import Transform, transform_name
 Shape = tuple[int, ...]
 V1, V2 = "torchvision.transforms.transforms", "torchvision.transforms.v2."
 SAME_DRAWS_IN_V2 = ("RandomResizedCrop", "RandomHorizontalFlip", "RandomVerticalFlip", "ColorJitter", "RandomRotation")
-"""Random transforms that draw the same numbers in v1 and v2 of torchvision."""
+"""The random transforms that draw the same numbers in v1 and v2 of torchvision."""
 RANDOM = ("RandomCrop", *SAME_DRAWS_IN_V2)
 RESIZING = ("Resize", "CenterCrop", "Pad", "Grayscale")
 NO_CHANGE = ("PILToTensor", "ToImage", "ToPureTensor")
-"""Conversions that leave the values of a uint8 tensor as they are."""
+"""The conversions that do not change the values of a uint8 tensor."""
 
 
 @dataclass
 class TensorPipeline:
-    """Transforms of uint8 tensors `[C, H, W]`, then the conversion to floats, then normalisation.
+    """Transforms of uint8 tensors `[C, H, W]`, followed by the conversion to floats and by normalisation.
 
     Args:
         to_float: called as `to_float(image, out=row)`; None keeps the dtype.
@@ -38,18 +38,19 @@ class TensorPipeline:
 
 
 def tensor_pipeline(transforms: Iterable[Any]) -> TensorPipeline:
-    """The same transforms for uint8 tensors, with the attributes that they have now.
+    """Convert transforms of PIL images to transforms of uint8 tensors, with their current attributes.
 
-    Those of v1 become those of v2, which are faster on bytes, where both draw the same numbers.
+    A transform of v1 becomes one of v2, which is faster on uint8, if both draw the same numbers.
 
     Raises:
-        ConfigError: another transform than the common ones of torchvision, or in another order.
+        ConfigError: a transform is not supported, or not in this place.
     """
     pipeline = TensorPipeline()
     for transform in transforms:
         name = torchvision_name(transform)
         is_uint8 = pipeline.to_float is None and pipeline.mean_and_std is None
-        if name in (*RANDOM, *RESIZING) and is_uint8 and not _changes_shape(transform):
+        changes_shape = getattr(transform, "expand", False) or getattr(transform, "pad_if_needed", False)
+        if name in (*RANDOM, *RESIZING) and is_uint8 and not changes_shape:
             pipeline.transforms += _for_tensors(transform, name)
         elif name == "ToTensor" or (name == "ConvertImageDtype" and transform.dtype == torch.float32):
             pipeline.to_float = partial(torch.div, other=255)
@@ -67,13 +68,9 @@ def tensor_pipeline(transforms: Iterable[Any]) -> TensorPipeline:
 
 
 def torchvision_name(transform: Transform) -> str:
-    """The name of a class of torchvision, or ""; a user's of the same name may do something else."""
+    """The name of a transform's class if it is torchvision's; otherwise an empty text."""
     cls = type(transform)
     return cls.__name__ if cls.__module__.startswith((V1, V2)) else ""
-
-
-def _changes_shape(transform: Transform) -> bool:
-    return any(getattr(transform, option, False) for option in ("expand", "pad_if_needed"))
 
 
 def _for_tensors(transform: Any, name: str) -> list[Transform]:
@@ -97,18 +94,18 @@ def _parameters(cls: type) -> tuple[str, ...]:
 
 
 def draw_parameters(transforms: Iterable[Any], shape: Shape) -> tuple[list[Transform], Shape]:
-    """Draw the parameters of the transforms of an image from torch's generator, in torchvision's order.
+    """Draw the parameters of the transforms of an image from torch's global generator, in torchvision's order.
 
     Args:
         shape: `[C, H, W]` of the image.
 
     Returns:
-        Deterministic transforms, without those that are not applied, and the shape that they give the image.
+        The deterministic transforms that are to be applied, and the shape of their result.
     """
     steps: list[Transform] = []
     for transform in transforms:
         name = torchvision_name(transform)
-        with name_failure(f"the transform {name}"):  # A crop may be larger than the image.
+        with name_failure(f"the transform {name}"):  # For example, a crop can be larger than the image.
             steps += _draw(transform, _meta_image(shape)) if name in RANDOM else [transform]
         if name in RESIZING:
             shape = tuple(transform(_meta_image(shape)).shape)
@@ -127,7 +124,8 @@ def _draw(transform: Any, image: Tensor) -> list[Transform]:
 
     if hasattr(transform, "p") and torch.rand(1) >= transform.p:
         return []
-    if type(transform).__module__ == V1:  # Only RandomCrop: in v2 it draws no number for a side that is not cropped.
+    # Of v1, only RandomCrop is left: that of v2 draws no number for a side that is not cropped.
+    if type(transform).__module__ == V1:
         top, left, height, width = transform.get_params(image, transform.size)
         return [partial(functional.crop, top=top, left=left, height=height, width=width)]
     params = transform.make_params([image])
@@ -140,6 +138,7 @@ def _crop_and_resize(image: Tensor, transform: Any, top: int, left: int, height:
     from torchvision.transforms.v2 import functional
 
     crop = image[..., top : top + height, left : left + width]
-    if image.stride(-3) == 1:  # torch resizes bytes in half the time if the channels of a box are last, without gaps.
+    # torch resizes uint8 in half the time if the channels are last in memory, without gaps.
+    if image.stride(-3) == 1:
         crop = crop[None].contiguous(memory_format=torch.channels_last)[0]
     return functional.resize_image(crop, transform.size, transform.interpolation, None, transform.antialias)  # type: ignore[no-any-return]

@@ -18,7 +18,7 @@ from vitmnist.metrics.epoch_table import EPOCH_S, Metric, epoch_metrics
 from vitmnist.report.statistics import Difference, Differences
 from vitmnist.timing.table import Spread
 from vitmnist.tracking.result import TEST_ACC
-from vitmnist.tracking.runs import Run, monitored_metric
+from vitmnist.tracking.runs import Run, find_monitored_metric
 
 EMPTY_CELL = "–"
 """The text of a cell whose value was not measured, or does not apply."""
@@ -107,7 +107,7 @@ def _as_overrides(values: Mapping[str, object]) -> str:
     return " ".join(f"{key}={value}" for key, value in values.items())
 
 
-def loader_groups(rows: Iterable[Configuration]) -> dict[str, list[Configuration]]:
+def group_across_loaders(rows: Iterable[Configuration]) -> dict[str, list[Configuration]]:
     """Group the rows that differ only in the loader and its options, by the label of the values that they share."""
     groups: dict[str, list[Configuration]] = defaultdict(list)
     for row in rows:
@@ -152,16 +152,16 @@ class Comparison:
     @cached_property
     def metric(self) -> Metric:
         """The metric that the runs monitor."""
-        return monitored_metric(run for row in self.rows for run in row.runs)
+        return find_monitored_metric(run for row in self.rows for run in row.runs)
 
     @cached_property
     def quality_by_seed(self) -> dict[str, dict[str, float]]:
-        """The monitored metric by seed for each of the `loader_groups`, the best median first.
+        """The monitored metric by seed for each of the `group_across_loaders`, the best median first.
 
         Loaders deliver identical batches, so another loader does not repeat a quality.
         """
         groups: dict[str, dict[str, float]] = {}
-        for shared, rows in loader_groups(self.rows).items():
+        for shared, rows in group_across_loaders(self.rows).items():
             values: dict[str, float] = {}
             for row in reversed(rows):
                 values |= row.quality_by_seed(self.metric.name)
@@ -259,7 +259,7 @@ def _varies(key: str, configs: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def _facts(run: Run) -> dict[str, str]:
-    """Machine, software and data of a run by title, without those that do not apply; empty if they are unknown."""
+    """Machine, software and data of a run, by title. Facts that do not apply are left out; empty if all are unknown."""
     environment = run.result.environment
     if not environment:
         return {}

@@ -1,7 +1,6 @@
 """Draws the plots of a report.
 
-To add one, write a function here that is decorated with `@plot`. It returns a figure, or None if it has nothing to
-show.
+To add one, write a function that returns a figure, or None if it has nothing to show, and add a row to `PLOTS`.
 """
 
 import io
@@ -15,24 +14,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from vitmnist.config.schema import format_value
-from vitmnist.errors import printable
+from vitmnist.errors import escape_unprintable
 from vitmnist.metrics.epoch_table import COMPUTE_S, DATA_WAIT_S
 from vitmnist.report.comparison import LOADER, Comparison, Configuration
 from vitmnist.report.statistics import format_seconds
-
-Plot = Callable[[Sequence[Comparison]], Figure | None]
-PLOTS: dict[tuple[str, str], Plot] = {}
-"""The function of each plot, by the name of its file and its title."""
-
-
-def plot(file: str, title: str) -> Callable[[Plot], Plot]:
-    """Register a function that draws a plot; `file` is the name of its PNG file in the folder of the report."""
-
-    def register(function: Plot) -> Plot:
-        PLOTS[file, title] = function
-        return function
-
-    return register
 
 
 class PlotImage(NamedTuple):
@@ -68,7 +53,7 @@ PHASES: dict[str, dict[str, Any]] = {
 WIDTH, ROW_HEIGHT = 5.0, 0.47
 """The width of the figure and the height of a row, in inches."""
 FONT_SIZE = 10
-"""The size of all texts in points: about 10 pixels on a phone, whose screen is 360 pixels wide."""
+"""The size of all texts in points: about 10 pixels on the screen of a phone, 360 pixels wide."""
 MAX_ROWS = 100
 """The largest number of rows in a chart, because a PNG has at most 2**16 pixels a side."""
 AXIS_LABEL = "seconds per epoch, evaluation included (whiskers: range)\n×: times the lowest median; ≈: may be noise"
@@ -80,8 +65,7 @@ LINE_LENGTH = 62
 """The number of characters that fit in the width of the figure."""
 
 
-@plot("report.png", "Seconds per epoch")
-def epoch_times(comparisons: Sequence[Comparison]) -> Figure | None:
+def draw_epoch_times(comparisons: Sequence[Comparison]) -> Figure | None:
     """Draw the times of each comparison that has any, one below the other, with one legend."""
     shown: list[tuple[Comparison, list[Configuration]]] = []
     for comparison in comparisons:
@@ -108,7 +92,7 @@ def _draw_times(axes: Axes, comparison: Comparison, rows: Sequence[Configuration
         _draw_bar(axes, position, row, colours[row.values.get(LOADER)])
         # The title names the keys.
         values = [format_value(row.values[column]) for column in comparison.columns if column in row.values]
-        label = printable(", ".join(values)) or "all runs"
+        label = escape_unprintable(", ".join(values)) or "all runs"
         label = label if len(label) <= LABEL_LENGTH else f"{label[: LABEL_LENGTH - 1]}…"
         axes.text(0, position - 0.25, label, ha="left", **text_style)
         axes.text(1, position - 0.25, _time_text(comparison, row), ha="right", **text_style)
@@ -120,7 +104,7 @@ def _draw_times(axes: Axes, comparison: Comparison, rows: Sequence[Configuration
     title = f"Time per epoch by {', '.join(comparison.columns)}".removesuffix(" by ")
     lines: list[str] = []
     for text in (title, comparison.machine_and_data):
-        lines += textwrap.wrap(printable(text), LINE_LENGTH, max_lines=3, placeholder=" …")
+        lines += textwrap.wrap(escape_unprintable(text), LINE_LENGTH, max_lines=3, placeholder=" …")
     axes.set_title("\n".join(lines), fontsize=FONT_SIZE, loc="left")
 
 
@@ -148,11 +132,17 @@ def _time_text(comparison: Comparison, row: Configuration) -> str:
 
 
 def _phases(row: Configuration) -> tuple[float, float, float]:
-    """The seconds of an epoch spent waiting, computing and on the rest, which add up to its median time."""
+    """The seconds of an epoch spent waiting, computing and on the rest. They add up to its median time."""
     assert row.epoch_s
     epoch = row.epoch_s.median
     wait, compute = row.spreads[DATA_WAIT_S.name], row.spreads[COMPUTE_S.name]
     waiting = wait.median if wait else 0.0
-    # The medians may come from different runs, so their sum could exceed the epoch.
+    # The medians can come from different runs, so their sum could exceed the epoch.
     computing = min(compute.median if compute else 0.0, epoch - waiting)
     return waiting, computing, epoch - waiting - computing
+
+
+PLOTS: dict[tuple[str, str], Callable[[Sequence[Comparison]], Figure | None]] = {
+    ("report.png", "Seconds per epoch"): draw_epoch_times,
+}
+"""The function of each plot, by the name of its file and its title."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from vitmnist.metrics.epoch_table import Metric
-from vitmnist.report.comparison import Comparison, Configuration, loader_groups
+from vitmnist.report.comparison import Comparison, Configuration, group_across_loaders
 from vitmnist.report.statistics import Differences, format_seconds, format_spread
 
 NO_TIME = "No run is ranked: it takes a completed run, alone on the machine, with two epochs since its last start."
@@ -66,7 +66,7 @@ def summarize_times(comparison: Comparison) -> list[str]:
     ranked = comparison.ranked_rows
     if len(ranked) < 2:
         return [f"Time: {_name_and_time(row.label, row)}" for row in ranked] or [NO_TIME]
-    groups = {shared: rows for shared, rows in loader_groups(ranked).items() if len(rows) > 1}
+    groups = {shared: rows for shared, rows in group_across_loaders(ranked).items() if len(rows) > 1}
     if groups:
         return [_compare_loaders(comparison, shared, rows) for shared, rows in groups.items()]
     ratios = [comparison.ratio(row) for row in ranked[1:]]

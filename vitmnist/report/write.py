@@ -11,13 +11,13 @@ from markdown import markdown
 from tabulate import tabulate
 
 from vitmnist.config.schema import format_value
-from vitmnist.errors import printable
+from vitmnist.errors import escape_unprintable
 from vitmnist.metrics.epoch_table import EPOCH_S, epoch_metrics
 from vitmnist.report.comparison import EMPTY_CELL, Comparison, Configuration, compare
 from vitmnist.report.plots import PlotImage, draw_plots
 from vitmnist.report.statistics import format_seconds, format_spread
 from vitmnist.report.summary import format_quality, summarize_comparison
-from vitmnist.runtime.files import csv_text, write_atomic
+from vitmnist.runtime.files import encode_csv, write_atomic
 from vitmnist.timing.table import Spread
 from vitmnist.tracking.result import TEST_ACC
 from vitmnist.tracking.runs import find_runs, read_run
@@ -46,15 +46,15 @@ def write_report(folders: Iterable[Path], output: Path) -> list[Comparison]:
     comparisons = compare([read_run(folder) for folder in find_runs(folders)])
     output.mkdir(parents=True, exist_ok=True)
     plots = draw_plots(comparisons)
-    text = as_markdown(comparisons, plots)
+    text = format_markdown(comparisons, plots)
     for plot in plots:
         write_atomic(output / plot.file, plot.png)
-    for suffix, content in {"csv": as_csv(comparisons), "md": text, "html": as_html(text, plots)}.items():
+    for suffix, content in {"csv": format_csv(comparisons), "md": text, "html": format_html(text, plots)}.items():
         write_atomic(output / f"report.{suffix}", content.encode(errors="backslashreplace"))
     return comparisons
 
 
-def as_markdown(comparisons: Sequence[Comparison], plots: Sequence[PlotImage] = ()) -> str:
+def format_markdown(comparisons: Sequence[Comparison], plots: Sequence[PlotImage] = ()) -> str:
     """Format the report as Markdown, with links to the plots in the same folder."""
     blocks = ["# Report", *(f"![{plot.title}]({plot.file})" for plot in plots)]
     for comparison, paragraphs, rows in _sections(comparisons):
@@ -66,17 +66,17 @@ def as_markdown(comparisons: Sequence[Comparison], plots: Sequence[PlotImage] = 
     return "\n\n".join([*blocks, LEGEND.lstrip()])
 
 
-def as_html(text: str, plots: Sequence[PlotImage]) -> str:
+def format_html(text: str, plots: Sequence[PlotImage]) -> str:
     """Convert the Markdown report to a page with embedded plots."""
     body = markdown(text, extensions=["tables", "md_in_html"], output_format="html")
-    # Wide tables scroll within their own box, which the keyboard can reach.
+    # Wide tables scroll within their own box. `tabindex` lets the keyboard reach it.
     body = body.replace("<table>", '<div class="scroll" tabindex="0"><table>').replace("</table>", "</table></div>")
     for plot in plots:
         body = body.replace(f'src="{plot.file}"', f'src="data:image/png;base64,{b64encode(plot.png).decode()}"', 1)
     return files("vitmnist.report").joinpath("page.html").read_text(encoding="utf-8").replace("BODY", body)
 
 
-def as_text(comparisons: Sequence[Comparison]) -> str:
+def format_text(comparisons: Sequence[Comparison]) -> str:
     """Format the report for a terminal, without the facts about machine and software."""
     blocks: list[str] = []
     for _, paragraphs, rows in _sections(comparisons):
@@ -127,7 +127,7 @@ def _format_median(spread: Spread | None, digits: int | None = None) -> str:
     return format_seconds(spread.median) if digits is None else f"{spread.median:,.{digits}f}"
 
 
-def as_csv(comparisons: Sequence[Comparison]) -> str:
+def format_csv(comparisons: Sequence[Comparison]) -> str:
     """Format all rows of all comparisons, not rounded."""
     columns = dict.fromkeys(column for comparison in comparisons for column in comparison.columns)
     rows = []
@@ -145,7 +145,7 @@ def as_csv(comparisons: Sequence[Comparison]) -> str:
                 cells[f"{name}_high"] = spread and spread.high
             cells["status"] = row.status
             rows.append(cells)
-    return csv_text(list(rows[0]), rows)
+    return encode_csv(list(rows[0]), rows)
 
 
 def _format_table(rows: Table, clean: Callable[[str], str], table_format: str) -> str:
@@ -154,7 +154,7 @@ def _format_table(rows: Table, clean: Callable[[str], str], table_format: str) -
 
 
 def _one_line(text: str) -> str:
-    return printable(" ".join(text.split()))
+    return escape_unprintable(" ".join(text.split()))
 
 
 def _escape(text: str) -> str:

@@ -18,7 +18,7 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 def available_cores() -> int:
-    """The number of cores that this process may use; all cores of the machine, where the system does not say."""
+    """The number of cores that this process may use, or of the machine if the system does not say."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -66,7 +66,7 @@ def limit_to_one_core() -> AbstractContextManager[Any]:
     """
     import torch
 
-    torch.get_num_threads()  # At its first use in a thread, torch allows the thread all cores, which undoes a limit.
+    torch.get_num_threads()  # At its first use in a thread, torch would undo a limit.
     limits: AbstractContextManager[Any] = _openmp().limit(limits=1, user_api="openmp")
     return limits
 
@@ -82,7 +82,7 @@ def one_core_per_thread() -> Callable[[], AbstractContextManager[Any]]:
     After each operation of torch on several cores, the threads of GNU's OpenMP (libgomp) spin for 5 to 10 ms on cores
     that decoding needs: reading pictures of 64×64 in two threads next to a training step took 1.7 ms of processor time
     per picture, and 1.2 ms without spinning. The threads of libgomp do not spin if there are more of them than cores.
-    So the first thread that enters the context starts a second team, which lives as long as that thread:
+    So the first thread that enters the context starts a second team. It lives as long as that thread:
     https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html
     """
     entered = count()

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def choose_device(name: str, world: World = SINGLE_PROCESS) -> torch.device:
-    """Return the device that `device=` names; `auto` is the first CUDA device, or the CPU if there is none.
+    """Return the device that `device=` names; `auto` is the current CUDA device, or the CPU if none can be used.
 
     A CUDA device has an index. With several ranks on a machine, each gets the CUDA device of its local rank.
 
@@ -28,7 +28,8 @@ def choose_device(name: str, world: World = SINGLE_PROCESS) -> torch.device:
     if not re.fullmatch(r"auto|cpu|cuda(:[1-9]?\d)?", name):
         raise ConfigError(f"device={name}: unknown device; allowed: auto, cpu, cuda, cuda:0, cuda:1, …")
     count, is_available = torch.cuda.device_count(), torch.cuda.is_available()
-    if name == "auto":
+    is_auto = name == "auto"
+    if is_auto:
         if count and not is_available:
             log.warning("device=auto: no GPU can be used: %s", _why_unavailable())
         name = "cuda" if is_available else "cpu"
@@ -39,15 +40,36 @@ def choose_device(name: str, world: World = SINGLE_PROCESS) -> torch.device:
         if device.index is not None:
             raise ConfigError(f"device={name}: names one device for {world.size} processes; set device=cuda")
         device = torch.device("cuda", world.local_rank)
-    device = torch.device("cuda", device.index or 0)  # `torch.cuda.set_device` needs the index.
     if not is_available:
         raise ConfigError(f"device={name}: {_why_unavailable()}; set device=auto or device=cpu")
+    if device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())  # `torch.cuda.set_device` needs an index.
     if device.index >= count:
         raise ConfigError(
             f"device={name}: torch sees {count} GPUs here, so rank {world.rank} cannot use {device}; set "
             "device=auto or device=cpu, and torchrun --nproc-per-node to the number of GPUs"
         )
+    if reason := _missing_kernels(device):
+        if is_auto:
+            log.warning("device=auto: the CPU is used, because %s", reason)
+            return torch.device("cpu")
+        raise ConfigError(f"device={name}: {reason}; set device=cpu, or install a torch for this GPU")
     return device
+
+
+def _missing_kernels(device: torch.device) -> str | None:
+    """Why this build of torch cannot use a GPU; None if it has code for its compute capability."""
+    architectures, capability = torch.cuda.get_arch_list(), torch.cuda.get_device_capability(device)
+    builds = re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(architectures))
+    for kind, major, minor in builds:
+        # Binary code runs on later GPUs of its major number, and PTX (compute_…) on all later GPUs.
+        built_for = int(major), int(minor)
+        if built_for <= capability and (kind == "compute" or built_for[0] == capability[0]):
+            return None
+    if not builds:  # ROCm names its architectures otherwise.
+        return None
+    name = f"{torch.cuda.get_device_name(device)} has compute capability {capability[0]}.{capability[1]}"
+    return f"{name}, and this torch has code for {', '.join(architectures)} only"
 
 
 def _why_unavailable() -> str:
@@ -77,13 +99,13 @@ class Backend:
     """
 
     is_async = False
-    """Whether the device has its own memory, so that a batch must be copied and the copy waited for."""
+    """Whether the device has its own memory. A batch is then copied, and its consumer waits for the copy."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def new_stream(self) -> Callable[[], AbstractContextManager[object]]:
-        """Create a stream whose work may overlap that of the current stream, and return a context that selects it."""
+        """Create a stream that can run at the same time as the current stream, and return a context that selects it."""
         return limit_to_one_core
 
     def empty_pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -129,13 +151,13 @@ class CudaBackend(Backend):
 BACKENDS: dict[str, type[Backend]] = {"cpu": Backend, "cuda": CudaBackend}
 
 
-def backend_of(device: torch.device) -> Backend:
+def create_backend(device: torch.device) -> Backend:
     """The backend of a device."""
     return BACKENDS[device.type](device)
 
 
 def use_deterministic_kernels(deterministic: bool | str, device: torch.device) -> None:
-    """Make a GPU sum in the same order each time, so that a resumed run repeats every bit.
+    """Make a GPU sum in the same order each time: a resumed run then repeats every bit.
 
     Otherwise the gradients of some convolutions and of attention vary in their last bits. Operations without a
     deterministic implementation raise `RuntimeError`: with `warn_only`, torch would leave attention nondeterministic.

@@ -13,7 +13,7 @@ import yaml
 from vitmnist.errors import first_line
 
 YAML_LOADER: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The parser of libyaml, which is about ten times as fast as that in Python and limits the depth of nesting."""
+"""The parser of libyaml if there is one: about ten times as fast as that in Python, with a limit of nesting."""
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def attach_filename(path: Path) -> Iterator[None]:
 
 
 def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> None:
-    """Write `content` to a temporary file and rename it, so that readers see either the old file or the new one.
+    """Write `content` to a temporary file and rename it: readers see either the old file or the new one.
 
     Args:
         previous: the path to which the old file is renamed first. After a crash between the two renames, the old file
@@ -90,7 +90,7 @@ def read_plain(path: Path) -> object:
         raise UnreadableError(f"is not {path.suffix[1:].upper()}: {first_line(error)}") from error
 
 
-def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> str:
+def encode_csv(columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> str:
     """Format a CSV table with text in quotes; the cells of missing values and of None are empty."""
     text = io.StringIO()
     writer = csv.writer(text, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")

@@ -1,4 +1,4 @@
-"""Measures free and used memory, and refuses a set that does not fit before memory runs out."""
+"""Measures free and used memory, and refuses a dataset that does not fit before memory runs out."""
 
 import ctypes
 import gc
@@ -13,8 +13,8 @@ import torch
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.cpu import local_world_size
 
-CGROUP = Path("/sys/fs/cgroup")
-PROCESS_GROUPS = Path("/proc/self/cgroup")
+CGROUP, PROCESS_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+"""The control groups of Linux, and the file with the group of this process."""
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """The numbers of two parameters of `mallopt`, from glibc's malloc.h."""
 
@@ -31,8 +31,8 @@ class Memory:
     device: int = 0
 
 
-def free_memory(device: torch.device) -> Memory:
-    """The memory that this process may still allocate on the host and on a device, including torch's cache.
+def measure_free_memory(device: torch.device) -> Memory:
+    """The memory that this process can still allocate on the host and on a device, including torch's cache.
 
     The memory of the machine, and the limit of the container, are divided among the ranks that torchrun has started
     here, because some of them may not have allocated theirs yet.
@@ -61,20 +61,20 @@ def keep_freed_memory() -> None:
     By default glibc returns every block above 32 MiB to the system, which zeroes its pages before the next use:
     cropping pictures of 224 px into batches of 64 then takes twice as long.
     """
-    with suppress(AttributeError, OSError):  # The C library may be another one.
+    with suppress(AttributeError, OSError):  # The C library may not be glibc.
         libc = ctypes.CDLL(None)
         libc.mallopt(M_MMAP_MAX, 0)
         libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def reset_host_peak() -> bool:
-    """Reset the peak memory of this process; returns False if the system cannot, which only Linux can.
+    """Reset the peak memory of this process; returns False if the system cannot. Only Linux can.
 
     Freed memory that glibc keeps is first returned to the system, so that the peak of a job in a sweep does not include
     an earlier, larger job.
     """
     gc.collect()
-    with suppress(AttributeError, OSError):  # The C library may be another one.
+    with suppress(AttributeError, OSError):  # The C library may not be glibc.
         ctypes.CDLL(None).malloc_trim(0)
     try:
         Path("/proc/self/clear_refs").write_text("5")
@@ -83,7 +83,7 @@ def reset_host_peak() -> bool:
     return True
 
 
-def host_peak_bytes() -> int:
+def read_host_peak() -> int:
     """The peak resident memory of this process since the reset, in bytes; on Linux only."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
@@ -113,7 +113,7 @@ def check_fits(
         reserve: the memory that must be left free for the model.
         alternatives: loaders that need less, for the message; `ram` is named only if it fits.
     """
-    free = free_memory(device)
+    free = measure_free_memory(device)
     host_size = needs.host if device.type == "cuda" else needs.host + needs.device
     shortage = _shortage(f"on {device}", needs.device, reserve.device, free.device) if device.type == "cuda" else ""
     shortage = shortage or _shortage("on the host", host_size, reserve.host, free.host)

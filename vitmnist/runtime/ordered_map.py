@@ -17,7 +17,8 @@ import torch
 
 from vitmnist.runtime.cpu import limit_to_one_core
 
-JOIN_S = 1.0  # Closing waits so many seconds for its threads. Python cannot interrupt one that blocks.
+JOIN_S = 1.0
+"""The longest time that closing waits for its threads, in seconds. Python cannot interrupt a thread that blocks."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -29,7 +30,7 @@ class ordered_map(Iterator[Result], Generic[Item, Result]):  # noqa: N801  # is 
 
     An exception is raised in place of its result, with its own type; the next results can still be taken.
 
-    The threads end within a second of `close`, which any thread may call, of the end of the items, of garbage
+    The threads end within a second of `close` (from any thread), of the end of the items, of garbage
     collection, and of the interpreter. One that is inside a function that blocks ends with the process.
 
     Args:
@@ -48,7 +49,7 @@ class ordered_map(Iterator[Result], Generic[Item, Result]):  # noqa: N801  # is 
         context: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         self._items, self._ahead = iter(items), ahead
-        # Garbage collection may run `_stop` in any thread, also in the middle of a queue operation. So all queues are
+        # Garbage collection can run `_stop` in any thread, also in the middle of a queue operation. So all queues are
         # `SimpleQueue`, whose `put` is reentrant.
         self._jobs: SimpleQueue[tuple[Item, SimpleQueue[Outcome]] | None] = SimpleQueue()
         self._waiting: deque[SimpleQueue[Outcome]] = deque()
@@ -112,7 +113,7 @@ def _stop(
     workers: list[threading.Thread],
 ) -> None:
     is_stopped.set()
-    for outcome in list(waiting):  # A consumer in another thread may wait for one.
+    for outcome in list(waiting):  # A consumer in another thread can wait for one.
         outcome.put((None, StopIteration()))
     for _ in workers:
         jobs.put(None)
@@ -127,8 +128,8 @@ def map_slices(
 ) -> None:
     """Call a function with slices of `range(rows)` that cover it, in threads that use a core each.
 
-    Unlike torch's own threads they do not wait for each other after every operation, which on busy cores takes longer
-    than the operation.
+    Unlike torch's own threads, they do not wait for each other after every operation. On busy cores, such a wait takes
+    longer than the operation.
 
     Args:
         size: rows of a slice; a thread takes the next slice when it is free. By default each thread has one slice.

@@ -29,7 +29,7 @@ _locked_folders: set[Path] = set()
 def folder_lock(folder: Path) -> Iterator[None]:
     """Create the folder of a run or sweep if there is none, and lock it within the block.
 
-    The lock is on the file `.lock`, which is not removed. The system releases it when this process ends.
+    The lock is on the file `.lock`, and the file stays. The system releases the lock when this process ends.
 
     Raises:
         InUseError: another process, or another part of this process, has locked the folder.
@@ -54,11 +54,11 @@ def folder_lock(folder: Path) -> Iterator[None]:
 def _try_lock(file: TextIO, folder: Path) -> bool:
     for _ in range(3):
         try:
-            # Workers that outlive this process would keep a lock of `flock`, which processes inherit.
+            # Processes inherit a lock of `flock`, so workers that outlive this process would keep it.
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except (BlockingIOError, PermissionError):
-            # Another process may be in `is_in_use`, which holds a lock for a moment.
+            # Another process can hold the lock for a moment in `is_in_use`.
             time.sleep(0.02)
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOSYS):
@@ -69,7 +69,7 @@ def _try_lock(file: TextIO, folder: Path) -> bool:
 
 
 def is_in_use(folder: Path) -> bool:
-    """Whether another process has locked a folder. It may be on a read-only file system."""
+    """Whether another process has locked a folder, also on a read-only file system."""
     path = folder.resolve() / ".lock"
     # Closing any handle of a file releases the lock of this process on it.
     if path.parent in _locked_folders or not path.is_file():

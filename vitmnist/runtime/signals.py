@@ -24,9 +24,9 @@ def ignore_stop_signals() -> None:
 def end_interrupted(hint: str = "") -> NoReturn:
     """Exit at once, for a Ctrl-C that comes when nothing can be lost.
 
-    C++ code of a library that is being imported could swallow an exception, which would also wait for threads.
+    An exception would wait for threads, and C++ code of a library that is being imported could swallow it.
     """
-    os.write(2, os.fsencode(f"interrupted{hint}\n"))  # The signal may have interrupted a print.
+    os.write(2, os.fsencode(f"interrupted{hint}\n"))  # The signal can interrupt a print.
     os._exit(ExitCode.INTERRUPTED)
 
 
@@ -57,7 +57,7 @@ class StopSignal:
 
     @contextmanager
     def listening(self, deadline: float) -> Iterator[None]:
-        """Record signals within the block, and the time limit, which `time.monotonic` reaches at `deadline`."""
+        """Record signals within the block, and the time limit when `time.monotonic` reaches `deadline`."""
         self._deadline = deadline
         try:
             with signal_handler(self._record, *_not_ignored()):
@@ -92,7 +92,7 @@ def interrupted_by_signals() -> Iterator[None]:
     """Raise `RunInterrupted` at a signal within the block, for a process that only waits for others."""
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
-        raise interruption(signum + 1)
+        raise create_interruption(signum + 1)
 
     with signal_handler(interrupt, *_not_ignored()):
         yield
@@ -103,7 +103,7 @@ def _not_ignored() -> list[int]:
     return [signum for signum in STOP_SIGNALS if signal.getsignal(signum) != signal.SIG_IGN]
 
 
-def interruption(stop_code: int) -> RunInterrupted:
+def create_interruption(stop_code: int) -> RunInterrupted:
     """The exception to raise for a `StopSignal.code` that is not 0."""
     if stop_code == 1:
         return TimeLimitReached("the time limit max_minutes was reached")

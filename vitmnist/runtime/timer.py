@@ -28,6 +28,8 @@ class EpochTimer:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._marks: list[tuple[Phase, Mark]] = []
+        self.host_lead_s = 0.0
+        """How long the last `stop` waited for the device: the host had queued the work for these seconds ahead."""
 
     def start(self) -> None:
         """Synchronise the device, discard earlier marks, and begin the phase `other`."""
@@ -53,7 +55,9 @@ class EpochTimer:
 
     def stop(self) -> None:
         """Synchronise the device, and end the current phase."""
+        queued_at = time.perf_counter()
         synchronize(self._device)
+        self.host_lead_s = time.perf_counter() - queued_at
         self.begin("other")
 
     def seconds(self) -> dict[Phase, float]:

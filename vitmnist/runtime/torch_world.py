@@ -39,18 +39,18 @@ class TorchWorld(World):
     def __init__(self) -> None:
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         # The groups of training, for CPU tensors (gloo) and for tensors on the run's device (NCCL on GPUs). Until
-        # `connect` creates them, None stands for the default group, which uses gloo.
+        # `connect` creates them, None stands for the default group, with gloo.
         self._group: Any = None
         self._device_group: Any = None
         self._pending: tuple[Tensor, Work] | None = None
         try:
             store, self.rank, self.size = next(rendezvous("env://", timeout=RENDEZVOUS_TIMEOUT))
-            # torchrun keeps its store across restarts, so each start needs a prefix of its own.
+            # torchrun keeps its store across restarts, so each start needs its own prefix.
             self._store = PrefixStore(f"vitmnist/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
             distributed.init_process_group(
                 "gloo", store=self._store, rank=self.rank, world_size=self.size, timeout=SETUP_TIMEOUT
             )
-            self.barrier()  # All ranks are connected now, so any rank may fail, even the one that hosts the store.
+            self.barrier()  # From here on, any rank can fail, even the rank that hosts the store: all are connected.
         except (RuntimeError, ValueError, KeyError) as error:
             address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             raise ConfigError(
@@ -71,7 +71,7 @@ class TorchWorld(World):
         return value
 
     def connect(self, device: torch.device, timeout_s: float) -> None:
-        self.barrier()  # Compiling and other set-up may take some ranks longer than the timeout.
+        self.barrier()  # Compiling and other set-up can take some ranks longer than the timeout.
         timeout = timedelta(seconds=timeout_s)
         self._group = self._device_group = distributed.new_group(timeout=timeout, backend="gloo")
         if device.type == "cuda":
@@ -108,7 +108,7 @@ class TorchWorld(World):
         # A rank that fails stores its message before its connections break, so the first message names the cause.
         try:
             message = self._store.compare_set("failed", "", f"{self.rank} {failure.message}").decode()
-            distributed.destroy_process_group()  # The other ranks may wait for this one, and fail now.
+            distributed.destroy_process_group()  # Ranks that wait for this one fail now.
             self._store.add("answered", 1)
             deadline = time.monotonic() + ANSWER_S
             while self.rank == 0 and self._store.add("answered", 0) < self.size and time.monotonic() < deadline:
@@ -124,7 +124,7 @@ class TorchWorld(World):
 
     @staticmethod
     def _wait(work: Work | None) -> None:
-        """Poll in Python, so that signals are handled meanwhile."""
+        """Poll in Python: signals are handled between two polls."""
         while work and not work.is_completed():
             time.sleep(POLL_S)
         if work:

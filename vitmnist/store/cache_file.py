@@ -1,9 +1,9 @@
-"""Samples that are decoded once into files, which are mapped into memory: for slow decoding, or little memory.
+"""Decodes samples once into files and maps these into memory: for slow decoding, or little memory.
 
 FOLDER/KEY/images.npy   the samples, a file for each tensor; `numpy.load(…, mmap_mode="r")` reads it
 FOLDER/KEY/labels.npy   the labels. Samples of any structure are bytes in samples.npy, with their offsets in spans.npy
-FOLDER/KEY/cache.json   the fingerprint, the caller's notes, and a checksum of all files, which is compared when they
-                        are opened
+FOLDER/KEY/cache.json   the fingerprint, the caller's notes, and a checksum of all files, to compare when they are
+                        opened
 FOLDER/KEY.lock         is held by the process that decodes, while others wait
 FOLDER/.KEY.unfinished  the same files while they are written
 """
@@ -17,14 +17,14 @@ import shutil
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, cast
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from torch import Tensor
 
 from vitmnist.errors import DataError
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 DEFAULT_FOLDER = "~/.cache/vitmnist/vitmnist-cache"
 """The folder of caches, unless another one is configured."""
 MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
-"""The flag of Linux. Python's `mmap` has it since 3.11."""
+"""The flag of Linux for a mapping without reserved swap. Python's `mmap` has it since 3.11."""
 RECORD_NAME = "cache.json"
 """The name of the file that completes a cache: without it, the samples are decoded again."""
 READ_SIZE = 2**20
@@ -72,27 +72,30 @@ def decode_once(
     """
     if fingerprint is None:
         with ExitStack() as stack:
-            with _named_errors(folder):
+            with _translate_os_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
                 files = [stack.enter_context(TemporaryFile(dir=folder)) for _ in names]
             _write(folder, files, size, decode())
             return tuple(map(_map, files)), notes()
     key = hashlib.sha256(fingerprint.encode()).hexdigest()[:24]
     entry = folder / key
-    with suppress(*UNUSABLE):  # If another process is replacing the cache, this one waits for its lock.
+    with suppress(*UNUSABLE):  # While another process replaces the cache, this one waits for the lock below.
         return _open(entry, names)
-    with _locked(folder, key):
+    log.info("decoding once into %s, unless another process does", entry)
+    with _translate_os_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / f"{key}.lock").acquire()
+    with lock:
         try:
             return _open(entry, names)
         except UNUSABLE as damage:
             if entry.is_dir():
                 log.warning("the cache %s cannot be used (%s) and is decoded again", entry, damage)
-        log.info("decoding once into %s", entry)
         unfinished = folder / f".{key}.unfinished"
         try:
             _decode_named(unfinished, size, decode(), names)
             record: dict[str, Any] = json.loads(json.dumps({"fingerprint": fingerprint, "notes": notes()}))
-            with _named_errors(folder):
+            with _translate_os_errors(folder):
                 record["crc32"] = _checksum(record, unfinished, names)
                 write_atomic(unfinished / RECORD_NAME, json.dumps(record, indent=2).encode())
                 shutil.rmtree(entry, ignore_errors=True)
@@ -104,15 +107,15 @@ def decode_once(
 
 def _decode_named(folder: Path, size: int, chunks: Chunks, names: Sequence[str]) -> None:
     with ExitStack() as stack:
-        with _named_errors(folder.parent):
-            shutil.rmtree(folder, ignore_errors=True)  # A killed process has left it.
+        with _translate_os_errors(folder.parent):
+            shutil.rmtree(folder, ignore_errors=True)  # A killed process may have left it.
             folder.mkdir()
             files = [stack.enter_context((folder / f"{name}.npy").open("w+b")) for name in names]
         _write(folder.parent, files, size, chunks)
 
 
 @contextmanager
-def _named_errors(folder: Path) -> Iterator[None]:
+def _translate_os_errors(folder: Path) -> Iterator[None]:
     """Turn an `OSError` of the cache's files into a `DataError` that says what to change."""
     try:
         yield
@@ -122,24 +125,11 @@ def _named_errors(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _locked(folder: Path, key: str) -> AbstractContextManager[Any]:
-    with _named_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / f"{key}.lock")
-        with suppress(Timeout):
-            return lock.acquire(timeout=0)
-        log.info("waiting for another process, which decodes the same samples (%s)", lock.lock_file)
-        return lock.acquire()
-
-
 def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) -> None:
     counts = [0] * len(files)
     for chunk in chunks:
-        try:
-            arrays = [tensor.detach().contiguous().numpy() for tensor in chunk]
-        except TypeError as error:
-            raise DataError(f"a cache cannot hold such tensors: {error}; choose ram") from error
-        with _named_errors(folder):
+        arrays = [tensor.detach().contiguous().numpy() for tensor in chunk]
+        with _translate_os_errors(folder):
             if not any(counts):
                 needed = size * sum(array.nbytes for array in arrays) // max(len(arrays[-1]), 1)
                 if needed > (free := shutil.disk_usage(folder).free):
@@ -154,7 +144,7 @@ def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) 
         counts = [count + len(array) for count, array in zip(counts, arrays, strict=True)]
     if not any(counts):
         raise DataError("there is no sample to decode")
-    with _named_errors(folder):
+    with _translate_os_errors(folder):
         _write_headers(files, arrays, counts)
         for file in files:
             file.flush()
@@ -174,7 +164,7 @@ def _map(file: IO[bytes]) -> Tensor:
     file.seek(0)
     np.lib.format.read_magic(file)
     shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-    if sys.platform == "linux":  # With reserved swap, Linux refuses to map a file larger than its memory.
+    if sys.platform == "linux":  # With reserved swap, Linux refuses to map a file that is larger than memory.
         pages = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE | MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE)
     else:
         pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

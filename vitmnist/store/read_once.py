@@ -13,7 +13,7 @@ from vitmnist.errors import DataError, UserError, describe_error
 from vitmnist.runtime.cpu import available_cores
 
 MAX_CHUNK_NBYTES = 2**22
-"""The largest number of bytes in a chunk, which must fit into /dev/shm when a worker hands it over."""
+"""The largest number of bytes in a chunk. It must fit into /dev/shm when a worker hands it over."""
 MAX_CHUNK_SIZE = 256
 """The largest number of samples in a chunk."""
 CHUNKS_PER_WORKER = 32
@@ -43,17 +43,17 @@ def read_once(
 
     Args:
         read: called in a worker if there are workers.
-        sample_nbytes: the size of a sample, which limits the size of a chunk.
+        sample_nbytes: the size of a sample; it limits the number of samples in a chunk.
         context: the `multiprocessing_context` of a DataLoader.
-        worker_init_fn: of a DataLoader; the worker's dataset has the attributes of `dataset`.
+        worker_init_fn: the `worker_init_fn` of a DataLoader. The worker's dataset has the attributes of `dataset`.
 
     Raises:
         UserError: `read` has raised it. Other errors in a worker become a `DataError`.
     """
     size = len(dataset)
     fair_size, largest_size = size // max(CHUNKS_PER_WORKER * workers, 1), int(MAX_CHUNK_NBYTES / max(sample_nbytes, 1))
-    chunks = _Chunks(dataset, read, max(min(MAX_CHUNK_SIZE, fair_size, largest_size), 1))
-    loader: Any = DataLoader(
+    chunks = ChunkDataset(dataset, read, max(min(MAX_CHUNK_SIZE, fair_size, largest_size), 1))
+    loader: DataLoader[Any] = DataLoader(
         chunks,
         batch_size=None,
         num_workers=workers,
@@ -62,7 +62,6 @@ def read_once(
         generator=torch.Generator(),
         multiprocessing_context=context if workers else None,
     )
-    loader.is_internal = True  # `vitmnist diagnose` observes only the user's loaders
     with tqdm(total=size, desc="decoding once", unit=" samples", leave=False, disable=None, delay=2) as progress:
         for chunk in loader:
             if isinstance(chunk, UserError):
@@ -72,12 +71,12 @@ def read_once(
 
 
 def identity(batch: Batch) -> Batch:
-    """Return the batch: the collate function where a dataset makes whole batches. Torch's would convert arrays."""
+    """Return the batch: the collate function for a dataset of whole batches. Torch's function would convert arrays."""
     return batch
 
 
 class WrappedDataset(Dataset[Any]):
-    """A dataset made from the dataset `original`, whose other attributes it has too."""
+    """A dataset that is made from another one. Attributes that it lacks are looked up in `original`."""
 
     original: MapStyleDataset
 
@@ -87,7 +86,9 @@ class WrappedDataset(Dataset[Any]):
         return getattr(self.original, name)
 
 
-class _Chunks(WrappedDataset, Generic[Chunk]):
+class ChunkDataset(WrappedDataset, Generic[Chunk]):
+    """The chunks of a dataset, for a loader that `vitmnist diagnose` does not observe."""
+
     def __init__(self, dataset: MapStyleDataset, read: Callable[[range], Chunk], chunk_size: int) -> None:
         self.original, self.read, self.chunk_size = dataset, read, chunk_size
 
@@ -98,7 +99,7 @@ class _Chunks(WrappedDataset, Generic[Chunk]):
         indices = range(len(self.original))[chunk * self.chunk_size : (chunk + 1) * self.chunk_size]
         try:
             return self.read(indices)
-        except UserError as error:  # Torch would make a worker's traceback the message.
+        except UserError as error:  # For an error in a worker, torch would make the traceback the message.
             return error
         except Exception as error:
             if get_worker_info() is None:
@@ -106,10 +107,10 @@ class _Chunks(WrappedDataset, Generic[Chunk]):
             return DataError(describe_error(error))  # Torch would lose its type.
 
 
-def reading_workers(dataset: MapStyleDataset, num_workers: int = 0) -> int:
-    """Number of workers that read a dataset: the number of cores, or 0 if the dataset may have an open file.
+def count_reading_workers(dataset: MapStyleDataset, num_workers: int = 0) -> int:
+    """Return how many workers to read a dataset with: one per core, or 0 if the dataset may have an open file.
 
-    Forked processes cannot share an open file. Datasets of torchvision have none, and neither has a dataset that its
+    Forked processes cannot share an open file. Datasets of torchvision have none, and neither does a dataset that its
     user reads with workers.
 
     Args:

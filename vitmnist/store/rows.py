@@ -1,4 +1,4 @@
-"""Samples as rows of tensors, which are in memory, in a mapped file or on a device, and are gathered by index."""
+"""Samples as rows of tensors in memory, in a mapped file or on a device; batches are gathered by index."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -70,17 +70,17 @@ def is_large(shape: Sequence[int]) -> bool:
     return shape[-2] * shape[-1] >= LARGE_PIXELS
 
 
-def rows_in_memory(images: Tensor) -> Tensor:
+def as_contiguous_rows(images: Tensor) -> Tensor:
     """A view whose rows are contiguous: `[N, H, W, C]` for images that have their channels last in memory."""
     is_last = images.dim() == 4 and images.stride(1) == 1 and images.is_contiguous(memory_format=torch.channels_last)
     return images.permute(0, 2, 3, 1) if is_last and images.shape[1] > 1 else images
 
 
-def row_buffers(
+def allocate_row_buffers(
     tensors: Sequence[Tensor], size: int, empty: Callable[[tuple[int, ...], torch.dtype], Tensor]
 ) -> tuple[Tensor, ...]:
     """Allocate buffers of `size` rows for `gather_rows` with `empty(shape, dtype)`."""
-    return tuple(empty((size, *rows.shape[1:]), rows.dtype) for rows in map(rows_in_memory, tensors))
+    return tuple(empty((size, *rows.shape[1:]), rows.dtype) for rows in map(as_contiguous_rows, tensors))
 
 
 def gather_rows(tensors: Sequence[Tensor], indices: slice | Tensor, out: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
@@ -88,14 +88,14 @@ def gather_rows(tensors: Sequence[Tensor], indices: slice | Tensor, out: Sequenc
 
     Args:
         tensors: `[N, …]` each, of any dtype, on one device.
-        out: `row_buffers` with at least B rows, into whose first rows the result is written.
+        out: buffers of at least B rows from `allocate_row_buffers`; the result is written into their first rows.
     """
     buffers: Sequence[Tensor | None] = out or [None] * len(tensors)
     return tuple(_gather(*pair, indices) for pair in zip(tensors, buffers, strict=True))
 
 
 def _gather(tensor: Tensor, buffer: Tensor | None, indices: slice | Tensor) -> Tensor:
-    stored = rows_in_memory(tensor)
+    stored = as_contiguous_rows(tensor)
     if isinstance(indices, slice):
         rows = stored[indices]
         gathered = rows if buffer is None else buffer[: len(rows)].copy_(rows)
@@ -103,8 +103,8 @@ def _gather(tensor: Tensor, buffer: Tensor | None, indices: slice | Tensor) -> T
         gathered = torch.index_select(stored, 0, indices, out=buffer[: len(indices)])
     elif stored.dim() == 4 and stored.device.type == "cpu" and is_large(tensor.shape):
         gathered = stored.new_empty(len(indices), *stored.shape[1:])
-        # Not with torch's own threads, which would spin for 10 ms afterwards on the cores that `Preprocess` uses next:
-        # cropping a batch of 64 images of 3×224×224 would take 16 ms instead of 12.
+        # Torch's threads would spin for 10 ms afterwards on the cores that `Preprocess` uses next: cropping a batch of
+        # 64 images of 3×224×224 would take 16 ms instead of 12.
         map_slices(lambda span: torch.index_select(stored, 0, indices[span], out=gathered[span]), len(indices))
     else:
         gathered = stored.index_select(0, indices)

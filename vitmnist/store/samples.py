@@ -8,7 +8,7 @@ import pickle
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ BYTE_MODES = ("L", "LA", "RGB", "RGBA")
 """The modes of PIL images with 8 bits for each channel."""
 TV_TENSORS = ("Image", "Mask", "Video")
 """The tv_tensors of torchvision that have no attributes besides their values."""
-PLAIN_TYPES = "pictures, tensors, arrays, numbers and text in dicts, lists and tuples"
+PLAIN_TYPES = "images, tensors, arrays, numbers and text in dicts, lists and tuples"
 """The contents that a file can have."""
 FILE_ADVICE = f"a file keeps only {PLAIN_TYPES}, of one structure; convert it, or use ram"
 """The end of a message about a sample that a file cannot have."""
@@ -50,7 +50,7 @@ class EncodedSamples:
         blocks: the bytes of the samples, as one or more uint8 tensors.
         spans: int64 `[N, 3]`: for each sample the index of its block, and its start and stop there.
         structure: the structure of each sample; None if they are pickled.
-        as_tensors: load images as uint8 tensors `[C, H, W]`, not as PIL images.
+        as_tensors: load images as uint8 tensors `[C, H, W]`; an image of another depth then raises `DataError`.
     """
 
     blocks: Sequence[Tensor]
@@ -65,17 +65,13 @@ class EncodedSamples:
         return self.load(index)
 
     def load(self, index: int, as_views: bool = False) -> Any:
-        """Load a sample; with `as_views`, its tensors, arrays and images may be views, which must not be changed."""
+        """Load a sample; with `as_views`, its tensors, arrays and images can be views, so do not change them."""
         block, start, stop = self.spans[index].tolist()
         content = self.blocks[block][start:stop].numpy().data
         load_image = partial(_load_image_tensor, as_view=as_views) if self.as_tensors else Image.frombytes
         if self.structure is None:
             return unpickle_sample(content, load_image, as_views)
         return decode_plain(content, self.structure, load_image, as_views)
-
-    def with_tensors(self) -> EncodedSamples:
-        """The same samples with images as uint8 tensors; loading an image of another depth raises `DataError`."""
-        return replace(self, as_tensors=True)
 
     @property
     def nbytes(self) -> int:
@@ -98,7 +94,7 @@ def encode_samples(samples: Iterable[object], structure: Structure | None = None
     return EncodedSamples([torch.frombuffer(content, dtype=torch.uint8)], torch.tensor(spans), structure)
 
 
-def samples_in_memory(chunks: Iterable[EncodedSamples], expected_nbytes: int) -> EncodedSamples:
+def collect_samples(chunks: Iterable[EncodedSamples], expected_nbytes: int) -> EncodedSamples:
     """Collect the samples of chunks of one block each; raises `OutOfSpaceError` if there is too little memory."""
     blocks: list[Tensor] = []
     spans: list[Tensor] = []
@@ -106,20 +102,20 @@ def samples_in_memory(chunks: Iterable[EncodedSamples], expected_nbytes: int) ->
     for chunk in chunks:
         check_fits("ram", Memory(needed), torch.device("cpu"), alternatives=("cache",))
         spans.append(chunk.spans + torch.tensor([len(blocks), 0, 0]))
-        # A copy, because a block from a worker occupies a file descriptor and shared memory, which is scarce.
+        # A copy, because a block from a worker occupies a file descriptor and scarce shared memory.
         blocks.append(chunk.blocks[0].clone())
         needed = max(needed - blocks[-1].nbytes, blocks[-1].nbytes)
     return EncodedSamples(blocks, torch.cat(spans), None)
 
 
-def samples_in_file(
+def write_samples(
     chunks: Callable[[], Iterable[EncodedSamples]],
     size: int,
     structure: Structure,
     folder: Path,
     fingerprint: str | None,
 ) -> EncodedSamples:
-    """Write the samples of chunks, which `encode_samples` has encoded, into a cache; see `decode_once`."""
+    """Write chunks of samples from `encode_samples` into a cache; see `decode_once`."""
 
     def chunks_of_tensors() -> Iterator[tuple[Tensor, Tensor]]:
         filled = 0
@@ -142,7 +138,7 @@ def pickle_sample(sample: object) -> list[Buffer]:
     pickler = _SamplePickler()
     try:
         pickler.dump(sample)
-    except Exception as error:  # Any method of an object may fail.
+    except Exception as error:  # Any method of an object can fail.
         raise DataError(
             f"a sample cannot be pickled ({describe_error(error)}); define classes and functions at the top level of a "
             "module, and leave open files and locks out of samples"
@@ -151,7 +147,7 @@ def pickle_sample(sample: object) -> list[Buffer]:
 
 
 def unpickle_sample(content: memoryview, load_image: LoadImage, as_views: bool = False) -> object:
-    """Load a copy of a sample; with `as_views`, its tensors and arrays may be views of `content`."""
+    """Load a copy of a sample; with `as_views`, its tensors and arrays can be views of `content`."""
     head, *buffers = _unpack(content)
     return _SampleUnpickler(head, buffers, load_image, as_views).load()
 
@@ -162,9 +158,8 @@ class _SamplePickler(pickle.Pickler):
     def __init__(self) -> None:
         self.head = io.BytesIO()
         self.buffers: list[Buffer] = []
-        buffers = (
-            self.buffers
-        )  # A reference to `self` would be a cycle, which the garbage collector ends with an error.
+        # The callback must not refer to `self`: the garbage collector raises an error for a cycle through a pickler.
+        buffers = self.buffers
         super().__init__(self.head, protocol=5, buffer_callback=lambda buffer: buffers.append(buffer.raw()))
 
     def persistent_id(self, obj: object) -> tuple[str, tuple[int, int]] | None:
@@ -242,7 +237,7 @@ def encode_plain(sample: object, structure: Structure) -> list[Buffer]:
 
 
 def decode_plain(content: memoryview, structure: Structure, load_image: LoadImage, as_views: bool = False) -> object:
-    """Load a sample that `encode_plain` has encoded; the arguments are those of `unpickle_sample`."""
+    """Load a sample that `encode_plain` has encoded; the arguments are as in `unpickle_sample`."""
     head, *buffers = _unpack(content)
     remaining = iter(buffers)
     leaves = []
@@ -266,7 +261,7 @@ def _plain_kind(leaf: object) -> tuple[str, Tensor]:
         kind = type(leaf)
         if kind is Tensor or (kind.__module__.startswith("torchvision.tv_tensors") and kind.__name__ in TV_TENSORS):
             return kind.__name__, leaf.as_subclass(Tensor).cpu().resolve_conj().resolve_neg()
-    name = f"a picture of mode {leaf.mode}" if isinstance(leaf, Image.Image) else f"a {type(leaf).__name__}"
+    name = f"an image of mode {leaf.mode}" if isinstance(leaf, Image.Image) else f"a {type(leaf).__name__}"
     raise DataError(f"a sample has {name}; {FILE_ADVICE}")
 
 
@@ -283,9 +278,9 @@ def _load_array(content: Buffer, kind: str, dtype: str, shape: list[int], order:
 
 
 def _load_image_tensor(mode: str, size: tuple[int, int], content: Buffer, as_view: bool) -> Tensor:
-    """Make a uint8 tensor `[C, H, W]` with its channels last in memory, which torch resizes fastest."""
+    """Make a uint8 tensor `[C, H, W]` with its channels last in memory: torch resizes such tensors fastest."""
     if mode not in BYTE_MODES:
-        raise DataError(f"pictures of mode {mode} are no tensors of bytes; convert them to L or RGB")
+        raise DataError(f"images of mode {mode} are no tensors of bytes; convert them to L or RGB")
     return _from_buffer(content if as_view else bytearray(content)).view(size[1], size[0], -1).permute(2, 0, 1)
 
 

@@ -45,27 +45,26 @@ def tree_map(function: Callable[[Any], object], tree: Any, leaf_type: type | Non
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
-    """Apply a function to each tensor of a batch, in mappings and lists of any type too; other objects are kept."""
-
-    def map_leaf(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor):
-            return function(leaf)
-        if isinstance(leaf, Mapping | list):
-            mapped: Any = copy(leaf)  # A copy keeps the type, as torch's pin_memory does.
-            for key, child in leaf.items() if isinstance(leaf, Mapping) else enumerate(leaf):
-                mapped[key] = map_tensors(function, child)
-            return mapped
-        return type(leaf)(map(partial(map_tensors, function), leaf)) if isinstance(leaf, tuple) else leaf
-
-    return tree_map(map_leaf, batch)
+    """Apply a function to each tensor of a batch, in mappings, lists and tuples of any type; keep other objects."""
+    map_child = partial(map_tensors, function)
+    if isinstance(batch, Tensor):
+        return function(batch)
+    if isinstance(batch, tuple):
+        return type(batch)(*map(map_child, batch)) if hasattr(batch, "_fields") else type(batch)(map(map_child, batch))
+    if not isinstance(batch, Mapping | list):
+        return batch
+    mapped: Any = copy(batch)  # A copy keeps the type, as torch's pin_memory does.
+    for key, child in batch.items() if isinstance(batch, Mapping) else enumerate(batch):
+        mapped[key] = map_child(child)
+    return mapped
 
 
 def copy_tree(tree: Tree) -> Tree:
-    """Copy the nodes and leaves of a tree, for a function that may change them."""
+    """Copy the nodes and leaves of a tree for a function that can change them."""
 
     def copy_leaf(leaf: object) -> object:
         if isinstance(leaf, Tensor):
-            # Not deepcopy, which copies the whole storage of a view.
+            # `deepcopy` would copy the whole storage of a view.
             return leaf if leaf.requires_grad else leaf.clone()
         try:
             return copy(leaf)
@@ -110,7 +109,7 @@ def find_difference(actual: object, expected: object, *, compared: Compared | No
     """The path of the first difference between two batches, in structure, type, dtype, shape or a bit, if any.
 
     Args:
-        compared: the objects that are being compared, which may refer to themselves.
+        compared: the objects that are being compared. Objects can refer to themselves.
     """
     compared = {} if compared is None else compared
     leaves, structure = flatten_tree(actual)
@@ -124,12 +123,12 @@ def find_difference(actual: object, expected: object, *, compared: Compared | No
 
 
 def stride_order(tensor: Tensor) -> list[int]:
-    """The dimensions of a tensor from the outermost in memory to the innermost, which is its memory format."""
+    """The memory format of a tensor: its dimensions from the outermost in memory to the innermost."""
     return sorted(range(tensor.dim()), key=lambda dim: -tensor.stride()[dim])
 
 
 def _have_same_type(actual: object, expected: object) -> bool:
-    """Compare types by their names, because a function may define a class in each call."""
+    """Compare types by their names, because a function can define a class in each call."""
     if isinstance(actual, Image.Image) and isinstance(expected, Image.Image):
         return True  # The class of an image says only which file format it had.
     kind, expected_kind = type(actual), type(expected)

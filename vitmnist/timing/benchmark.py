@@ -1,7 +1,6 @@
 """Times ways to load batches, the candidates, with a training step: in blocks of batches that take turns."""
 
 import inspect
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -17,10 +16,10 @@ from tqdm import tqdm
 
 from vitmnist.errors import describe_error
 from vitmnist.runtime.timer import EpochTimer
-from vitmnist.timing.table import NOTICEABLE_SHARE, Row, Spread
+from vitmnist.timing.table import Row, Spread
 
 NUM_BLOCKS = 5  # The range of the timed blocks of a candidate is the noise.
-WARM_UP_BATCHES = 2  # The first block does not count: a step may compile, and memory is touched for the first time.
+WARM_UP_BATCHES = 2  # Discard the first block: it includes compilation and first-touch page faults.
 CPU = torch.device("cpu")
 Item = TypeVar("Item")
 StepFunction = Callable[..., object]
@@ -41,11 +40,6 @@ class TimedBlock:
     batch_s: float
     waiting_s: float
 
-    @property
-    def has_noticeable_wait(self) -> bool:
-        """Whether the step waits noticeably for its batches."""
-        return self.waiting_s > NOTICEABLE_SHARE * self.batch_s
-
     def epoch_s(self, batches: float) -> float:
         """The seconds of an epoch of this many batches."""
         return self.first_s + self.batch_s * (batches - 1)
@@ -65,17 +59,15 @@ class LoaderCandidate:
         loader: a `DataLoader`, a loader of this project, or any iterable of batches.
         step: trains on a batch; None times loading alone.
         epoch: returns the batches of an epoch; by default `loader.epoch`, or the loader itself if it is iterable.
-        length: the number of batches in an epoch, by default the length of the loader; None if it is unknown.
         change: the line of code that puts this candidate into a script.
         is_required: raise an error, instead of storing it as the reason why this candidate cannot be used.
-        warm_up: the first block, which does not count.
+        warm_up: the first block, which is discarded.
     """
 
     loader: object = None
     device: torch.device = CPU
     step: Callable[[Any], object] | None = None
     epoch: Callable[[int], Iterable[object]] | None = None
-    length: int | None = None
     set_up_s: float | None = None
     change: str | None = None
     is_required: bool = False
@@ -87,8 +79,9 @@ class LoaderCandidate:
     def __post_init__(self) -> None:
         self._epochs = count()
         self.num_batches = 0  # Batches loaded so far
-        if self.length is None and isinstance(self.loader, Sized):
-            with suppress(TypeError):  # A DataLoader has `__len__`, but its sampler may not.
+        self.length: int | None = None  # Batches in an epoch, if the loader has a length
+        if isinstance(self.loader, Sized):
+            with suppress(TypeError):  # A DataLoader has `__len__` even if its sampler has none.
                 self.length = len(self.loader)
 
     def batches(self, epoch: int) -> Iterable[object]:
@@ -106,7 +99,7 @@ class LoaderCandidate:
         except Exception as error:
             if self.is_required:
                 raise
-            # The frames of the traceback would keep the workers of a DataLoader alive.
+            # The frames of the traceback keep the workers of a DataLoader alive.
             clear_frames(error.__traceback__)
             self.error = describe_error(error)
             return None
@@ -116,12 +109,12 @@ class LoaderCandidate:
         return block
 
     def _time(self, size: int) -> TimedBlock | None:
-        """Time a block of `size` batches, after those that may be ready ahead when the epoch starts."""
+        """Time a block of `size` batches, after the batches that can be ready when the epoch starts."""
         workers = getattr(self.loader, "num_workers", 0)
         ahead = getattr(self.loader, "batches_ahead", 0)
         if isinstance(self.loader, DataLoader):
             ahead = workers * (self.loader.prefetch_factor or 0)
-        if workers:  # Workers deliver in turn, so each of them must load the same number of batches.
+        if workers:  # Workers deliver in turn, so each must load the same number of batches.
             size = ceil(size / workers) * workers
         if self.length is not None:
             ahead = max(0, min(ahead, self.length - 1 - size))
@@ -137,14 +130,14 @@ class LoaderCandidate:
         batches = [(waiting_s, step_s) for (phase, waiting_s), (_, step_s) in spans if phase == "waiting"]
         if not batches:
             return None
-        later_batches = batches[1 + ahead :] or batches[1:] or batches  # The epoch may be shorter than that.
+        later_batches = batches[1 + ahead :] or batches[1:] or batches  # The epoch can be shorter.
         waiting_s, step_s = map(fmean, zip(*later_batches, strict=True))
         return TimedBlock(sum(batches[0]), batches[0][0], waiting_s + step_s, waiting_s)
 
 
 @dataclass
 class Benchmark:
-    """Builds candidates next to each other, whose loaders `stack` closes, and times them in turns."""
+    """Builds candidates, all open at once, and times them in turns; `stack` closes their loaders."""
 
     stack: ExitStack
     candidates: list[LoaderCandidate] = field(init=False, default_factory=list)
@@ -153,7 +146,7 @@ class Benchmark:
         """Build a candidate and time its first block; an error is stored as the reason why it cannot be used."""
         try:
             candidate = build()
-        except Exception as error:  # For example, a sample that the user's loop never reads may be broken.
+        except Exception as error:  # For example, a sample that the user's loop never reads can be broken.
             candidate = LoaderCandidate(error=describe_error(error))
         candidate.name = name
         candidate.time_block()
@@ -171,28 +164,25 @@ class Benchmark:
         Args:
             batches: the number of batches of each candidate; fewer are timed if `seconds` for all would be exceeded.
         """
-        deadline = time.perf_counter() + seconds
         live = [candidate for candidate in self.candidates if not candidate.error]
         first_batches_s = sum(candidate.warm_up.first_s for candidate in live if candidate.warm_up)
         batches_s = sum(candidate.warm_up.batch_s for candidate in live if candidate.warm_up)
         affordable = int((seconds / NUM_BLOCKS - first_batches_s) / batches_s) if batches_s else batches
         size = max(1, min(affordable, ceil(batches / NUM_BLOCKS)))
-        rounds = tqdm(in_turns(live, NUM_BLOCKS), "timing", NUM_BLOCKS, leave=False, disable=None)
-        for index, candidates in enumerate(rounds):
-            if index and time.perf_counter() > deadline:
-                break
+        rounds = tqdm(rotate(live, NUM_BLOCKS), "timing", NUM_BLOCKS, leave=False, disable=None)
+        for candidates in rounds:
             for candidate in candidates:
                 candidate.time_block(size)
 
 
-def in_turns(candidates: Sequence[Item], rounds: int) -> Iterator[list[Item]]:
+def rotate(candidates: Sequence[Item], rounds: int) -> Iterator[list[Item]]:
     """Yield the candidates for each round, rotated, so that no candidate is always the first."""
     for index in range(rounds):
         first = index % max(len(candidates), 1)
         yield [*candidates[first:], *candidates[:first]]
 
 
-def rows_of(candidates: Sequence[LoaderCandidate], length: float | None, has_baseline: bool = True) -> list[Row]:
+def make_rows(candidates: Sequence[LoaderCandidate], length: float | None, has_baseline: bool = True) -> list[Row]:
     """The rows of the table.
 
     Args:
@@ -218,7 +208,7 @@ def rows_of(candidates: Sequence[LoaderCandidate], length: float | None, has_bas
 
 
 def as_one_argument_step(step: StepFunction) -> Callable[[Any], object]:
-    """The step as a function of a batch, which is unpacked if the step has several required arguments."""
+    """The step as a function of a batch; the batch is unpacked if the step has several required arguments."""
     try:
         inspect.signature(step).bind(None)
     except TypeError:

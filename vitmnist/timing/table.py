@@ -8,7 +8,7 @@ from enum import Enum
 from statistics import median
 
 NOTICEABLE_SHARE = 0.05
-"""The smallest share of the time that is mentioned."""
+"""Smaller shares of the time are not reported."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,14 @@ def format_rows(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-COMPUTE_BOUND_PCT = 10.0  # Below this percentage of waiting, the step limits the loop.
-INPUT_BOUND_PCT = 60.0  # Above this percentage of waiting, the loader limits the loop.
-MIN_STEPS = 20  # With fewer steps there is no verdict.
+COMPUTE_BOUND_PCT = 10.0
+"""Below this percentage of waiting, the step limits the loop."""
+INPUT_BOUND_PCT = 60.0
+"""Above this percentage of waiting, the loader limits the loop."""
+MIN_STEPS = 20
+"""With fewer steps, there is no verdict."""
+MIN_HOST_LEAD = 0.5
+"""The lead of the host over the GPU, in steps, below which the GPU waits for Python."""
 
 
 class Bottleneck(str, Enum):
@@ -81,23 +86,31 @@ class Bottleneck(str, Enum):
     INPUT = "input-bound"
     BALANCED = "balanced"
     COMPUTE = "compute-bound"
+    LAUNCH = "launch-bound"
     TOO_FEW_STEPS = "no verdict"
 
     @classmethod
-    def of(cls, waiting_pct: float, steps: int) -> Bottleneck:
-        """What limits a loop that spends this percentage of its time waiting for batches."""
+    def of(cls, waiting_pct: float, steps: int, host_lead: float | None = None) -> Bottleneck:
+        """What limits a loop that spends this percentage of its time waiting for batches.
+
+        Args:
+            host_lead: how many steps the host had queued on a GPU when the loop ended; None if that is not known.
+        """
         if steps < MIN_STEPS:
             return cls.TOO_FEW_STEPS
         if waiting_pct < COMPUTE_BOUND_PCT:
-            return cls.COMPUTE
+            return cls.LAUNCH if host_lead is not None and host_lead < MIN_HOST_LEAD else cls.COMPUTE
         return cls.INPUT if waiting_pct > INPUT_BOUND_PCT else cls.BALANCED
 
 
 def format_bottleneck(bottleneck: Bottleneck, waiting_pct: float, steps: int) -> str:
-    """A sentence about the bottleneck. It has no bound of the gain: the time of the step without loading is unknown."""
+    """A sentence about the bottleneck. It names no possible gain: the time of the step without loading is unknown."""
     if bottleneck is Bottleneck.TOO_FEW_STEPS:
         return f"no verdict: it needs {MIN_STEPS} steps, and only {steps} {'was' if steps == 1 else 'were'} measured"
-    return f"{bottleneck.value}: {waiting_pct:.0f}% of the time is spent waiting for data"
+    waiting = f"{waiting_pct:.0f}% of the time is spent waiting for data"
+    if bottleneck is Bottleneck.LAUNCH:
+        return f"{bottleneck.value}: the GPU waits for Python, and {waiting}"
+    return f"{bottleneck.value}: {waiting}"
 
 
 def format_ms(seconds: float) -> str:

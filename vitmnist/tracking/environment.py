@@ -1,4 +1,4 @@
-"""Describes the machine of a run, without which its times cannot be compared, and measures how much memory it uses."""
+"""Describes the machine of a run, and measures how much memory the run uses."""
 
 import platform
 import subprocess
@@ -11,7 +11,7 @@ import torch
 import vitmnist
 from vitmnist.metrics.epoch_table import GPU_PEAK_MIB, HOST_PEAK_MIB
 from vitmnist.runtime.cpu import available_cores, read_cpuinfo
-from vitmnist.runtime.memory import host_peak_bytes, reset_host_peak
+from vitmnist.runtime.memory import read_host_peak, reset_host_peak
 
 PACKAGES = ("torch", "torchvision", "hydra-core", "omegaconf", "einops", "numpy", "tensorboard")
 """The packages whose versions are recorded."""
@@ -33,11 +33,11 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "cpu_count": available_cores(),
         "torch_threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
-        **source_state(Path(vitmnist.__file__).parent.parent),
+        **read_source_state(Path(vitmnist.__file__).parent.parent),
     }
 
 
-def source_state(root: Path) -> dict[str, Any]:
+def read_source_state(root: Path) -> dict[str, Any]:
     """Return the commit of a source tree, and whether it has uncommitted changes; None for an installed package."""
 
     def git(*arguments: str) -> str:
@@ -66,6 +66,6 @@ class PeakMemory:
         """Return the metrics of an epoch that are about memory, in MiB; None where they cannot be measured."""
         is_cuda = self._device.type == "cuda"
         return {
-            HOST_PEAK_MIB.name: host_peak_bytes() / MIB if self._has_host_peak else None,
+            HOST_PEAK_MIB.name: read_host_peak() / MIB if self._has_host_peak else None,
             GPU_PEAK_MIB.name: torch.cuda.max_memory_allocated(self._device) / MIB if is_cuda else None,
         }

@@ -13,7 +13,7 @@ from torch import Tensor
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.errors import printable
+from vitmnist.errors import escape_unprintable
 from vitmnist.training.loop import Predictions
 
 BATCH_IMAGES = 64
@@ -39,7 +39,7 @@ def draw_epoch_images(
 def draw_training_batch(train: Split, sampler: EpochSampler, preprocess: Preprocess, epoch: int) -> Image.Image:
     """Draw the first images of an epoch as the model saw them, augmented.
 
-    The images are read by their indices, so that the iteration of the loader is not disturbed.
+    The images are read by their indices, because another pass over the loader would disturb its iteration.
     """
     size = sampler.rank_batch_size if preprocess.mixes else min(BATCH_IMAGES, sampler.rank_batch_size)
     indices = sampler.indices(epoch)[:size]
@@ -73,7 +73,7 @@ def format_caption(split: Split, predictions: Predictions, index: int) -> str:
     predicted = split.classes[int(predictions.labels[index])]
     confidence = 100 * float(predictions.confidence[index])
     lines = (name, f"true: {actual}", f"{confidence:.1f}% {predicted}")
-    return "\n".join(printable(line)[:CAPTION_LENGTH] for line in lines)
+    return "\n".join(escape_unprintable(line)[:CAPTION_LENGTH] for line in lines)
 
 
 def _draw_grid(tiles: Sequence[Image.Image], columns: int, gap: int, background: str) -> Image.Image:

@@ -8,7 +8,7 @@ from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.loaders.base import Loader
 from vitmnist.metrics.epoch_record import EpochRecord, Monitor, epochs_of_last_start, summarize
-from vitmnist.metrics.epoch_table import DATA_WAIT_PCT
+from vitmnist.metrics.epoch_table import DATA_WAIT_PCT, HOST_LEAD_S, TRAIN_S
 from vitmnist.runtime.world import World
 from vitmnist.timing.table import Bottleneck, format_bottleneck
 from vitmnist.tracking.result import Result
@@ -70,8 +70,16 @@ def log_bottleneck(result: Result, batches: int) -> None:
     if waiting_pct is None:
         return
     steps = len(epochs_of_last_start(result.epochs)) * batches
-    bottleneck = Bottleneck.of(waiting_pct, steps)
-    can_gain = result.auto is None and bottleneck in (Bottleneck.INPUT, Bottleneck.BALANCED)
+    lead_s, train_s = summarize(result.epochs, HOST_LEAD_S), summarize(result.epochs, TRAIN_S)
+    host_lead = None
+    if lead_s is not None and train_s and str(result.device).startswith("cuda"):
+        host_lead = lead_s / (train_s / batches)
+    bottleneck = Bottleneck.of(waiting_pct, steps, host_lead)
     epochs = " (median of the epochs after the first)" if len(result.epochs) > 1 else ""
-    advice = "; data/loader=auto measures which loader helps" if can_gain else ""
+    advice = ""
+    if bottleneck is Bottleneck.LAUNCH:
+        has_graph = (result.trainer or {}).get("graph")
+        advice = "; a larger batch_size helps" if has_graph else "; trainer=fast or a larger batch_size helps"
+    elif result.auto is None and bottleneck in (Bottleneck.INPUT, Bottleneck.BALANCED):
+        advice = "; data/loader=auto measures which loader helps"
     log.info("%s%s%s", format_bottleneck(bottleneck, waiting_pct, steps), epochs, advice)

@@ -18,8 +18,8 @@ from vitmnist.config.schema import Config
 from vitmnist.errors import ConfigError, DataError, PeerError, classify
 from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.metrics.epoch_table import EPOCH_S, epoch_metrics
-from vitmnist.runtime.files import UnreadableError, append_bytes, csv_text, read_plain, write_atomic
-from vitmnist.runtime.signals import StopSignal, interruption
+from vitmnist.runtime.files import UnreadableError, append_bytes, encode_csv, read_plain, write_atomic
+from vitmnist.runtime.signals import StopSignal, create_interruption
 from vitmnist.runtime.world import World
 
 log = logging.getLogger(__name__)
@@ -99,15 +99,15 @@ class Result:
 
     def write_epochs(self, folder: Path) -> None:
         """Write `epochs.csv`, a row for each epoch, for spreadsheets and pandas; raises `OSError`."""
-        write_atomic(folder / "epochs.csv", csv_text(epoch_columns(), self.epochs).encode())
+        write_atomic(folder / "epochs.csv", encode_csv(epoch_columns(), self.epochs).encode())
 
     def append_epoch(self, folder: Path) -> None:
         """Append the last epoch to `epochs.csv`; raises `OSError`. Rewriting it slows a run of 1,000 epochs by half."""
-        _, _, row = csv_text(epoch_columns(), self.epochs[-1:]).partition("\n")
+        _, _, row = encode_csv(epoch_columns(), self.epochs[-1:]).partition("\n")
         append_bytes(folder / "epochs.csv", row.encode())
 
     def write_config(self, folder: Path) -> None:
-        """Write the configuration, which `resume=` reads, and the overrides; raises `OSError`."""
+        """Write the overrides, and the configuration for `resume=`; raises `OSError`."""
         (folder / CONFIG).parent.mkdir(exist_ok=True)
         for name, record in ((CONFIG, self.config), (OVERRIDES, self.overrides)):
             write_atomic(folder / name, yaml.safe_dump(record, sort_keys=False, allow_unicode=True).encode())
@@ -149,7 +149,7 @@ def record_outcome(result: Result, config: Config, folder: Path, stop: StopSigna
         error = world.first_failure(raised)
         if stop.code and classify(error).cause == "worker":
             # The signal that stops the run has stopped its workers, too.
-            error = interruption(stop.code)
+            error = create_interruption(stop.code)
         record_failure(error, result, config, folder, world)
         if error is raised:
             raise

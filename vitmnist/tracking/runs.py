@@ -83,12 +83,12 @@ class Run:
             return (self.result.test or {}).get(name)
         epochs = self.result.epochs
         if self.result.eval_split == "validation":
-            best = Monitor(monitored_metric([self])).best_epoch(epochs)
+            best = Monitor(find_monitored_metric([self])).best_epoch(epochs)
             epochs = epochs if best is None else epochs[: best + 1]
         return summarize(epochs, epoch_metrics()[name])
 
 
-def monitored_metric(runs: Iterable[Run]) -> Metric:
+def find_monitored_metric(runs: Iterable[Run]) -> Metric:
     """The metric that runs monitor; the accuracy if they monitor several, or one that is not registered."""
     names = {str(run.config.get("monitor", "eval_acc")) for run in runs if run.config}
     if len(names) == 1:
@@ -140,7 +140,7 @@ def read_run(folder: Path) -> Run:
 
 def _active_times(folder: Path) -> tuple[float, float]:
     """When a run began and last wrote a file, in seconds since 1970, by the times of its files; 0 without a folder."""
-    config = folder / CONFIG  # The last start has written it.
+    config = folder / CONFIG  # Each start writes it.
     files = (path for path in (folder, *folder.glob("*")) if path.exists())
     last_write = max((path.stat().st_mtime for path in files), default=0.0)
     return config.stat().st_mtime if config.is_file() else last_write, last_write

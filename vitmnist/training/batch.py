@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 IGNORED = -100
-"""The label of padding, which has neither loss nor gradient: the default `ignore_index` of `cross_entropy`."""
+"""The label of padding, the default `ignore_index` of `cross_entropy`: it adds neither loss nor gradient."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,16 +31,16 @@ class Batch:
     targets: Tensor | None = None
 
     def __len__(self) -> int:
-        """Images of this rank."""
+        """The number of images of this rank."""
         return len(self.labels)
 
     def inputs(self) -> dict[str, Tensor]:
-        """The tensors of the batch by name, except those that are None."""
+        """Return the tensors of the batch by name, except those that are None."""
         tensors = {"images": self.images, "labels": self.labels, "keys": self.keys, "targets": self.targets}
         return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
     def padded(self, length: int) -> Batch:
-        """The batch with images labelled `IGNORED` appended, up to `length` images."""
+        """Return the batch with images labelled `IGNORED` appended, up to `length` images."""
         missing = length - len(self)
         if not missing:
             return self
@@ -50,7 +50,7 @@ class Batch:
         return Batch(images, labels, keys, self.size)
 
     def microbatches(self, length: int) -> Iterator[Batch]:
-        """Consecutive microbatches of at most `length` images, as views."""
+        """Yield consecutive microbatches of at most `length` images, as views."""
         for start in range(0, len(self), length):
             rows = slice(start, start + length)
             keys = None if self.keys is None else self.keys[rows]

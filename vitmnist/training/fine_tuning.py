@@ -12,29 +12,29 @@ from vitmnist.errors import ConfigError, join_names
 log = logging.getLogger(__name__)
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-"""The modules whose output in training mode depends on the whole batch."""
+"""The modules whose output in training mode depends on the batch."""
 PREFIXES = {"module.", "_orig_mod.", "model.", "backbone."}
-"""Prefixes that DataParallel, `torch.compile`, Lightning's modules and others give to all names of a network."""
+"""The prefixes that DataParallel, `torch.compile`, Lightning's modules and others add to the names of all weights."""
 
 
 def load_initial_weights(model: nn.Module, weights: Mapping[str, Tensor], skip: Sequence[str]) -> None:
-    """Load weights and statistics by their names in `state_dict()`, which `_renamed` adapts to the model.
+    """Load weights and statistics by their names in `state_dict()`, which `_rename_weights` adapts to the model.
 
     Args:
         skip: patterns of names that may differ; the model keeps its initial values for them.
 
     Raises:
-        ConfigError: names or shapes differ, a pattern fits none, or none of the weights is left.
+        ConfigError: names or shapes differ, a pattern matches no name, or no weights are left.
     """
     state = model.state_dict()
-    weights = _renamed(weights, model, skip)
+    weights = _rename_weights(weights, model, skip)
     names = state.keys() | weights.keys()
     for pattern in skip:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ConfigError(f"init_skip: {pattern!r} fits no weight; the model has {join_names(state)}")
     fitting = {name: value for name, value in weights.items() if name in state and value.shape == state[name].shape}
     differing = [
-        f"{name} ({_shape(weights, name)} in init, {_shape(state, name)} in the model)"
+        f"{name} ({_format_shape(weights, name)} in init, {_format_shape(state, name)} in the model)"
         for name in sorted(names - fitting.keys())
         if not _matches(name, skip)
     ]
@@ -49,11 +49,11 @@ def load_initial_weights(model: nn.Module, weights: Mapping[str, Tensor], skip: 
     log.info("started from %d of %d weights of init; the model has %d", len(fitting), len(weights), len(state))
 
 
-def _renamed(weights: Mapping[str, Tensor], model: nn.Module, skip: Sequence[str]) -> Mapping[str, Tensor]:
-    """The weights by the names of a model.
+def _rename_weights(weights: Mapping[str, Tensor], model: nn.Module, skip: Sequence[str]) -> Mapping[str, Tensor]:
+    """Return the weights by the names of a model.
 
     If the model has none of the names, a prefix that all of them share is removed; skipped names need not have it. If
-    it still has none, the names are those of a child of the model, such as a `backbone`.
+    it still has none, the weights are those of a child of the model, such as a `backbone`.
     """
     state = model.state_dict()
     while not state.keys() & weights.keys():
@@ -73,14 +73,14 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _shape(weights: Mapping[str, Tensor], name: str) -> str:
+def _format_shape(weights: Mapping[str, Tensor], name: str) -> str:
     return str(list(weights[name].shape)) if name in weights else "missing"
 
 
 def scale_learning_rates(optimizer: Optimizer, model: nn.Module, factors: Mapping[str, float]) -> list[nn.Module]:
     """Multiply the learning rates of a new optimizer, and freeze the parameters of factor 0.
 
-    The groups of the optimizer are divided, so that their other options, such as weight decay, stay as they are.
+    The parameter groups are divided, and keep their other options, such as weight decay.
 
     Args:
         factors: the factors by patterns of parameter names. The last matching pattern counts; without any, the factor
@@ -90,7 +90,7 @@ def scale_learning_rates(optimizer: Optimizer, model: nn.Module, factors: Mappin
         The frozen batch normalisations, whose statistics must not change either.
 
     Raises:
-        ConfigError: a pattern fits no parameter, or all are frozen.
+        ConfigError: a pattern matches no parameter, or all parameters are frozen.
     """
     if not factors:
         return []

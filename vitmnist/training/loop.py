@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,30 +13,32 @@ from torch import Tensor, nn
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import Loader
-from vitmnist.metrics import batch_metrics, confusion_metrics
+from vitmnist.metrics import batch_metrics, compute_confusion_metrics
 from vitmnist.metrics.epoch_table import EVAL_S, SAVE_S, metric_name
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.training.progress import EpochProgress, MetricAccumulator
 from vitmnist.training.step import TrainStep
 
+log = logging.getLogger(__name__)
+
 AfterStep = Callable[[EpochTimer], object]
-"""Called after each batch, outside of the computing time: progress bar, checkpoint, signals."""
+"""Called after each batch, for the progress bar, checkpoints and signals; its time does not count as computing."""
 
 
 def train_epoch(
     step: TrainStep, loader: Loader, progress: EpochProgress, after_step: AfterStep = lambda timer: None
 ) -> dict[str, float]:
-    """Train on the remaining batches of an epoch; returns its metrics by their names in `epoch_table`.
+    """Train on the remaining batches of an epoch, and return its metrics by their names in `epoch_table`.
 
     Raises:
         DataError: the loader delivers too few batches.
-        TrainingError: a loss is not finite; names the first such step.
+        TrainingError: a loss is not finite; the message names the first such step.
     """
     metrics = progress.metrics
     step.train_mode()
     timer = progress.timer
-    timer.start()  # This synchronises, so that the epoch is not charged for work that was queued before.
+    timer.start()  # This waits for the device, so that the epoch does not count work that was queued before.
     for batch in timer.waiting(step.batches(loader, progress.epoch, start=metrics.num_batches)):
         sums = step(batch, progress.log_step)
         metrics.update(sums)
@@ -43,6 +46,8 @@ def train_epoch(
         after_step(timer)
     timer.stop()
     metrics.check_complete()
+    if skipped_steps := step.pop_skipped_steps():
+        log.info("trainer.precision=fp16: %d of %d steps overflowed, and were skipped", skipped_steps, len(loader))
     return progress.compute()
 
 
@@ -55,8 +60,8 @@ def evaluate(
 ) -> tuple[dict[str, float], Predictions]:
     """Evaluate a model on the loader's epoch 0, in float32 and without augmentation.
 
-    Each rank evaluates its part; every rank returns the metrics (by their names in `epoch_table`) and predictions of
-    all images.
+    `eval_loss` is the cross-entropy, whatever loss is trained, so that runs can be compared. Each rank evaluates its
+    part of the images, and returns the metrics (by their names in `epoch_table`) and predictions of all of them.
 
     Raises:
         DataError: the loader delivers too few batches.
@@ -65,27 +70,28 @@ def evaluate(
     world.broadcast_buffers(model)  # The statistics of rank 0 are saved, so all ranks evaluate with them.
     sampler, device = loader.sampler, preprocess.mean.device
     metrics = MetricAccumulator(sampler, device, world)
-    collector = PredictionCollector(sampler, world)
+    batches: list[Predictions] = []
     functions = batch_metrics()
     timer = EpochTimer(device)
     timer.start()
     with torch.inference_mode():
         for images, labels in timer.waiting(loader.epoch(0)):
-            # If the last batch has no image for this rank, the rank gets an image of padding, and `valid` is 0.
+            # A rank without images in the last batch gets an image of padding; `valid` is then 0.
             valid, size = sampler.num_valid(metrics.num_batches), sampler.num_images(metrics.num_batches)
             logits, targets = model(preprocess(images))[:valid], labels[:valid]
-            loss = F.cross_entropy(logits, targets, reduction="sum") / size
-            metrics.update({"loss": loss} | {name: compute(logits, targets) for name, compute in functions.items()})
-            collector.update(logits, targets)
+            cross_entropy = F.cross_entropy(logits, targets, reduction="sum") / size
+            sums = {name: compute(logits, targets) for name, compute in functions.items()}
+            metrics.update({"loss": cross_entropy, **sums})
+            batches.append(Predictions(logits.argmax(dim=1), logits.softmax(dim=1).amax(dim=1), targets))
             timer.begin("other")
             after_step(timer)
     timer.stop()
     metrics.check_complete()
     seconds = timer.seconds()
     saving = seconds.pop("saving")
-    predictions = collector.compute()
+    predictions = gather_predictions(batches, sampler, world)
     values = metrics.compute("eval")
-    for name, value in confusion_metrics(predictions.confusion_matrix(logits.shape[1])).items():
+    for name, value in compute_confusion_metrics(predictions.confusion_matrix(logits.shape[1])).items():
         values[metric_name("eval", name)] = value
     return {**values, EVAL_S.name: sum(seconds.values()), SAVE_S.name: saving}, predictions
 
@@ -105,41 +111,30 @@ class Predictions:
     targets: Tensor
 
     def confusion_matrix(self, classes: int) -> Tensor:
-        """Number of images by true class (rows) and predicted class (columns): int64 `[classes, classes]`, CPU."""
+        """Count the images by true class (rows) and predicted class (columns): int64 `[classes, classes]`, CPU."""
         pairs = self.targets * classes + self.labels
         return torch.bincount(pairs, minlength=classes * classes).view(classes, classes).cpu()
 
     def mistakes(self) -> list[int]:
-        """Indices of the misclassified images, the most confident first."""
+        """Return the indices of the misclassified images, the most confident first."""
         wrong = (self.labels != self.targets).nonzero().flatten()
         order = self.confidence[wrong].argsort(descending=True, stable=True)
         indices: list[int] = wrong[order].tolist()
         return indices
 
 
-class PredictionCollector:
-    """Collects the predictions of this rank's batches, and gathers them over the ranks."""
+def gather_predictions(batches: Sequence[Predictions], sampler: EpochSampler, world: World) -> Predictions:
+    """Gather the predictions of all ranks, given those of this rank's batches; every rank must call it."""
 
-    def __init__(self, sampler: EpochSampler, world: World) -> None:
-        self._sampler, self._world = sampler, world
-        self._labels: list[Tensor] = []
-        self._confidence: list[Tensor] = []
-        self._targets: list[Tensor] = []
+    def gather(values: list[Tensor]) -> Tensor:
+        rank_values = torch.cat(values)
+        # An image of padding comes last, and has no prediction.
+        indices = sampler.indices(0, device=rank_values.device)[: len(rank_values)]
+        gathered = rank_values.new_zeros(sampler.size).index_copy_(0, indices, rank_values)
+        return world.all_reduce_sum(gathered)
 
-    def update(self, logits: Tensor, targets: Tensor) -> None:
-        """Add a batch without padding: float32 logits `[B, classes]` and int64 targets `[B]`."""
-        self._labels.append(logits.argmax(dim=1))
-        self._confidence.append(logits.softmax(dim=1).amax(dim=1))
-        self._targets.append(targets)
-
-    def compute(self) -> Predictions:
-        """The predictions of all images; every rank must call it."""
-        return Predictions(*map(self._gather, (self._labels, self._confidence, self._targets)))
-
-    def _gather(self, batches: list[Tensor]) -> Tensor:
-        """The values of the images of all ranks, in split order."""
-        values = torch.cat(batches)
-        # The rank's padding image, if it has one, is the last one. It has no prediction.
-        indices = self._sampler.indices(0, device=values.device)[: len(values)]
-        gathered = values.new_zeros(self._sampler.size).index_copy_(0, indices, values)
-        return self._world.all_reduce_sum(gathered)
+    return Predictions(
+        gather([batch.labels for batch in batches]),
+        gather([batch.confidence for batch in batches]),
+        gather([batch.targets for batch in batches]),
+    )

@@ -8,28 +8,18 @@ import torch
 from torch import Tensor, nn
 
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.errors import DataError, TrainingError
-from vitmnist.metrics import METRICS, batch_metrics
-from vitmnist.metrics.epoch_table import (
-    COMPUTE_S,
-    DATA_WAIT_PCT,
-    DATA_WAIT_S,
-    FIRST_BATCH_S,
-    IMAGES_PER_S,
-    SAVE_S,
-    TRAIN_S,
-    metric_name,
-)
+from vitmnist.errors import DataError, TrainingError, join_names
+from vitmnist.metrics import METRICS, batch_metrics, epoch_table
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.training.step import TrainStep
 
 
 class EpochProgress:
-    """A training epoch and its progress: metrics, times and logged steps. Can be saved at any step.
+    """The progress of a training epoch: metrics, times and logged steps. It can be saved at any step.
 
     Args:
-        epoch: counted from 0.
+        epoch: the epoch, counted from 0.
         log_every: log loss, learning rate and gradient norm every this many steps of the run; None: never.
     """
 
@@ -41,7 +31,7 @@ class EpochProgress:
         log_every: int | None = None,
         world: World = SINGLE_PROCESS,
     ) -> None:
-        self.epoch, self.sampler = epoch, sampler
+        self.epoch = epoch
         self.timer = EpochTimer(device)
         self.metrics = MetricAccumulator(sampler, device, world)
         self._log_every = log_every
@@ -50,9 +40,9 @@ class EpochProgress:
         self._lrs: list[float] = []
         """The learning rate of each step of the epoch."""
         self._gradient_norms: dict[int, Tensor | float] = {}
-        """The gradient norms of the logged steps, by the step of the epoch, on the device until they are read."""
+        """The gradient norms of the logged steps, by the step of the epoch; they stay on the device until read."""
         self._earlier_seconds: dict[str, float] = {}
-        """The seconds of earlier starts, if the run was resumed within this epoch."""
+        """The seconds of this epoch before the run was resumed within it."""
 
     def log_step(self, step: TrainStep) -> None:
         """Store the learning rate and, if the step is logged, the gradient norm; does not wait for the device."""
@@ -63,8 +53,8 @@ class EpochProgress:
             self._gradient_norms[index] = nn.utils.get_total_norm(gradients)
 
     def logged_steps(self) -> list[dict[str, Any]]:
-        """Step (counted over the run), loss, lr and grad_norm (None if not finite) of the logged steps."""
-        losses = self.metrics.per_batch("loss")
+        """Return step (counted over the run), loss, lr and grad_norm (None if not finite) of the logged steps."""
+        losses = self.metrics.batch_sums("loss")
         return [
             {
                 "step": self._first_step + step,
@@ -77,7 +67,7 @@ class EpochProgress:
 
     def check_finite(self) -> None:
         """Raise `TrainingError` for the first batch whose loss is not finite; waits for the device."""
-        for step, loss in enumerate(self.metrics.per_batch("loss")):
+        for step, loss in enumerate(self.metrics.batch_sums("loss")):
             if not math.isfinite(loss):
                 raise TrainingError(
                     f"the loss is {loss} in epoch {self.epoch + 1}, step {step + 1}, at learning rate "
@@ -85,23 +75,24 @@ class EpochProgress:
                 )
 
     def compute(self) -> dict[str, float]:
-        """The metrics so far, by their names in `epoch_table`; raises as `check_finite`."""
+        """Return the metrics so far, by their names in `epoch_table`; raises as `check_finite`."""
         self.check_finite()
         seconds = self._seconds()
         train_s = seconds["waiting"] + seconds["computing"] + seconds["other"]
         return {
             **self.metrics.compute("train"),
-            TRAIN_S.name: train_s,
-            FIRST_BATCH_S.name: seconds["first_batch"],
-            DATA_WAIT_S.name: seconds["waiting"],
-            DATA_WAIT_PCT.name: 100 * seconds["waiting"] / train_s,
-            COMPUTE_S.name: seconds["computing"],
-            SAVE_S.name: seconds["saving"],
-            IMAGES_PER_S.name: sum(self.metrics.batch_sizes) / train_s,
+            epoch_table.TRAIN_S.name: train_s,
+            epoch_table.FIRST_BATCH_S.name: seconds["first_batch"],
+            epoch_table.DATA_WAIT_S.name: seconds["waiting"],
+            epoch_table.DATA_WAIT_PCT.name: 100 * seconds["waiting"] / train_s,
+            epoch_table.COMPUTE_S.name: seconds["computing"],
+            epoch_table.HOST_LEAD_S.name: self.timer.host_lead_s,
+            epoch_table.SAVE_S.name: seconds["saving"],
+            epoch_table.IMAGES_PER_S.name: sum(self.metrics.batch_sizes) / train_s,
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The progress as plain values and CPU tensors; waits for the device."""
+        """Return the progress as plain values and CPU tensors; waits for the device."""
         return {
             "metrics": self.metrics.state_dict(),
             "lrs": list(self._lrs),
@@ -120,7 +111,7 @@ class EpochProgress:
         return {step: float(norm) for step, norm in self._gradient_norms.items()}
 
     def _seconds(self) -> dict[str, float]:
-        """Seconds of each phase of the timer, and of the wait for the first batch of the epoch."""
+        """Return the seconds of each phase of the timer, and of the wait for the first batch of the epoch."""
         before, seconds = self._earlier_seconds, self.timer.seconds()
         first_batch = before.get("first_batch", self.timer.first_wait())
         return {phase: before.get(phase, 0.0) + seconds[phase] for phase in seconds} | {"first_batch": first_batch}
@@ -129,12 +120,12 @@ class EpochProgress:
 class MetricAccumulator:
     """The sums of each batch of a pass, by name.
 
-    Each rank accumulates its own images. Reading is an all-reduce over the ranks, so all must read when one does.
+    Each rank accumulates its own images. Reading is an all-reduce, so all ranks must read together.
     """
 
     def __init__(self, sampler: EpochSampler, device: torch.device, world: World = SINGLE_PROCESS) -> None:
         self.num_batches = 0
-        """Batches so far."""
+        """The number of batches so far."""
         self._sampler, self._world = sampler, world
         # float64 holds counts and the float32 losses exactly.
         self._sums = {
@@ -154,31 +145,40 @@ class MetricAccumulator:
 
     @property
     def batch_sizes(self) -> list[int]:
-        """Images of each batch so far, of all ranks."""
+        """The number of images of each batch so far, over all ranks."""
         return [self._sampler.num_images(batch) for batch in range(self.num_batches)]
 
-    def per_batch(self, name: str) -> list[float]:
-        """The sum of each batch so far, of all ranks; waits for the device."""
+    def batch_sums(self, name: str) -> list[float]:
+        """Return the sum of each batch so far, over all ranks; waits for the device."""
         values: list[float] = self._world.all_reduce_sum(self._sums[name][: self.num_batches].clone()).tolist()
         return values
 
     def compute(self, split: str) -> dict[str, float]:
-        """Means over the images so far, in percent where that is the unit: `SPLIT_loss`, `SPLIT_acc`, …"""
+        """Return the means over the images so far, in percent where that is the unit: `SPLIT_loss`, `SPLIT_acc`, …"""
         sizes = self.batch_sizes
-        # Batches are weighted by their size, because the last one may be smaller.
-        means = {"loss": math.fsum(map(mul, self.per_batch("loss"), sizes)) / sum(sizes)}
+        # Weight the batches by their size: the last one may be smaller.
+        means = {"loss": math.fsum(map(mul, self.batch_sums("loss"), sizes)) / sum(sizes)}
         for name in batch_metrics():
             scale = 100 if METRICS.options_of(name).unit == "%" else 1
-            means[name] = scale * math.fsum(self.per_batch(name)) / sum(sizes)
-        return {metric_name(split, name): mean for name, mean in means.items()}
+            means[name] = scale * math.fsum(self.batch_sums(name)) / sum(sizes)
+        return {epoch_table.metric_name(split, name): mean for name, mean in means.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """The sums over all ranks, as plain values and CPU tensors."""
+        """Return the sums over all ranks, as plain values and CPU tensors."""
         sums = {name: self._world.all_reduce_sum(values.clone()).cpu() for name, values in self._sums.items()}
         return {"steps": self.num_batches, "sums": sums}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`, also with another number of ranks."""
+        """Continue from `state_dict()`, also with another number of ranks.
+
+        Raises:
+            DataError: a metric was registered after the state was saved.
+        """
+        if added := self._sums.keys() - state["sums"].keys():
+            raise DataError(
+                "the checkpoint was saved within an epoch, whose first steps did not measure "
+                f"{join_names(sorted(added))}; resume without it until the epoch is completed, or start a new run"
+            )
         self.num_batches = int(state["steps"])
         if self._world.is_main:  # The sums are over all ranks, so the other ranks start from zero.
             for name, values in self._sums.items():

@@ -1,4 +1,4 @@
-"""Builds dataset, sampler and model of a run from its configuration, and refuses what does not fit together."""
+"""Builds the dataset and the model of a run from its configuration, and checks that they fit together."""
 
 import logging
 from collections.abc import Mapping
@@ -22,24 +22,24 @@ log = logging.getLogger(__name__)
 
 
 def check_config(config: Config, device: torch.device | str = "cpu") -> None:
-    """Raise `ConfigError` for errors that the configuration alone shows, before data are read; tries the model too."""
+    """Raise `ConfigError` for errors that show before data are read; runs the model on zeros too, if possible."""
     for key, registry in registries():
         registry.resolve(attrgetter(key)(config))
     augment = build_augment(config.data.augment)
     _, options = DATASETS.resolve(config.data.dataset)
     shape = getattr(options, "shape", None)
     configured_statistics(config.data.normalize, shape and shape[0])
-    if shape:  # The number of classes is not known yet, so the trial model has two.
+    if shape:  # The number of classes is not known yet; use two.
         size = shape[0], *input_size(augment, *shape[1:])
         model = MODELS.build(config.model, size, 2).to(device)
         _check_outputs(config.model["name"], model, torch.zeros(2, *size, device=device), 2)
 
 
 def read_dataset(config: Config, world: World) -> Dataset:
-    """Read the dataset. On each machine the first rank downloads or decodes it, then the others read the files.
+    """Read the dataset: on each machine, the first rank downloads or decodes it, and then the others read the files.
 
     Raises:
-        ConfigError, DataError: it cannot be read or evaluated, or differs between machines.
+        ConfigError, DataError: the dataset cannot be read or evaluated, or differs between machines.
     """
     if world.local_rank:
         world.barrier()
@@ -62,10 +62,10 @@ def read_dataset(config: Config, world: World) -> Dataset:
 
 
 def build_model(config: Config, split: Split, device: torch.device, weights: Mapping[str, Tensor] | None) -> nn.Module:
-    """Build the model on its device with the weights that `init` names, and try it on two images."""
+    """Build the model on its device with the weights that `init` names, and run it on two images of zeros."""
     _, channels, height, width = split.images.shape
     shape = channels, *input_size(build_augment(config.data.augment), height, width)
-    torch.manual_seed(config.seed)  # Weights are initialised on the CPU, so they are identical on every device.
+    torch.manual_seed(config.seed)  # Weights are initialised on the CPU, and thus identical on every device.
     model = MODELS.build(config.model, shape, len(split.classes))
     if weights is not None:
         load_initial_weights(model, weights, config.init_skip)
@@ -74,11 +74,11 @@ def build_model(config: Config, split: Split, device: torch.device, weights: Map
 
 
 def _check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) -> None:
-    """Raise `ConfigError` unless the model returns a logit per image and class: more of them would train silently."""
+    """Raise `ConfigError` unless the model returns one logit per image and class: with more, it would still train."""
     try:
         with torch.no_grad():
-            logits = model.eval()(images)  # In this mode no state changes, and no random number is drawn.
-    # Torch and libraries of models raise these for a size that does not fit. Any other type is a bug of the model.
+            logits = model.eval()(images)  # Evaluation changes no state, and draws no random number.
+    # Torch and libraries of models raise these types for a wrong size. Any other type is a bug of the model.
     except (RuntimeError, ValueError, AssertionError) as error:
         if classify(error).is_user_error:
             raise
@@ -107,11 +107,11 @@ def check_batch_norm(name: str, backend: StepBackend, train: Split, sampler: Epo
         )
     # The first and the last batch of an epoch may differ in size. A rank without images has one image of padding.
     sizes = [max(sampler.num_valid(batch), 1) for batch in (0, len(sampler) - 1)]
-    if all((size - 1) % backend.microbatch_size for size in sizes):  # The last microbatch has several images.
+    if all((size - 1) % backend.microbatch_size for size in sizes):  # No last microbatch has a single image.
         return
     image = backend.preprocess(train.images[:1].to(backend.preprocess.mean.device))
     try:
-        with torch.no_grad(), preserved_buffers(backend.model):  # The generators are seeded later.
+        with torch.no_grad(), preserved_buffers(backend.model):  # `distribute` seeds the random generators later.
             backend.model(image)
     except ValueError as error:
         raise ConfigError(

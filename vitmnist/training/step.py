@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from vitmnist.config.schema import Precision
 from vitmnist.data.randomness import preserved_random_state
 from vitmnist.loaders.base import Loader
 from vitmnist.optim.optimizers import EMA
@@ -25,17 +26,20 @@ log = logging.getLogger(__name__)
 class TrainStep:
     """Trains a model on one batch at a time.
 
-    Whatever the options, the gradient is the one of the mean loss over the whole batch in float32, up to rounding
-    (summation order, lower-precision products). For the articles' transformer the difference is below 1e-5 of the
-    gradient's norm with microbatches and compiled code, and below 2% with bf16 (`tests/training/test_step.py`). This
-    does not hold for models whose output for an image depends on its batch (batch normalisation) or is random.
+    With any options, the gradient is that of the mean loss over the whole batch in float32, up to rounding (summation
+    order, lower-precision products). For the articles' transformer the difference is below 1e-5 of the gradient's norm
+    with microbatches and compiled code, and below 2% with bf16 (`tests/training/test_step.py`). This does not hold for
+    models whose output for an image depends on its batch (batch normalisation) or is random.
+
+    With `precision=fp16` the loss is scaled, so that small gradients do not become zero (Micikevicius et al.,
+    arXiv:1710.03740). A step whose gradients overflow leaves the weights unchanged, but counts as a step.
 
     Args:
         backend: runs the model and the loss.
         schedule: the factor of the learning rate in a step; steps count from 0 over the run.
         clip_norm: the maximum norm of all gradients together (Pascanu et al., arXiv:1211.5063); None: no clipping.
-        ema: average of the weights; None: no average.
-        frozen_norms: the batch normalisations of the model whose statistics do not change in training.
+        ema: the moving average of the weights; None: no average.
+        frozen_norms: batch normalisations whose statistics do not change in training.
     """
 
     def __init__(
@@ -51,11 +55,13 @@ class TrainStep:
         self.optimizer, self.schedule, self.ema = optimizer, schedule, ema
         self.device = self.preprocess.mean.device
         self.completed_steps = 0
-        """Steps since the beginning of the run."""
+        """The number of steps since the beginning of the run."""
         self._base_lrs = [float(group["lr"]) for group in optimizer.param_groups]
         self._clip_norm = clip_norm
         self._frozen_norms = frozen_norms
         self._world_size = 1
+        self._scaler = torch.amp.GradScaler(self.device.type, enabled=backend.config.precision == Precision.fp16)
+        self._skipped_steps = torch.zeros((), dtype=torch.int64, device=self.device)
         self.train_mode()  # `prepare` compiles the code of this mode.
 
     @property
@@ -75,14 +81,14 @@ class TrainStep:
             norm.eval()
 
     def batches(self, loader: Loader, epoch: int, start: int = 0) -> Generator[Batch, None, None]:
-        """The batches of an epoch from batch `start` on, for `__call__`."""
+        """Return the batches of an epoch from batch `start` on, for `__call__`."""
         sampler = loader.sampler
-        # All keys of the epoch are drawn here, before the first batch is requested, so no loader is charged for it.
+        # Draw the epoch's keys up front so that their cost is not counted as waiting for the loader.
         batches = zip(loader.epoch(epoch, start), self.preprocess.keys(sampler, epoch, start), strict=False)
 
         def generate() -> Generator[Batch, None, None]:
             for index, ((images, loaded), keys) in enumerate(batches, start):
-                # A rank without images in the last batch has an image of padding, see `EpochSampler`.
+                # A rank without images in the last batch has an image of padding; see `EpochSampler`.
                 labels = loaded if sampler.num_valid(index) else torch.full_like(loaded, IGNORED)
                 yield Batch(images, labels, keys, sampler.num_images(index))
 
@@ -95,43 +101,57 @@ class TrainStep:
             on_gradients: called once the gradients are complete.
 
         Returns:
-            The sums over this rank's images. `loss` is divided by the size of the global batch, so that it adds up
-            over the ranks to the mean.
+            The sums over this rank's images. `loss` is divided by the size of the global batch; its sum over the ranks
+            is the mean loss.
         """
         factor = self.schedule(self.completed_steps)
         for group, base_lr in zip(self.optimizer.param_groups, self._base_lrs, strict=True):
             group["lr"] = base_lr * factor
         sums = self.forward_backward(batch)
-        on_gradients(self)  # This comes first: clipping, and SGD with Nesterov momentum, write into the gradients.
+        self._unscale_gradients()
+        on_gradients(self)  # Call this first: clipping, and SGD with Nesterov momentum, write into the gradients.
         if self._clip_norm:
             nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
-        self.optimizer.step()
+        self._scaler.step(self.optimizer)
+        self._scaler.update()
         if self.ema:
             self.ema.update()
         self.completed_steps += 1
         return sums
 
     def forward_backward(self, batch: Batch) -> Sums:
-        """Compute the gradient of the summed loss divided by `batch.size`, into the `grad` of the parameters."""
+        """Compute the gradient of the summed loss divided by `batch.size`; return the sums of `__call__`."""
         self.model.zero_grad()
         sums: Sums = {}
         microbatches = self.backend.microbatches(batch)
         for micro in microbatches:
             is_last = micro is microbatches[-1]
             # DDP all-reduces once, after the last microbatch.
-            with nullcontext() if is_last else self.backend.skip_all_reduce():
+            with nullcontext() if is_last else self.backend.skip_all_reduce(), self.backend.matmul_precision():
                 outputs = self.backend(micro)
                 loss = outputs["loss"] / batch.size
                 # DDP averages the gradients over the ranks; the gradient of the global batch is their sum.
-                (loss * self._world_size).backward()
+                self._scaler.scale(loss * self._world_size).backward()
             for name, value in (outputs | {"loss": loss.detach()}).items():
                 sums[name] = sums.get(name, 0) + value
         return sums
 
+    def _unscale_gradients(self) -> None:
+        if self._scaler.is_enabled():
+            self._scaler.unscale_(self.optimizer)
+            gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+            self._skipped_steps += ~nn.utils.get_total_norm(gradients).isfinite()
+
+    def pop_skipped_steps(self) -> int:
+        """Return the number of steps since the last call that left the weights unchanged; waits for the device."""
+        skipped_steps = int(self._skipped_steps)
+        self._skipped_steps.zero_()
+        return skipped_steps
+
     def prepare(self, loader: Loader) -> None:
         """Compile the step or capture its graph, if configured, for what the loader delivers: uint8 or float32.
 
-        Drops the gradients, and restores the model's buffers and the random generators; raises as
+        Drops the gradients; the model's buffers and the random generators keep their states. Raises as
         `StepBackend.prepare`.
         """
         config = self.backend.config
@@ -148,37 +168,41 @@ class TrainStep:
                 self.model.zero_grad()
 
     def distribute(self, world: World) -> None:
-        """Let each step use the gradient of the global batch; each rank computes a part of it."""
+        """Average the gradients over the ranks, so that each step uses the gradient of the global batch."""
         self.backend.distribute(world)
         self._world_size = world.size
-        if self.ema:  # DDP has copied the weights of rank 0 into the model, so the average starts from them.
+        if self.ema:  # DDP has copied the weights of rank 0 into the model; start the average from them.
             self.ema.model.load_state_dict(self.model.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of model, optimizer, schedule and EMA."""
+        """Return the state of model, optimizer, schedule, loss scale and EMA."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "schedule": {"last_epoch": self.completed_steps},  # Torch's schedulers use this name.
+            "scaler": self._scaler.state_dict(),
             "ema": self.ema.state_dict() if self.ema else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`; raises an error of any type if it is from another model or optimizer."""
+        """Continue from `state_dict()`; a state of another model or optimizer may raise any error."""
         self.model.load_state_dict(state["model"])
-        # The options of the groups follow from the configuration, and their learning rates from the number of steps.
+        # Load no options of the parameter groups: they follow from the configuration and the number of steps.
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state["optimizer"]["state"]})
         self.completed_steps = int(state["schedule"]["last_epoch"])
+        self._skipped_steps.zero_()
+        if state.get("scaler"):
+            self._scaler.load_state_dict(state["scaler"])
         if self.ema:
             self.ema.load_state_dict(state["ema"])
 
     def restart_schedule(self) -> None:
-        """Count the steps from 0 again, so that steps that are only timed are never more than a run has."""
+        """Count the steps from 0 again: the schedule is not defined for more steps than the run has."""
         self.completed_steps = 0
 
     @contextmanager
     def preserved_state(self) -> Iterator[None]:
-        """Restore the state on exit, with buffers that `state_dict()` does not have, and drop the gradients."""
+        """Restore the state on exit, including buffers that `state_dict()` omits, and drop the gradients."""
         before = copy.deepcopy(self.state_dict())
         with preserved_buffers(self.model):
             try:

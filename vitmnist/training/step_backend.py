@@ -27,15 +27,16 @@ from vitmnist.training.step_options import StepConfig
 log = logging.getLogger(__name__)
 
 Sums = dict[str, Tensor]
-"""Sums over this rank's images, as tensors without dimensions on the device: `loss`, and each metric of
-`vitmnist.metrics`."""
+"""Sums over this rank's images, as scalar tensors on the device: `loss`, and each metric of `vitmnist.metrics`."""
+AUTOCAST_DTYPES = {Precision.bf16.value: torch.bfloat16, Precision.fp16.value: torch.float16}
+"""The dtype of `torch.autocast` by `trainer.precision`; other precisions do not use it."""
 
 
 class StepBackend:
     """Divides a batch into microbatches, and computes the summed loss and metrics of each.
 
-    The backend is eager until `prepare` compiles it or captures its graph. With `precision=bf16` the model runs under
-    `torch.autocast`; weights, gradients and loss are float32.
+    The backend is eager until `prepare` compiles it or captures its graph. With `precision=bf16` or `fp16` the model
+    runs under `torch.autocast`; weights, gradients and loss are float32.
 
     Args:
         model: returns logits `[B, classes]`.
@@ -48,14 +49,14 @@ class StepBackend:
         self.config = config or StepConfig()
         self.model, self.preprocess = model, preprocess
         self.batch_size = batch_size
-        # A batch becomes the fewest microbatches of at most micro_batch images, all of nearly the same size.
+        # Divide a batch into the fewest microbatches of at most micro_batch images, all of nearly the same size.
         microbatches = math.ceil(batch_size / (self.config.micro_batch or batch_size))
         self.microbatch_size = math.ceil(batch_size / microbatches)
         self.compile_s = 0.0
-        """Seconds spent on compilation, or on capturing graphs."""
+        """The seconds spent on compiling or on capturing graphs."""
         self.must_pad = False
         """Pad short microbatches with images labelled `IGNORED`, because compiled code has fixed shapes. The statistics
-        of batch normalisation would count the padding, so a model that has it runs short microbatches eagerly."""
+        of batch normalisation would count the padding, so models with it run short microbatches eagerly."""
         self.eager = ModelAndLoss(model, preprocess, self.config.precision, loss)
         self.module: nn.Module = self.eager
         """Model and loss: eager, compiled or graphed. With several ranks, DDP wraps it."""
@@ -64,11 +65,11 @@ class StepBackend:
 
     @property
     def has_batch_norm(self) -> bool:
-        """Whether the output for an image, and statistics of the model, depend on the batch."""
+        """Whether the output for an image depends on its batch, because a batch normalisation is in training mode."""
         return any(isinstance(module, BATCH_NORMS) and module.training for module in self.model.modules())
 
     def microbatches(self, batch: Batch) -> list[Batch]:
-        """The microbatches of a batch; their images are mixed, and padded if `must_pad` is true."""
+        """Mix the images of a batch if configured, pad it if `must_pad`, and return its microbatches."""
         count = math.ceil(len(batch) / self.microbatch_size)
         must_mix = self._must_mix(batch)
         if self.must_pad:
@@ -76,25 +77,38 @@ class StepBackend:
             batch = batch.padded(math.ceil(length / self.microbatch_size) * self.microbatch_size)
         if must_mix:
             batch = self._mix(batch)
-        # The padding of a mixed batch may fill further microbatches, which are left out.
+        # The padding of a mixed batch may fill whole microbatches. Leave these out.
         return list(islice(batch.microbatches(self.microbatch_size), count))
 
     def __call__(self, micro: Batch) -> Sums:
-        """The summed loss and metrics of a microbatch, not divided by the size of the batch."""
+        """Return the summed loss and metrics of a microbatch, not divided by the size of the batch."""
         with self._eager_unless(len(micro) == self.microbatch_size):
             sums: Sums = self.module(micro.inputs())
         return sums
 
     def skip_all_reduce(self) -> AbstractContextManager[object]:
-        """Accumulate the gradients of this rank within the block, without DDP's all-reduce."""
+        """Skip DDP's all-reduce within the block: gradients accumulate on this rank."""
         return self.module.no_sync() if isinstance(self.module, DistributedDataParallel) else nullcontext()
+
+    @contextmanager
+    def matmul_precision(self) -> Iterator[None]:
+        """Compute the float32 matrix products within the block in TF32, if configured; evaluation does not."""
+        if self.config.precision != Precision.tf32:
+            yield
+            return
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
 
     def distribute(self, world: World) -> None:
         """Let each backward pass average the gradients over the ranks."""
         self.module = world.wrap_ddp(self.module)
 
     def prepare(self, batch: Batch, forward_backward: Callable[[Batch], object]) -> None:
-        """Compile or capture for batches such as `batch`, if configured; changes gradients and random state.
+        """Compile the module, or capture its graph, for batches like `batch`; changes gradients and random state.
 
         If `trainer.compile=auto` or `trainer.graph=auto` fails, the backend stays eager, and `config` says why.
 
@@ -103,14 +117,15 @@ class StepBackend:
         """
         started = time.perf_counter()
         if self.module is self.eager:
-            # An eager call comes first. A library such as einops fills a cache in it; filled later, the cache would
-            # cause a recompilation. And an error of the model is not reported as an error of compiling.
+            # Call the model eagerly first. Libraries such as einops then fill their caches, which would otherwise cause
+            # a recompilation, and an error of the model is not reported as an error of compiling.
             forward_backward(batch)
         try:
             if self.config.compile:
                 self._compile(batch, forward_backward)
             else:
-                self._capture(batch)
+                with self.matmul_precision():
+                    self._capture(batch)
         except Exception as error:  # Dynamo, inductor and CUDA raise many types.
             self._fall_back(error)
         else:
@@ -122,9 +137,9 @@ class StepBackend:
             self.mix_batch = torch.compile(self.mix_batch, fullgraph=True, dynamic=False)
             self.must_pad = not self.has_batch_norm
         try:
-            forward_backward(batch)  # This reuses the code that earlier jobs of a sweep have compiled.
+            forward_backward(batch)  # This reuses code that earlier jobs of a sweep have compiled.
         except Exception:
-            torch.compiler.reset()  # Torch keeps at most eight versions, which earlier jobs may have used up.
+            torch.compiler.reset()  # Torch keeps at most eight versions; earlier jobs may have used them up.
             forward_backward(batch)
 
     def _capture(self, batch: Batch) -> None:
@@ -136,7 +151,7 @@ class StepBackend:
         self.module.capture(batch.inputs())
 
     def _fall_back(self, error: Exception) -> None:
-        """Stay eager after a failure, or raise `ConfigError` if compiling or capturing was asked for by name."""
+        """Stay eager after a failure of `auto`; raise `ConfigError` after one of `true`."""
         self.module, self.mix_batch, self.must_pad = self.eager, self.preprocess.mix_batch, False
         key = "compile" if self.config.compile else "graph"
         reason = f"failed: {first_line(error)}"
@@ -151,19 +166,19 @@ class StepBackend:
 
     def _mix(self, batch: Batch) -> Batch:
         assert batch.keys is not None
-        # The whole batch is mixed at once, because the partner of an image must not depend on the microbatch size.
+        # Mix the whole batch at once: the partner of an image must not depend on the microbatch size.
         with self._eager_unless(len(batch) == self.batch_size):
             images, targets = self.mix_batch(batch.images, batch.labels, batch.keys)
         return Batch(images, batch.labels, None, batch.size, targets)
 
     def _eager_unless(self, is_full: bool) -> AbstractContextManager[object]:
-        """Run compiled code eagerly on a batch of another shape, if short batches are not padded (see `must_pad`)."""
+        """Run compiled code eagerly on a short batch, unless short batches are padded (see `must_pad`)."""
         is_eager = self.config.compile and not self.must_pad and not is_full
         return torch.compiler.set_stance("force_eager") if is_eager else nullcontext()
 
 
 class ModelAndLoss(nn.Module):
-    """Preprocessing, model, loss and metrics as one module, which is compiled, captured or wrapped as a whole."""
+    """Preprocessing, model, loss and metrics as one module, to be compiled, captured or wrapped as a whole."""
 
     def __init__(self, model: nn.Module, preprocess: Preprocess, precision: str, loss: Loss) -> None:
         super().__init__()
@@ -171,14 +186,14 @@ class ModelAndLoss(nn.Module):
         self._preprocess = preprocess.forward  # DDP would broadcast the constants of a submodule in each step.
         self._metrics = batch_metrics()  # Compiled code cannot look them up in the registry.
         self._device_type = preprocess.mean.device.type
-        self._uses_bf16 = precision == Precision.bf16
+        self._autocast_dtype = AUTOCAST_DTYPES.get(precision)
         self._loss = loss
 
     def forward(self, inputs: dict[str, Tensor]) -> Sums:
-        """The sums for `Batch.inputs()`; the loss is not divided by the size of the batch."""
+        """Return the sums for `Batch.inputs()`; the loss is not divided by the size of the batch."""
         labels = inputs["labels"]
         images = self._preprocess(inputs["images"], inputs.get("keys"))
-        with torch.autocast(self._device_type, torch.bfloat16) if self._uses_bf16 else nullcontext():
+        with torch.autocast(self._device_type, self._autocast_dtype) if self._autocast_dtype else nullcontext():
             logits = self.model(images)
         logits = logits.float()
         loss = self._loss(logits, inputs.get("targets", labels))
@@ -189,29 +204,27 @@ class ModelAndLoss(nn.Module):
 class GraphedModule(nn.Module):
     """Replays forward and backward as a CUDA graph, which the GPU runs without waiting for Python.
 
-    With small batches the host needs longer to launch the kernels of a step than the GPU to compute them. A graph
+    With small batches, launching the kernels of a step takes the host longer than computing them takes the GPU. A graph
     launches all of them at once (`torch.cuda.make_graphed_callables`). Inputs whose names, shapes or dtypes were not
-    captured go through the module itself: a replay would broadcast and convert them silently. Each replay writes its
-    outputs and gradients to the same memory, so the caller must copy the outputs, and set the gradients to None before
-    each call. The parameters of the module must stay at their addresses.
+    captured go through the module itself, because a replay would broadcast and convert them silently. Each replay
+    writes its outputs and gradients to the same memory, so the caller must copy the outputs, and set the gradients to
+    None before each call. The parameters of the module must stay at their addresses.
     """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
-        self._graphs: dict[object, Callable[..., Any]] = {}
+        self._graphs: dict[object, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {}
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        call = self._graphs.get(_signature(inputs), self.module)
-        outputs: dict[str, Tensor] = call(inputs)
-        return outputs
+        return self._graphs.get(_signature(inputs), self.module)(inputs)
 
     def capture(self, inputs: dict[str, Tensor]) -> None:
-        """Capture forward and backward for inputs of these names, shapes and dtypes, if this has not been done.
+        """Capture forward and backward for inputs of these names, shapes and dtypes, unless they were captured before.
 
-        No other thread may allocate memory on the GPU meanwhile. Changes the module's buffers, such as the statistics
-        of batch normalisation, and the state of the random generators. Raises `RuntimeError` if the module waits for
-        the GPU, or does something else that cannot be captured.
+        No other thread may allocate memory on the GPU meanwhile. The capture changes the module's buffers, such as the
+        statistics of batch normalisation, and the state of the random generators. Raises `RuntimeError` if the module
+        waits for the GPU, or does something else that cannot be captured.
         """
         if _signature(inputs) in self._graphs:
             return
@@ -219,7 +232,7 @@ class GraphedModule(nn.Module):
         # The graph keeps autograd's nodes alive, and they belong to the stream of the capture.
         warnings.filterwarnings("ignore", "The AccumulateGrad node's stream does not match")
         make_graphs: Callable[..., Any] = torch.cuda.make_graphed_callables
-        # Torch replaces `forward` of the module that it is given, and `self.module` must stay as it is.
+        # Torch replaces the `forward` of its argument; wrap `self.module`, which must not change.
         wrapper = nn.Sequential(self.module)
         self._graphs[_signature(inputs)] = make_graphs(wrapper, (samples,), allow_unused_input=True)
 

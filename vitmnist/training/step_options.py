@@ -14,11 +14,11 @@ CPU_MICRO_BATCH = 2048
 """The largest microbatch on a CPU. With 32 MiB of cache, the articles' transformer (bf16, batch 500 and 5000) was
 fastest with microbatches of 1,000 to 2,500 images, compiled or not."""
 COMPILE_FROM_IMAGES = {Precision.bf16: 400_000, Precision.fp32: 4_000_000}
-"""The training images, over all epochs, from which compiling pays on two cores of a CPU. It takes 40 s without a cache,
-and saves 0.1 ms per image in bf16 (batch 500: 147 ms per step without, 95 with) and 0.01 ms in float32 (115 and
-111)."""
+"""The number of training images, over all epochs, from which compiling pays on two cores of a CPU. It takes 40 s
+without a cache, and saves 0.1 ms per image in bf16 (batch 500: 95 ms per step in place of 147) and 0.01 ms in float32
+(111 in place of 115)."""
 Choices = dict[str, tuple[Any, str]]
-"""The value that replaces `auto`, and the reason for it, by the key in `trainer`."""
+"""The value that replaces `auto`, and its reason, by the key in `trainer`."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class StepConfig:
     reasons: dict[str, str] = field(default_factory=dict)
 
     def describe(self) -> str:
-        """A line for each value that was `auto`."""
+        """Return a line for each value that was `auto`."""
         values = asdict(self)
         return "\n".join(
             f"trainer.{key}={values[key] if isinstance(values[key], str) else json.dumps(values[key])}: {reason}"
@@ -58,25 +58,37 @@ def resolve_step_config(
         images: training images of the whole run, over all epochs.
 
     Raises:
-        ConfigError: `trainer.graph=true` where no graph is possible.
+        ConfigError: `trainer.graph=true` where no graph is possible, or a precision that the device does not have.
     """
-    obstacle = _graph_obstacle(config, device, batch_size, ranks)
+    _check_precision(config, device)
+    obstacle = _find_graph_obstacle(config, device, batch_size, ranks)
     choices: Choices = {
         "fused": (True, "one kernel updates all weights"),
         "graph": (not obstacle, obstacle or "the GPU does not wait for Python"),
     }
     if device.type == "cuda":
-        choices |= _cuda_choices(config, device, has_graph=not obstacle and config.graph is not False)
+        choices |= _choose_for_cuda(config, device, has_graph=not obstacle and config.graph is not False)
     else:
-        choices |= _cpu_choices(config, device, batch_size, images)
+        choices |= _choose_for_cpu(config, device, batch_size, images)
     values = {**vars(config), "precision": config.precision.value}
     reasons = {key: reason for key, (_, reason) in choices.items() if values[key] == "auto"}
     resolved = {key: value if key in reasons else values[key] for key, (value, _) in choices.items()}
     return StepConfig(**resolved, reasons=reasons)
 
 
-def _graph_obstacle(config: TrainerConfig, device: torch.device, batch_size: int, ranks: int) -> str | None:
-    """Why the step cannot be a graph; None if it can. Raises `ConfigError` if it cannot and `trainer.graph=true`."""
+def _check_precision(config: TrainerConfig, device: torch.device) -> None:
+    precision, advice = config.precision, "set trainer.precision=fp32 or auto"
+    if precision in (Precision.tf32, Precision.fp16) and device.type != "cuda":
+        raise ConfigError(f"trainer.precision={precision.value}: is for CUDA devices, not for {device}; {advice}")
+    if precision == Precision.tf32 and not _has_bf16(device):
+        raise ConfigError(f"trainer.precision=tf32: needs compute capability 8.0, which {device} lacks; {advice}")
+    if precision == Precision.fp16 and not config.fused:
+        # An optimizer that is not fused waits for the GPU in each step, to see whether a gradient overflowed.
+        raise ConfigError("trainer.precision=fp16: needs a fused optimizer; set trainer.fused=true")
+
+
+def _find_graph_obstacle(config: TrainerConfig, device: torch.device, batch_size: int, ranks: int) -> str | None:
+    """Return why the step cannot be a graph; None if it can. Raises `ConfigError` if `trainer.graph=true` needs one."""
     obstacle = None
     if device.type != "cuda":
         obstacle = "only CUDA devices have graphs"
@@ -91,7 +103,7 @@ def _graph_obstacle(config: TrainerConfig, device: torch.device, batch_size: int
     return obstacle
 
 
-def _cpu_choices(config: TrainerConfig, device: torch.device, batch_size: int, images: int) -> Choices:
+def _choose_for_cpu(config: TrainerConfig, device: torch.device, batch_size: int, images: int) -> Choices:
     has_bf16 = _has_bf16(device)
     precision = Precision.bf16 if has_bf16 else Precision.fp32
     compile_from = COMPILE_FROM_IMAGES[precision if config.precision == Precision.auto else config.precision]
@@ -105,10 +117,10 @@ def _cpu_choices(config: TrainerConfig, device: torch.device, batch_size: int, i
     }
 
 
-def _cuda_choices(config: TrainerConfig, device: torch.device, has_graph: bool) -> Choices:
+def _choose_for_cuda(config: TrainerConfig, device: torch.device, has_graph: bool) -> Choices:
     precision, reason = Precision.fp32, "the GPU lacks compute capability 8.0 or higher"
     if _has_bf16(device):
-        # Without a graph the host must launch the casts of every weight in every step: on an H100 an epoch at batch 500
+        # Without a graph, the host launches the casts of every weight in every step: on an H100, an epoch at batch 500
         # took 2.83 s in float32 and 3.78 s in bf16.
         reason = "bf16 pays in a graph or in compiled code only"
         if has_graph or config.compile is True:

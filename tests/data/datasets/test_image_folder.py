@@ -1,4 +1,4 @@
-"""One's own pictures: found, decoded once, and named where they cannot be read."""
+"""A folder of images: files are found, decoded once, and named if they cannot be read."""
 
 import logging
 import os
@@ -35,11 +35,11 @@ def draw(path: Path, seed: int, mode: str = "RGB", size: tuple[int, int] = (20, 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Ten pictures of each of three classes."""
+    """Ten images of each of three classes."""
     for label, name in enumerate(CLASSES):
         for number in range(10):
-            draw(tmp_path / "pictures" / name / f"{number}.png", 100 * label + number)
-    return tmp_path / "pictures"
+            draw(tmp_path / "images" / name / f"{number}.png", 100 * label + number)
+    return tmp_path / "images"
 
 
 def load(folder: Path, **options: object) -> Dataset:
@@ -47,14 +47,18 @@ def load(folder: Path, **options: object) -> Dataset:
 
 
 def overrides(folder: Path) -> list[str]:
-    """What is typed to train on it."""
+    """The overrides for training on a folder."""
     return ["data/dataset=image_folder", f"data.dataset.path={folder}", f"data.root={folder.parent / 'root'}"]
 
 
-@pytest.mark.parametrize(("mode", "channels"), [("grey", 1), ("rgb", 3)])
-def test_pictures_become_a_data_set(folder: Path, mode: str, channels: int) -> None:
+@pytest.mark.parametrize(("mode", "channels", "hint"), [("grey", 1, "=grey; rgb keeps colours"), ("rgb", 3, "=rgb")])
+def test_images_become_a_data_set(
+    folder: Path, mode: str, channels: int, hint: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     pets = load(folder, mode=mode, size=8)
-    assert pets.name == "pictures"
+    assert f"24 train and 6 test images of 3 classes: cat, dog, eel (data.dataset.mode{hint})" in caplog.text
+    assert pets.name == "images"
     assert pets.train.classes == CLASSES
     assert (len(pets.train), len(pets.test)) == (24, 6)
     assert pets.train.images.shape == (24, channels, 8, 8)
@@ -64,7 +68,7 @@ def test_pictures_become_a_data_set(folder: Path, mode: str, channels: int) -> N
     assert (pets.test.mean, pets.test.std) == (pets.train.mean, pets.train.std)
 
 
-def test_pictures_are_drawn_in_an_order_that_mixes_classes_and_stays(folder: Path) -> None:
+def test_images_are_drawn_in_an_order_that_mixes_classes_and_stays(folder: Path) -> None:
     labels = load(folder).train.labels
     assert len(labels[:8].unique()) > 1
     few = load(folder, train_size=8).train
@@ -75,9 +79,9 @@ def test_pictures_are_drawn_in_an_order_that_mixes_classes_and_stays(folder: Pat
     assert len(before & set(load(folder).test.files.names)) >= len(before) - 1
 
 
-def test_every_loader_delivers_the_pictures(folder: Path) -> None:
-    """`disk` opens the files, the others read what was decoded; to the model it is all the same."""
-    for path in sorted(folder.glob("*/*.png"))[::2]:  # half of them are JPEGs of many times the size
+def test_every_loader_delivers_the_images(folder: Path) -> None:
+    """`disk` opens the files, and the other loaders read decoded images. The model gets the same from all."""
+    for path in sorted(folder.glob("*/*.png"))[::2]:  # half of the files become JPEG files of many times the size
         smooth(int(path.stem), (150, 110)).save(path.with_suffix(".jpg"))
         path.unlink()
     pets = load(folder, mode="rgb", size=8)
@@ -97,7 +101,7 @@ def check_loaders(train: Split) -> None:
         assert torch.equal(labels, train.labels), name
 
 
-def test_pictures_are_decoded_again_only_when_they_change_or_are_read_in_another_way(
+def test_images_are_decoded_again_only_when_they_change_or_are_read_in_another_way(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
@@ -121,14 +125,14 @@ def test_pictures_are_decoded_again_only_when_they_change_or_are_read_in_another
 
 
 def exchange(first: Path, second: Path) -> None:
-    """As `mv` does it."""
+    """Exchange two files as `mv` does."""
     moved = first.rename(first.with_name("moved"))
     second.rename(first)
     moved.rename(second)
 
 
 def restore(first: Path, second: Path) -> None:
-    """The other content with the same sizes and times, as from an archive."""
+    """Exchange the contents of two files, with the same sizes and times, as an archive does."""
     contents = first.read_bytes(), second.read_bytes()
     for path, content in zip((second, first), contents, strict=True):
         path.write_bytes(content)
@@ -136,12 +140,12 @@ def restore(first: Path, second: Path) -> None:
 
 
 def exchange_unpacked(first: Path, second: Path) -> None:
-    """As `mv` exchanges their folders: files that are unpacked together can have the same ctime, and keep it."""
+    """Exchange two files with the same ctime, which files that are unpacked together can have."""
     exchange(first, second)
 
 
 @pytest.mark.parametrize("change", [exchange, restore, exchange_unpacked])
-def test_a_picture_replaced_by_one_of_the_same_name_size_and_time_is_decoded_again(
+def test_an_image_replaced_by_one_of_the_same_name_size_and_time_is_decoded_again(
     change: Callable[[Path, Path], None],
     folder: Path,
     caplog: pytest.LogCaptureFixture,
@@ -164,14 +168,14 @@ def test_a_picture_replaced_by_one_of_the_same_name_size_and_time_is_decoded_aga
     assert "decoding once" in caplog.text
     shutil.rmtree(folder.parent / "root")
     assert after.sha256 == load(folder, mode="rgb").sha256 != before.sha256
-    images = torch.stack([to_tensor(picture) for picture in after.train.files])
+    images = torch.stack([to_tensor(image) for image in after.train.files])
     for name in ("ram", "cache", "gpu_slice", "disk"):
         with make_loader(name, after.train, batch_size=99, device="cpu", seed=0, shuffle="none") as loader:
             assert torch.equal(next(iter(loader.epoch(0)))[0], images)
 
 
-def test_large_pictures_have_their_channels_last_in_memory_and_are_the_same(folder: Path) -> None:
-    """Decoders deliver them so, and crops of bytes are fast only then; batches of floats are contiguous."""
+def test_large_images_have_their_channels_last_in_memory_and_are_the_same(folder: Path) -> None:
+    """Crops of bytes are fast only with channels last. Batches of floats are contiguous."""
     train = load(folder, mode="rgb", size=100).train
     assert train.images.is_contiguous(memory_format=torch.channels_last)
     first = replace(train, images=train.images.contiguous(), is_mapped=False)
@@ -196,8 +200,8 @@ def write_deep(path: Path, values: object, dtype: str, **options: object) -> Non
 
 
 @pytest.mark.parametrize("dtype", ["int32", "float32"])
-def test_pictures_of_32_bits_need_a_range_and_have_that_scale(folder: Path, dtype: str) -> None:
-    """Not that of each picture, by which 255 became white and 256 black; 8 and 16 bits are scaled by their types."""
+def test_images_of_32_bits_need_a_range_and_have_that_scale(folder: Path, dtype: str) -> None:
+    """All images have one scale, so that equal values stay equal. 8 and 16 bits are scaled by their types."""
     ramps = {}
     for number, path in enumerate(sorted(folder.glob("*/*.png"))[::3]):
         ramps[str(path.relative_to(folder))[:-3] + "tif"] = ramp = np.full((8, 8), 100 + 100.0 * number)
@@ -223,14 +227,14 @@ def test_pictures_of_32_bits_need_a_range_and_have_that_scale(folder: Path, dtyp
     ("dtype", "highest", "options"),
     [("uint16", 4095, {}), ("float32", 4095, {"range_32_bit": (-3.4e38, 4095)})],
 )
-def test_pictures_that_show_nothing_are_warned_of_with_the_keys_that_scale_them(
+def test_images_that_show_nothing_are_warned_of_with_the_keys_that_scale_them(
     folder: Path, dtype: str, highest: int, options: dict[str, object], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As those of cameras of 12 bits, or with a value that stands for no data."""
+    """Such images are from cameras of 12 bits, or have a value that stands for no data."""
     for number, path in enumerate(folder.glob("*/*.png")):
         write_deep(path.with_suffix(".tif"), np.full((8, 8), highest * (number % 2)), dtype)
         path.unlink()
-    for count in (1, 2):  # decoded now, and found decoded
+    for count in (1, 2):  # the images are decoded the first time, and in the cache the second
         load(folder, **options)
         assert caplog.text.count("the pixels hardly differ") == count
     assert "set data.dataset.max_16_bit=4095" in caplog.text
@@ -244,53 +248,53 @@ def test_pictures_that_show_nothing_are_warned_of_with_the_keys_that_scale_them(
 def test_files_left_out_by_their_endings_are_counted_in_one_line_and_warnings_name_the_file(
     folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a picture that this Pillow cannot read, the ending is no reason to leave it out."""
+    """An image that this Pillow cannot read is not left out by its ending."""
     for name in ("cat/a.HEIC", "cat/b.heic", "dog/notes.txt", "dog/README", "eel/.hidden"):
         (folder / name).write_bytes(b"")
     smooth(0, (40, 40)).save(folder / "cat" / "first.gif")
     smooth(0, (90, 90)).save(folder / "dog" / "large.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5000)
     (folder / "eel" / "unknown.avif").write_bytes(b"of a codec that this Pillow lacks")
-    with pytest.raises(DataError, match=r"1 of 33 pictures cannot be read, such as:\n.*unknown\.avif"):
+    with pytest.raises(DataError, match=r"1 of 33 images cannot be read, such as:\n.*unknown\.avif"):
         load(folder)
-    for _ in range(2):  # decoded now, and found decoded
+    for _ in range(2):  # the images are decoded the first time, and in the cache the second
         caplog.clear()
         pets = load(folder, skip_unreadable=True)
         assert (pets.skipped, len(pets.train) + len(pets.test)) == (1, 32)
-        assert caplog.text.count("files left out by their endings: 1 without, 2 .heic, 1 .txt; pictures end in") == 1
-        assert re.search(r"1 pictures are read with a warning: \S*dog/large\.png: .*decompression bomb", caplog.text)
+        assert caplog.text.count("files left out by their endings: 1 without, 2 .heic, 1 .txt; images end in") == 1
+        assert re.search(r"1 images are read with a warning: \S*dog/large\.png: .*decompression bomb", caplog.text)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x89PNG\r\n\x1a\n damaged", None])
-def test_unreadable_pictures_are_named_or_skipped_and_counted(
+def test_unreadable_images_are_named_or_skipped_and_counted(
     folder: Path, content: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = [folder / "dog" / f"{number}.png" for number in range(6)]
     for path in broken:
         path.write_bytes(path.read_bytes()[:-40] if content is None else content)
-    with pytest.raises(DataError, match=r"6 of 30 pictures cannot be read, such as:(\n.*){5}\n.*skip_un") as caught:
+    with pytest.raises(DataError, match=r"6 of 30 images cannot be read, such as:(\n.*){5}\n.*skip_un") as caught:
         load(folder)
-    assert f"{folder}/dog/5.png: cannot be read as a picture" in str(caught.value).replace("4.", "5.")
-    for _ in range(2):  # decoded now, and found decoded
+    assert f"{folder}/dog/5.png: cannot be read as an image" in str(caught.value).replace("4.", "5.")
+    for _ in range(2):  # the images are decoded the first time, and in the cache the second
         caplog.clear()
         pets = load(folder, skip_unreadable=True)
-        assert "6 pictures cannot be read and are left out" in caplog.text
+        assert "6 images cannot be read and are left out" in caplog.text
         assert (pets.skipped, len(pets.train) + len(pets.test)) == (6, 24)
         for split in (pets.train, pets.test):
             assert [CLASSES.index(name.partition("/")[0]) for name in split.files.names] == split.labels.tolist()
-    with pytest.raises(DataError, match="6 of 30 pictures cannot be read"):
+    with pytest.raises(DataError, match="6 of 30 images cannot be read"):
         load(folder)
     for path in folder.glob("*/*"):
         path.write_bytes(b"")
-    with pytest.raises(DataError, match=r"30 of 30 pictures cannot be read, such as:(\n.*){5}\nnone is left"):
+    with pytest.raises(DataError, match=r"30 of 30 images cannot be read, such as:(\n.*){5}\nnone is left"):
         load(folder, skip_unreadable=True)
 
 
-def test_folders_without_enough_pictures_are_named(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(DataError, match="too few pictures"):
+def test_folders_without_enough_images_are_named(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(DataError, match="too few images"):
         load(folder, test_share=0.01)
     (folder / "bee").mkdir()
-    message = "no picture in 1 of its 4 classes: bee"
+    message = "no image in 1 of its 4 classes: bee"
     assert load(folder).train.classes == CLASSES
     assert f"{message}; left out" in caplog.text
     draw(folder / "bee" / "holiday" / "0.png", 0)
@@ -298,38 +302,31 @@ def test_folders_without_enough_pictures_are_named(folder: Path, caplog: pytest.
         load(folder / "bee", skip_unreadable=True)
 
 
-def test_classes_without_a_readable_picture_are_left_out(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_classes_without_a_readable_image_are_left_out(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     before = load(folder).train
     for index in range(3):
         (folder / "bee").mkdir(exist_ok=True)
         (folder / "bee" / f"{index}.png").write_bytes(b"")
     pets = load(folder, skip_unreadable=True)
-    assert "no picture in 1 of its 4 classes: bee; left out" in caplog.text
+    assert "no image in 1 of its 4 classes: bee; left out" in caplog.text
     assert (pets.train.classes, pets.skipped) == (CLASSES, 3)
     assert torch.equal(pets.train.labels, before.labels)
     for path in folder.glob("[cd]*/*"):
         path.write_bytes(b"")
-    with pytest.raises(DataError, match="no picture in 3 of its 4 classes: bee, cat, dog that can be read"):
+    with pytest.raises(DataError, match="no image in 3 of its 4 classes: bee, cat, dog that can be read"):
         load(folder, skip_unreadable=True)
 
 
-def test_every_class_keeps_a_picture_for_training(tmp_path: Path) -> None:
-    draw(tmp_path / "pictures" / "rare" / "only.png", 0)
+def test_every_class_keeps_an_image_for_training(tmp_path: Path) -> None:
+    draw(tmp_path / "images" / "rare" / "only.png", 0)
     for number in range(5):
-        draw(tmp_path / "pictures" / "common" / f"{number}.png", number)
-    pets = load(tmp_path / "pictures", test_share=0.6)
+        draw(tmp_path / "images" / "common" / f"{number}.png", number)
+    pets = load(tmp_path / "images", test_share=0.6)
     assert pets.train.labels.bincount().tolist() == [2, 1]
     assert pets.test.labels.bincount().tolist() == [3]
 
 
-def test_the_log_names_the_mode_and_the_one_that_keeps_colours(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    for mode, shown in (("grey", "(data.dataset.mode=grey; rgb keeps colours)"), ("rgb", "(data.dataset.mode=rgb)")):
-        load(folder, mode=mode)
-        assert f"24 train and 6 test pictures of 3 classes: cat, dog, eel {shown}" in caplog.text
-
-
-def test_what_cannot_be_trained_is_refused_before_pictures_are_decoded(
+def test_what_cannot_be_trained_is_refused_before_images_are_decoded(
     folder: Path, refuse: Printed, tmp_path: Path
 ) -> None:
     message = "data.dataset.train_size=25: the set has 24 images"
@@ -337,7 +334,7 @@ def test_what_cannot_be_trained_is_refused_before_pictures_are_decoded(
     assert not (tmp_path / "root").exists()
 
 
-def test_only_visible_regular_files_are_pictures_and_links_to_parents_are_left_out(
+def test_only_visible_regular_files_are_images_and_links_to_parents_are_left_out(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     names = load(folder).train.files.names
@@ -352,7 +349,7 @@ def test_only_visible_regular_files_are_pictures_and_links_to_parents_are_left_o
     (folder / "cat" / "empty.png").mkdir()
     found = load(folder)
     assert (found.train.files.names, found.skipped) == (names, 0)
-    for warning in ("pictures: links to a parent folder are left out: all", "cat: links to a parent folder are left"):
+    for warning in ("images: links to a parent folder are left out: all", "cat: links to a parent folder are left"):
         assert warning in caplog.text
     assert len(find_images([str(folder / "cat")])) == 10
     draw(folder.parent / "linked" / "10.png", 10)

@@ -1,4 +1,4 @@
-"""Decoding a folder of pictures on all cores; training on one."""
+"""A folder of images is decoded on all cores, and runs train on it."""
 
 import re
 import shutil
@@ -29,24 +29,24 @@ def test_the_test_set_must_fit_next_to_the_training_set(
 ) -> None:
     pets = load(folder)
     free = iter([pets.train.nbytes + pets.test.nbytes - 1, pets.test.nbytes - 1])
-    monkeypatch.setattr(memory, "free_memory", lambda device: Memory(host=next(free)))
+    monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=next(free)))
     printed = refuse(*overrides(folder), f"data/loader={loader}", "device=cpu")
     assert re.search(rf"{loader}: the set takes .* are free; data/loader=cache or data/loader=disk would work", printed)
 
 
-def test_pictures_are_decoded_on_all_cores_in_the_same_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "cat" / "4.png").write_bytes(b"no picture")
+def test_images_are_decoded_on_all_cores_in_the_same_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "cat" / "4.png").write_bytes(b"no image")
     expected = load(folder, skip_unreadable=True)
     shutil.rmtree(folder.parent / "root")
-    read_picture = ImageReader.__call__
+    read_image = ImageReader.__call__
     together, seen, before = threading.Barrier(3), set(), {*threading.enumerate()}
 
     def read(reader: ImageReader, path: Path) -> Pixels:
         thread = threading.get_ident()
-        if len(seen) < 3 and thread not in seen:  # with its first picture a thread waits for the others
+        if len(seen) < 3 and thread not in seen:  # at its first image, a thread waits for the others
             seen.add(thread)
             together.wait(timeout=60)
-        return read_picture(reader, path)
+        return read_image(reader, path)
 
     monkeypatch.setattr(image_folder, "available_cores", lambda: 3)
     monkeypatch.setattr(ImageReader, "__call__", read)
@@ -57,7 +57,7 @@ def test_pictures_are_decoded_on_all_cores_in_the_same_order(folder: Path, monke
     assert not {*threading.enumerate()} - before
 
 
-def test_training_on_ones_own_pictures(folder: Path, train_here: Train, call_here: CallHere, tmp_path: Path) -> None:
+def test_training_on_ones_own_images(folder: Path, train_here: Train, call_here: CallHere, tmp_path: Path) -> None:
     (folder / "dog" / "3.png").write_bytes(b"")
     options = ["data.dataset.skip_unreadable=true", "data.dataset.mode=rgb", "hydra.run.dir=run", "epochs=1"]
     ended = train_here(*overrides(folder), *options)
@@ -69,14 +69,14 @@ def test_training_on_ones_own_pictures(folder: Path, train_here: Train, call_her
     copy = shutil.copytree(folder, tmp_path / "copy")
     for number in range(10):
         shutil.copy(folder / "dog" / "4.png", folder / "dog" / f"new-{number}.png")
-    ended = call_here(evaluate.main, "run", f"data.root={tmp_path / 'root'}")  # they are decoded again, there
+    ended = call_here(evaluate.main, "run", f"data.root={tmp_path / 'root'}")  # this folder has no decoded images
     assert "warning: the images of the test split have changed since training" in ended.stderr
     assert train_here("resume=run", f"data.dataset.path={copy}", "epochs=2").returncode == 0
     refused = train_here(*overrides(folder), "epochs=1")
     assert (refused.returncode, "3.png" in refused.stderr, "Traceback" in refused.stderr) == (1, True, False)
 
 
-def test_a_run_records_the_range_of_32_bit_pictures_for_all_that_read_files_later(
+def test_a_run_records_the_range_of_32_bit_images_for_all_that_read_files_later(
     folder: Path, train_here: Train, call_here: CallHere, tmp_path: Path
 ) -> None:
     for number, path in enumerate(sorted(folder.glob("*/*.png"))):

@@ -22,7 +22,7 @@ def kmnist(root: Path, **sizes: int) -> Dataset:
 
 
 def test_the_bundled_mnist_is_the_one_torchvision_downloads(tmp_path: Path) -> None:
-    """Same MD5 as torchvision checks, same arrays as torchvision reads."""
+    """The files have the MD5 that torchvision checks, and the arrays that torchvision reads."""
     dataset = load_dataset("mnist", root=str(tmp_path))
     raw = tmp_path / "MNIST" / "raw"
     raw.mkdir(parents=True)
@@ -129,11 +129,6 @@ def test_a_number_of_images_is_held_out_from_all_classes_of_a_sorted_dataset(tin
         for image, label in zip(split.images, split.labels, strict=True):
             assert label_of.pop(image.numpy().tobytes()) == label
     assert not label_of
-    assert not torch.equal(apart.validation.images, hold_out_validation(tiny, 5, seed=1).validation.images)
-    statistics = channel_statistics(apart.train.images)
-    assert (apart.train.mean, apart.train.std) == (apart.validation.mean, apart.validation.std) == statistics
-    assert (apart.test.mean, apart.test.std) == statistics
-    assert statistics != (tiny.train.mean, tiny.train.std)
     assert len({*apart.sha256.values(), *tiny.sha256.values()}) == 4 + 4
     for size in (23, 100):
         with pytest.raises(ConfigError, match=f"data.holdout={size}: the set has 23 training images"):

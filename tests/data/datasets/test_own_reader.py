@@ -1,7 +1,7 @@
 """Every command reads files as the dataset of the run does, also a custom one."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,35 +10,26 @@ import torch
 from PIL import Image
 
 from tests.conftest import CallHere, Printed
-from vitmnist import make_loader
 from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.cli.evaluate import main as evaluate_main
 from vitmnist.cli.export import main as export_main
 from vitmnist.cli.predict import main as predict_main
 from vitmnist.config.validation import config_field
-from vitmnist.data.datasets.base import (
-    DATASETS,
-    Dataset,
-    FileReader,
-    ImageFiles,
-    SizeOptions,
-    dataset_in_memory,
-    file_reader,
-)
+from vitmnist.data.datasets.base import DATASETS, Dataset, FileReader, SizeOptions, dataset_in_memory, file_reader
 from vitmnist.data.images import ImageReader, Mode, to_tensor
 from vitmnist.errors import ConfigError, DataError
 
 
 @dataclass
 class ScansOptions(SizeOptions):
-    """Files of NumPy, of twice the side."""
+    """Files of NumPy arrays with twice the side of the images."""
 
     path: str = config_field(may_change=True)
     side: int = 14
 
     @property
     def reader(self) -> FileReader:
-        """Which averages blocks of pixels, and only knows one kind of file."""
+        """A reader that averages blocks of pixels, and only reads NumPy files."""
 
         def read(path: Path) -> Image.Image:
             if path.suffix != ".npy":
@@ -91,19 +82,7 @@ def test_predict_and_the_card_read_files_as_the_dataset_does(
     assert (ended.returncode, "data.dataset.name=scans: not known" in ended.stderr) == (1, True)
 
 
-def test_a_reader_that_raises_stop_iteration_does_not_end_the_epoch(tiny: Dataset) -> None:
-    def read(path: Path) -> np.ndarray:
-        if path.name == "9":
-            next(iter(()))
-        return np.zeros((28, 28, 1), np.uint8)
-
-    files = ImageFiles(Path(), list(map(str, range(len(tiny.train)))), read)
-    loader = make_loader("disk", replace(tiny.train, files=files), batch_size=4, device="cpu", seed=0)
-    with loader, pytest.raises(RuntimeError, match="raised StopIteration"):
-        list(loader.epoch(0))
-
-
-def test_a_dataset_without_files_of_its_own_reads_any_picture_in_its_shape() -> None:
+def test_a_dataset_without_files_of_its_own_reads_any_image_in_its_shape() -> None:
     assert file_reader({"name": "mnist"}, (1, 20, 30)) == ImageReader((30, 20), Mode.grey)
     recorded = {"name": "image_folder", "size": 9, "mode": "rgb", "resize": "pad", "draft": False}
     assert file_reader(recorded, (3, 9, 9)) == ImageReader((9, 9), "rgb", "pad")

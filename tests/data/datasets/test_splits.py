@@ -1,4 +1,4 @@
-"""Which pictures are for training, validation and test: folders, tables of labels, hold-outs."""
+"""Which images are for training, validation and test: folders, tables of labels, hold-outs."""
 
 import json
 import logging
@@ -19,7 +19,7 @@ from vitmnist.errors import ConfigError, DataError
 __all__ = ["folder"]  # a fixture
 
 COMPOSED, DECOMPOSED = "\xc4rger", "A\u0308rger"
-SIZES = {"train": 4, "val": 3, "test": 2}  # pictures of each class
+SIZES = {"train": 4, "val": 3, "test": 2}  # images of each class
 
 
 @pytest.fixture
@@ -28,12 +28,12 @@ def divided(tmp_path: Path) -> Path:
     for number, (split, size) in enumerate(SIZES.items()):
         for label, name in enumerate(CLASSES):
             for index in range(size):
-                draw(tmp_path / "pictures" / split / name / f"{index}.png", 100 * number + 10 * label + index)
-    return tmp_path / "pictures"
+                draw(tmp_path / "images" / split / name / f"{index}.png", 100 * number + 10 * label + index)
+    return tmp_path / "images"
 
 
 def table(folder: Path, columns: str = "file,label,split") -> list[str]:
-    """The lines of a CSV file of all pictures of a folder."""
+    """The lines of a CSV file of all images of a folder."""
     rows = [columns]
     for path in sorted(folder.rglob("*.png")):
         name = path.relative_to(folder)
@@ -47,7 +47,7 @@ def sizes(dataset: Dataset) -> dict[str, int]:
 
 
 def assert_as_drawn(dataset: Dataset, folder: Path) -> None:
-    """Every picture of `divided` is in its split, with its label and pixels."""
+    """Every image of `divided` is in its split, with its label and pixels."""
     assert sizes(dataset) == {"train": 12, "validation": 9, "test": 6}
     for name, split in dataset.splits.items():
         names = split.files.names
@@ -64,7 +64,7 @@ def test_every_folder_of_a_split_is_used_and_named(divided: Path, caplog: pytest
         pets = load(divided)
     assert_as_drawn(pets, divided)
     assert "train split from train, validation split from val, test split from test" in caplog.text
-    assert "12 train and 9 validation and 6 test pictures of 3 classes" in caplog.text
+    assert "12 train and 9 validation and 6 test images of 3 classes" in caplog.text
     assert "not used: notes" in caplog.text
     small = load(divided, train_size=3, test_size=5)
     assert [len(split) for split in small.splits.values()] == [3, 9, 5]
@@ -116,11 +116,11 @@ def test_splits_have_the_same_classes_and_none_is_empty(divided: Path) -> None:
     assert len(load(divided, skip_unreadable=True).validation) == 6
     draw(divided / "val" / "eel" / "0.png", 0)
     draw(divided / "test" / "fly" / "0.png", 0)
-    with pytest.raises(DataError, match="the test split has classes without training pictures: fly"):
+    with pytest.raises(DataError, match="the test split has classes without training images: fly"):
         load(divided)
     shutil.rmtree(divided / "val")
     (divided / "val").mkdir()
-    with pytest.raises(DataError, match=r"pictures/val: two or more folders of a class are expected.*found: none"):
+    with pytest.raises(DataError, match=r"images/val: two or more folders of a class are expected.*found: none"):
         load(divided, skip_unreadable=True)
 
 
@@ -153,7 +153,7 @@ def test_a_table_of_labels_replaces_folders(divided: Path) -> None:
         (("train/cat/0.png", "/etc/hosts"), r":\d+: /etc/hosts: must be below data\.dataset\.path"),
         (("cat/0.png,cat,tr", "cat/0.png,cat, wild,tr"), r":\d+: has more fields than the header; quote values"),
         (("test/eel/0.png,eel", "test/eel/0.png,fly"), "labels.csv: the test split has classes .*: fly"),
-        ((",train", ",test"), "two or more labels of training pictures are expected"),
+        ((",train", ",test"), "two or more labels of training images are expected"),
     ],
 )
 def test_errors_of_a_table_name_its_line(divided: Path, change: tuple[str, str], message: str) -> None:
@@ -170,7 +170,7 @@ def test_errors_of_a_table_name_its_line(divided: Path, change: tuple[str, str],
 
 
 def test_tables_of_other_programs_are_read(divided: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Columns of other names, files without their ending or by their absolute path, names that macOS decomposed."""
+    """Tables have other column names, files without endings, absolute paths, and names that macOS has decomposed."""
     for label in ("cat", "eel"):
         (divided / f"train/{label}/0.png").rename(divided / f"train/{label}/{DECOMPOSED}.png")
     hidden = divided / "train" / "cat" / ".hidden.png"
@@ -178,7 +178,7 @@ def test_tables_of_other_programs_are_read(divided: Path, caplog: pytest.LogCapt
     labels = divided.parent / "labels.csv"
     rows = [row.replace(".png", "").replace(DECOMPOSED, COMPOSED) for row in table(divided)[1:]]
     rows = [str(divided / row) + ",3" if row.startswith("train/dog") else f"{row},3" for row in rows]
-    rows = [" , ".join(row.split(",")) for row in rows[::2]] + rows[1::2]  # blanks around values have no meaning
+    rows = [" , ".join(row.split(",")) for row in rows[::2]] + rows[1::2]  # blanks around values are ignored
     labels.write_text("\n".join(["image_id, target ,split,fold,,", *rows]))
     columns = {"file": "image_id", "label": "target"}
     assert_as_drawn(load(divided, labels=str(labels), columns=columns, suffix=".png"), divided)
@@ -205,18 +205,18 @@ def test_classes_and_orders_do_not_depend_on_the_form_of_unicode(
     assert load(divided).train.sha256 == pets.train.sha256
 
 
-def test_copies_in_another_split_and_classes_of_few_pictures_are_counted(
+def test_copies_in_another_split_and_classes_of_few_images_are_counted(
     divided: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     shutil.copy(divided / "train" / "cat" / "0.png", divided / "val" / "dog" / "copy.png")
     shutil.copy(divided / "val" / "eel" / "0.png", divided / "test" / "eel" / "copy.png")
     for index in range(5):
         draw(divided / "test" / "cat" / f"more{index}.png", 1000 + index)
-    for count in (1, 2):  # decoded now, and before
+    for count in (1, 2):  # the images are decoded the first time, and in the cache the second
         load(divided)
-        message = "2 pictures have the same pixels as one of another split: val/dog/copy.png, test/eel/copy.png"
+        message = "2 images have the same pixels as one of another split: val/dog/copy.png, test/eel/copy.png"
         assert caplog.text.count(message) == count
-    assert caplog.text.count("fewer than 5 pictures of a class in the test split: dog (2), eel (3)") == 2
+    assert caplog.text.count("fewer than 5 images of a class in the test split: dog (2), eel (3)") == 2
     assert caplog.text.count("fewer than 5") == 6
 
 
@@ -276,7 +276,7 @@ def test_epochs_are_evaluated_on_val_and_the_test_split_once(
     shutil.rmtree(divided / "val")
     shutil.rmtree(divided / "test")
     alone = [*data, "data.dataset.test_share=0", "epochs=1"]
-    assert "pictures: has neither validation nor test images; set data.holdout=0.1" in refuse(*alone)
+    assert "images: has neither validation nor test images; set data.holdout=0.1" in refuse(*alone)
     ended = train_here(*alone, "data.holdout=0.25", "hydra.run.dir=alone")
     assert ended.returncode == 0, ended.stderr
     assert (result_of(tmp_path / "alone")["eval_split"], result_of(tmp_path / "alone")["test"]) == ("validation", None)

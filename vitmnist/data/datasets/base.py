@@ -1,7 +1,7 @@
 """Datasets: splits of images and labels, and the registry that reads them by a name.
 
-To add a dataset, write a module in this folder whose function registers itself and returns a `Dataset`, and its YAML
-file in `conf/data/dataset/`.
+To add a dataset, write a module in this folder with a function that returns a `Dataset`, register the function, and
+write its YAML file in `conf/data/dataset/`.
 """
 
 from __future__ import annotations
@@ -94,9 +94,6 @@ class Split(TensorSet):
         files = self.files and replace(self.files, names=[self.files.names[index] for index in indices])
         return replace(super().subset(rows), files=files, sha256=None)
 
-    def channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        return self.mean, self.std
-
     def name(self, index: int) -> str | int:
         """The file of an image, or its index if it has none."""
         return self.files.names[index] if self.files else index
@@ -110,7 +107,7 @@ class Dataset:
 
     Args:
         skipped: number of unreadable images that were left out because the user allowed it.
-        folds_of: the size of the hold-out, and the checksums before it was drawn, which all folds of a dataset share.
+        folds_of: the size of the hold-out, and the checksums before it was drawn; all folds of a dataset share these.
 
     Raises:
         DataError: there are no training images, or images of different shapes.
@@ -172,8 +169,8 @@ DEFAULT_ROOT = "~/.cache/vitmnist"
 DATASETS: Registry[OptionsClass, Dataset] = Registry("data/dataset", __package__)
 """Functions of (options, root) that return a `Dataset`.
 
-Options may have an attribute `shape`, the `[C, H, W]` of the images; a model that does not fit is then refused before
-anything is read. They may have an attribute `reader`, a `FileReader`; `predict` then reads files with it.
+Options can have an attribute `shape`, the `[C, H, W]` of the images; a model that does not fit is then refused before
+anything is read. They can have an attribute `reader`, a `FileReader`; `predict` then reads files with it.
 """
 
 
@@ -225,7 +222,7 @@ def file_reader(values: Mapping[str, Any], shape: Sequence[int]) -> FileReader:
     """The `reader` of a dataset's options; without one, images are stretched to `[C, H, W]`.
 
     Args:
-        values: the name and the options of the dataset; options that may change may be missing.
+        values: the name and the options of the dataset; options that may change can be missing.
         shape: the `[C, H, W]` of the dataset's images.
 
     Raises:
@@ -257,7 +254,7 @@ def load_dataset(name: str, *, root: str = DEFAULT_ROOT, **options: object) -> D
 
 
 def build_dataset(values: Mapping[str, Any], root: str, key: str | None = None) -> Dataset:
-    """Build the dataset `values["name"]`, which has the key `key` in the configuration; raises as `load_dataset`."""
+    """Build the dataset `values["name"]`, with the key `key` in the configuration; raises as `load_dataset`."""
     builder, options = DATASETS.resolve(values, key)
     try:
         return builder(options, expand_home(root))

@@ -22,26 +22,26 @@ from tqdm import tqdm
 from vitmnist.config.validation import config_field, section
 from vitmnist.data.channel_statistics import channel_statistics, channel_sums, mean_and_std
 from vitmnist.data.datasets.base import DATASETS, Dataset, ImageFiles, SizeOptions, Split
-from vitmnist.data.image_listing import LabelledFiles, label_splits, list_splits, no_images
-from vitmnist.data.images import ImageReader, Mode, Resize, file_warnings, to_tensor
+from vitmnist.data.image_listing import LabelledFiles, describe_empty_classes, label_splits, list_splits
+from vitmnist.data.images import ImageReader, Mode, Resize, collect_file_warnings, to_tensor
 from vitmnist.data.label_table import LabelTable, TableColumns
 from vitmnist.errors import ConfigError, DataError, join_names
 from vitmnist.runtime.cpu import available_cores, one_core_per_thread
 from vitmnist.runtime.files import expand_home
 from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.store.cache_file import decode_once
-from vitmnist.store.rows import is_large, rows_in_memory
+from vitmnist.store.rows import as_contiguous_rows, is_large
 
 log = logging.getLogger(__name__)
 
 CACHE_FOLDER = "vitmnist-cache"
 """The folder below `data.root` for decoded images."""
 CACHE_VERSION = 9
-"""The version of the decoded pixels and of the notes about them. Another version makes caches decode again."""
+"""The version of the decoded pixels and of the notes about them. Caches of another version are decoded again."""
 MIN_CLASS_SIZE = 5
 """A warning names each class with fewer images in a split."""
 MIN_STD = 8
-"""A lower standard deviation of the pixels is warned about. 12-bit pixels in a 16-bit file have at most this one."""
+"""A warning reports a lower standard deviation of the pixels. 12-bit pixels in a 16-bit file have at most this one."""
 MAX_NAMED_FILES = 5
 """Number of files that the message about unreadable images names."""
 
@@ -80,7 +80,7 @@ class ImageFolderOptions(SizeOptions):
 def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     """Images in `path/CLASS/`, in `path/train/CLASS/`, `path/val/CLASS/` …, or in a table; decoded once into `root`.
 
-    Within a split the images are ordered by a hash of their names, which mixes the classes and stays the same when
+    Within a split, images are ordered by a hash of their names. The order mixes the classes and stays the same when
     images are added. Without another split, the first `test_share` of each class in this order are the test split.
 
     Raises:
@@ -139,9 +139,9 @@ def _make_splits(
 
 def _log_notes(folder: Path, notes: Mapping[str, Any]) -> None:
     for problem, names in {
-        "pictures cannot be read and are left out": [message for _, message in notes["unreadable"]],
-        "pictures have the same pixels as one of another split": notes["copies"],
-        "pictures are read with a warning": notes["warnings"],
+        "images cannot be read and are left out": [message for _, message in notes["unreadable"]],
+        "images have the same pixels as one of another split": notes["copies"],
+        "images are read with a warning": notes["warnings"],
     }.items():
         if names:
             log.warning("%s: %d %s: %s", folder, len(names), problem, join_names(names))
@@ -156,7 +156,7 @@ def _log_notes(folder: Path, notes: Mapping[str, Any]) -> None:
 def _log_sizes(folder: Path, sizes: Mapping[str, int], classes: Sequence[str], mode: Mode) -> None:
     shown = " and ".join(f"{size} {split}" for split, size in sizes.items())
     channels = "mode=grey; rgb keeps colours" if mode == Mode.grey else "mode=rgb"
-    message = "%s: %s pictures of %d classes: %s (data.dataset.%s)"
+    message = "%s: %s images of %d classes: %s (data.dataset.%s)"
     log.info(message, folder, shown, len(classes), join_names(classes), channels)
 
 
@@ -171,7 +171,7 @@ def _readable_classes(
     counts = torch.stack([labels[span].bincount(minlength=len(classes)) for span in rows.values()])
     is_left = counts[0] > 0
     if empty := [name for name, left in zip(classes, is_left, strict=True) if not left]:
-        message = no_images(folder, empty, len(classes))
+        message = describe_empty_classes(folder, empty, len(classes))
         if is_left.sum() < 2 or counts[:, ~is_left].any():
             raise DataError(f"{message} that can be read for training; add some, or remove these classes")
         log.warning("%s; left out", message)
@@ -179,18 +179,18 @@ def _readable_classes(
         labels, counts = (is_left.cumsum(0) - 1)[labels], counts[:, is_left]
     for split, sizes in zip(rows, counts.tolist(), strict=True):
         if few := [f"{name} ({count})" for name, count in zip(classes, sizes, strict=True) if count < MIN_CLASS_SIZE]:
-            problem = f"fewer than {MIN_CLASS_SIZE} pictures of a class in the {split} split"
+            problem = f"fewer than {MIN_CLASS_SIZE} images of a class in the {split} split"
             log.warning("%s: %s: %s", folder, problem, join_names(few))
     return classes, labels
 
 
 def _unreadable_error(messages: list[str], size: int, advice: str) -> DataError:
     shown = messages[:MAX_NAMED_FILES]
-    return DataError("\n".join([f"{len(messages)} of {size} pictures cannot be read, such as:", *shown, advice]))
+    return DataError("\n".join([f"{len(messages)} of {size} images cannot be read, such as:", *shown, advice]))
 
 
 def _file_signature(path: Path) -> tuple[int, ...] | None:
-    """Changes with the content of a file, which is not read; None for a missing one, which is reported later.
+    """A signature that changes with the content of a file, without reading it; None for a missing file.
 
     `mv` and archives keep size and modification time, but not the ctime; for a folder or the target of a link, not the
     inode.
@@ -229,9 +229,9 @@ class FolderDecoder:
         """Yield each image, a large one as `[1, H, W, C]`, with its label."""
         layout = torch.channels_last if is_large(self.options.shape) else torch.contiguous_format
         threads, split_of_digest = available_cores(), dict[bytes, int]()
-        # Threads, because Pillow releases Python's lock while it decodes and resizes.
+        # Threads, because Pillow releases the GIL while it decodes and resizes.
         with (
-            file_warnings() as self.warnings,
+            collect_file_warnings() as self.warnings,
             closing(ordered_map(self._read, self.samples, threads, 2 * threads, one_core_per_thread())) as results,
             tqdm(results, "decoding once", len(self.samples), leave=False, disable=None) as progress,
         ):
@@ -245,7 +245,7 @@ class FolderDecoder:
                     self.copies.append(self.names[index])
                 self.sums[split] += sums
                 self.checksums[split].update(image.contiguous().numpy().data)
-                yield rows_in_memory(image.contiguous(memory_format=layout)), torch.tensor([self.samples[index][1]])
+                yield as_contiguous_rows(image.contiguous(memory_format=layout)), torch.tensor([self.samples[index][1]])
         if self.unreadable and not all(sums.any() for sums in self.sums):
             # An exception here keeps the cache from being stored.
             raise _unreadable_error([message for _, message in self.unreadable], len(self.samples), "none is left")

@@ -1,4 +1,4 @@
-"""MNIST, which is bundled, and sets that torchvision downloads: those in MNIST's format, CIFAR-10 and CIFAR-100."""
+"""The bundled MNIST, and sets that torchvision downloads: sets in the format of MNIST, CIFAR-10 and CIFAR-100."""
 
 import gzip
 import struct
@@ -44,13 +44,13 @@ class CifarOptions(SizeOptions):
 
 @DATASETS.register("mnist", SizeOptions)
 def mnist(sizes: SizeOptions, root: Path) -> Dataset:
-    """MNIST (LeCun, Cortes, Burges), from the four official files, which this package contains."""
+    """MNIST (LeCun, Cortes, Burges), from the four official files, which are part of this package."""
     files = [BUNDLED_MNIST / f"{name}.gz" for name in FILES]
     return _read_idx_files("mnist", files, DIGITS, sizes)
 
 
 def _idx_dataset(name: str, source: str, classes: tuple[str, ...], sizes: SizeOptions, root: Path) -> Dataset:
-    """The set of a torchvision class, which downloads or unpacks files only if one of the four is missing."""
+    """The set of a torchvision class; downloads or unpacks files only if one of the four is missing."""
     raw = root / source / "raw"
     files = [raw / file for file in FILES]
     if not all(path.is_file() for path in files):
@@ -89,7 +89,7 @@ def read_idx(path: Path) -> Tensor:
 
 
 def _read_cifar(classes: int, sizes: CifarOptions, root: Path) -> Dataset:
-    """Read the set with torchvision, which compares the files with their published MD5."""
+    """Read the set with torchvision. It compares the files with their published MD5."""
     from torchvision import datasets
 
     source = getattr(datasets, f"CIFAR{classes}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from vitmnist.metrics.epoch_record import EpochRecord
@@ -17,8 +18,8 @@ STEP_METRICS = ("loss", "lr", "grad_norm")
 """The metrics of a logged step."""
 
 
-class Logger:
-    """Sends the metrics of a run to another program. It is a context manager, which rank 0 enters once set-up is done.
+class Logger(AbstractContextManager["Logger"]):
+    """Sends the metrics of a run to another program. Rank 0 enters it as a context manager once set-up is done.
 
     A subclass is built with (options, folder of the run, result); `result.epochs` grows with the run. A resumed run
     builds another logger for the same folder. `result.epochs` then has the epochs before the checkpoint, and the logger
@@ -28,9 +29,6 @@ class Logger:
         OSError: the other program cannot be reached. The methods may raise it too; the run then ends with a checkpoint.
     """
 
-    def __enter__(self) -> Logger:
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         """End the run; `kind` is None if the run was completed."""
 
@@ -39,15 +37,15 @@ class Logger:
         raise NotImplementedError
 
     def add_images(self, images: Mapping[str, Image.Image], epoch: int) -> None:
-        """Log the images of an epoch, which are given by name."""
+        """Log the images of an epoch, by name."""
 
 
-def epoch_scalars(record: EpochRecord) -> dict[str, float]:
+def collect_epoch_scalars(record: EpochRecord) -> dict[str, float]:
     """Return the metrics of an epoch that were measured, by tag."""
     return {metric.tag: record[name] for name, metric in epoch_metrics().items() if record.get(name) is not None}
 
 
-def step_scalars(step: Mapping[str, float | None]) -> dict[str, float]:
+def collect_step_scalars(step: Mapping[str, float | None]) -> dict[str, float]:
     """Return the metrics of a logged step that were measured, by tag."""
     return {f"step/{name}": value for name in STEP_METRICS if (value := step.get(name)) is not None}
 
@@ -56,7 +54,7 @@ LOGGERS: Registry[OptionsClass, Logger] = Registry("logger", __package__)
 
 
 def parse_loggers(values: Sequence[Any]) -> list[Mapping[str, Any]]:
-    """Return the name and all options of each logger in `values`, which has names or mappings with `name` and options.
+    """Return the name and all options of each logger. A value is a name, or a mapping with `name` and options.
 
     Raises:
         ConfigError: a name or an option is unknown.

@@ -16,7 +16,7 @@ from torch.utils.tensorboard.summary import image, text
 from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.registry import NoOptions
 from vitmnist.runtime.files import append_bytes
-from vitmnist.tracking.loggers import LOGGERS, Logger, epoch_scalars, step_scalars
+from vitmnist.tracking.loggers import LOGGERS, Logger, collect_epoch_scalars, collect_step_scalars
 from vitmnist.tracking.result import Result
 
 EVENTS = "events.out.tfevents"
@@ -45,7 +45,7 @@ class TensorBoard(Logger):
         self._append(version, start, config, *earlier_steps)
 
     def add_epoch(self, record: EpochRecord) -> None:
-        self._append(*_scalars(epoch_scalars(record), record["epoch"] + 1, record["ended_at"]), *_steps(record))
+        self._append(*_scalars(collect_epoch_scalars(record), record["epoch"] + 1, record["ended_at"]), *_steps(record))
 
     def add_images(self, images: Mapping[str, Image.Image], epoch: int) -> None:
         for name, picture in images.items():
@@ -62,11 +62,11 @@ class TensorBoard(Logger):
 def _steps(record: EpochRecord, first: int = 1) -> Iterator[Event]:
     for values in record["steps"]:
         if values["step"] + 1 >= first:
-            yield from _scalars(step_scalars(values), values["step"] + 1, record["ended_at"])
+            yield from _scalars(collect_step_scalars(values), values["step"] + 1, record["ended_at"])
 
 
 def _scalars(values: Mapping[str, float], step: int, wall_time: float) -> Iterator[Event]:
-    """Yield an event for each value, so that a file that is cut off loses few."""
+    """Yield an event for each value: a file that is cut off then loses few."""
     for tag, value in values.items():
         summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
         yield Event(wall_time=wall_time, step=step, summary=summary)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from vitmnist.errors import ConfigError, MissingExtraError, first_line
 from vitmnist.metrics.epoch_record import EpochRecord
-from vitmnist.tracking.loggers import LOGGERS, Logger, epoch_scalars, step_scalars
+from vitmnist.tracking.loggers import LOGGERS, Logger, collect_epoch_scalars, collect_step_scalars
 from vitmnist.tracking.result import Result
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Wandb(Logger):
             self._run.define_metric(prefix, step_metric=axis)
         if not self._run.offline:
             path.write_text(self._run.id)
-        # The server may have epochs after the last checkpoint. They are trained again, with the same result.
+        # The server can have epochs after the last checkpoint. They are trained again, with the same result.
         self._epochs_sent = int(dict(self._run.summary).get("epoch", 0)) if self._run.resumed else 0
         for record in result.epochs:
             self.add_epoch(record)
@@ -74,8 +74,8 @@ class Wandb(Logger):
         if record["epoch"] < self._epochs_sent:
             return
         for values in record["steps"]:
-            self._run.log({"step/number": values["step"] + 1, **step_scalars(values)})
-        self._run.log({"epoch": record["epoch"] + 1, **epoch_scalars(record)})
+            self._run.log({"step/number": values["step"] + 1, **collect_step_scalars(values)})
+        self._run.log({"epoch": record["epoch"] + 1, **collect_epoch_scalars(record)})
 
     def add_images(self, images: Mapping[str, Image.Image], epoch: int) -> None:
         logged = {f"images/{name}": self._wandb.Image(image) for name, image in images.items()}
