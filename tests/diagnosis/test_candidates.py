@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
+from torchvision.transforms import Compose
 
 from tests.support.samples import Made
 from vitmnist import from_dataloader
@@ -40,16 +41,6 @@ class Transformed(Made):
 
     def __getitem__(self, index: int) -> Tensor:
         return self.transform(super().__getitem__(index))
-
-
-class Compose:
-    def __init__(self, transforms: list[Any]) -> None:
-        self.transforms = transforms
-
-    def __call__(self, sample: Tensor) -> Tensor:
-        for transform in self.transforms:
-            sample = transform(sample)
-        return sample
 
 
 def slow(sample: Tensor) -> Tensor:

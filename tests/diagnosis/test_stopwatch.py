@@ -97,11 +97,6 @@ time.sleep(OTHER_S)
 )
 
 LOOPS = {
-    "short epochs": """
-loader = DataLoader(Slow(samples=8), 1, num_workers=2)
-for epoch in range(4):
-    train(watch.over(loader), 0.030)
-""",
     "epochs left early": """
 for epoch in range(4):
     for number, batch in enumerate(watch.over(DataLoader(Slow(), 1, num_workers=2))):

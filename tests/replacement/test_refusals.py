@@ -39,32 +39,23 @@ class SeldomRandom(Pairs):
         return super().__getitem__(random.randrange(SIZE) if index == 38 else index)
 
 
-class SeldomNoisy(Pairs):
-    """The transform is random for the same sample, as a random crop for a picture that is larger than the others."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.transform = v1.Lambda(lambda image: image + (torch.rand(()) if image[0, 0] == 38 else 0.0))
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image, label = super().__getitem__(index)
-        return self.transform(image), label
+def add_noise_seldom(image: Tensor) -> Tensor:
+    """Random for the same sample, as a random crop for an image that is larger than the others."""
+    return image + (torch.rand(()) if image[0, 0] == 38 else 0.0)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_single_random_sample_is_never_frozen(workers: int) -> None:
     with pytest.raises(ConfigError, match=r"^ram: sample 38 is random \(it draws from Python\) apart from the transf"):
         from_dataloader(DataLoader(SeldomRandom(), 7, num_workers=workers), "ram")
-    check_same(lambda: DataLoader(SeldomNoisy(), 7, num_workers=workers))
+    check_same(lambda: DataLoader(Transformed(add_noise_seldom), 7, num_workers=workers))
 
 
 def test_a_collate_function_that_fails_is_named() -> None:
     dataloader = DataLoader(Pairs(), batch_size=20, collate_fn=lambda samples: {}[1])
-    message = "ram: the collate function, for samples 0, 2, 5, …: <lambda> raised KeyError: 1$"
-    with pytest.raises(DataError, match=f"^{message}"):
+    message = "^ram: the collate function, for samples 0, 2, 5, …: <lambda> raised KeyError: 1$"
+    with pytest.raises(DataError, match=message):
         from_dataloader(dataloader, "ram")
-    with pytest.warns(UserWarning, match=f"undecoded: {message}"):
-        assert from_dataloader(dataloader) is dataloader
 
 
 class Shuffled(DataLoader[Any]):
@@ -192,6 +183,7 @@ def test_a_transform_that_the_loop_changes_is_named(change: Callable[[Any, Any],
         collate = Collate()
         replacement = from_dataloader(DataLoader(Subset(Transformed(*parts), range(20)), 7, collate_fn=collate))
         replacement.dataset.epoch = 3  # data are not compared
+        assert replacement.dataset.original.epoch == 3
         assert list(replacement)
         change(replacement.dataset.dataset, collate)
         if named == "Collate" and len(parts) > 1:  # it is applied to each batch
@@ -214,22 +206,11 @@ FLIP = v1.Compose([v1.Resize((8, 8)), v1.RandomHorizontalFlip(), v1.ToTensor()])
 class Counting:
     """Keeps a state from one sample to the next."""
 
-    def __init__(self) -> None:
-        self.seen = 0
+    seen = 0
 
     def __call__(self, image: Any) -> Any:
         self.seen += 1
-        return image.rotate(self.seen)
-
-
-class Smoothed:
-    """Mixes each picture with those before it."""
-
-    mean: Any = 0.0
-
-    def __call__(self, image: Any) -> Any:
-        self.mean = 0.9 * self.mean + 0.1 * image.mean()
-        return image - self.mean
+        return v1.functional.rotate(image, self.seen)
 
 
 class Numbered(Pictures):
@@ -263,8 +244,8 @@ def with_index(image: Any, index: int) -> Any:
 
 
 REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "counting": (lambda folder: Pictures(folder, v1.Compose([Counting(), FLIP])), "keep no state between samples"),
-    "smoothed": (lambda folder: Pictures(folder, v1.Compose([FLIP, Smoothed()])), "keep no state between samples"),
+    "first part": (lambda folder: Pictures(folder, v1.Compose([Counting(), FLIP])), "keep no state between samples"),
+    "random part": (lambda folder: Pictures(folder, v1.Compose([FLIP, Counting()])), "keep no state between samples"),
     "index": (lambda folder: Numbered(folder, with_index), "a transform gets 2 arguments, and does not return as m"),
     "start": (lambda folder: Started(folder, with_index), "arguments with and without names\\); leave all that foll"),
     "inspected": (lambda folder: Inspected(folder, FLIP), "what that returns .*no attribute 'mean'\\); leave all that"),

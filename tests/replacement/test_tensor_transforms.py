@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, Dataset
+from torch.utils.data import ConcatDataset, DataLoader
 from torchvision import datasets
 from torchvision import transforms as v1
 from torchvision.transforms import v2
@@ -62,15 +62,9 @@ class OwnCrop(v1.RandomCrop):  # type: ignore[misc]
     """A subclass, which might draw more."""
 
 
-class Joint(Dataset[Any]):
-    def __init__(self) -> None:
-        self.transforms = v2.Compose([v2.RandomCrop(8), v2.PILToTensor()])
-
-    def __len__(self) -> int:
-        return 20
-
+class Joint(Pictures):
     def __getitem__(self, index: int) -> Any:
-        return self.transforms(draw(index), draw(index, "L"))
+        return self.transform(self.open(index), self.open(index))
 
 
 START = [v1.RandomCrop(16), v1.PILToTensor()]
@@ -103,9 +97,10 @@ def test_what_cannot_be_applied_to_tensors_is_refused(
         from_dataloader(DataLoader(dataset, 4, **options), "ram", transforms="tensor")
 
 
-def test_transforms_that_treat_a_second_tensor_otherwise_are_refused() -> None:
+def test_a_joint_transform_is_refused(folder: Path) -> None:
+    dataset = Joint(folder, v2.Compose([v2.RandomCrop(16), v2.PILToTensor()]))
     with pytest.raises(ConfigError, match=r"^transforms='tensor': .* gets more than an image; use transforms='exact'"):
-        from_dataloader(DataLoader(Joint(), 4), "ram", transforms="tensor")
+        from_dataloader(DataLoader(dataset, 4), "ram", transforms="tensor")
 
 
 def test_datasets_of_one_loader_may_have_other_transforms(folder: Path) -> None:

@@ -7,11 +7,11 @@ import pytest
 from matplotlib.axes import Axes
 
 from tests.support.records import compared, epoch, run
-from vitmnist.report.plots import PHASES, epoch_times
+from vitmnist.report.plots import PHASES, draw_epoch_times
 
 
 def drawn(folder: Path) -> Axes:
-    figure = epoch_times(compared(folder))
+    figure = draw_epoch_times(compared(folder))
     assert figure
     return figure.axes[0]
 
@@ -44,7 +44,7 @@ def test_a_ratio_that_may_be_noise_is_marked(tmp_path: Path) -> None:
 
 def test_a_bar_is_divided_into_waiting_computing_and_other_as_the_legend_says(tmp_path: Path) -> None:
     run(tmp_path / "0", times=(9.0, 4.0))
-    figure = epoch_times(compared(tmp_path))
+    figure = draw_epoch_times(compared(tmp_path))
     assert figure
     bars = figure.axes[0].patches
     assert [bar.get_x() for bar in bars] == pytest.approx([0.0, 0.8, 2.8])
@@ -82,7 +82,7 @@ def test_texts_fit_do_not_overlap_and_are_readable_on_a_phone(rows: int, tmp_pat
         epochs = [epoch(time, eval_acc=90.0 + size) for time in (9.0, time)]
         run(tmp_path / str(size), loader, 5000 + size, config=config, epochs=epochs)
     run(tmp_path / "failed", status="failed", error="m" * 200)
-    figure = epoch_times(compared(tmp_path))
+    figure = draw_epoch_times(compared(tmp_path))
     assert figure
     figure.draw_without_rendering()
     (legend,), axes = figure.legends, figure.axes

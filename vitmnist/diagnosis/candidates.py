@@ -12,13 +12,13 @@ from math import ceil, inf
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from vitmnist.diagnosis.loop import Loop
 from vitmnist.errors import ConfigError
 from vitmnist.replacement.decoded_dataset import DecodedDataset, TransformedDataset
 from vitmnist.replacement.from_dataloader import from_dataloader
-from vitmnist.replacement.original import check_replaceable, rebuild
+from vitmnist.replacement.original import check_replaceable, rebuild, workers_for_order
 from vitmnist.replacement.split_transforms import (
     Transform,
     replaced_transforms,
@@ -83,9 +83,8 @@ def replacement_candidate(
     batch_size = loader.batch_size or ceil(size / len(loader))
     count = min(size, max(8 * batch_size, int(DECODING_S / max(sample_s, 1e-6))))
     if count < size:
-        # A custom sampler or generator makes from_dataloader keep the workers. A generator has the same effect here.
-        has_own_order = loader.generator is not None or type(loader.sampler) not in (SequentialSampler, RandomSampler)
-        generator = torch.Generator() if has_own_order or not loader.batch_size else None
+        # If from_dataloader keeps the workers for the order of all samples, a generator makes it keep them here too.
+        generator = torch.Generator() if workers_for_order(loader) else None
         order = {"batch_size": batch_size, "sampler": None, "shuffle": True, "generator": generator}
         loader = rebuild(loader, dataset=Subset(loader.dataset, range(count)), **order)
     start = time.perf_counter()
@@ -143,8 +142,7 @@ class ImitatedStep:
     takes longer while workers use the cores. For the rest of the time it sleeps.
 
     Args:
-        step_s: the duration of a step in seconds.
-        cores: the processor time of a step divided by its duration.
+        cores: the processor time of a step of the script, divided by its duration `step_s`.
     """
 
     def __init__(self, step_s: float, cores: float) -> None:
@@ -187,11 +185,7 @@ def try_loaders(loop: Loop) -> tuple[list[Row], dict[str, float]]:
 
 
 def best_change(rows: Sequence[Row], repeats: float = inf) -> str | None:
-    """The change that saves most time, or None if no change saves enough.
-
-    Args:
-        repeats: the number of epochs of the script, or of its batches if the length of an epoch is unknown.
-    """
+    """The change that saves most in so many epochs, or batches if the length of an epoch is unknown; None if little."""
     baseline_s = _seconds(rows[0], repeats)
     changes = [(_seconds(row, repeats), row.change) for row in rows if row.change]
     best_s, change = min(changes, default=(inf, None))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import sysconfig
-import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -57,13 +56,11 @@ def _line_of_script() -> str:
 
 @dataclass
 class LoaderPass:
-    """The use of one iterator, from `iter()` to the end of the last `next()`; times are those of `perf_counter`.
+    """The use of one iterator, from `iter()` to `last_return`, the end of the last `next()`.
 
     Args:
-        last_return: the end of the last `next()`.
         next_start: the start of the next pass after that; None if there is none.
-        iterator_ref: a weak reference to the iterator.
-        first_batch_ref: a weak reference to the first batch.
+        iterator_ref, first_batch_ref: weak references to the iterator and to its first batch.
     """
 
     start: float
@@ -86,9 +83,8 @@ class Loop:
 
     Args:
         plain_copy: a plain `DataLoader` with the settings of the last loader; None if it cannot be built.
-        steps_s: the seconds between consecutive calls of `next()`.
-        steps_cpu_s: the processor time of all steps.
-        unmeasured_reason: the reason why the share of waiting is unknown.
+        steps_s, steps_cpu_s: the seconds between consecutive calls of `next()`, and their processor time in total.
+        unmeasured_reason: why the share of waiting is unknown.
     """
 
     info: LoaderInfo
@@ -115,14 +111,6 @@ class Loop:
             with suppress(Exception):  # An error of `len()` does not concern a script that never calls it.
                 return len(self.plain_copy)
         return max((pass_.batches for pass_ in self.passes if pass_.is_exhausted and pass_.batches), default=None)
-
-    def attach(self, loader: DataLoader[object]) -> None:
-        """Continue the loop with a loader."""
-        from vitmnist.replacement.original import rebuild  # Not at the top, because it imports torch.
-
-        self.loader_ref, self.plain_copy = weakref.ref(loader), None
-        with suppress(Exception):  # A subclass can lack any attribute.
-            self.plain_copy = rebuild(loader)
 
     def mark_if_collecting(self) -> None:
         """Set `unmeasured_reason` if the script keeps the batches and does not work between requests for them."""

@@ -37,7 +37,7 @@ class Observer:
         self.is_stopped = False
         self.warm_up_done = not warm_up
         self.process_id = os.getpid()
-        # The threads that are within a call of a loader
+        # Threads that are inside a call of a loader.
         self._threads_inside: set[int] = set()
         self._wrapped_classes: set[type] = set()
         self._wrap_torch("import", ())
@@ -85,7 +85,7 @@ class Observer:
             loop.mark_if_collecting()
 
     def _wrap_torch(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """An audit hook that wraps `DataLoader`. After its definition, torch imports further modules."""
+        """An audit hook that wraps `DataLoader` at the first import after its definition, which torch itself makes."""
         if event != "import" or self._wrapped_classes:
             return
         loader_class: Any = getattr(sys.modules.get("torch.utils.data.dataloader"), "DataLoader", None)
@@ -133,6 +133,8 @@ class Observer:
 
     def _loop_of(self, loader: DataLoader[object]) -> Loop:
         """The loop of a loader. A loader that is built for each epoch continues the loop of the previous one."""
+        from vitmnist.replacement.original import rebuild  # This imports torch.
+
         for loop in self.loops:
             if loop.loader_ref() is loader:
                 return loop
@@ -143,7 +145,9 @@ class Observer:
         else:
             loop = Loop(info)
             self.loops.append(loop)
-        loop.attach(loader)
+        loop.loader_ref, loop.plain_copy = weakref.ref(loader), None
+        with suppress(Exception):  # A subclass can lack any attribute.
+            loop.plain_copy = rebuild(loader)
         return loop
 
 

@@ -32,10 +32,9 @@ class LoopReport:
     Args:
         seconds: the duration of all passes; overlapping passes count once.
         step_s: the median time between two requests for batches.
-        unmeasured_reason: the reason why the share of waiting is unknown.
+        unmeasured_reason: why the share of waiting is unknown.
         parts: the seconds per sample of reading, of each transform, and of collating.
         rows: the loader in use and others, timed with an imitated step after the script.
-        change: the recommended change of the script.
     """
 
     loader: LoaderInfo
@@ -57,15 +56,6 @@ class LoopReport:
         pct = None if loop.unmeasured_reason else 100 * loop.waiting_s / seconds
         return cls(loop.info, passes, loop.batches, seconds, loop.waiting_s, pct, loop.step_s, loop.unmeasured_reason)
 
-    def try_loaders(self, loop: Loop, is_stopped: bool) -> None:
-        """Time other loaders with an imitated step. A script that was stopped has any number of epochs."""
-        # Imported here, because many scripts do not need these imports.
-        from vitmnist.diagnosis.candidates import best_change, try_loaders
-
-        self.rows, self.parts = try_loaders(loop)
-        repeats = self.batches if loop.epoch_length is None else self.passes
-        self.change = best_change(self.rows, inf if is_stopped else repeats)
-
 
 @dataclass(frozen=True)
 class Report:
@@ -73,10 +63,9 @@ class Report:
 
     Args:
         steps: the number of batches after the warm-up, of the loader that delivered most.
-        incomplete: the reason why nothing was measured.
+        incomplete: why nothing was measured.
         not_observed: the classes of other loaders than torch's, if none of torch's was iterated.
-        seconds: the duration of all passes; overlapping passes count once.
-        between_s: the time between the passes.
+        seconds, between_s: the duration of all passes, where overlapping passes count once, and the time between them.
     """
 
     exit_code: int
@@ -108,10 +97,15 @@ def describe_script(observer: Observer, exit_code: int) -> Report:
         bottleneck = Bottleneck.of(waiting_pct, steps)
     reports = [LoopReport.of(loop, end_time) for loop in loops]
     if bottleneck in (Bottleneck.INPUT, Bottleneck.BALANCED) and exit_code == 0:
+        # This imports much that other scripts do not need.
+        from vitmnist.diagnosis.candidates import best_change, try_loaders
+
         longest_s = max(loop.waiting_s for loop in measured_loops)
         for loop, report in zip(loops, reports, strict=True):
             if report.waiting_s >= longest_s / 2 and (report.waiting_pct or 0.0) >= COMPUTE_BOUND_PCT:
-                report.try_loaders(loop, observer.is_stopped)
+                report.rows, report.parts = try_loaders(loop)
+                repeats = report.batches if loop.epoch_length is None else report.passes
+                report.change = best_change(report.rows, inf if observer.is_stopped else repeats)
     passes = merged_passes(loops, end_time)
     return Report(
         exit_code=exit_code,
@@ -139,6 +133,7 @@ def _other_loaders() -> list[str]:
 
 
 def format_report(report: Report) -> str:
+    """Format the report for the terminal."""
     rank = "" if report.rank is None else f", rank {report.rank}"
     outcome = "was stopped, as --stop says" if report.stopped else f"ended with exit code {report.exit_code}"
     lines = [f"\nvitmnist diagnose{rank}: the script {outcome}"]

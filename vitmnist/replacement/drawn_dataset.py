@@ -1,12 +1,12 @@
 """Decoded images with random transforms that are drawn as in the workers of a `DataLoader`, and applied in threads."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle, islice
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -110,24 +110,19 @@ def finish_batch(samples: Sequence[PendingSample], batches: Sequence[Tensor]) ->
     Args:
         batches: the result of `empty_batches`. The images are written into it.
     """
-    map_slices(partial(_finish_sample, samples, batches), len(samples), 1, 1 if get_worker_info() else None)
-    collate_placeholders = partial(_batch_of_call, batches)
+
+    def finish_sample(position: slice) -> None:
+        sample = samples[position.start]
+        with name_failure(f"sample {sample.index}"):
+            for batch, drawn in zip(batches, sample.images, strict=True):
+                _finish_image(drawn, batch[position.start])
+
+    def collate_placeholders(placeholders: Sequence[TransformPlaceholder], *, collate_fn_map: object = None) -> Tensor:
+        (call,) = {placeholder.call for placeholder in placeholders}
+        return batches[call]
+
+    map_slices(finish_sample, len(samples), 1, 1 if get_worker_info() else None)
     return collate_with({TransformPlaceholder: collate_placeholders}, [sample.decoded for sample in samples])
-
-
-def _batch_of_call(
-    batches: Sequence[Tensor], placeholders: Sequence[TransformPlaceholder], *, collate_fn_map: object = None
-) -> Tensor:
-    """The collate function of placeholders: the batch with the images of their call."""
-    (call,) = {placeholder.call for placeholder in placeholders}
-    return batches[call]
-
-
-def _finish_sample(samples: Sequence[PendingSample], batches: Sequence[Tensor], slice_of_one: slice) -> None:
-    position = slice_of_one.start
-    with name_failure(f"sample {samples[position].index}"):
-        for batch, drawn in zip(batches, samples[position].images, strict=True):
-            _finish_image(drawn, batch[position])
 
 
 def _finish_image(drawn: DrawnImage, row: Tensor) -> None:
@@ -182,7 +177,10 @@ def _check_close(actual: Tensor, expected: Tensor) -> None:
 class SimulatedWorkers(Iterator[DeferredBatch]):
     """Draws batches with the random generators that the workers of a `DataLoader` would have.
 
-    The iterator returns the batches in the order in which they are sent. An error is raised when its batch is made.
+    The iterator returns the batches that have been sent, in their order. An error is raised when its batch is made.
+
+    Attributes:
+        sent: the indices of each batch that is not drawn yet, and the index of the worker.
 
     Args:
         base_seed: the seed of the `DataLoader`, to which each worker adds its index.
@@ -193,22 +191,12 @@ class SimulatedWorkers(Iterator[DeferredBatch]):
         self._dataset = dataset
         seeds = [base_seed + worker for worker in range(count)]
         self._states = [torch.Generator().manual_seed(seed).get_state() for seed in seeds]
-        self._sent: deque[tuple[list[int], int]] = deque()
-        self._turns: Iterator[int] = iter(())
-
-    def start_epoch(self, batches: Iterable[list[int]]) -> None:
-        """Send the indices of the first batches, starting with the first worker."""
-        self._turns = cycle(range(len(self._states)))
-        self.send(batches)
-
-    def send(self, batches: Iterable[list[int]]) -> None:
-        """Send the indices of more batches, each to the next worker."""
-        self._sent.extend(zip(batches, self._turns, strict=False))
+        self.sent: deque[tuple[list[int], int]] = deque()
 
     def __next__(self) -> DeferredBatch:
-        if not self._sent:
+        if not self.sent:
             raise StopIteration
-        indices, worker = self._sent.popleft()
+        indices, worker = self.sent.popleft()
         state = torch.get_rng_state()
         torch.set_rng_state(self._states[worker])
         try:
@@ -232,7 +220,8 @@ class ThreadedDataLoader(DecodedDataLoader):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Draw the numbers that torch draws in this call: the seed, and the indices that workers get in advance."""
-        if not self._can_simulate_workers():
+        depends_on_workers = not self.in_order or self.worker_init_fn is not None
+        if not self.num_workers or depends_on_workers or not isinstance(self.dataset, DrawnDataset):
             return super().__iter__()
         self.check_transforms()
         sampler: Any = self.batch_sampler or self.sampler
@@ -242,18 +231,13 @@ class ThreadedDataLoader(DecodedDataLoader):
         else:
             iter(sampler)  # Before torch draws the seed, it creates an iterator that it does not use.
             seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator))
-            workers = SimulatedWorkers(cast(DrawnDataset, self.dataset), seed, self.num_workers)
+            workers = SimulatedWorkers(self.dataset, seed, self.num_workers)
             self._persistent = workers if self.persistent_workers else None
-        indices = iter(sampler)
+        batches_with_worker = zip(sampler, cycle(range(self.num_workers)), strict=False)
         sent_ahead = self.num_workers * (self.prefetch_factor or 0)
-        workers.start_epoch(islice(indices, sent_ahead))
+        workers.sent.extend(islice(batches_with_worker, sent_ahead))
         batches = ordered_map(self._collate_and_pin, workers, AHEAD, min(AHEAD, sent_ahead - 1))
-        return _send_after_each(batches, workers, indices)
-
-    def _can_simulate_workers(self) -> bool:
-        """Whether there are workers, and only the random transforms depend on them."""
-        depends_on_workers = not self.in_order or self.worker_init_fn is not None
-        return self.num_workers > 0 and not depends_on_workers and isinstance(self.dataset, DrawnDataset)
+        return _send_after_each(batches, workers, batches_with_worker)
 
     def _collate_and_pin(self, fetched: Any) -> object:
         batch = self.collate_fn(fetched)
@@ -263,12 +247,12 @@ class ThreadedDataLoader(DecodedDataLoader):
 
 
 def _send_after_each(
-    batches: ordered_map[DeferredBatch, object], workers: SimulatedWorkers, indices: Iterator[list[int]]
+    batches: ordered_map[Any, object], workers: SimulatedWorkers, batches_with_worker: Iterator[tuple[list[int], int]]
 ) -> Iterator[object]:
     """Yield batches. Before each, send the indices of another batch, as a `DataLoader` does."""
     with closing(batches):
         for batch in batches:
-            workers.send(islice(indices, 1))
+            workers.sent.extend(islice(batches_with_worker, 1))
             yield batch
 
 

@@ -152,7 +152,7 @@ def _replace(dataloader: DataLoader[Any], location: Location, to_tensors: bool) 
 
 
 def _build(dataloader: DataLoader[Any], location: Location, to_tensors: bool, probes: Sequence[int]) -> DataLoader[Any]:
-    """Build the first of four kinds of replacement that delivers the batches of the original.
+    """Build one of four kinds of replacement.
 
     If samples are random, they are kept as they are before their first random transform:
     - `_build_drawn`, with `to_tensors`: threads apply the random transforms to tensors.

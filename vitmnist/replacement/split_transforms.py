@@ -27,24 +27,14 @@ ADVICE = "leave all that follows to its attribute transform"
 
 
 class TransformCall(NamedTuple):
-    """A call of a transform while a sample is decoded.
-
-    Args:
-        attribute: the index of the attribute that holds the transform.
-        inputs: the results of the deterministic transforms.
-    """
+    """A call while a sample is decoded: the index of the transform's attribute, and the deterministic results."""
 
     attribute: int
     inputs: Inputs
 
 
 class TransformPlaceholder(NamedTuple):
-    """Takes the place of a result of a transform in a decoded sample.
-
-    Args:
-        call: the index of the call within the sample.
-        result: the position or name of the result in the call.
-    """
+    """Stands for a result in a decoded sample: the index of the call, and the position or name of the result."""
 
     call: int
     result: int | str

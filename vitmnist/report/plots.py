@@ -1,7 +1,6 @@
 """Draws the plots of a report.
 
-To add one, write a function here that is decorated with `@plot`. It returns a figure, or None if it has nothing to
-show.
+To add one, write a function that returns a figure, or None if it has nothing to show, and add a row to `PLOTS`.
 """
 
 import io
@@ -19,20 +18,6 @@ from vitmnist.errors import escape_unprintable
 from vitmnist.metrics.epoch_table import COMPUTE_S, DATA_WAIT_S
 from vitmnist.report.comparison import LOADER, Comparison, Configuration
 from vitmnist.report.statistics import format_seconds
-
-Plot = Callable[[Sequence[Comparison]], Figure | None]
-PLOTS: dict[tuple[str, str], Plot] = {}
-"""The function of each plot, by the name of its file and its title."""
-
-
-def plot(file: str, title: str) -> Callable[[Plot], Plot]:
-    """Register a function that draws a plot; `file` is the name of its PNG file in the folder of the report."""
-
-    def register(function: Plot) -> Plot:
-        PLOTS[file, title] = function
-        return function
-
-    return register
 
 
 class PlotImage(NamedTuple):
@@ -80,8 +65,7 @@ LINE_LENGTH = 62
 """The number of characters that fit in the width of the figure."""
 
 
-@plot("report.png", "Seconds per epoch")
-def epoch_times(comparisons: Sequence[Comparison]) -> Figure | None:
+def draw_epoch_times(comparisons: Sequence[Comparison]) -> Figure | None:
     """Draw the times of each comparison that has any, one below the other, with one legend."""
     shown: list[tuple[Comparison, list[Configuration]]] = []
     for comparison in comparisons:
@@ -156,3 +140,9 @@ def _phases(row: Configuration) -> tuple[float, float, float]:
     # The medians can come from different runs, so their sum could exceed the epoch.
     computing = min(compute.median if compute else 0.0, epoch - waiting)
     return waiting, computing, epoch - waiting - computing
+
+
+PLOTS: dict[tuple[str, str], Callable[[Sequence[Comparison]], Figure | None]] = {
+    ("report.png", "Seconds per epoch"): draw_epoch_times,
+}
+"""The function of each plot, by the name of its file and its title."""

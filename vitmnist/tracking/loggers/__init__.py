@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from vitmnist.metrics.epoch_record import EpochRecord
@@ -17,7 +18,7 @@ STEP_METRICS = ("loss", "lr", "grad_norm")
 """The metrics of a logged step."""
 
 
-class Logger:
+class Logger(AbstractContextManager["Logger"]):
     """Sends the metrics of a run to another program. Rank 0 enters it as a context manager once set-up is done.
 
     A subclass is built with (options, folder of the run, result); `result.epochs` grows with the run. A resumed run
@@ -27,9 +28,6 @@ class Logger:
     Raises:
         OSError: the other program cannot be reached. The methods may raise it too; the run then ends with a checkpoint.
     """
-
-    def __enter__(self) -> Logger:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         """End the run; `kind` is None if the run was completed."""
