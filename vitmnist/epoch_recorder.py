@@ -77,7 +77,7 @@ class EpochRecorder:
             RunInterrupted: the run was asked to stop; it is saved.
         """
         result = self.result
-        record = self._epoch_record(progress, train, evaluation)
+        record = self._make_record(progress, train, evaluation)
         result.epochs.append(record)
         self.is_first_epoch = False
         is_last = self.is_done()
@@ -91,7 +91,7 @@ class EpochRecorder:
         log_epoch(record, self.config.epochs)
         self.checkpoints.after_epoch(is_last, is_best)
 
-    def _epoch_record(
+    def _make_record(
         self, progress: EpochProgress, train: dict[str, float], evaluation: dict[str, float]
     ) -> EpochRecord:
         """Make the record of an epoch; all ranks get that of rank 0."""

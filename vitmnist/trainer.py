@@ -113,7 +113,7 @@ class Trainer:
             self.distribute(step)
             self._record_setup(dataset, step, train_loader)
             checkpoints = CheckpointManager(self.folder, config, dataset, step, result, self.stop, world)
-            progress = self._new_progress(sampler)
+            progress = self._create_progress(sampler)
             if checkpoint:
                 checkpoints.restore(checkpoint, progress)
             recorder = self._open_recorder(dataset, step, train_loader, checkpoints, open_loggers)
@@ -128,7 +128,7 @@ class Trainer:
                 with recorder.progress_bar(progress, dataset.eval_split, len(eval_loader)) as after_step:
                     evaluation, predictions = evaluate(step.eval_model, eval_loader, step.preprocess, after_step, world)
                 recorder.finish_epoch(progress, train, evaluation, predictions)
-                progress = self._new_progress(sampler)
+                progress = self._create_progress(sampler)
 
             result.stopped_early = len(result.epochs) < config.epochs
             log_early_stop(result, self.monitor)
@@ -171,7 +171,7 @@ class Trainer:
         """Build model, loss, optimizer and schedule, and the step that uses them."""
         config, device = self.config, self.device
         batch_size = min(sampler.rank_batch_size, sampler.size)
-        step_config = self._step_config(batch_size, config.epochs * sampler.size)
+        step_config = self._resolve_step_config(batch_size, config.epochs * sampler.size)
         model = build_model(config, train, device, weights)
         preprocess = Preprocess(train, build_augment(config.data.augment)).to(device)
         loss = LOSSES.build(config.loss, train.labels, train.classes, device)
@@ -184,7 +184,7 @@ class Trainer:
         check_batch_norm(config.model["name"], backend, train, sampler)
         return step
 
-    def _step_config(self, batch_size: int, images: int) -> StepConfig:
+    def _resolve_step_config(self, batch_size: int, images: int) -> StepConfig:
         """Resolve the options of the step on rank 0 for all ranks; the arguments are those of `resolve_step_config`."""
         resolve = partial(resolve_step_config, self.config.trainer, self.device, batch_size, images, self.world.size)
         step_config = StepConfig(**self.world.broadcast_object(lambda: asdict(resolve())))
@@ -205,12 +205,12 @@ class Trainer:
         loader_config = self._select_loader(dataset.train, sampler, step)
         train_loader = LOADERS.build(loader_config, dataset.train, sampler, self.device)
         open_loaders.enter_context(train_loader)
-        eval_sampler = self._eval_sampler(dataset.evaluation, step)
+        eval_sampler = self._build_eval_sampler(dataset.evaluation, step)
         eval_loader = LOADERS.build(loader_config, dataset.evaluation, eval_sampler, self.device)
         open_loaders.enter_context(eval_loader)
         return train_loader, eval_loader, loader_config
 
-    def _eval_sampler(self, split: Split, step: TrainStep) -> EpochSampler:
+    def _build_eval_sampler(self, split: Split, step: TrainStep) -> EpochSampler:
         """Build the sampler of this rank's part of a split, in the order of its images."""
         # Evaluation keeps no activations, so a microbatch that fits in training fits here. The microbatch sizes of the
         # ranks may differ by one image, so all ranks use that of rank 0.
@@ -222,10 +222,10 @@ class Trainer:
         options = LOADERS.resolve(self.config.data.loader)[1]
         if not isinstance(options, AutoOptions):
             return self.config.data.loader
-        name = self.world.broadcast_object(partial(self._fastest_loader, options, train, sampler, step))
+        name = self.world.broadcast_object(partial(self._find_fastest_loader, options, train, sampler, step))
         return LOADERS.complete({"name": name})
 
-    def _fastest_loader(self, options: AutoOptions, train: Split, sampler: EpochSampler, step: TrainStep) -> str:
+    def _find_fastest_loader(self, options: AutoOptions, train: Split, sampler: EpochSampler, step: TrainStep) -> str:
         """Time the loaders with the training step of the run, restore its state, and return the fastest one's name."""
 
         def as_candidate(loader: Loader) -> LoaderCandidate:
@@ -271,7 +271,7 @@ class Trainer:
         }
         result.environment = describe_environment(self.device) if world.is_main else None
 
-    def _new_progress(self, sampler: EpochSampler) -> EpochProgress:
+    def _create_progress(self, sampler: EpochSampler) -> EpochProgress:
         """Return the progress of the next epoch, at its beginning."""
         return EpochProgress(len(self.result.epochs), sampler, self.device, self.config.log.every_steps, self.world)
 
@@ -304,7 +304,7 @@ class Trainer:
         if dataset.validation is None or dataset.test is None:
             return
         weights = checkpoints.load_best_weights()
-        sampler = self._eval_sampler(dataset.test, step)
+        sampler = self._build_eval_sampler(dataset.test, step)
         with LOADERS.build(loader_config, dataset.test, sampler, self.device) as loader:
             metrics, _ = evaluate(step.eval_model, loader, step.preprocess, world=self.world)
         test_metrics = {

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from vitmnist.augment.preprocess import Preprocess, build_augment, input_size
-from vitmnist.checkpoint.storage import WEIGHTS, as_damaged_error, read_weights, weights_file
+from vitmnist.checkpoint.storage import WEIGHTS, as_damaged_error, find_weights_file, read_weights
 from vitmnist.config.schema import Config, may_change
 from vitmnist.data.datasets.base import DATASETS, FileReader, Split, file_reader
 from vitmnist.errors import ConfigError, join_names
@@ -45,7 +45,7 @@ class InferenceModel:
         """Return the function that reads a file into an image; raises `ConfigError` if the dataset is unknown."""
         return file_reader(self.dataset, self.shape)
 
-    def normalized(self, split: Split) -> Split:
+    def adapt_split(self, split: Split) -> Split:
         """Return the split with the channel statistics and the class indices of the model.
 
         Raises:
@@ -63,7 +63,7 @@ class InferenceModel:
         return replace(split, labels=labels, classes=classes, mean=self.mean, std=self.std)
 
 
-def model_info(config: Config, train: Split) -> dict[str, Any]:
+def make_model_info(config: Config, train: Split) -> dict[str, Any]:
     """Return the metadata of the weights as JSON values: how to build the model, and how files become its images."""
     values = config.data.dataset
     changeable = {item.name for item in fields(DATASETS.options_of(values["name"])) if may_change(item.metadata)}
@@ -90,7 +90,7 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
         ConfigError: the folder does not contain these weights, or their model cannot be built.
         DataError: they are damaged.
     """
-    path = weights_file(folder, [weights] if weights else [*WEIGHTS])
+    path = find_weights_file(folder, [weights] if weights else [*WEIGHTS])
     with as_damaged_error(path):
         info, tensors = read_weights(path)
         shape, classes = tuple(map(int, info["shape"])), tuple(map(str, info["classes"]))

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from safetensors.torch import save as to_safetensors
 
 from vitmnist.checkpoint import storage
-from vitmnist.checkpoint.inference import model_info
+from vitmnist.checkpoint.inference import make_model_info
 from vitmnist.config.schema import Config, complete_record, dotted_keys, is_under, keys_where, may_change, to_plain_dict
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.randomness import RandomState
@@ -34,7 +34,7 @@ class Checkpoint:
 
     Args:
         config: the configuration, with all keys.
-        model_info: `model_info()`: how to build the model, and how files become its images.
+        model_info: `make_model_info()`: how to build the model, and how files become its images.
         dataset_sha256: the checksum of each part of the dataset.
         step: `TrainStep.state_dict()`: weights, optimizer, number of steps, loss scale, and averaged weights.
         epochs: the records of the completed epochs.
@@ -68,7 +68,7 @@ class CheckpointManager:
     world: World
 
     def __post_init__(self) -> None:
-        self._model_info = model_info(self.config, self.dataset.train)
+        self._model_info = make_model_info(self.config, self.dataset.train)
         self._saved_at = time.monotonic()
 
     def save(self, progress: EpochProgress | None, best: bool = False) -> None:

@@ -130,7 +130,7 @@ def as_damaged_error(path: Path) -> Iterator[None]:
         ) from error
 
 
-def weights_file(folder: Path, names: Sequence[str]) -> Path:
+def find_weights_file(folder: Path, names: Sequence[str]) -> Path:
     """Return the file of the first of these weights that a run has; raises `ConfigError` if it has none."""
     for name in names:
         if (path := folder / FOLDER / WEIGHTS[name]).is_file():
@@ -160,7 +160,7 @@ def read_initial_weights(init: str) -> dict[str, torch.Tensor]:
     """
     path = expand_home(init)
     if is_run := path.is_dir():
-        path = weights_file(path, ["best", "final"])
+        path = find_weights_file(path, ["best", "final"])
     elif not path.exists():
         raise ConfigError(f"init={init}: there is no such file or folder")
     elif path.suffix not in (".safetensors", ".pt", ".pth") or not path.is_file():

@@ -123,7 +123,7 @@ def evaluate(folder: Path, overrides: list[str], weights: str | None, split_name
     split_name = split_name or dataset.eval_split
     if split_name not in dataset.splits:
         raise ConfigError(f"--split {split_name}: the dataset has only {' and '.join(dataset.splits)} images")
-    split = trained.normalized(dataset.splits[split_name])
+    split = trained.adapt_split(dataset.splits[split_name])
     # All loaders give the same result; this one has no options.
     with make_loader(
         "ram", split, batch_size=config.batch_size, device=device, seed=0, shuffle="none", rank=0, world_size=1

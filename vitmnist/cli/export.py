@@ -105,7 +105,7 @@ def export_model(file_format: Format, trained: InferenceModel, dataset: Dataset,
         ConfigError: the images or classes of the dataset do not fit the model.
         UserError: the exported model predicts another class for some image.
     """
-    split = trained.normalized(dataset.evaluation)
+    split = trained.adapt_split(dataset.evaluation)
     original = nn.Sequential(trained.preprocess(), trained.model).eval()
     # Two images: torch.export would treat a batch size of one as a constant.
     example = torch.zeros(2, *trained.shape, dtype=torch.uint8)

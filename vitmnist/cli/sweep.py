@@ -25,7 +25,7 @@ from vitmnist.cli.resume import print_if_completed
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.errors import ConfigError, ExitCode, RunInterrupted, TimeLimitReached, TrainingError
-from vitmnist.metrics.epoch_table import search_objective
+from vitmnist.metrics.epoch_table import find_objective
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.run_folder import InUseError, folder_lock, has_checkpoint
 from vitmnist.runtime.signals import StopSignal, create_interruption, interrupted_by_signals
@@ -71,7 +71,7 @@ def _prepare_sweep(process: TrainingProcess, composed: DictConfig, arguments: Ar
             "torchrun would run them all. Start the sweep with python, or each of its jobs with torchrun"
         )
     # An unknown metric is an error at once.
-    search_objective(composed)
+    find_objective(composed)
     folder = Path(composed.hydra.sweep.dir)
     overrides = [*arguments.overrides, f"hydra.sweep.dir={quote(str(folder))}"]
     if composed.repeats > 1 and not _is_search(composed.hydra):
@@ -138,7 +138,7 @@ class Job:
                 if not print_if_completed(folder, config):
                     resume = str(folder) if has_checkpoint(folder) else None
                     trainer(replace(config, resume=resume), folder, overrides, self.stop).fit()
-            return read_run(folder).quality(search_objective(config).name)
+            return read_run(folder).quality(find_objective(config).name)
         except RunInterrupted as error:
             if self.stop.is_orphan:
                 # An idle process of joblib would wait for further jobs for five minutes.

@@ -28,7 +28,7 @@ def cross_entropy(options: CrossEntropyOptions, labels: Tensor, classes: tuple[s
     Raises:
         ConfigError: the weights do not fit the classes.
     """
-    weights = class_weights(options.class_weights, labels, classes)
+    weights = compute_class_weights(options.class_weights, labels, classes)
     weight = None if weights is None else weights.to(device)
     return partial(_cross_entropy, weight=weight, label_smoothing=options.label_smoothing)
 
@@ -40,7 +40,7 @@ def _cross_entropy(logits: Tensor, targets: Tensor, weight: Tensor | None, label
     return losses.where(targets.any(dim=1), 0).sum()  # With smoothing, a row of zeros (padding) would have a loss.
 
 
-def class_weights(weights: object, labels: Tensor, classes: tuple[str, ...]) -> Tensor | None:
+def compute_class_weights(weights: object, labels: Tensor, classes: tuple[str, ...]) -> Tensor | None:
     """Return the weight of each class, float32 `[classes]`; None for equal weights.
 
     `balanced` weights a class by its inverse frequency, scaled so that the mean over the training images is 1.

@@ -55,7 +55,7 @@ def batch_metrics() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
     return {name: METRICS.function_of(name) for name in names}
 
 
-def confusion_metrics(matrix: Tensor) -> dict[str, float]:
+def compute_confusion_metrics(matrix: Tensor) -> dict[str, float]:
     """Compute the metrics of a confusion matrix, int64 `[classes, classes]`, by name, in their units."""
     metrics = {name: METRICS.options_of(name) for name in METRICS.names()}
     return {

@@ -115,7 +115,7 @@ def find_metric(name: str, key: str) -> Metric:
     raise ConfigError(f"{key}={name}: not a metric of an epoch; {suggest_names(name, by_name)}")
 
 
-def search_objective(config: Config | DictConfig) -> Metric:
+def find_objective(config: Config | DictConfig) -> Metric:
     """Return the metric that a search optimises: `sweep.objective`, or else `monitor`. Raises as `find_metric`."""
     name = config.sweep.objective
     return find_metric(config.monitor, "monitor") if name is None else find_metric(name, "sweep.objective")

@@ -97,7 +97,7 @@ class ViT(nn.Module):
     """
 
     no_weight_decay = frozenset({"class_token", "positions"})
-    """Embeddings have several dimensions but are not weights of a matrix product; see `decay_groups`."""
+    """Embeddings have several dimensions but are not weights of a matrix product; see `make_decay_groups`."""
 
     def __init__(self, options: ViTOptions, shape: tuple[int, int, int], classes: int) -> None:
         super().__init__()

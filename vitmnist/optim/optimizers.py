@@ -47,11 +47,11 @@ def adam(options: AdamOptions, model: nn.Module, fused: bool) -> Optimizer:
 
 @OPTIMIZERS.register("adamw", AdamOptions)
 def adamw(options: AdamOptions, model: nn.Module, fused: bool) -> Optimizer:
-    """AdamW (Loshchilov, Hutter, arXiv:1711.05101); weight decay shrinks the weights of `decay_groups` directly."""
-    return torch.optim.AdamW(decay_groups(model), **_adam_arguments(options, fused))
+    """AdamW (Loshchilov, Hutter, arXiv:1711.05101); weight decay shrinks weights directly; see `make_decay_groups`."""
+    return torch.optim.AdamW(make_decay_groups(model), **_adam_arguments(options, fused))
 
 
-def decay_groups(model: nn.Module) -> list[dict[str, Any]]:
+def make_decay_groups(model: nn.Module) -> list[dict[str, Any]]:
     """Return two parameter groups: with weight decay, and without.
 
     As in timm's `param_groups_weight_decay`, parameters with fewer than two dimensions (biases, norm weights) have no

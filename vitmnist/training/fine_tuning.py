@@ -18,7 +18,7 @@ PREFIXES = {"module.", "_orig_mod.", "model.", "backbone."}
 
 
 def load_initial_weights(model: nn.Module, weights: Mapping[str, Tensor], skip: Sequence[str]) -> None:
-    """Load weights and statistics by their names in `state_dict()`, which `_renamed` adapts to the model.
+    """Load weights and statistics by their names in `state_dict()`, which `_rename_weights` adapts to the model.
 
     Args:
         skip: patterns of names that may differ; the model keeps its initial values for them.
@@ -27,14 +27,14 @@ def load_initial_weights(model: nn.Module, weights: Mapping[str, Tensor], skip: 
         ConfigError: names or shapes differ, a pattern matches no name, or no weights are left.
     """
     state = model.state_dict()
-    weights = _renamed(weights, model, skip)
+    weights = _rename_weights(weights, model, skip)
     names = state.keys() | weights.keys()
     for pattern in skip:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ConfigError(f"init_skip: {pattern!r} fits no weight; the model has {join_names(state)}")
     fitting = {name: value for name, value in weights.items() if name in state and value.shape == state[name].shape}
     differing = [
-        f"{name} ({_shape(weights, name)} in init, {_shape(state, name)} in the model)"
+        f"{name} ({_format_shape(weights, name)} in init, {_format_shape(state, name)} in the model)"
         for name in sorted(names - fitting.keys())
         if not _matches(name, skip)
     ]
@@ -49,7 +49,7 @@ def load_initial_weights(model: nn.Module, weights: Mapping[str, Tensor], skip: 
     log.info("started from %d of %d weights of init; the model has %d", len(fitting), len(weights), len(state))
 
 
-def _renamed(weights: Mapping[str, Tensor], model: nn.Module, skip: Sequence[str]) -> Mapping[str, Tensor]:
+def _rename_weights(weights: Mapping[str, Tensor], model: nn.Module, skip: Sequence[str]) -> Mapping[str, Tensor]:
     """Return the weights by the names of a model.
 
     If the model has none of the names, a prefix that all of them share is removed; skipped names need not have it. If
@@ -73,7 +73,7 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _shape(weights: Mapping[str, Tensor], name: str) -> str:
+def _format_shape(weights: Mapping[str, Tensor], name: str) -> str:
     return str(list(weights[name].shape)) if name in weights else "missing"
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import Loader
-from vitmnist.metrics import batch_metrics, confusion_metrics
+from vitmnist.metrics import batch_metrics, compute_confusion_metrics
 from vitmnist.metrics.epoch_table import EVAL_S, SAVE_S, metric_name
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
@@ -91,7 +91,7 @@ def evaluate(
     saving = seconds.pop("saving")
     predictions = gather_predictions(batches, sampler, world)
     values = metrics.compute("eval")
-    for name, value in confusion_metrics(predictions.confusion_matrix(logits.shape[1])).items():
+    for name, value in compute_confusion_metrics(predictions.confusion_matrix(logits.shape[1])).items():
         values[metric_name("eval", name)] = value
     return {**values, EVAL_S.name: sum(seconds.values()), SAVE_S.name: saving}, predictions
 

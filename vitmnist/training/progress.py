@@ -54,7 +54,7 @@ class EpochProgress:
 
     def logged_steps(self) -> list[dict[str, Any]]:
         """Return step (counted over the run), loss, lr and grad_norm (None if not finite) of the logged steps."""
-        losses = self.metrics.per_batch("loss")
+        losses = self.metrics.batch_sums("loss")
         return [
             {
                 "step": self._first_step + step,
@@ -67,7 +67,7 @@ class EpochProgress:
 
     def check_finite(self) -> None:
         """Raise `TrainingError` for the first batch whose loss is not finite; waits for the device."""
-        for step, loss in enumerate(self.metrics.per_batch("loss")):
+        for step, loss in enumerate(self.metrics.batch_sums("loss")):
             if not math.isfinite(loss):
                 raise TrainingError(
                     f"the loss is {loss} in epoch {self.epoch + 1}, step {step + 1}, at learning rate "
@@ -148,7 +148,7 @@ class MetricAccumulator:
         """The number of images of each batch so far, over all ranks."""
         return [self._sampler.num_images(batch) for batch in range(self.num_batches)]
 
-    def per_batch(self, name: str) -> list[float]:
+    def batch_sums(self, name: str) -> list[float]:
         """Return the sum of each batch so far, over all ranks; waits for the device."""
         values: list[float] = self._world.all_reduce_sum(self._sums[name][: self.num_batches].clone()).tolist()
         return values
@@ -157,10 +157,10 @@ class MetricAccumulator:
         """Return the means over the images so far, in percent where that is the unit: `SPLIT_loss`, `SPLIT_acc`, …"""
         sizes = self.batch_sizes
         # Weight the batches by their size: the last one may be smaller.
-        means = {"loss": math.fsum(map(mul, self.per_batch("loss"), sizes)) / sum(sizes)}
+        means = {"loss": math.fsum(map(mul, self.batch_sums("loss"), sizes)) / sum(sizes)}
         for name in batch_metrics():
             scale = 100 if METRICS.options_of(name).unit == "%" else 1
-            means[name] = scale * math.fsum(self.per_batch(name)) / sum(sizes)
+            means[name] = scale * math.fsum(self.batch_sums(name)) / sum(sizes)
         return {epoch_table.metric_name(split, name): mean for name, mean in means.items()}
 
     def state_dict(self) -> dict[str, Any]:

@@ -61,15 +61,15 @@ def resolve_step_config(
         ConfigError: `trainer.graph=true` where no graph is possible, or a precision that the device does not have.
     """
     _check_precision(config, device)
-    obstacle = _graph_obstacle(config, device, batch_size, ranks)
+    obstacle = _find_graph_obstacle(config, device, batch_size, ranks)
     choices: Choices = {
         "fused": (True, "one kernel updates all weights"),
         "graph": (not obstacle, obstacle or "the GPU does not wait for Python"),
     }
     if device.type == "cuda":
-        choices |= _cuda_choices(config, device, has_graph=not obstacle and config.graph is not False)
+        choices |= _choose_for_cuda(config, device, has_graph=not obstacle and config.graph is not False)
     else:
-        choices |= _cpu_choices(config, device, batch_size, images)
+        choices |= _choose_for_cpu(config, device, batch_size, images)
     values = {**vars(config), "precision": config.precision.value}
     reasons = {key: reason for key, (_, reason) in choices.items() if values[key] == "auto"}
     resolved = {key: value if key in reasons else values[key] for key, (value, _) in choices.items()}
@@ -87,7 +87,7 @@ def _check_precision(config: TrainerConfig, device: torch.device) -> None:
         raise ConfigError("trainer.precision=fp16: needs a fused optimizer; set trainer.fused=true")
 
 
-def _graph_obstacle(config: TrainerConfig, device: torch.device, batch_size: int, ranks: int) -> str | None:
+def _find_graph_obstacle(config: TrainerConfig, device: torch.device, batch_size: int, ranks: int) -> str | None:
     """Return why the step cannot be a graph; None if it can. Raises `ConfigError` if `trainer.graph=true` needs one."""
     obstacle = None
     if device.type != "cuda":
@@ -103,7 +103,7 @@ def _graph_obstacle(config: TrainerConfig, device: torch.device, batch_size: int
     return obstacle
 
 
-def _cpu_choices(config: TrainerConfig, device: torch.device, batch_size: int, images: int) -> Choices:
+def _choose_for_cpu(config: TrainerConfig, device: torch.device, batch_size: int, images: int) -> Choices:
     has_bf16 = _has_bf16(device)
     precision = Precision.bf16 if has_bf16 else Precision.fp32
     compile_from = COMPILE_FROM_IMAGES[precision if config.precision == Precision.auto else config.precision]
@@ -117,7 +117,7 @@ def _cpu_choices(config: TrainerConfig, device: torch.device, batch_size: int, i
     }
 
 
-def _cuda_choices(config: TrainerConfig, device: torch.device, has_graph: bool) -> Choices:
+def _choose_for_cuda(config: TrainerConfig, device: torch.device, has_graph: bool) -> Choices:
     precision, reason = Precision.fp32, "the GPU lacks compute capability 8.0 or higher"
     if _has_bf16(device):
         # Without a graph, the host launches the casts of every weight in every step: on an H100, an epoch at batch 500
