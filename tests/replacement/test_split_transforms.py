@@ -136,14 +136,6 @@ def test_a_rare_random_transform_is_not_frozen(folder: Path) -> None:
         assert names_of_splits(replaced) == [(["Resize"], [type(rare).__name__, "ToTensor"])]
 
 
-@pytest.mark.slow
-def test_timm(folder: Path) -> None:
-    timm = pytest.importorskip("timm.data")
-    for options in ({}, {"auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.5}):
-        transform = timm.create_transform(24, is_training=True, **options)
-        check_same(lambda transform=transform: DataLoader(Pictures(folder, transform), 4, num_workers=2))
-
-
 class Cifar(datasets.VisionDataset):
     """Pictures in memory, as torchvision's CIFAR keeps them."""
 

@@ -110,24 +110,19 @@ def finish_batch(samples: Sequence[PendingSample], batches: Sequence[Tensor]) ->
     Args:
         batches: the result of `empty_batches`. The images are written into it.
     """
-    map_slices(partial(_finish_sample, samples, batches), len(samples), 1, 1 if get_worker_info() else None)
-    collate_placeholders = partial(_batch_of_call, batches)
+
+    def finish_sample(position: slice) -> None:
+        sample = samples[position.start]
+        with name_failure(f"sample {sample.index}"):
+            for batch, drawn in zip(batches, sample.images, strict=True):
+                _finish_image(drawn, batch[position.start])
+
+    def collate_placeholders(placeholders: Sequence[TransformPlaceholder], *, collate_fn_map: object = None) -> Tensor:
+        (call,) = {placeholder.call for placeholder in placeholders}
+        return batches[call]
+
+    map_slices(finish_sample, len(samples), 1, 1 if get_worker_info() else None)
     return collate_with({TransformPlaceholder: collate_placeholders}, [sample.decoded for sample in samples])
-
-
-def _batch_of_call(
-    batches: Sequence[Tensor], placeholders: Sequence[TransformPlaceholder], *, collate_fn_map: object = None
-) -> Tensor:
-    """The collate function of placeholders: the batch with the images of their call."""
-    (call,) = {placeholder.call for placeholder in placeholders}
-    return batches[call]
-
-
-def _finish_sample(samples: Sequence[PendingSample], batches: Sequence[Tensor], slice_of_one: slice) -> None:
-    position = slice_of_one.start
-    with name_failure(f"sample {samples[position].index}"):
-        for batch, drawn in zip(batches, samples[position].images, strict=True):
-            _finish_image(drawn, batch[position])
 
 
 def _finish_image(drawn: DrawnImage, row: Tensor) -> None:

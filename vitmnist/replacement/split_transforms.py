@@ -27,14 +27,14 @@ ADVICE = "leave all that follows to its attribute transform"
 
 
 class TransformCall(NamedTuple):
-    """A call of the transform in an attribute, given by its index, with the results of its deterministic part."""
+    """A call while a sample is decoded: the index of the transform's attribute, and the deterministic results."""
 
     attribute: int
     inputs: Inputs
 
 
 class TransformPlaceholder(NamedTuple):
-    """Takes the place of a result, given by its position or name, of a call of a sample, given by its index."""
+    """Stands for a result in a decoded sample: the index of the call, and the position or name of the result."""
 
     call: int
     result: int | str
