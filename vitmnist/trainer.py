@@ -107,8 +107,7 @@ class Trainer:
             dataset, sampler = self.build_data()
             step = self.build_step(dataset.train, sampler, weights)
             train_loader, eval_loader, loader_config = self.build_loaders(dataset, sampler, step, open_loaders)
-            # The capture of a graph fails if another thread allocates, so capture before NCCL and the loaders start
-            # theirs.
+            # Capture before NCCL and the loaders start threads: an allocation by another thread breaks the capture.
             step.prepare(train_loader)
             self.distribute(step)
             self._record_setup(dataset, step, train_loader)

@@ -20,11 +20,11 @@ from vitmnist.errors import DataError
 from vitmnist.metrics import METRICS, BatchMetric
 
 
-def state(number: int) -> dict:
+def make_state(number: int) -> dict:
     return {"number": number, "weights": torch.full((1000,), float(number))}
 
 
-def numbers(folder: Path) -> int:
+def load_number(folder: Path) -> int:
     loaded = storage.load(folder)
     assert torch.equal(loaded["weights"], torch.full((1000,), float(loaded["number"])))
     return loaded["number"]
@@ -33,13 +33,13 @@ def numbers(folder: Path) -> int:
 def test_the_newest_is_loaded_and_the_one_before_it_kept(tmp_path: Path) -> None:
     assert storage.load(tmp_path) is None
     for number in range(4):
-        storage.save(tmp_path, state(number), best=number == 1)
-        assert numbers(tmp_path) == number
-    place = tmp_path / "checkpoints"
-    assert storage.read(place / "previous.pt")["number"] == 2
-    assert storage.read(place / "best.pt")["number"] == 1
-    assert sorted(path.name for path in place.iterdir()) == ["best.pt", "last.pt", "previous.pt"]
-    assert torch.load(place / "last.pt", weights_only=True)["number"] == 3, "torch alone reads it"
+        storage.save(tmp_path, make_state(number), best=number == 1)
+        assert load_number(tmp_path) == number
+    checkpoints = tmp_path / "checkpoints"
+    assert storage.read(checkpoints / "previous.pt")["number"] == 2
+    assert storage.read(checkpoints / "best.pt")["number"] == 1
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["best.pt", "last.pt", "previous.pt"]
+    assert torch.load(checkpoints / "last.pt", weights_only=True)["number"] == 3, "torch alone reads it"
 
 
 def flip(path: Path) -> None:
@@ -53,20 +53,20 @@ def test_a_damaged_one_gives_way_to_the_one_before_it(
     tmp_path: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in range(3):
-        storage.save(tmp_path, state(number))
-    place = tmp_path / "checkpoints"
-    damage(place / "last.pt")
-    before = {path: path.stat().st_mtime_ns for path in place.iterdir()}
-    assert numbers(tmp_path) == 1
-    assert {path: path.stat().st_mtime_ns for path in place.iterdir()} == before
+        storage.save(tmp_path, make_state(number))
+    checkpoints = tmp_path / "checkpoints"
+    damage(checkpoints / "last.pt")
+    before = {path: path.stat().st_mtime_ns for path in checkpoints.iterdir()}
+    assert load_number(tmp_path) == 1
+    assert {path: path.stat().st_mtime_ns for path in checkpoints.iterdir()} == before
     warnings = [record.getMessage() for record in caplog.records]
     is_missing = damage is Path.unlink
     assert len(warnings) == (not is_missing)
     assert is_missing or "last.pt: is damaged" in warnings[0]
-    storage.save(tmp_path, state(3))
-    assert storage.read(place / "previous.pt")["number"] == 1, "a damaged one does not become the previous one"
+    storage.save(tmp_path, make_state(3))
+    assert storage.read(checkpoints / "previous.pt")["number"] == 1, "a damaged one does not become the previous one"
     for name in ("last.pt", "previous.pt"):
-        damage(place / name)
+        damage(checkpoints / name)
     if is_missing:
         assert storage.load(tmp_path) is None
     else:
@@ -82,8 +82,8 @@ def test_a_save_killed_anywhere_leaves_a_complete_checkpoint(tmp_path: Path, mon
     for call in itertools.count(1):
         folder = tmp_path / str(call)
         folder.mkdir()
-        storage.save(folder, state(0), best=True)
-        storage.save(folder, state(1))
+        storage.save(folder, make_state(0), best=True)
+        storage.save(folder, make_state(1))
         calls = itertools.count(1)
 
         def dying(original: Callable[..., object]) -> Callable[..., object]:
@@ -98,14 +98,14 @@ def test_a_save_killed_anywhere_leaves_a_complete_checkpoint(tmp_path: Path, mon
             for owner, name in ((os, "fsync"), (Path, "replace"), (Path, "unlink")):
                 patched.setattr(owner, name, dying(getattr(owner, name)))
             try:
-                storage.save(folder, state(2), best=True)
+                storage.save(folder, make_state(2), best=True)
                 break
             except Killed:
                 pass
-        assert numbers(folder) in (1, 2), call
+        assert load_number(folder) in (1, 2), call
         assert storage.read(folder / "checkpoints" / "best.pt")["number"] in (0, 2), call
-        storage.save(folder, state(3))
-        assert numbers(folder) == 3
+        storage.save(folder, make_state(3))
+        assert load_number(folder) == 3
     assert call > 5
 
 

@@ -95,7 +95,7 @@ def test_every_file_opens_with_its_use_and_every_key_has_a_comment(file: Path) -
 @pytest.mark.parametrize("model", MODELS.names())
 @pytest.mark.parametrize("experiment", [file.stem for file in sorted((CONF / "experiment").glob("*.yaml"))])
 def test_every_experiment_takes_every_model(experiment: str, model: str) -> None:
-    """And sets the keys of its own alone."""
+    """It changes the options of a model only in a file for this model."""
     typed = [f"experiment={experiment}", f"model={model}", "data.dataset.path=pictures"]
     typed = typed if experiment == "pictures" else typed[:2]
     _, options = MODELS.resolve(validate(Config, compose(typed)).model)

@@ -10,21 +10,10 @@ import pytest
 from vitmnist.runtime.files import UnreadableError, encode_csv, read_plain, write_atomic
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "reason"),
-    [
-        ("json", b"", "is not JSON: Expecting value"),
-        ("yaml", b"a: [", "is not YAML: "),
-        ("yaml", b"a: !!python/object/apply:os.getcwd []", "is not YAML: could not determine a constructor"),
-    ],
-)
-def test_files_that_hold_no_plain_values_are_refused(name: str, content: bytes, reason: str, tmp_path: Path) -> None:
-    file = tmp_path / f"file.{name}"
-    file.write_bytes(content)
-    with pytest.raises(UnreadableError) as raised:
-        read_plain(file)
-    assert str(raised.value).startswith(reason)
-    assert "\n" not in str(raised.value)
+def test_yaml_constructs_no_objects(tmp_path: Path) -> None:
+    (tmp_path / "file.yaml").write_text("a: !!python/object/apply:os.getcwd []")
+    with pytest.raises(UnreadableError, match=r"^is not YAML: could not determine a constructor.*$"):
+        read_plain(tmp_path / "file.yaml")
 
 
 def test_texts_are_quoted_and_numbers_are_not() -> None:

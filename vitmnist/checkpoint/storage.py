@@ -148,7 +148,7 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         return state["model_info"], (state["step"]["ema"] or state["step"])["model"]
     with safe_open(path, framework="pt") as file:
         info = json.loads((file.metadata() or {})["vitmnist"])
-        return info, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no dict, only keys()
+        return info, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # It is not a dict.
 
 
 def read_initial_weights(init: str) -> dict[str, torch.Tensor]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -125,7 +125,10 @@ def _make_splits(
     rows = {name: slice(start, stop) for name, (start, stop) in zip(decoder.splits, pairwise(starts), strict=True)}
     classes, labels = _readable_classes(folder, classes, labels, rows)
     sizes = {name: span.stop - span.start for name, span in rows.items()}
-    _log_sizes(folder, sizes, classes, options.mode)
+    shown = " and ".join(f"{size} {name}" for name, size in sizes.items())
+    mode = "grey; rgb keeps colours" if options.mode == Mode.grey else "rgb"
+    message = "%s: %s images of %d classes: %s (data.dataset.mode=%s)"
+    log.info(message, folder, shown, len(classes), join_names(classes), mode)
     train_rows, test_rows = options.spans(sizes["train"], sizes.get("test", 0))
     rows_to_use = {"train": train_rows, "validation": slice(None), "test": test_rows}
     mean, std = channel_statistics(images[train_rows]) if options.train_size else (notes["mean"], notes["std"])
@@ -151,13 +154,6 @@ def _log_notes(folder: Path, notes: Mapping[str, Any]) -> None:
             "for 16-bit files of 12-bit cameras, or data.dataset.range_32_bit=[BLACK,WHITE] for int32 and float pixels",
             *(folder, deviation),
         )
-
-
-def _log_sizes(folder: Path, sizes: Mapping[str, int], classes: Sequence[str], mode: Mode) -> None:
-    shown = " and ".join(f"{size} {split}" for split, size in sizes.items())
-    channels = "mode=grey; rgb keeps colours" if mode == Mode.grey else "mode=rgb"
-    message = "%s: %s images of %d classes: %s (data.dataset.%s)"
-    log.info(message, folder, shown, len(classes), join_names(classes), channels)
 
 
 def _readable_classes(
