@@ -169,6 +169,18 @@ def test_a_crop_is_that_of_torchvision(tmp_path: Path, sides: tuple[int, int], o
     assert (found.int() - expected.int()).abs().max() <= 1
 
 
+@pytest.mark.parametrize(("sides", "box"), [((90, 45), (0, 15, 60, 45)), ((30, 60), (15, 0, 45, 60))])
+def test_a_padded_image_is_whole_and_its_margin_black(
+    tmp_path: Path, sides: tuple[int, int], box: tuple[int, int, int, int]
+) -> None:
+    image = smooth(0, sides).point(lambda value: max(value, 9))
+    save(tmp_path / "photo.png", image)
+    padded = read_image(tmp_path / "photo.png", (60, 60), "rgb", "pad")
+    resized = image.resize((box[2] - box[0], box[3] - box[1]), Image.Resampling.BILINEAR)
+    assert np.abs(np.asarray(padded.crop(box), dtype=int) - np.asarray(resized, dtype=int)).max() <= 1
+    assert padded.getbbox() == box
+
+
 def noisy(size: tuple[int, int], mode: str = "RGB") -> Image.Image:
     """An image in which every rounding shows."""
     pixels = np.asarray(smooth(0, size), dtype=int) + np.random.default_rng(0).integers(-40, 41, (*size[::-1], 3))

@@ -47,17 +47,15 @@ def find_images(names: Sequence[str]) -> list[Path]:
         DataError: a folder has no images, or a pattern has no match.
     """
     images: list[Path] = []
-    paths: list[str] = []
     for name in names:
         matches = [name] if not has_magic(name) or Path(name).exists() else sorted(glob(name, recursive=True))
         if not matches:
             raise DataError(f"{name}: matches no file")
-        paths += matches
-    for path in map(Path, paths):
-        inside = select_images(list_files(path)) if path.is_dir() else [path]
-        if not inside:
-            raise DataError(f"{path}: holds no image ({', '.join(EXTENSIONS)})")
-        images += inside
+        for path in map(Path, matches):
+            inside = select_images(list_files(path)) if path.is_dir() else [path]
+            if not inside:
+                raise DataError(f"{path}: holds no image ({', '.join(EXTENSIONS)})")
+            images += inside
     return list(dict.fromkeys(images))
 
 

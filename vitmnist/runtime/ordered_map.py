@@ -93,17 +93,12 @@ def _work(
         while (job := jobs.get()) and not is_stopped.is_set():
             item, outcome = job
             try:
-                outcome.put((_call(fn, item), None))
+                outcome.put((fn(item), None))
+            except StopIteration:  # Raised by `__next__`, it would silently end the consumer's loop (PEP 479).
+                outcome.put((None, RuntimeError("a function in a background thread raised StopIteration")))
             except BaseException as error:  # Without a result, the consumer would wait for ever.
                 outcome.put((None, error))
             del job, item  # A thread that waits must not keep a batch.
-
-
-def _call(fn: Callable[[Item], Result], item: Item) -> Result:
-    try:
-        return fn(item)
-    except StopIteration as error:  # Raised by `__next__`, it would silently end the consumer's loop (PEP 479).
-        raise RuntimeError("a function in a background thread raised StopIteration") from error
 
 
 def _stop(

@@ -196,9 +196,8 @@ def make_rows(candidates: Sequence[LoaderCandidate], length: float | None, has_b
             continue
         batch_s = Spread.of(block.batch_s for block in candidate.blocks)
         epoch_s = None if length is None else Spread.of(block.epoch_s(length) for block in candidate.blocks)
-        waiting_pct, pays_from = None, None
-        if candidate.step:
-            waiting_pct = median(block.waiting_pct(length) for block in candidate.blocks)
+        waiting_pct = median(block.waiting_pct(length) for block in candidate.blocks) if candidate.step else None
+        pays_from = None
         if rows and has_baseline and epoch_s and rows[0].epoch_s and epoch_s.median < rows[0].epoch_s.median:
             saved_s = rows[0].epoch_s.median - epoch_s.median
             pays_from = max(1, ceil((candidate.set_up_s or 0.0) / saved_s))
