@@ -94,6 +94,12 @@ def test_the_fastest_is_chosen_and_the_table_says_why() -> None:
         chosen("broken")
 
 
+@pytest.mark.usefixtures("registered")
+def test_the_time_limit_ends_the_timing_after_a_block() -> None:
+    (row,) = chosen("slow", seconds=0.01).candidates
+    assert row.epoch_s.n == 1
+
+
 @pytest.mark.usefixtures("own_loaders")
 @pytest.mark.parametrize(
     ("kind", "built_from"),

@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 
 from tests.support.pictures import Pictures, assert_same, draw, replaced_as_well, run
 from vitmnist import from_dataloader
-from vitmnist.errors import ConfigError
+from vitmnist.errors import ConfigError, DataError
 
 FLIPS = [v1.RandomCrop(16), v1.RandomHorizontalFlip(), v1.RandomVerticalFlip()]
 NORMALIZE = v1.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
@@ -110,6 +110,14 @@ def test_datasets_of_one_loader_may_have_other_transforms(folder: Path) -> None:
         transforms="tensor",
     )
     assert_same(run(replaced), run(original))
+
+
+def test_floats_are_not_rounded_to_the_integers_of_another_dataset(folder: Path) -> None:
+    integers, floats = [v1.RandomCrop(16), v1.PILToTensor()], [v1.ToTensor(), v1.RandomCrop(16)]
+    dataset = ConcatDataset([Pictures(folder, v1.Compose(transforms)) for transforms in (integers, floats)])
+    replaced = from_dataloader(DataLoader(dataset, len(dataset)), "ram", transforms="tensor")
+    with pytest.raises(DataError, match=r"images of a batch have different dtypes, torch.float32 and torch.uint8"):
+        list(replaced)
 
 
 def test_pictures_of_sixteen_bits_are_refused_at_once(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ class CheckpointManager:
         stopping, saving = self.world.all_reduce_max([self.stop.code, is_due])
         if stopping or saving:
             timer.begin("saving")
-            # With several ranks, these are the votes of the previous step; those of this step would save again.
+            # With several ranks, the votes above are from the previous step. Drop this step's: they would save again.
             stopping, _ = self.world.all_reduce_max([self.stop.code, False], wait=True)
             progress.check_finite()
             self.save(progress)

@@ -214,20 +214,16 @@ def _referents(instance: object) -> Iterable[object]:
         values = (*variables.nonlocals.values(), *variables.globals.values(), *(instance.__defaults__ or ()))
         modules = [value for value in values if isinstance(value, ModuleType)]
         attributes = [vars(module).get(name) for module in modules for name in instance.__code__.co_names]
-        return (*values, *filter(_is_generator, attributes))
+        return (*values, *(part for part in attributes if type(part) in GENERATOR_TYPES))
     parts = list(getattr(instance, "__dict__", {}).values())
     for kind in type(instance).__mro__:
         is_library = kind.__module__.partition(".")[0] in LIBRARIES
         for name, part in vars(kind).items():
             if isinstance(part, MemberDescriptorType):  # The value of a slot
                 parts.append(getattr(instance, name, None))
-            elif _is_generator(part) or (isinstance(part, FunctionType) and not (is_library and name not in CALLED)):
+            elif type(part) in GENERATOR_TYPES or (type(part) is FunctionType and (name in CALLED or not is_library)):
                 parts.append(part)
     return parts
-
-
-def _is_generator(instance: object) -> bool:
-    return type(instance) in GENERATOR_TYPES
 
 
 def read_samples(dataset: Dataset[Any], indices: Iterable[int], seed: int, epoch: int) -> list[Any]:

@@ -112,8 +112,7 @@ class GpuSliceLoader(Loader):
 
     def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
-        needs = needs_of(self.storage, data, device)
-        check_fits("gpu_slice", needs, device, alternatives=("ram", "cache", "disk"))
+        check_fits("gpu_slice", needs_of(self.storage, data, device), device, alternatives=("ram", "cache", "disk"))
         if not isinstance(data, TensorSet) or device.type == "cpu":  # A device reads mapped files without a host copy.
             data = data.decode_to(Location(Storage.HOST))
         self.tensors = tuple(map(create_backend(device).to_device, data.tensors))

@@ -133,8 +133,10 @@ def _finish_image(drawn: DrawnImage, row: Tensor) -> None:
         raise DataError(f"images of a batch have different shapes, {list(image.shape)} and {list(row.shape)}")
     if pipeline.to_float and not image.is_floating_point():
         pipeline.to_float(image, out=row)
-    else:
+    elif torch.can_cast(image.dtype, row.dtype):
         row.copy_(image)
+    else:
+        raise DataError(f"images of a batch have different dtypes, {image.dtype} and {row.dtype}")
     if pipeline.mean_and_std:
         mean, std = pipeline.mean_and_std
         row.sub_(mean.to(row.dtype)).div_(std.to(row.dtype))

@@ -1,6 +1,7 @@
 """Times ways to load batches, the candidates, with a training step: in blocks of batches that take turns."""
 
 import inspect
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -164,13 +165,16 @@ class Benchmark:
         Args:
             batches: the number of batches of each candidate; fewer are timed if `seconds` for all would be exceeded.
         """
+        deadline = time.perf_counter() + seconds
         live = [candidate for candidate in self.candidates if not candidate.error]
         first_batches_s = sum(candidate.warm_up.first_s for candidate in live if candidate.warm_up)
         batches_s = sum(candidate.warm_up.batch_s for candidate in live if candidate.warm_up)
         affordable = int((seconds / NUM_BLOCKS - first_batches_s) / batches_s) if batches_s else batches
         size = max(1, min(affordable, ceil(batches / NUM_BLOCKS)))
         rounds = tqdm(rotate(live, NUM_BLOCKS), "timing", NUM_BLOCKS, leave=False, disable=None)
-        for candidates in rounds:
+        for index, candidates in enumerate(rounds):
+            if index and time.perf_counter() > deadline:  # The first batch of an epoch can take long in each block.
+                break
             for candidate in candidates:
                 candidate.time_block(size)
 
