@@ -136,6 +136,13 @@ def test_a_rare_random_transform_is_not_frozen(folder: Path) -> None:
         assert names_of_splits(replaced) == [(["Resize"], [type(rare).__name__, "ToTensor"])]
 
 
+@pytest.mark.slow
+def test_random_transforms_of_timm(folder: Path) -> None:
+    timm = pytest.importorskip("timm.data")
+    transform = timm.create_transform(24, is_training=True, auto_augment="rand-m9-mstd0.5-inc1", re_prob=0.5)
+    check_same(lambda: DataLoader(Pictures(folder, transform), 4, num_workers=2))
+
+
 class Cifar(datasets.VisionDataset):
     """Pictures in memory, as torchvision's CIFAR keeps them."""
 
