@@ -98,6 +98,18 @@ def test_a_run_contributes_the_median_of_its_steady_epochs(tmp_path: Path) -> No
     assert not {"GPU, MiB", "× fastest", "spread", "saving, s"} & ram.keys(), "columns that are empty in all rows"
 
 
+def test_a_run_whose_epochs_were_not_timed_is_not_ranked(tmp_path: Path) -> None:
+    for repeat in (1, 2):
+        run(tmp_path / f"{repeat}-ram", config={"repeat": repeat})
+        epochs = [epoch(2.0, epoch_s=None if repeat == 2 else 4.0)] * 2
+        run(tmp_path / f"{repeat}-disk", "disk", config={"repeat": repeat}, epochs=epochs)
+    comparison = the_only(tmp_path)
+    ram, disk = comparison.ranked_rows
+    ratio = comparison.ratio(disk, ram)
+    assert ratio is not None
+    assert (len(ram.rounds), len(disk.rounds), ratio.blocks) == (2, 1, 1)
+
+
 def test_quality_stands_before_time_with_its_seeds_and_the_test_split_and_orders_the_rows(tmp_path: Path) -> None:
     """Each run counts with its best epoch by the monitored metric."""
     for index, (depth, seed, best) in enumerate([(3, 1, 70.0), (6, 1, 80.0), (6, 2, 90.0), (9, 1, 60.0)]):

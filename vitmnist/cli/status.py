@@ -42,5 +42,6 @@ def main() -> None:
         print(json.dumps(runs))
         return
     for run in runs:
-        run["written_at"] = f"{datetime.fromtimestamp(run['written_at']):%Y-%m-%d %H:%M:%S}"
+        if run["written_at"] is not None:
+            run["written_at"] = f"{datetime.fromtimestamp(run['written_at']):%Y-%m-%d %H:%M:%S}"
     echo(tabulate(runs, headers="keys", tablefmt="plain", disable_numparse=True))

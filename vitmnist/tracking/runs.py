@@ -13,7 +13,7 @@ from typing import Any
 from vitmnist.config.schema import dotted_keys
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.metrics.epoch_record import Monitor, steady_epochs, summarize
-from vitmnist.metrics.epoch_table import Metric, epoch_metrics, find_metric
+from vitmnist.metrics.epoch_table import EPOCH_S, Metric, epoch_metrics, find_metric
 from vitmnist.runtime.files import UnreadableError, read_plain
 from vitmnist.runtime.run_folder import is_in_use
 from vitmnist.tracking.result import CONFIG, Result
@@ -50,8 +50,10 @@ class Run:
 
     @property
     def is_ranked(self) -> bool:
-        """Whether the times are compared: the run completed, had the machine to itself, and has a steady epoch."""
-        return self.status == "completed" and not self.overlapping and bool(steady_epochs(self.result.epochs))
+        """Whether the times are compared: the run completed, had the machine to itself, and timed a steady epoch."""
+        if self.status != "completed" or self.overlapping or not steady_epochs(self.result.epochs):
+            return False
+        return summarize(self.result.epochs, EPOCH_S) is not None
 
     def overlaps(self, other: Run) -> bool:
         """Whether another run was active at the same time."""
