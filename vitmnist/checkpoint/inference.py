@@ -49,8 +49,10 @@ class InferenceModel:
         """Return the split with the channel statistics and the class indices of the model.
 
         Raises:
-            ConfigError: its images or classes do not fit the model.
+            ConfigError: it has no images, or its images or classes do not fit the model.
         """
+        if not len(split):
+            raise ConfigError("the split to evaluate has no images")
         shape, classes = tuple(split.images.shape[1:]), self.classes
         if shape != self.shape:
             raise ConfigError(f"the model takes images {list(self.shape)}, the dataset has {list(shape)}")
