@@ -4,6 +4,7 @@ import csv
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +22,14 @@ from tests.support.processes import TrainProcess
 from vitmnist import load_dataset
 from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.inference import load_inference_model
-from vitmnist.cli.evaluate import OVERRIDABLE, compute_class_metrics, evaluate, load_evaluation_config
+from vitmnist.cli.evaluate import compute_class_metrics, evaluate
 from vitmnist.cli.evaluate import main as evaluate_main
 from vitmnist.cli.export import main as export_main
 from vitmnist.cli.predict import main as predict_main
 from vitmnist.cli.predict import predict
 from vitmnist.config.compose import compose
+from vitmnist.config.schema import DataConfig
+from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.image_listing import find_images
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.metrics import METRICS
@@ -188,9 +191,19 @@ def test_another_dataset_is_not_divided_as_that_of_the_run(trained: Path, tmp_pa
     (folder / CONFIG).write_text(yaml.safe_dump(recorded))
     on_mnist = evaluate(folder, ["data/dataset=mnist", "data.dataset.test_size=100"], None)
     assert (on_mnist.split_name, len(on_mnist.split)) == ("test", 100)
-    for override, expected in (("labels=other.csv", (None, 0)), ("path=other", (None, 0)), ("path=digits", (50, 0.2))):
-        data = load_evaluation_config(folder, [f"data.dataset.{override}"], OVERRIDABLE).data
-        assert (data.holdout, data.dataset["test_share"]) == expected
+
+
+@pytest.mark.parametrize(("program", "options"), [(evaluate_main, []), (export_main, ["--format=torch"])])
+def test_a_split_without_images_is_one_message(
+    trained: Path, call_here: CallHere, monkeypatch: pytest.MonkeyPatch, program: Callable[[], None], options: list[str]
+) -> None:
+    def without_test_images(dataset: Dataset, data: DataConfig) -> Dataset:
+        return replace(dataset, test=dataset.train.subset(slice(0)))
+
+    monkeypatch.setattr("vitmnist.cli.evaluate.apply_config", without_test_images)
+    ended = call_here(program, "run", *options, folder=trained)
+    assert (ended.returncode, ended.stderr.splitlines()[-1]) == (1, "error: the split to evaluate has no images")
+    assert "Traceback" not in ended.stderr
 
 
 def test_weights_are_chosen_by_name_and_verified(trained: Path, tmp_path: Path) -> None:

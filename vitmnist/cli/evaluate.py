@@ -25,13 +25,13 @@ from vitmnist.checkpoint.storage import WEIGHTS
 from vitmnist.cli.arguments import key_of
 from vitmnist.cli.command import create_parser, echo, errors_as_messages
 from vitmnist.cli.resume import load_recorded_config
-from vitmnist.config.schema import Config, is_under
+from vitmnist.config.schema import Config, DataConfig, is_under
 from vitmnist.data.datasets.base import Dataset, Split, apply_config, build_dataset
-from vitmnist.errors import ConfigError
+from vitmnist.errors import ConfigError, UserError
 from vitmnist.loaders.make_loader import make_loader
 from vitmnist.metrics import METRICS
 from vitmnist.runtime.device import choose_device
-from vitmnist.runtime.files import encode_csv
+from vitmnist.runtime.files import encode_csv, expand_home
 from vitmnist.tracking.images import draw_worst_mistakes
 from vitmnist.tracking.runs import read_run
 from vitmnist.training import loop
@@ -41,6 +41,10 @@ from vitmnist.training.loop import Predictions
 TABLE_OPTIONS: Any = {"tablefmt": "plain", "disable_numparse": [0], "stralign": "right"}
 # The keys and sections that choose the evaluated images. All other values are those of the run.
 IMAGE_KEYS = ("data.root", "data.dataset", "data.holdout", "data.holdout_seed", "batch_size")
+# The options of a dataset that say where its images and labels are.
+PATHS = ("path", "labels")
+# The options that limit or divide a dataset, with the values that leave all images in one split.
+UNLIMITED = {"test_share": 0.0, "train_size": None, "test_size": None}
 # The keys and sections that an evaluation can override.
 OVERRIDABLE = (*IMAGE_KEYS, "device")
 
@@ -73,37 +77,73 @@ class Evaluation:
 def load_evaluation_config(folder: Path, overrides: list[str], overridable: Sequence[str]) -> Config:
     """The recorded configuration of a run, changed by overrides.
 
-    All images of another dataset are evaluated, unless keys that limit or divide it are among the overrides.
-
     Raises:
         ConfigError: a key is not overridable, or the folder or the overrides cannot be used.
     """
-    keys = [key_of(override).replace("/", ".") for override in overrides]
-    for override, key in zip(overrides, keys, strict=True):
-        if not is_under(key, overridable):
+    for override in overrides:
+        if not is_under(_dotted_key(override), overridable):
             allowed = ", ".join(overridable)
             raise ConfigError(f"{override}: has no effect on a trained model; only {allowed} can be changed")
-    config, recorded = load_recorded_config(folder, overrides), load_recorded_config(folder, [])
-    options = config.data.dataset
-    if any(options.get(name) != recorded.data.dataset.get(name) for name in ("name", "path", "labels")):
-        if "data.holdout" not in keys:
-            config.data.holdout = None
-        for name, unlimited in {"test_share": 0.0, "train_size": None, "test_size": None}.items():
-            if name in options and f"data.dataset.{name}" not in keys:
-                options[name] = unlimited
-    return config
+    return load_recorded_config(folder, overrides)
 
 
-def load_evaluation_dataset(folder: Path, config: Config) -> Dataset:
-    """The dataset of an evaluation; warns if images of the run have changed since training."""
-    dataset = apply_config(build_dataset(config.data.dataset, config.data.root), config.data)
-    if replace(config.data, root="") == replace(load_recorded_config(folder, []).data, root=""):
-        recorded = (read_run(folder).result.dataset or {}).get("sha256", {})
+def _dotted_key(override: str) -> str:
+    return key_of(override).replace("/", ".")
+
+
+def load_evaluation_dataset(folder: Path, data: DataConfig, overrides: list[str]) -> Dataset:
+    """The dataset of an evaluation; warns if images of the run have changed since training.
+
+    All images of another dataset are evaluated, unless overrides limit or divide it.
+    """
+    trained_data = load_recorded_config(folder, []).data
+    record = read_run(folder).result.dataset or {}
+    if _resolve_paths(data.dataset) == _resolve_paths(trained_data.dataset):
+        # The texts can differ, such as `images` and `./images`.
+        paths = {key: trained_data.dataset[key] for key in PATHS if key in trained_data.dataset}
+        data = replace(data, dataset=data.dataset | paths)
+    elif not _has_moved(data, trained_data, record):
+        keys = [_dotted_key(override) for override in overrides]
+        holdout = data.holdout if "data.holdout" in keys else None
+        limits = [key for key in UNLIMITED if key in data.dataset and f"data.dataset.{key}" not in keys]
+        data = replace(data, holdout=holdout, dataset=data.dataset | {key: UNLIMITED[key] for key in limits})
+    dataset = apply_config(build_dataset(data.dataset, data.root), data)
+    if replace(data, root="") == replace(trained_data, root=""):
+        recorded = record.get("sha256") or {}
         for name in dataset.splits:
             checksum = dataset.sha256[f"{name}_images"]
             if recorded.get(f"{name}_images", checksum) != checksum:
                 print(f"warning: the images of the {name} split have changed since training", file=sys.stderr)
     return dataset
+
+
+def _resolve_paths(options: Mapping[str, Any]) -> list[object]:
+    """The name of a dataset, and the absolute paths of its images and labels, without links."""
+    return [options["name"], *(expand_home(str(options.get(key))).resolve() for key in PATHS)]
+
+
+def _has_moved(data: DataConfig, trained_data: DataConfig, record: Mapping[str, Any]) -> bool:
+    """Whether the images of a run are now at other paths: divided as in training, they have the recorded checksums.
+
+    Args:
+        record: the section `dataset` of the run's `result.json`.
+    """
+    if data.dataset["name"] != trained_data.dataset["name"]:
+        return False
+    place = {key: data.dataset[key] for key in (*PATHS, "columns", "suffix") if key in data.dataset}
+    options = trained_data.dataset | place
+    try:
+        if options.get("train_size") is None and options.get("test_size") is None:
+            # Count first, so that another dataset is decoded only once, in the splits that are evaluated.
+            whole = {key: UNLIMITED.get(key, value) for key, value in options.items()}
+            splits = build_dataset(whole, data.root).splits.values()
+            sizes = [size for key, size in record.items() if key.endswith("_size") and isinstance(size, int)]
+            if sum(map(len, splits)) != sum(sizes):
+                return False
+        return apply_config(build_dataset(options, data.root), trained_data).sha256 == record.get("sha256")
+    except UserError:
+        # For example, another dataset has too few images for the hold-out of the run.
+        return False
 
 
 def evaluate(folder: Path, overrides: list[str], weights: str | None, split_name: str | None = None) -> Evaluation:
@@ -119,7 +159,7 @@ def evaluate(folder: Path, overrides: list[str], weights: str | None, split_name
     config = load_evaluation_config(folder, overrides, OVERRIDABLE)
     device = choose_device(config.device)
     trained = load_inference_model(folder, device, weights)
-    dataset = load_evaluation_dataset(folder, config)
+    dataset = load_evaluation_dataset(folder, config.data, overrides)
     split_name = split_name or dataset.eval_split
     if split_name not in dataset.splits:
         raise ConfigError(f"--split {split_name}: the dataset has only {' and '.join(dataset.splits)} images")

@@ -291,11 +291,43 @@ def test_all_of_another_folder_is_evaluated(
     for name in CLASSES:
         draw(tmp_path / "other" / name / "only.png", 5)
         draw(tmp_path / "other" / name / "second.png", 6)
+    (tmp_path / "table.csv").write_text("\n".join(table(folder, "file,label")))
     for other, images, split in (
         ([], 5, "validation"),
         (["data.dataset.path=other"], 6, "all"),
         (["data.dataset.path=other", "data.dataset.test_share=0.5"], 3, "test"),
+        (["data.dataset.labels=table.csv", "data.dataset.draft=false"], 5, "validation"),
     ):
         ended = call_here(evaluate_main, "run", "--json", data[2], *other)
         printed = json.loads(ended.stdout.splitlines()[-1])
         assert (printed["images"], printed["split"]) == (images, split)
+
+
+@pytest.mark.parametrize("parts", [[], ["data.holdout=5"], ["data.dataset.train_size=20", "data.dataset.test_size=4"]])
+def test_the_images_of_a_run_keep_their_splits_at_any_path(
+    parts: list[str], folder: Path, train_here: Train, call_here: CallHere, tmp_path: Path
+) -> None:
+    """No training image is evaluated, whether the path is written in another way, or the folder was moved."""
+    _, _, root = overrides(folder)
+    typed = ["data/dataset=image_folder", "data.dataset.path=images", root, *parts]
+    assert train_here(*typed, "model=cnn", "epochs=1", "hydra.run.dir=run").returncode == 0
+
+    def evaluated(path: object, *more: str) -> list[str]:
+        typed = ["run", root, f"data.dataset.path={path}", *more, "--json", "--predictions"]
+        ended = call_here(evaluate_main, *typed)
+        assert ("split have changed since training" in ended.stderr) == is_changed
+        return [row["image"] for row in json.loads(ended.stdout.splitlines()[-1])["predictions"]]
+
+    is_changed = False
+    expected = evaluated("images")
+    (tmp_path / "link").symlink_to("images")
+    for path in ("./images", folder, "link"):
+        assert evaluated(path) == expected
+    folder.rename(tmp_path / "moved")
+    assert evaluated("moved") == evaluated("moved", "data.dataset.draft=false") == expected
+    for number in range(10):
+        draw(tmp_path / "moved" / "cat" / f"{number}.png", 1000 + number)
+    assert len(evaluated("moved")) == 30, "another dataset"
+    (tmp_path / "moved").rename(folder)
+    is_changed = True
+    assert evaluated("./images") == expected
