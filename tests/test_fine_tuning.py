@@ -120,6 +120,13 @@ def test_rates_divide_the_groups_of_any_optimizer_and_keep_their_options(name: s
     assert frozen == {"features.0.weight", "features.0.bias"}
 
 
+def test_every_kind_of_batch_normalisation_is_frozen_with_its_weights() -> None:
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+    model = nn.Sequential(*(kind(2) for kind in kinds), nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    assert scale_learning_rates(optimizer, model, {"[0-3].*": 0}) == list(model[:4])
+
+
 def test_frozen_weights_stay_and_a_stopped_run_ends_as_an_uninterrupted_one(
     pretrained: Path, quick: list[str], tmp_path: Path, succeed: Printed, refuse: Printed, train_here: Train
 ) -> None:

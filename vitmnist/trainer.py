@@ -249,7 +249,9 @@ class Trainer:
         step.distribute(self.world)
         seed = self.config.seed
         if self.world.rank:  # Dropout must differ between ranks; the sum of seed and rank is the seed of other runs.
-            (seed,) = np.random.SeedSequence(seed, spawn_key=(self.world.rank,)).generate_state(1, np.uint64).tolist()
+            # The order of an epoch has the key (epoch,), and its augmentation (epoch, 1).
+            key = self.world.rank, 2
+            (seed,) = np.random.SeedSequence(seed, spawn_key=key).generate_state(1, np.uint64).tolist()
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)

@@ -158,7 +158,8 @@ class CheckpointManager:
         """Write `final.safetensors` with its `model_info`; raises `OSError`."""
         if not self.world.is_main:
             return
-        weights = {name: value.contiguous().cpu() for name, value in self.step.eval_model.state_dict().items()}
+        # Each weight is a copy, because safetensors refuses weights that share memory, as tied weights do.
+        weights = {name: value.contiguous().cpu().clone() for name, value in self.step.eval_model.state_dict().items()}
         content = to_safetensors(weights, {"vitmnist": json.dumps(self._model_info)})
         write_atomic(self.folder / storage.FOLDER / storage.WEIGHTS["final"], content)
 
