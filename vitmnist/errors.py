@@ -79,7 +79,7 @@ class TimeLimitReached(RunInterrupted):
 
 
 def suggest_names(wrong: str, allowed: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the closest allowed name, ignoring case, then all of them."""
+    """Return a hint for an unknown name: the closest match, if any, then all allowed names."""
     names = {name.lower(): name for name in sorted(allowed)}
     closest = get_close_matches(wrong.lower(), names, n=1)
     suggestion = f"did you mean {names[closest[0]]!r}? " if closest else ""
@@ -94,7 +94,7 @@ def join_names(names: Iterable[str | Path]) -> str:
 
 
 def escape_unprintable(text: str) -> str:
-    """Escape what could command a terminal, such as ESC in a file name, but keep tabs and the ends of lines."""
+    """Escape control characters, which a terminal would obey, except tabs and newlines."""
     return re.sub(r"[^\n\t]", lambda match: match[0] if match[0].isprintable() else ascii(match[0])[1:-1], text)
 
 

@@ -87,8 +87,8 @@ class ImageReader:
         if image.size != full_size:
             decode = np.array  # Only Pillow decodes at a smaller scale.
         converted = self._convert_mode(image)
-        # A scale of 1/2 stores half of 375 rows, 187.5, as 188. Resized from all 188, images of 500×375 differ from
-        # full decoding by 1.2 at 64×64, instead of 0.3.
+        # At scale 1/2, 375 rows are decoded to 188, not 187.5. Resizing all 188 would shift the image: at 64×64 the
+        # pixels of 500×375 images would differ from those of full decoding by 1.2 instead of 0.3.
         if draft and draft[1] != (0, 0, *converted.size):
             pixels = np.array(converted.resize(size, Image.Resampling.BILINEAR, draft[1]))
         else:

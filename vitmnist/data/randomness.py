@@ -3,8 +3,8 @@
 A sample is random if reading it uses a random generator, and reading it again gives another result. The generators are
 the global ones of torch (CPU), NumPy and Python, and those in attributes, containers, closures and class attributes of
 datasets, transforms and collate functions, and in global variables and attributes of modules that their methods read.
-Other sources of randomness cannot be seen, such as a `default_rng()` that is made for each sample, `secrets` or a
-server: such a sample is noticed only if it is among the few that are read twice and compared.
+Other sources, such as a `default_rng()` created for each sample, `secrets` or a server, go undetected unless the sample
+is one of the few that are read twice and compared.
 """
 
 import inspect
@@ -136,8 +136,8 @@ def detect_randomness(
 ) -> tuple[Result, str | None]:
     """The result of a function, and the reason why it is random; None if it is not.
 
-    A function that uses a generator is called again, from the state in which the first call has left the generator. If
-    both calls end in the same state with equal results, the function seeds itself.
+    If the function uses a generator, it is called again without resetting the generator. If both calls end in the same
+    state with equal results, the function seeds itself.
 
     Args:
         owners: objects that can refer to generators.

@@ -158,7 +158,7 @@ class Comparison:
     def quality_by_seed(self) -> dict[str, dict[str, float]]:
         """The monitored metric by seed for each of the `group_across_loaders`, the best median first.
 
-        Loaders deliver identical batches, so another loader does not repeat a quality.
+        Loaders deliver identical batches, so runs that differ only in the loader are not independent measurements.
         """
         groups: dict[str, dict[str, float]] = {}
         for shared, rows in group_across_loaders(self.rows).items():

@@ -104,7 +104,7 @@ class Bottleneck(str, Enum):
 
 
 def format_bottleneck(bottleneck: Bottleneck, waiting_pct: float, steps: int) -> str:
-    """A sentence about the bottleneck. It names no possible gain: the time of the step without loading is unknown."""
+    """A sentence about the bottleneck, without a possible gain: the time of the step without loading is unknown."""
     if bottleneck is Bottleneck.TOO_FEW_STEPS:
         return f"no verdict: it needs {MIN_STEPS} steps, and only {steps} {'was' if steps == 1 else 'were'} measured"
     waiting = f"{waiting_pct:.0f}% of the time is spent waiting for data"

@@ -24,8 +24,8 @@ class Run:
     """A run and its record.
 
     Args:
-        result: the content of `result.json`. Without one that can be read, its `status` is running, killed, not started
-            or unreadable, and its times are those of the files in the folder.
+        result: the content of `result.json`. If the file is missing or unreadable, `status` is running, killed, not
+            started or unreadable, and the times come from the files in the folder.
         overlapping: another run was active on the same machine at the same time.
     """
 

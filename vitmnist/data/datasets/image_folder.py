@@ -41,7 +41,7 @@ CACHE_VERSION = 9
 MIN_CLASS_SIZE = 5
 """A warning names each class with fewer images in a split."""
 MIN_STD = 8
-"""A warning reports a lower standard deviation of the pixels. 12-bit pixels in a 16-bit file have at most this one."""
+"""A warning reports a lower standard deviation of the pixels. 12-bit data in a 16-bit file never exceeds it."""
 MAX_NAMED_FILES = 5
 """Number of files that the message about unreadable images names."""
 
@@ -188,8 +188,8 @@ def _unreadable_error(messages: list[str], size: int, advice: str) -> DataError:
 def _file_signature(path: Path) -> tuple[int, ...] | None:
     """A signature that changes with the content of a file, without reading it; None for a missing file.
 
-    `mv` and archives keep size and modification time, but not the ctime; for a folder or the target of a link, not the
-    inode.
+    `mv` and archive tools preserve size and modification time, but not the ctime. When a parent folder or the target
+    of a link is replaced, only the inode changes.
     """
     with suppress(OSError):
         stat = path.stat()
