@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def check_config(config: Config, device: torch.device | str = "cpu") -> None:
-    """Raise `ConfigError` for errors that can be found without reading the data; if possible, run the model on zeros."""
+    """Raise `ConfigError` for errors that show without the data; if possible, run the model on zeros."""
     for key, registry in registries():
         registry.resolve(attrgetter(key)(config))
     augment = build_augment(config.data.augment)
