@@ -105,7 +105,9 @@ def test_differing_weights_are_listed_unless_they_are_named() -> None:
 def test_rates_divide_the_groups_of_any_optimizer_and_keep_their_options(name: str) -> None:
     def build(factors: dict[str, float]) -> tuple[nn.Module, dict[str, tuple[float, float]]]:
         model = make_cnn()
-        optimizer = OPTIMIZERS.build(OPTIMIZERS.complete({"name": name, "lr": 1.0, "weight_decay": 0.5}), model, True)
+        optimizer = OPTIMIZERS.build(
+            OPTIMIZERS.with_defaults({"name": name, "lr": 1.0, "weight_decay": 0.5}), model, True
+        )
         assert scale_learning_rates(optimizer, model, factors) == []
         names = {parameter: key for key, parameter in model.named_parameters()}
         groups = [(group["lr"], group["weight_decay"], group["params"]) for group in optimizer.param_groups]

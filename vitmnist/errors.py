@@ -1,7 +1,7 @@
 """Errors that the user can fix, and how every exception is reported: its message, exit code and status.
 
 The message of an error says what is wrong, what is allowed and what to type. Runs, sweeps, ranks and the command line
-all ask `classify`; the failure of a library is a row of `FAILURES`.
+all ask `to_failure`; the failure of a library is a row of `FAILURES`.
 """
 
 import re
@@ -104,7 +104,7 @@ def first_line(error: BaseException) -> str:
 
 
 @contextmanager
-def name_failure(what: str) -> Iterator[None]:
+def as_data_error(what: str) -> Iterator[None]:
     """Turn any error into a `DataError` that says what failed, and the transform or function that raised it."""
     try:
         yield
@@ -138,7 +138,7 @@ class Failure:
     is_user_error: bool = True
 
 
-def classify(error: BaseException) -> Failure:
+def to_failure(error: BaseException) -> Failure:
     """How an error is reported: by the first row of `FAILURES` that fits, or else as an error of the program."""
     if isinstance(error, UserError):
         return Failure(str(error), error.exit_code)

@@ -222,7 +222,7 @@ class Trainer:
         if not isinstance(options, AutoOptions):
             return self.config.data.loader
         name = self.world.broadcast_object(partial(self._find_fastest_loader, options, train, sampler, step))
-        return LOADERS.complete({"name": name})
+        return LOADERS.with_defaults({"name": name})
 
     def _find_fastest_loader(self, options: AutoOptions, train: Split, sampler: EpochSampler, step: TrainStep) -> str:
         """Time the loaders with the training step of the run, restore its state, and return the fastest one's name."""

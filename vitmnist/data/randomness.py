@@ -36,8 +36,8 @@ MAX_ELEMENTS = 1000
 MAX_SEARCHED = 20_000
 """Number of objects that are searched for generators."""
 LIBRARIES = {*sys.stdlib_module_names, "numpy", "PIL", "torch", "torchvision"}
-"""In classes of these packages, only the methods in `CALLED` are searched for generators; in other classes, all."""
-CALLED = ("__getitem__", "__getitems__", "__call__", "forward")
+"""Only the `SAMPLE_METHODS` of classes of these packages are searched for generators; in other classes, all methods."""
+SAMPLE_METHODS = ("__getitem__", "__getitems__", "__call__", "forward")
 """The methods that read or transform a sample."""
 Result = TypeVar("Result")
 StateAccess = tuple[Callable[[], object], Callable[[Any], object]]
@@ -221,7 +221,9 @@ def _referents(instance: object) -> Iterable[object]:
         for name, part in vars(kind).items():
             if isinstance(part, MemberDescriptorType):  # The value of a slot
                 parts.append(getattr(instance, name, None))
-            elif type(part) in GENERATOR_TYPES or (type(part) is FunctionType and (name in CALLED or not is_library)):
+            elif type(part) in GENERATOR_TYPES or (
+                type(part) is FunctionType and (name in SAMPLE_METHODS or not is_library)
+            ):
                 parts.append(part)
     return parts
 
