@@ -54,8 +54,8 @@ class PrefetchLoader(Loader):
         return storage_of(_default_base(data), data)
 
     def batches(self, epoch: int, start: int) -> Batches:
-        # The thread must not refer to this loader: the reference cycle would keep an abandoned loader's thread until the
-        # next garbage collection.
+        # The thread must not refer to this loader: the reference cycle would keep an abandoned loader's thread until
+        # the next garbage collection.
         make = partial(_make_batch, self.backend, self.base.epoch(epoch, start))
         events = iter(self.backend.record_event, END)  # An endless iterator of events on the consumer's stream
         prepared: ordered_map[Event, tuple[Any, Event]] = ordered_map(
