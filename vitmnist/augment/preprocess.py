@@ -239,7 +239,10 @@ class Preprocess(nn.Module):
         if images.dtype == torch.uint8:
             return images
         images = images * self.std + self.mean
-        return images.mul_(self.max_value).round_().to(torch.uint8) if self._data_is_uint8 else images
+        if not self._data_is_uint8:
+            return images
+        # Images normalised with other statistics can be outside of 0…1, and `to` would wrap them around.
+        return images.mul_(self.max_value).round_().clamp_(0, 255).to(torch.uint8)
 
     def _unit_range(self, images: Tensor, out: Tensor | None = None) -> Tensor:
         """Convert uint8 images to contiguous float32 in 0…1; return float images as they are."""
