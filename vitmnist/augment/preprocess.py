@@ -16,9 +16,8 @@ from vitmnist.config.validation import validate
 from vitmnist.data.channel_statistics import channel_statistics, check_layout, check_statistics
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.sources import TensorSet
+from vitmnist.data.sources import Data, TensorSet, as_source
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.loaders.make_loader import Data, as_source
 from vitmnist.runtime.ordered_map import map_slices
 from vitmnist.store.rows import is_large
 
