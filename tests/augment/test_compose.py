@@ -64,7 +64,7 @@ def test_every_preset_is_a_list_of_operations_with_all_their_parameters() -> Non
         values = compose([f"data/augment={preset}"]).data.augment
         assert values.name == preset
         for listed in values.operations:
-            assert set(listed) == set(OPERATIONS.complete(listed)), preset
+            assert set(listed) == set(OPERATIONS.with_defaults(listed)), preset
 
 
 @pytest.mark.parametrize("preset", [preset for preset in PRESETS if preset != "none"])

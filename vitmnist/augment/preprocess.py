@@ -72,7 +72,7 @@ class Compose(nn.Module):
             if self.mixing:
                 mixing = f"{KEY}.{index - 1}.name={operations[index - 1]['name']}"
                 raise ConfigError(f"{mixing}: mixes finished images; move it to the end of the list")
-            complete = OPERATIONS.complete(values) if isinstance(values, Mapping) else values
+            complete = OPERATIONS.with_defaults(values) if isinstance(values, Mapping) else values
             operation = OPERATIONS.build(complete, key=f"{KEY}.{index}")
             if isinstance(operation, Mixing):
                 self.mixing = operation

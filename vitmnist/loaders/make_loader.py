@@ -86,4 +86,4 @@ def _complete(values: dict[str, Any]) -> dict[str, Any]:
     """Add the default options of the loader, and of the loader that it wraps."""
     if base := values.get("base"):
         values = {**values, "base": _complete({"name": base} if isinstance(base, str) else dict(base))}
-    return LOADERS.complete(values)
+    return LOADERS.with_defaults(values)
