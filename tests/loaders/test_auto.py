@@ -16,12 +16,11 @@ from tests.conftest import BRIEF, Printed, Train, assert_same_run, result_of
 from tests.support.samples import Made
 from vitmnist import make_loader
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.sources import SampleSource, TensorSet
+from vitmnist.data.sources import SampleSource, TensorSet, as_source
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders import auto as auto_module
 from vitmnist.loaders.auto import AutoOptions, LoaderSelection, select_loader
 from vitmnist.loaders.base import LOADERS, Batches, Loader
-from vitmnist.loaders.make_loader import as_source
 from vitmnist.models import MODELS
 from vitmnist.models.cnn import CNN, CNNOptions
 from vitmnist.optim.schedules import SCHEDULES
