@@ -43,7 +43,7 @@ from vitmnist import Preprocess, from_dataloader, load_dataset, make_loader
 from vitmnist.augment.preprocess import build_augment
 from vitmnist.config.compose import compose
 from vitmnist.data.datasets.base import Split
-from vitmnist.data.images import ImageReader, Mode
+from vitmnist.data.images import ColorMode, ImageReader
 from vitmnist.runtime.cpu import one_core_per_thread
 from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.tracking.environment import describe_environment
@@ -172,7 +172,7 @@ def cold(folder: Path, side: int, train: Split) -> dict[str, Callable[[Path], Ep
     """Candidates for the time from files to a first batch, and decoding alone."""
 
     def decode(threads: int, _: Path) -> Epoch:
-        read = ImageReader((side, side), Mode.rgb, draft=True)
+        read = ImageReader((side, side), ColorMode.rgb, draft=True)
         return lambda _: [
             deque(
                 ordered_map(read, (Path(path) for path, _ in files(folder).samples), threads, 8, one_core_per_thread()),

@@ -14,7 +14,7 @@ import torch
 from tabulate import tabulate
 from tqdm import tqdm
 
-from vitmnist.cli.messages import describe as describe_failure
+from vitmnist.cli.messages import describe_failure
 from vitmnist.runtime.timer import synchronize
 from vitmnist.timing.benchmark import rotate
 

@@ -9,7 +9,14 @@ from functools import partial
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, SubsetRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    SubsetRandomSampler,
+    get_worker_info,
+)
 
 from tests.conftest import REPOSITORY
 from tests.support.pages import blocks
@@ -55,8 +62,8 @@ class CustomLoader:
     def epoch(self, number: int, start: int = 0) -> Iterator[Any]:
         indices = self.indices(number)
         batches = [indices[first : first + BATCH_SIZE] for first in range(0, len(indices), BATCH_SIZE)]
-        if self.fault == "drops the last batch":
-            batches.pop()
+        dropped = {"drops the last batch": 1, "drops the last two batches": 2}.get(self.fault, 0)
+        del batches[len(batches) - dropped :]
         start += {"resume skips": 1, "resume repeats": -1}.get(self.fault, 0) if start else 0
         for batch in batches[start:]:
             seed = self.seed + (self.workers if self.fault == "noise depends on workers" else 0)
@@ -99,6 +106,7 @@ def test_a_loader_without_faults_passes_every_check(capsys: pytest.CaptureFixtur
 FAULTS = {
     "repeats index 7": (ONCE, "epoch 0: index 7 came twice; such indices: 1"),
     "leaves out index 7": (ONCE, "epoch 0: 1 indices never came, such as 7"),
+    "drops the last two batches": (ONCE, "epoch 0: 9 indices never came, such as 55"),
     "same order": (ORDER, "epochs 0 and 1 have the same order: 0, 1, 2, 3, 4, …"),
     "order depends on workers": (SAME, "0 and 2 workers: epoch 0, batch 0: expected samples [2, 3, 4]…, found [0, "),
     "noise depends on workers": (SAME, "0 and 2 workers: epoch 0, batch 0: the samples [0, 1, 2]… have other values"),
@@ -124,6 +132,21 @@ def test_each_fault_is_found_where_it_is_and_nowhere_else(fault: str) -> None:
         audit_small(partial(CustomLoader, fault=fault), strict=True)
 
 
+class Shards(IterableDataset[Any]):
+    """Each worker reads every second sample."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        return map(self.dataset.__getitem__, range(worker.id if worker else 0, SAMPLES, 2 if worker else 1))
+
+
+def sharded(dataset: Dataset, num_workers: int) -> DataLoader:
+    return DataLoader(Shards(dataset), 7, num_workers=num_workers, drop_last=True)
+
+
 def distributed(dataset: Dataset) -> DataLoader:
     return DataLoader(dataset, BATCH_SIZE, sampler=DistributedSampler(dataset, 1, 0))
 
@@ -131,6 +154,7 @@ def distributed(dataset: Dataset) -> DataLoader:
 def test_what_a_loader_cannot_show_is_not_checked_and_a_dropped_short_batch_is_no_failure() -> None:
     short = audit_small(partial(CustomLoader, fault="drops the last batch"))
     assert (short.ok, finding(short, ONCE)) == (True, "ok: 64 samples, 12 batches, 4 samples dropped")
+    assert finding(audit_small(sharded), ONCE) == "ok: 64 samples, 8 batches, 8 samples dropped"  # 4 by each worker
     few = audit_small(lambda dataset: DataLoader(dataset, BATCH_SIZE, sampler=SubsetRandomSampler(range(4, SAMPLES))))
     assert finding(few, ONCE) == "FAILED: index 0 never came in epochs 0 and 1, whose orders differ"
     assert finding(audit_small(distributed), ORDER).startswith("ok")  # set_epoch is called

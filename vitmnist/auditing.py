@@ -118,6 +118,8 @@ class _AuditedLoader:
     build: Callable[..., Any]
     data: AuditDataset
     settings: dict[str, int]
+    batching_workers: int = 1
+    """The number of workers that make batches of their own part of the data. Each can drop a short last batch."""
 
     def open(self, **settings: int) -> AbstractContextManager[Any]:
         seed_generators(0, 0, 0)  # Training scripts often seed the generators.
@@ -129,6 +131,8 @@ class _AuditedLoader:
         size = self.data.size
         with self.open(**settings) as loader:
             epochs = [[_copy(batch) for batch in islice(_start(loader, epoch), size + 1)] for epoch in (0, 1)]
+            is_divided = isinstance(getattr(loader, "dataset", None), torch.utils.data.IterableDataset)
+            self.batching_workers = max(getattr(loader, "num_workers", 0), 1) if is_divided else 1
         for epoch, batches in enumerate(epochs):
             if not 0 < len(batches) <= size:
                 raise DataError(f"epoch {epoch} has {len(batches) or 'no'} batches of {size} samples, or more")
@@ -147,13 +151,12 @@ class _AuditedLoader:
         """An index may be missing only from a dropped last batch. Its samples must differ if the orders differ."""
         orders = [_order(epoch) for epoch in self.epochs]
         missing = [sorted(set(range(self.data.size)) - set(order)) for order in orders]
-        # Each worker can drop a last batch that is shorter than the others.
         batch_sizes = {len(batch.indices) for batch in self.epochs[0]}
-        dropped_limit = batch_sizes.pop() * self.settings.get("num_workers", 1) if len(batch_sizes) == 1 else 1
+        can_drop = (batch_sizes.pop() - 1) * self.batching_workers if len(batch_sizes) == 1 else 0
         for epoch, order in enumerate(orders):
             if repeated := [index for index, count in Counter(order).items() if count > 1]:
                 raise AssertionError(f"epoch {epoch}: index {repeated[0]} came twice; such indices: {len(repeated)}")
-            if (count := len(missing[epoch])) >= dropped_limit:
+            if (count := len(missing[epoch])) > can_drop:
                 raise AssertionError(f"epoch {epoch}: {count} indices never came, such as {missing[epoch][0]}")
         if missing[0] and missing[0] == missing[1] and orders[0] != orders[1]:
             raise AssertionError(f"index {missing[0][0]} never came in epochs 0 and 1, whose orders differ")

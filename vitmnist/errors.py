@@ -1,7 +1,7 @@
 """Errors that the user can fix, and how every exception is reported: its message, exit code and status.
 
 The message of an error says what is wrong, what is allowed and what to type. Runs, sweeps, ranks and the command line
-all ask `classify`; the failure of a library is a row of `FAILURES`.
+all ask `to_failure`; the failure of a library is a row of `FAILURES`.
 """
 
 import re
@@ -79,7 +79,7 @@ class TimeLimitReached(RunInterrupted):
 
 
 def suggest_names(wrong: str, allowed: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the closest allowed name, ignoring case, then all of them."""
+    """Return a hint for an unknown name: the closest match, if any, then all allowed names."""
     names = {name.lower(): name for name in sorted(allowed)}
     closest = get_close_matches(wrong.lower(), names, n=1)
     suggestion = f"did you mean {names[closest[0]]!r}? " if closest else ""
@@ -94,7 +94,7 @@ def join_names(names: Iterable[str | Path]) -> str:
 
 
 def escape_unprintable(text: str) -> str:
-    """Escape what could command a terminal, such as ESC in a file name, but keep tabs and the ends of lines."""
+    """Escape control characters, which a terminal would obey, except tabs and newlines."""
     return re.sub(r"[^\n\t]", lambda match: match[0] if match[0].isprintable() else ascii(match[0])[1:-1], text)
 
 
@@ -104,7 +104,7 @@ def first_line(error: BaseException) -> str:
 
 
 @contextmanager
-def name_failure(what: str) -> Iterator[None]:
+def as_data_error(what: str) -> Iterator[None]:
     """Turn any error into a `DataError` that says what failed, and the transform or function that raised it."""
     try:
         yield
@@ -138,7 +138,7 @@ class Failure:
     is_user_error: bool = True
 
 
-def classify(error: BaseException) -> Failure:
+def to_failure(error: BaseException) -> Failure:
     """How an error is reported: by the first row of `FAILURES` that fits, or else as an error of the program."""
     if isinstance(error, UserError):
         return Failure(str(error), error.exit_code)

@@ -78,7 +78,7 @@ class Registry(Generic[Options, Built]):
         """The class or function that is registered as `name`."""
         return self._members[name][1]
 
-    def complete(self: Registry[OptionsClass, Built], values: Mapping[str, Any]) -> dict[str, Any]:
+    def with_defaults(self: Registry[OptionsClass, Built], values: Mapping[str, Any]) -> dict[str, Any]:
         """`values` with the defaults of missing options; values with an unknown name are returned as they are."""
         member = self._find(values.get("name"))
         return {**asdict(member[0]()), **values} if member else dict(values)
@@ -94,7 +94,7 @@ class Registry(Generic[Options, Built]):
         Raises:
             ConfigError: the name is unknown, or the options do not fit it.
         """
-        from vitmnist.config.validation import dotted, validate  # Not at the top: it imports OmegaConf.
+        from vitmnist.config.validation import join_key, validate  # Not at the top: it imports OmegaConf.
 
         key = self.group.replace("/", ".") if key is None else key
         if not isinstance(values, Mapping):
@@ -103,7 +103,7 @@ class Registry(Generic[Options, Built]):
         name = options.pop("name", None)
         if not (member := self._find(name)):
             reasons = [suggest_names(str(name), self.names()), *import_installed()]
-            raise ConfigError(f"{dotted(key, 'name')}={name}: not known; {'; '.join(reasons)}")
+            raise ConfigError(f"{join_key(key, 'name')}={name}: not known; {'; '.join(reasons)}")
         return member[1], validate(member[0], options, key)
 
     def build(self: Registry[OptionsClass, Built], values: object, *parts: object, key: str | None = None) -> Built:

@@ -222,7 +222,7 @@ class Trainer:
         if not isinstance(options, AutoOptions):
             return self.config.data.loader
         name = self.world.broadcast_object(partial(self._find_fastest_loader, options, train, sampler, step))
-        return LOADERS.complete({"name": name})
+        return LOADERS.with_defaults({"name": name})
 
     def _find_fastest_loader(self, options: AutoOptions, train: Split, sampler: EpochSampler, step: TrainStep) -> str:
         """Time the loaders with the training step of the run, restore its state, and return the fastest one's name."""
@@ -249,7 +249,9 @@ class Trainer:
         step.distribute(self.world)
         seed = self.config.seed
         if self.world.rank:  # Dropout must differ between ranks; the sum of seed and rank is the seed of other runs.
-            (seed,) = np.random.SeedSequence(seed, spawn_key=(self.world.rank,)).generate_state(1, np.uint64).tolist()
+            # The order of an epoch has the key (epoch,), and its augmentation (epoch, 1).
+            key = self.world.rank, 2
+            (seed,) = np.random.SeedSequence(seed, spawn_key=key).generate_state(1, np.uint64).tolist()
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)

@@ -50,13 +50,21 @@ def test_colours_change_as_in_pixels_of_0_to_1(data: TensorSet) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
+def test_float_images_outside_of_0_to_1_are_clamped_before_they_are_augmented(data: TensorSet) -> None:
+    """Images that were normalised with other statistics can be outside."""
+    preprocess = Preprocess(data, Compose([{"name": "horizontal_flip", "p": 0.0}]))
+    images = 3 * preprocess(data.images)
+    pixels = (255 * (images * preprocess.std + preprocess.mean)).round().clamp(0, 255).to(torch.uint8)
+    assert torch.equal(preprocess(images, keys(23)), preprocess(pixels))
+
+
 def test_every_preset_is_a_list_of_operations_with_all_their_parameters() -> None:
     assert configured("data/augment=none") is None
     for preset in set(PRESETS) - {"compose"}:  # this one leaves parameters out
         values = compose([f"data/augment={preset}"]).data.augment
         assert values.name == preset
         for listed in values.operations:
-            assert set(listed) == set(OPERATIONS.complete(listed)), preset
+            assert set(listed) == set(OPERATIONS.with_defaults(listed)), preset
 
 
 @pytest.mark.parametrize("preset", [preset for preset in PRESETS if preset != "none"])

@@ -37,7 +37,7 @@ IDENTITY = {
 
 
 def built(name: str, **options: object) -> Operation | Mixing:
-    return OPERATIONS.build(OPERATIONS.complete({"name": name, **options}))
+    return OPERATIONS.build(OPERATIONS.with_defaults({"name": name, **options}))
 
 
 def operation(name: str, **options: object) -> Callable[[Tensor, Tensor], Tensor]:

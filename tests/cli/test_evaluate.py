@@ -33,7 +33,7 @@ from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.image_listing import find_images
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.metrics import METRICS
-from vitmnist.tracking.result import CONFIG
+from vitmnist.tracking.result import CONFIG_FILE
 
 CPU = torch.device("cpu")
 KEYS = "data.root, data.dataset, data.holdout, data.holdout_seed, batch_size"
@@ -185,10 +185,10 @@ def test_evaluation_uses_the_split_of_the_training(trained: Path) -> None:
 def test_another_dataset_is_not_divided_as_that_of_the_run(trained: Path, tmp_path: Path) -> None:
     """It has nothing to hold out, because the run was not trained on it."""
     folder = shutil.copytree(trained / "run", tmp_path / "run")
-    recorded = yaml.safe_load((folder / CONFIG).read_text())
+    recorded = yaml.safe_load((folder / CONFIG_FILE).read_text())
     pictures = compose(["data/dataset=image_folder", "data.dataset.path=digits"]).data.dataset
     recorded["data"] |= {"holdout": 50, "dataset": OmegaConf.to_container(pictures)}
-    (folder / CONFIG).write_text(yaml.safe_dump(recorded))
+    (folder / CONFIG_FILE).write_text(yaml.safe_dump(recorded))
     on_mnist = evaluate(folder, ["data/dataset=mnist", "data.dataset.test_size=100"], None)
     assert (on_mnist.split_name, len(on_mnist.split)) == ("test", 100)
 

@@ -12,7 +12,7 @@ from vitmnist.checkpoint import storage as checkpoint
 from vitmnist.cli.evaluate import main as evaluate
 from vitmnist.cli.resume import load_recorded_config
 from vitmnist.errors import ExitCode
-from vitmnist.tracking.result import CONFIG
+from vitmnist.tracking.result import CONFIG_FILE
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_record_without_an_option_of_a_member_has_its_default_and_without_anot
 ) -> None:
     """As one that was written before the option was added."""
     run = shutil.copytree(runs / "cut", tmp_path / "cut")
-    state, record = checkpoint.load(run), run / CONFIG
+    state, record = checkpoint.load(run), run / CONFIG_FILE
     recorded = yaml.safe_load(record.read_text())
     for model in (state["config"]["model"], state["model_info"]["model"], recorded["model"]):
         del model["width"]

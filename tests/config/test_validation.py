@@ -13,7 +13,7 @@ import yaml
 from tests.conftest import REPOSITORY
 from vitmnist.augment.base import OPERATIONS
 from vitmnist.config.compose import compose, run_label
-from vitmnist.config.schema import Config, LogConfig, complete_record, registries, to_plain_dict
+from vitmnist.config.schema import Config, LogConfig, fill_defaults, registries, to_plain_dict
 from vitmnist.config.validation import config_field, section, validate
 from vitmnist.data.datasets.base import DATASETS
 from vitmnist.errors import ConfigError
@@ -141,11 +141,11 @@ class LongerConfig(Config):
 def test_a_record_without_a_key_gets_its_default_or_is_refused_by_name() -> None:
     """As one that was written before the key was added."""
     recorded = to_plain_dict(validate(Config, compose([]))) | {"names": ["a"]}
-    config = validate(LongerConfig, complete_record(recorded, LongerConfig))
+    config = validate(LongerConfig, fill_defaults(recorded, LongerConfig))
     assert (config.threshold, config.log.every_minutes) == (0.5, 7)
     del recorded["names"]
     with pytest.raises(ConfigError, match=r"^names is missing"):
-        validate(LongerConfig, complete_record(recorded, LongerConfig))
+        validate(LongerConfig, fill_defaults(recorded, LongerConfig))
 
 
 @dataclass

@@ -15,7 +15,7 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from tests.support.pictures import smooth
 from vitmnist.data.image_listing import EXTENSIONS
-from vitmnist.data.images import ImageReader, Pixels, Resize, fit_size
+from vitmnist.data.images import ImageReader, Pixels, ResizeMode, fit_size
 from vitmnist.errors import DataError
 
 GREY = Image.new("RGB", (9, 9), (153, 153, 153))
@@ -131,7 +131,7 @@ def test_images_are_upright_however_they_are_stored_decoded_and_resized(
     with Image.open(BytesIO((tmp_path / name).read_bytes())) as image:  # Pillow maps a raw file, and does not turn it
         upright = ImageOps.exif_transpose(image).convert("RGB")
     assert upright.size == ((371, 243) if orientation < 5 else (243, 371))
-    for resize, read in product(Resize, (read_image, read_by_pillow)):
+    for resize, read in product(ResizeMode, (read_image, read_by_pillow)):
         assert np.array_equal(read(tmp_path / name, upright.size, "rgb", resize), upright)
         inner = upright.resize(fit_size(upright.size, target, resize), Image.Resampling.BILINEAR)
         left, top = (round((side - to) / 2) for side, to in zip(inner.size, target, strict=True))

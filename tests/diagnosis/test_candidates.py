@@ -23,7 +23,7 @@ from vitmnist.diagnosis.candidates import (
 )
 from vitmnist.diagnosis.loop import LoaderInfo, LoaderPass, Loop
 from vitmnist.timing.benchmark import LoaderCandidate
-from vitmnist.timing.table import Row, Spread, format_rows
+from vitmnist.timing.table import Spread, TimingRow, format_rows
 
 
 def ones(index: int) -> Tensor:
@@ -151,8 +151,11 @@ def test_a_change_is_named_if_the_epochs_of_the_script_pay_for_it(
     epoch_s: float, set_up_s: float | None, epochs: float, expected: str | None
 ) -> None:
     """An epoch takes a second now."""
-    rows = [Row("as it is", epoch_s=Spread.of([1.0])), Row("x", None, Spread.of([epoch_s]), 0.0, set_up_s, 1, "x")]
-    assert best_change([*rows, Row("failed", error="why", change="y")], epochs) == expected
+    rows = [
+        TimingRow("as it is", epoch_s=Spread.of([1.0])),
+        TimingRow("x", None, Spread.of([epoch_s]), 0.0, set_up_s, 1, "x"),
+    ]
+    assert best_change([*rows, TimingRow("failed", error="why", change="y")], epochs) == expected
 
 
 @pytest.mark.parametrize("options", [{"shuffle": True}, {"sampler": [*range(40)]}])

@@ -22,7 +22,7 @@ from vitmnist.auditing import find_leftovers, find_running
 from vitmnist.diagnosis.measure import Diagnosis
 from vitmnist.errors import DataError
 from vitmnist.timing.benchmark import LoaderCandidate
-from vitmnist.timing.table import Bottleneck, Row, Spread, format_rows
+from vitmnist.timing.table import Bottleneck, Spread, TimingRow, format_rows
 
 SLOW_S = 0.005
 ENOUGH_S = 600.0  # Seconds that no measurement reaches, however busy the machine is
@@ -81,7 +81,7 @@ def test_a_slow_loader_is_input_bound_and_loaders_that_decode_once_are_faster(
     assert decoded.batch_s.median < diagnosis.batch_s.median == baseline.batch_s.median
     assert baseline.epoch_s.low >= 15 * 4 * SLOW_S
     assert decoded.set_up_s > SLOW_S
-    assert decoded.pays_from >= 1
+    assert decoded.break_even_epoch >= 1
     assert format_rows(diagnosis.rows) in capsys.readouterr().out
     assert asdict(diagnosis)["rows"][2]["set_up_s"] == decoded.set_up_s
 
@@ -235,7 +235,7 @@ def test_the_bound_is_of_the_step_alone_and_never_below_the_table(
     step_s: float, fastest_s: float | None, bottleneck: Bottleneck, expected: str
 ) -> None:
     times = [Spread.of([seconds]) for seconds in (0.010, step_s, 0.030)]
-    rows = [Row("from_dataloader", batch_s=Spread.of([fastest_s]))] if fastest_s else []
+    rows = [TimingRow("from_dataloader", batch_s=Spread.of([fastest_s]))] if fastest_s else []
     diagnosis = Diagnosis(*times, waiting_pct=Spread.of([5.0]), steps=20, rows=rows)
     assert diagnosis.bottleneck is bottleneck
     assert f"{bottleneck.value}: {expected}" in str(diagnosis)

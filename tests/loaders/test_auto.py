@@ -16,12 +16,11 @@ from tests.conftest import BRIEF, Printed, Train, assert_same_run, result_of
 from tests.support.samples import Made
 from vitmnist import make_loader
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.sources import SampleSource, TensorSet
+from vitmnist.data.sources import SampleSource, TensorSet, as_source
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders import auto as auto_module
 from vitmnist.loaders.auto import AutoOptions, LoaderSelection, select_loader
 from vitmnist.loaders.base import LOADERS, Batches, Loader
-from vitmnist.loaders.make_loader import as_source
 from vitmnist.models import MODELS
 from vitmnist.models.cnn import CNN, CNNOptions
 from vitmnist.optim.schedules import SCHEDULES
@@ -103,7 +102,7 @@ def test_the_time_limit_ends_the_timing_after_a_block() -> None:
 @pytest.mark.usefixtures("own_loaders")
 @pytest.mark.parametrize(
     ("kind", "built_from"),
-    [(Storage.HOST, ["decoded"]), (Storage.DEVICE, ["decoded"]), (Storage.NOT_KEPT, ["as given"]), (Storage.FILE, [])],
+    [(Storage.HOST, ["decoded"]), (Storage.DEVICE, ["decoded"]), (Storage.STREAMED, ["as given"]), (Storage.FILE, [])],
 )
 def test_what_a_loader_keeps_decides_what_auto_builds_it_from(
     kind: Storage, built_from: list[str], monkeypatch: pytest.MonkeyPatch
@@ -241,7 +240,7 @@ def test_the_median_decides_and_differences_within_the_noise_are_called_that(mon
     assert selection.name == "ram"
     assert selection.reason == "24 s an epoch expected, the least; within noise of it: gpu_slice"
     (ram,) = (row for row in selection.candidates if row.name == "ram" and row.epoch_s)
-    assert (ram.epoch_s.low, ram.epoch_s.high, ram.pays_from) == (12.0, 36.0, None)
+    assert (ram.epoch_s.low, ram.epoch_s.high, ram.break_even_epoch) == (12.0, 36.0, None)
 
 
 @pytest.mark.usefixtures("forked_workers")

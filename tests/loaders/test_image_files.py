@@ -129,6 +129,27 @@ def test_an_unreadable_image_is_an_error_in_its_batch(split: Split) -> None:
     assert not find_leftovers(before)
 
 
+@pytest.mark.parametrize(
+    ("change", "shape"),
+    [(lambda pixels: pixels.transpose(2, 0, 1), r"\(3, 16, 16\)"), (lambda pixels: pixels[:, :, 0], r"\(16, 16, 1\)")],
+)
+def test_pixels_of_another_shape_are_an_error_that_names_the_file(
+    split: Split, change: Callable[[Pixels], Pixels], shape: str
+) -> None:
+    files = replace(split.files, read=lambda path: change(split.files.read(path)))
+    with disk(replace(split, files=files), shuffle="none") as loader:
+        message = rf"{split.files.names[0]}: is read as {shape}, and must be \[H, W, C\] = \(16, 16, 3\)"
+        with pytest.raises(DataError, match=message):
+            next(loader.epoch(0))
+
+
+def test_a_reader_of_grey_images_may_leave_out_the_channel(folder: Path) -> None:
+    split = load(folder, mode="grey")
+    files = replace(split.files, read=lambda path: split.files.read(path)[:, :, 0])
+    with disk(replace(split, files=files), shuffle="none") as loader:
+        assert torch.equal(torch.cat([images for images, _ in loader.epoch(0)]), split.images)
+
+
 def test_ranks_and_a_fork_while_threads_read(split: Split) -> None:
     with disk(split) as whole:
         alive = whole.epoch(0)

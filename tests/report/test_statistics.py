@@ -6,7 +6,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from vitmnist.report.statistics import Difference, Differences, T
+from vitmnist.report.statistics import Difference, PairwiseComparison, T
 
 
 def simulated(random: np.random.Generator, configurations: int, rounds: int, noise: list[float]) -> np.ndarray:
@@ -24,7 +24,7 @@ def simulated(random: np.random.Generator, configurations: int, rounds: int, noi
 
 def compare_all(times: Mapping[T, Mapping[str, float]]) -> dict[tuple[T, T], Difference]:
     """The ratio of each pair that has a round in common."""
-    ratios = Differences(times, as_ratios=True)
+    ratios = PairwiseComparison(times, as_ratios=True)
     return {pair: ratio for pair in permutations(times, 2) if (ratio := ratios.compare(*pair))}
 
 

@@ -45,7 +45,7 @@ def open_on_fake(data: TensorSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
         def values(name: str) -> dict[str, Any]:
             options = {"cache": {"folder": str(tmp_path)}, "disk": {"num_workers": 0}}
-            return LOADERS.complete({"name": name, **options.get(name, {})})
+            return LOADERS.with_defaults({"name": name, **options.get(name, {})})
 
         wrapper, _, base = label.rpartition(" of ")
         options = {**values("prefetch"), "base": values(base)} if wrapper else values(base)

@@ -13,7 +13,7 @@ import torch
 from vitmnist import make_loader
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import TensorSet
-from vitmnist.loaders.base import INDEX_NBYTES, needs_of
+from vitmnist.loaders.base import INDEX_NBYTES, required_memory
 from vitmnist.runtime import memory
 from vitmnist.runtime.memory import (
     Memory,
@@ -63,7 +63,7 @@ def test_a_sets_memory_is_judged_at_its_real_dtype(monkeypatch: pytest.MonkeyPat
     for dtype, size in ((torch.uint8, 1), (torch.float64, 8)):
         arrays = TensorSet(torch.zeros(23, 3, dtype=dtype), torch.zeros(23, dtype=torch.int64))
         expected = 23 * (3 * size + 8 + INDEX_NBYTES)
-        assert needs_of(Storage.DEVICE, arrays, torch.device("cuda")).device == expected
+        assert required_memory(Storage.DEVICE, arrays, torch.device("cuda")).device == expected
 
 
 def test_free_and_peak_memory_are_those_of_the_machine() -> None:

@@ -14,9 +14,9 @@ from vitmnist.config.schema import Shuffle
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.randomness import RandomState
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.sources import SampleSource, TensorSet
+from vitmnist.data.sources import Data, SampleSource, TensorSet, as_source
 from vitmnist.loaders.base import Loader
-from vitmnist.loaders.make_loader import Data, as_source, make_loader
+from vitmnist.loaders.make_loader import make_loader
 from vitmnist.store.tree import find_difference
 
 BATCH_SIZE, SIZE, SEED = 5, 23, 7

@@ -28,7 +28,7 @@ from vitmnist.training.loop import Predictions
     [("sample", []), ("batch", []), ("none", []), ("sample", [{"name": "cutmix"}])],
 )
 def test_the_training_batch_is_the_one_that_was_trained_on(tiny: Dataset, shuffle: str, operations: list) -> None:
-    sampler, options = EpochSampler(23, 10, 3, shuffle), LOADERS.complete({"name": "ram"})
+    sampler, options = EpochSampler(23, 10, 3, shuffle), LOADERS.with_defaults({"name": "ram"})
     preprocess = Preprocess(tiny.train, Compose(operations))
     with LOADERS.build(options, tiny.train, sampler, torch.device("cpu")) as loader:
         grid = np.asarray(draw_training_batch(tiny.train, loader.sampler, preprocess, 1))

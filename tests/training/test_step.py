@@ -63,7 +63,7 @@ def make_step(
     model = (model or make_vit()).to(device)
     built = OPTIMIZERS.build({"name": optimizer, **OPTIMIZERS_UNDER_TEST[optimizer]}, model, config.fused)
     one_cycle = {"name": "one_cycle", "warmup": 0.3, "start_factor": 0.04, "end_factor": 1e-4}
-    values = LOSSES.complete({"name": "cross_entropy", "label_smoothing": smoothing})
+    values = LOSSES.with_defaults({"name": "cross_entropy", "label_smoothing": smoothing})
     loss = LOSSES.build(values, data.train.labels, data.train.classes, device)
     backend = StepBackend(model, Preprocess(data.train, augment).to(device), loss, BATCH, config)
     schedule = build_schedule(one_cycle, 1, steps)
@@ -71,7 +71,7 @@ def make_step(
 
 
 def make_loader(data: Dataset, name: str, device: torch.device = CPU) -> Loader:
-    return LOADERS.build(LOADERS.complete({"name": name}), data.train, EpochSampler(23, BATCH, 3), device)
+    return LOADERS.build(LOADERS.with_defaults({"name": name}), data.train, EpochSampler(23, BATCH, 3), device)
 
 
 def train(step: TrainStep, loader: Loader, epochs: int = 3, first: int = 0) -> list[dict[str, float]]:

@@ -75,7 +75,7 @@ def test_no_step_waits_for_the_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -
         with copies.allowed():
             model = ViT(ViTOptions(patch_size=14, depth=1), (3, 28, 28), 10)
             optimizer = OPTIMIZERS.build({"name": "adamw", **OPTIMIZERS_UNDER_TEST["adamw"]}, model, True)
-            values = LOSSES.complete({"name": "cross_entropy", "label_smoothing": 0.1, "class_weights": [1] * 10})
+            values = LOSSES.with_defaults({"name": "cross_entropy", "label_smoothing": 0.1, "class_weights": [1] * 10})
             loss = LOSSES.build(values, torch.zeros(1, dtype=torch.int64), tuple("abcdefghij"), CUDA)
             backend = StepBackend(model, preprocess.to(CUDA), loss, 8, config)
             step = TrainStep(backend, optimizer, lambda step: 1.0, clip_norm=1.0, ema=EMA(model, 0.9))

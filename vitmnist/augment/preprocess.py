@@ -16,9 +16,8 @@ from vitmnist.config.validation import validate
 from vitmnist.data.channel_statistics import channel_statistics, check_layout, check_statistics
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.sources import TensorSet
+from vitmnist.data.sources import Data, TensorSet, as_source
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.loaders.make_loader import Data, as_source
 from vitmnist.runtime.ordered_map import map_slices
 from vitmnist.store.rows import is_large
 
@@ -73,7 +72,7 @@ class Compose(nn.Module):
             if self.mixing:
                 mixing = f"{KEY}.{index - 1}.name={operations[index - 1]['name']}"
                 raise ConfigError(f"{mixing}: mixes finished images; move it to the end of the list")
-            complete = OPERATIONS.complete(values) if isinstance(values, Mapping) else values
+            complete = OPERATIONS.with_defaults(values) if isinstance(values, Mapping) else values
             operation = OPERATIONS.build(complete, key=f"{KEY}.{index}")
             if isinstance(operation, Mixing):
                 self.mixing = operation
@@ -239,7 +238,10 @@ class Preprocess(nn.Module):
         if images.dtype == torch.uint8:
             return images
         images = images * self.std + self.mean
-        return images.mul_(self.max_value).round_().to(torch.uint8) if self._data_is_uint8 else images
+        if not self._data_is_uint8:
+            return images
+        # Images normalised with other statistics can be outside of 0…1, and `to` would wrap them around.
+        return images.mul_(self.max_value).round_().clamp_(0, 255).to(torch.uint8)
 
     def _unit_range(self, images: Tensor, out: Tensor | None = None) -> Tensor:
         """Convert uint8 images to contiguous float32 in 0…1; return float images as they are."""

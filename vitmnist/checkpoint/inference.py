@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from vitmnist.augment.preprocess import Preprocess, build_augment, input_size
-from vitmnist.checkpoint.storage import WEIGHTS, as_damaged_error, find_weights_file, read_weights
+from vitmnist.checkpoint.storage import WEIGHT_FILES, as_damaged_error, find_weights_file, read_weights
 from vitmnist.config.schema import Config, may_change
 from vitmnist.data.datasets.base import DATASETS, FileReader, Split, file_reader
 from vitmnist.errors import ConfigError, join_names
@@ -92,13 +92,13 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
         ConfigError: the folder does not contain these weights, or their model cannot be built.
         DataError: they are damaged.
     """
-    path = find_weights_file(folder, [weights] if weights else [*WEIGHTS])
+    path = find_weights_file(folder, [weights] if weights else [*WEIGHT_FILES])
     with as_damaged_error(path):
         info, tensors = read_weights(path)
         shape, classes = tuple(map(int, info["shape"])), tuple(map(str, info["classes"]))
         mean, std = (tuple(map(float, info[key])) for key in ("mean", "std"))
         size, dataset = tuple(map(int, info["size"])), dict(info["dataset"])
-    model = MODELS.build(MODELS.complete(info["model"]), (shape[0], *size), len(classes))
+    model = MODELS.build(MODELS.with_defaults(info["model"]), (shape[0], *size), len(classes))
     with as_damaged_error(path):
         model.load_state_dict(tensors)
     return InferenceModel(model.eval().to(device), path, shape, classes, mean, std, size, dataset)

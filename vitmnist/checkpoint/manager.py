@@ -11,7 +11,7 @@ from safetensors.torch import save as to_safetensors
 
 from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.inference import make_model_info
-from vitmnist.config.schema import Config, complete_record, dotted_keys, is_under, keys_where, may_change, to_plain_dict
+from vitmnist.config.schema import Config, dotted_keys, fill_defaults, is_under, keys_where, may_change, to_plain_dict
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.randomness import RandomState
 from vitmnist.errors import ConfigError, DataError, TrainingError
@@ -91,7 +91,7 @@ class CheckpointManager:
 
     def restore(self, checkpoint: Checkpoint, progress: EpochProgress) -> None:
         """Restore the run and the progress of its epoch; raises `DataError` if dataset or checkpoint do not fit."""
-        with storage.as_damaged_error(self.folder / storage.FOLDER / storage.WEIGHTS["last"]):
+        with storage.as_damaged_error(self.folder / storage.FOLDER / storage.WEIGHT_FILES["last"]):
             checksums = (self.result.dataset or {})["sha256"]
             differing = [name for name, value in checksums.items() if checkpoint.dataset_sha256.get(name) != value]
             if differing:
@@ -146,7 +146,7 @@ class CheckpointManager:
 
     def load_best_weights(self) -> str:
         """Load the best weights, if there are any, into the evaluated model; return `best` or `final`."""
-        best = self.folder / storage.FOLDER / storage.WEIGHTS["best"]
+        best = self.folder / storage.FOLDER / storage.WEIGHT_FILES["best"]
         weights = self.world.broadcast_object(lambda: storage.read_weights(best)[1] if best.is_file() else None)
         if weights is None:
             return "final"
@@ -158,9 +158,10 @@ class CheckpointManager:
         """Write `final.safetensors` with its `model_info`; raises `OSError`."""
         if not self.world.is_main:
             return
-        weights = {name: value.contiguous().cpu() for name, value in self.step.eval_model.state_dict().items()}
+        # Each weight is a copy, because safetensors refuses weights that share memory, as tied weights do.
+        weights = {name: value.contiguous().cpu().clone() for name, value in self.step.eval_model.state_dict().items()}
         content = to_safetensors(weights, {"vitmnist": json.dumps(self._model_info)})
-        write_atomic(self.folder / storage.FOLDER / storage.WEIGHTS["final"], content)
+        write_atomic(self.folder / storage.FOLDER / storage.WEIGHT_FILES["final"], content)
 
 
 def load_checkpoint(config: Config, folder: Path, world: World) -> Checkpoint | None:
@@ -173,8 +174,8 @@ def load_checkpoint(config: Config, folder: Path, world: World) -> Checkpoint | 
     state = world.broadcast_object(lambda: storage.load(folder))
     if state is None:
         return None
-    with storage.as_damaged_error(folder / storage.FOLDER / storage.WEIGHTS["last"]):
-        checkpoint = Checkpoint(**state | {"config": complete_record(state["config"])})
+    with storage.as_damaged_error(folder / storage.FOLDER / storage.WEIGHT_FILES["last"]):
+        checkpoint = Checkpoint(**state | {"config": fill_defaults(state["config"])})
     check_resumable(checkpoint.config, to_plain_dict(config))
     started = len(checkpoint.epochs) + bool(checkpoint.progress)
     if config.epochs < started:

@@ -24,7 +24,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch.serialization import safe_globals
 
-from vitmnist.errors import ConfigError, DataError, classify, join_names
+from vitmnist.errors import ConfigError, DataError, join_names, to_failure
 from vitmnist.runtime.files import display_path, expand_home, write_atomic
 
 log = logging.getLogger(__name__)
@@ -33,9 +33,9 @@ FOLDER = "checkpoints"
 FORMAT = 10
 """The version of the checkpoint format; increase it when a field changes its meaning."""
 DIGEST_SIZE = hashlib.sha256().digest_size
-WEIGHTS = {"best": "best.pt", "final": "final.safetensors", "last": "last.pt"}
+WEIGHT_FILES = {"best": "best.pt", "final": "final.safetensors", "last": "last.pt"}
 """The file of each kind of weights that a run has."""
-WRAPPERS = ("step", "ema", "state_dict_ema", "state_dict", "model_state_dict", "model", "net")
+STATE_DICT_KEYS = ("step", "ema", "state_dict_ema", "state_dict", "model_state_dict", "model", "net")
 """The keys of the weights in checkpoints of this project, timm, Lightning and others, averaged weights first."""
 
 _damaged: set[Path] = set()
@@ -118,7 +118,7 @@ def as_damaged_error(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, DataError | OSError) or classify(error).cause in ("memory", "device"):
+        if isinstance(error, DataError | OSError) or to_failure(error).cause in ("memory", "device"):
             raise
         message = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         reason = " ".join(message.split()) or type(error).__name__
@@ -133,7 +133,7 @@ def as_damaged_error(path: Path) -> Iterator[None]:
 def find_weights_file(folder: Path, names: Sequence[str]) -> Path:
     """Return the file of the first of these weights that a run has; raises `ConfigError` if it has none."""
     for name in names:
-        if (path := folder / FOLDER / WEIGHTS[name]).is_file():
+        if (path := folder / FOLDER / WEIGHT_FILES[name]).is_file():
             return path
     raise ConfigError(
         f"{folder}: holds no {' or '.join(names)} weights in {FOLDER}/: it is not the folder of a run, or the "
@@ -173,15 +173,17 @@ def read_initial_weights(init: str) -> dict[str, torch.Tensor]:
 
 
 def _read_foreign(path: Path) -> dict[str, torch.Tensor]:
-    """Read the weights in a file of any program; `.pt` and `.pth` files may nest them under some of `WRAPPERS`."""
+    """Read the weights in a file of any program; those of `.pt` and `.pth` can be under `STATE_DICT_KEYS`."""
     if path.suffix == ".safetensors":
         return load_file(path)
     with safe_globals([Namespace]):  # timm's checkpoints hold the arguments of its command.
         state = torch.load(path, map_location="cpu", weights_only=True)
-    while isinstance(state, dict) and (keys := [key for key in WRAPPERS if isinstance(state.get(key), dict)]):
+    while isinstance(state, dict) and (keys := [key for key in STATE_DICT_KEYS if isinstance(state.get(key), dict)]):
         log.info("init: the weights are read from %s", keys[0])
         state = state[keys[0]]
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         content = f"its keys are {join_names(map(str, state))}" if isinstance(state, dict) else type(state).__name__
-        raise DataError(f"{path}: holds no tensors by name, at the top or under {', '.join(WRAPPERS)}; {content}")
+        raise DataError(
+            f"{path}: holds no tensors by name, at the top or under {', '.join(STATE_DICT_KEYS)}; {content}"
+        )
     return state

@@ -52,9 +52,9 @@ def exit_with_error(error: BaseException) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(ExitCode.PIPE_CLOSED)
     # This imports Hydra.
-    from vitmnist.cli.messages import describe
+    from vitmnist.cli.messages import describe_failure
 
-    failure = describe(error)
+    failure = describe_failure(error)
     if failure.status == "interrupted":
         print(failure.message, file=sys.stderr)
     elif failure.is_user_error and os.environ.get("HYDRA_FULL_ERROR") != "1":

@@ -21,7 +21,7 @@ from tabulate import tabulate
 from torch import Tensor
 
 from vitmnist.checkpoint.inference import load_inference_model
-from vitmnist.checkpoint.storage import WEIGHTS
+from vitmnist.checkpoint.storage import WEIGHT_FILES
 from vitmnist.cli.arguments import key_of
 from vitmnist.cli.command import create_parser, echo, errors_as_messages
 from vitmnist.cli.resume import load_recorded_config
@@ -213,7 +213,7 @@ def _format_metrics(metrics: dict[str, Any]) -> str:
 def add_run_arguments(parser: ArgumentParser) -> None:
     """The arguments that `evaluate`, `predict` and `export` share."""
     parser.add_argument("run", type=Path, help="the folder of a run")
-    parser.add_argument("--weights", choices=[*WEIGHTS], help="default: the first of these that exists")
+    parser.add_argument("--weights", choices=[*WEIGHT_FILES], help="default: the first of these that exists")
 
 
 @errors_as_messages()

@@ -11,14 +11,14 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from vitmnist.config.compose import compose
 from vitmnist.config.schema import dotted_keys
 from vitmnist.config.validation import describe_refused_value
-from vitmnist.errors import Failure, MissingExtraError, UnknownKeyError, classify, suggest_names
+from vitmnist.errors import Failure, MissingExtraError, UnknownKeyError, suggest_names, to_failure
 
 # The launchers of Hydra whose plugins the extra `launchers` installs.
 LAUNCHER_PLUGINS = ("joblib", "submitit_local", "submitit_slurm")
 
 
-def describe(error: BaseException) -> Failure:
-    """How an exception is reported: as `classify` says, or as an error of Hydra and OmegaConf.
+def describe_failure(error: BaseException) -> Failure:
+    """How an exception is reported: as `to_failure` says, or as an error of Hydra and OmegaConf.
 
     An unknown key, an unknown member and a value of the wrong type have advice; Hydra's other errors are shown as they
     are, in one line.
@@ -41,7 +41,7 @@ def describe(error: BaseException) -> Failure:
     elif isinstance(error, OmegaConfBaseException):
         text = describe_refused_value(error)
     elif not isinstance(error, HydraException | yaml.YAMLError):
-        failure = classify(error)
+        failure = to_failure(error)
         if failure.is_user_error or not _is_raised_by_hydra(error):
             return failure
         text = f"{failure.message} (HYDRA_FULL_ERROR=1 shows the traceback)"

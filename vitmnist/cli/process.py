@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from vitmnist.cli.command import exit_with_error, format_command
-from vitmnist.cli.messages import describe
+from vitmnist.cli.messages import describe_failure
 from vitmnist.errors import ConfigError, PeerError
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.run_folder import folder_lock
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class TrainingProcess:
+class ProcessState:
     """The state of this process while it starts and trains a run or sweep.
 
     `resources`, such as the lock of the output folder, are released at exit.
@@ -79,7 +79,7 @@ class TrainingProcess:
 
 
 @contextmanager
-def exit_with_message(process: TrainingProcess) -> Iterator[None]:
+def exit_with_message(process: ProcessState) -> Iterator[None]:
     """Turn an exception in the block into one message and an exit code, on the first rank that fails."""
     # The logging module would print a traceback for a closed pipe (`| head`).
     logging.raiseExceptions = False
@@ -98,8 +98,8 @@ def exit_with_message(process: TrainingProcess) -> Iterator[None]:
     process.world.disconnect()
 
 
-def _exit(process: TrainingProcess, error: BaseException) -> NoReturn:
-    failure = describe(error)
+def _exit(process: ProcessState, error: BaseException) -> NoReturn:
+    failure = describe_failure(error)
     if failure.status == "interrupted":
         # Before Hydra has configured the log, Python prints a warning to stderr.
         log.warning("%s%s", failure.message, process.resume_hint())

@@ -16,8 +16,8 @@ from vitmnist.config import is_group
 from vitmnist.config.compose import compose
 from vitmnist.config.schema import (
     Config,
-    complete_record,
     dotted_keys,
+    fill_defaults,
     is_ignored_in_comparison,
     is_under,
     keys_where,
@@ -27,7 +27,7 @@ from vitmnist.config.validation import escape_interpolations, validate
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.files import UnreadableError, display_path, read_plain
 from vitmnist.runtime.run_folder import has_checkpoint
-from vitmnist.tracking.result import CONFIG
+from vitmnist.tracking.result import CONFIG_FILE
 from vitmnist.tracking.runs import read_run
 
 # The files of these groups set keys of other groups (`@package _global_`).
@@ -72,12 +72,12 @@ def _apply(config: DictConfig, override: Override, hydra_overrides: list[str]) -
 
 
 def _recorded_values(folder: Path) -> dict[str, object]:
-    source = folder / CONFIG
+    source = folder / CONFIG_FILE
     try:
         recorded = read_plain(source)
         if not isinstance(recorded, dict):
             raise UnreadableError("is not the configuration of a run")
-        values = complete_record({key: value for key, value in recorded.items() if key != "hydra"})
+        values = fill_defaults({key: value for key, value in recorded.items() if key != "hydra"})
         validate(Config, values)
     except FileNotFoundError as error:
         path = display_path(folder)

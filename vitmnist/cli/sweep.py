@@ -19,8 +19,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from vitmnist.cli.arguments import Arguments, Resume, quote, without_keys
-from vitmnist.cli.messages import describe
-from vitmnist.cli.process import TrainingProcess, import_trainer
+from vitmnist.cli.messages import describe_failure
+from vitmnist.cli.process import ProcessState, import_trainer
 from vitmnist.cli.resume import print_if_completed
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 ROUNDS_SWEEPER = "hydra.sweeper._target_=hydra_plugins.vitmnist_sweepers.RoundsSweeper"
 
 
-def run_sweep(process: TrainingProcess, composed: DictConfig, arguments: Arguments) -> None:
+def run_sweep(process: ProcessState, composed: DictConfig, arguments: Arguments) -> None:
     """Run the jobs of a sweep by Hydra's sweeper and launcher, and write a report, also when the sweep is stopped.
 
     Raises:
@@ -63,7 +63,7 @@ def run_sweep(process: TrainingProcess, composed: DictConfig, arguments: Argumen
     _check_jobs(folder, job)
 
 
-def _prepare_sweep(process: TrainingProcess, composed: DictConfig, arguments: Arguments) -> list[str]:
+def _prepare_sweep(process: ProcessState, composed: DictConfig, arguments: Arguments) -> list[str]:
     """Check a sweep, lock its folder, and return the overrides for Hydra's sweeper."""
     if is_distributed():
         raise ConfigError(
@@ -152,7 +152,7 @@ class Job:
 
     def _record(self, error: Exception, composed: DictConfig, folder: Path, overrides: list[str]) -> None:
         """Record why a job failed. The records of an earlier start or of another process stay."""
-        failure = describe(error)
+        failure = describe_failure(error)
         job = HydraConfig.get().job
         log.error("job %s failed: %s", job.num, failure.message, exc_info=not failure.is_user_error)
         if isinstance(error, InUseError):

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf, read_write
 import vitmnist
 from vitmnist.cli.arguments import Arguments, Resume, is_hydra_override, parse_arguments, value_of, without_keys
 from vitmnist.cli.command import PrintableFormatter, echo
-from vitmnist.cli.process import TrainingProcess, exit_with_message, import_trainer
+from vitmnist.cli.process import ProcessState, exit_with_message, import_trainer
 from vitmnist.cli.resume import GLOBAL_GROUPS, is_resumable, load_recorded_config, print_if_completed
 from vitmnist.cli.sweep import run_sweep
 from vitmnist.config import CONF
@@ -51,7 +51,7 @@ def main() -> None:
 
     Rank 0 alone reads the command line, and runs the sweep or configures the run that all ranks train.
     """
-    process = TrainingProcess(sys.argv[1:])
+    process = ProcessState(sys.argv[1:])
     with exit_with_message(process):
         process.connect_ranks()
         run = None
@@ -82,7 +82,7 @@ def print_information(argv: list[str]) -> bool:
     return True
 
 
-def compose_with_hydra(process: TrainingProcess, arguments: Arguments) -> DictConfig:
+def compose_with_hydra(process: ProcessState, arguments: Arguments) -> DictConfig:
     """Compose the configuration. Only the section `hydra` is used if the values of the run are recorded."""
     process.resources.enter_context(initialize_config_dir(str(CONF), job_name="train", version_base="1.3"))
     composer = GlobalHydra.instance().hydra
@@ -104,7 +104,7 @@ def compose_with_hydra(process: TrainingProcess, arguments: Arguments) -> DictCo
     return composed
 
 
-def configure_run(process: TrainingProcess, composed: DictConfig, arguments: Arguments) -> ConfiguredRun | None:
+def configure_run(process: ProcessState, composed: DictConfig, arguments: Arguments) -> ConfiguredRun | None:
     """Check the configuration of a run, recorded or composed, lock its folder, and configure its log.
 
     Returns:
@@ -134,7 +134,7 @@ def configure_run(process: TrainingProcess, composed: DictConfig, arguments: Arg
     return ConfiguredRun(config, folder.absolute(), [text for text in overrides if not is_hydra_override(text)])
 
 
-def share_with_ranks(process: TrainingProcess, run: ConfiguredRun | None) -> ConfiguredRun | None:
+def share_with_ranks(process: ProcessState, run: ConfiguredRun | None) -> ConfiguredRun | None:
     """The run of rank 0, on all ranks. Each rank has its own `data.root`, because it can be on another machine."""
     values: dict[str, Any] = {"folder": str(run.folder), "config": to_plain_dict(run.config)} if run else {}
     shared = process.world.broadcast_object(lambda: values)
@@ -149,7 +149,7 @@ def share_with_ranks(process: TrainingProcess, run: ConfiguredRun | None) -> Con
     return ConfiguredRun(validate(Config, shared["config"]), folder, [])
 
 
-def train(process: TrainingProcess, run: ConfiguredRun) -> None:
+def train(process: ProcessState, run: ConfiguredRun) -> None:
     """Train a run; the log says where its results are."""
     trainer = import_trainer()(run.config, run.folder, run.overrides, process.stop, process.world)
     trainer.fit()

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import MISSING
 
-from vitmnist.config.validation import config_field, dotted, section
+from vitmnist.config.validation import config_field, join_key, section
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -158,7 +158,7 @@ def is_ignored_in_comparison(metadata: Mapping[str, Any]) -> bool:
 def schema_fields(schema: type = Config, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
     """Each key with its field; a section comes before the keys within it."""
     for item in fields(schema):
-        key = dotted(prefix, item.name)
+        key = join_key(prefix, item.name)
         yield key, item
         if is_dataclass(item.default_factory):
             yield from schema_fields(item.default_factory, key)
@@ -198,11 +198,11 @@ def dotted_keys(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def is_under(key: str, sections: Sequence[str]) -> bool:
-    """Whether a dotted key is one of `sections` or below one."""
+    """Whether a join_key key is one of `sections` or below one."""
     return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 
-def complete_record(recorded: Mapping[str, Any], schema: type[DataclassInstance] = Config) -> dict[str, Any]:
+def fill_defaults(recorded: Mapping[str, Any], schema: type[DataclassInstance] = Config) -> dict[str, Any]:
     """The values of a record, with the defaults of the keys and options that were added after it was written."""
     completed: dict[str, Any] = json.loads(json.dumps(_with_defaults(recorded, schema), default=str))
     return completed
@@ -216,7 +216,7 @@ def _with_defaults(recorded: Mapping[str, Any], schema: type[DataclassInstance])
         if is_dataclass(item.default_factory) and isinstance(value, Mapping):
             values[item.name] = _with_defaults(value, item.default_factory)
         elif "registry" in item.metadata and isinstance(value, Mapping):
-            values[item.name] = {**value, **resolve_name(item.metadata["registry"]).complete(value)}
+            values[item.name] = {**value, **resolve_name(item.metadata["registry"]).with_defaults(value)}
         elif item.name not in values and item.default not in (NO_DEFAULT, MISSING):
             values[item.name] = item.default
     return values

@@ -53,9 +53,9 @@ def validate(schema: type[Schema], values: Mapping[str, Any], key: str = "") -> 
         options = cast(Schema, OmegaConf.to_object(OmegaConf.merge(structured, escape_interpolations(plain))))
     except errors.ConfigKeyError as error:
         allowed = [item.name for item in fields(error.object_type)]  # type: ignore[arg-type]
-        raise UnknownKeyError(dotted(key, error.full_key), allowed) from error
+        raise UnknownKeyError(join_key(key, error.full_key), allowed) from error
     except errors.MissingMandatoryValue as error:
-        raise ConfigError(f"{dotted(key, error.full_key)} is missing") from error
+        raise ConfigError(f"{join_key(key, error.full_key)} is missing") from error
     except errors.OmegaConfBaseException as error:
         raise ConfigError(describe_refused_value(error, key)) from error
     _check_values(options, key)
@@ -73,7 +73,7 @@ def escape_interpolations(value: object) -> Any:
 
 def describe_refused_value(error: errors.OmegaConfBaseException, key: str = "") -> str:
     """The message for a value that OmegaConf refuses; `key` is its section."""
-    full = dotted(key, error.full_key) if error.full_key else ""
+    full = join_key(key, error.full_key) if error.full_key else ""
     reason = first_line(error)
     if isinstance(error, errors.ValidationError):
         # OmegaConf names the members of an enum.
@@ -95,7 +95,7 @@ def _allowed_types(item: Field[Any]) -> str:
 def _check_values(options: DataclassInstance, key: str) -> None:
     for item in fields(options):
         value = getattr(options, item.name)
-        full = dotted(key, item.name)
+        full = join_key(key, item.name)
         if is_dataclass(value) and not isinstance(value, type):
             _check_values(value, full)
         elif "allows_auto" in item.metadata and isinstance(value, str):
@@ -108,7 +108,7 @@ def _check_values(options: DataclassInstance, key: str) -> None:
                 _check_number(full, number, item.metadata)
         elif isinstance(value, dict):
             for name, number in value.items():
-                _check_number(dotted(full, name), number, item.metadata)
+                _check_number(join_key(full, name), number, item.metadata)
         else:
             _check_number(full, value, item.metadata)
 
@@ -125,6 +125,6 @@ def _check_number(key: str, value: object, metadata: Mapping[str, Any]) -> None:
         raise ConfigError(f"{key}={value}: must be {allowed}")
 
 
-def dotted(key: str, name: object) -> str:
+def join_key(key: str, name: object) -> str:
     """The full key of `name` in the section `key`, which can be empty."""
     return f"{key}.{name}" if key else str(name)

@@ -26,14 +26,14 @@ _current = threading.local()
 """The attribute `path` is the file that the current thread reads."""
 
 
-class Mode(str, Enum):
+class ColorMode(str, Enum):
     """The channels that images are converted to."""
 
     grey = "grey"
     rgb = "rgb"
 
 
-class Resize(str, Enum):
+class ResizeMode(str, Enum):
     """`stretch` distorts an image, `crop` resizes the shorter side and takes the centre, `pad` adds black margins."""
 
     stretch = "stretch"
@@ -55,8 +55,8 @@ class ImageReader:
     """
 
     size: tuple[int, int]
-    mode: Mode
-    resize: Resize = Resize.stretch
+    mode: ColorMode
+    resize: ResizeMode = ResizeMode.stretch
     draft: bool = False
     max_16_bit: int = 65_535
     range_32_bit: tuple[float, float] | None = None
@@ -87,8 +87,8 @@ class ImageReader:
         if image.size != full_size:
             decode = np.array  # Only Pillow decodes at a smaller scale.
         converted = self._convert_mode(image)
-        # A scale of 1/2 stores half of 375 rows, 187.5, as 188. Resized from all 188, images of 500×375 differ from
-        # full decoding by 1.2 at 64×64, instead of 0.3.
+        # At scale 1/2, 375 rows are decoded to 188, not 187.5. Resizing all 188 would shift the image: at 64×64 the
+        # pixels of 500×375 images would differ from those of full decoding by 1.2 instead of 0.3.
         if draft and draft[1] != (0, 0, *converted.size):
             pixels = np.array(converted.resize(size, Image.Resampling.BILINEAR, draft[1]))
         else:
@@ -110,7 +110,7 @@ class ImageReader:
         if image.has_transparency_data:
             background = Image.new("RGBA", image.size, "white")
             image = Image.alpha_composite(background, image.convert("RGBA"))
-        mode = "L" if self.mode == Mode.grey else "RGB"
+        mode = "L" if self.mode == ColorMode.grey else "RGB"
         # `convert` always copies, and holds the GIL while other threads wait for it.
         return image if image.mode == mode else image.convert(mode)
 
@@ -134,9 +134,9 @@ class ImageReader:
     def _crop_or_pad(self, pixels: Pixels) -> Pixels:
         (width, height), (rows, columns) = self.size, pixels.shape[:2]
         top, left = round((rows - height) / 2), round((columns - width) / 2)
-        if self.resize == Resize.crop:
+        if self.resize == ResizeMode.crop:
             return pixels[top : top + height, left : left + width]
-        if self.resize == Resize.pad:
+        if self.resize == ResizeMode.pad:
             return np.pad(pixels, ((-top, height - rows + top), (-left, width - columns + left), (0, 0)))
         return pixels
 
@@ -179,10 +179,10 @@ def to_tensor(image: Image.Image | Pixels) -> Tensor:
 
 def fit_size(size: tuple[int, int], target: tuple[int, int], resize: str) -> tuple[int, int]:
     """The (width, height) to which an image is resized: the target, or the size that covers it or fits into it."""
-    if resize == Resize.stretch:
+    if resize == ResizeMode.stretch:
         return target
     (width, height), (target_width, target_height) = size, target
-    if (height * target_width >= width * target_height) == (resize == Resize.crop):
+    if (height * target_width >= width * target_height) == (resize == ResizeMode.crop):
         return target_width, max(1, height * target_width // width)
     return max(1, width * target_height // height), target_height
 

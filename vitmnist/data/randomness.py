@@ -3,8 +3,8 @@
 A sample is random if reading it uses a random generator, and reading it again gives another result. The generators are
 the global ones of torch (CPU), NumPy and Python, and those in attributes, containers, closures and class attributes of
 datasets, transforms and collate functions, and in global variables and attributes of modules that their methods read.
-Other sources of randomness cannot be seen, such as a `default_rng()` that is made for each sample, `secrets` or a
-server: such a sample is noticed only if it is among the few that are read twice and compared.
+Other sources, such as a `default_rng()` created for each sample, `secrets` or a server, go undetected unless the sample
+is one of the few that are read twice and compared.
 """
 
 import inspect
@@ -36,8 +36,8 @@ MAX_ELEMENTS = 1000
 MAX_SEARCHED = 20_000
 """Number of objects that are searched for generators."""
 LIBRARIES = {*sys.stdlib_module_names, "numpy", "PIL", "torch", "torchvision"}
-"""In classes of these packages, only the methods in `CALLED` are searched for generators; in other classes, all."""
-CALLED = ("__getitem__", "__getitems__", "__call__", "forward")
+"""Only the `SAMPLE_METHODS` of classes of these packages are searched for generators; in other classes, all methods."""
+SAMPLE_METHODS = ("__getitem__", "__getitems__", "__call__", "forward")
 """The methods that read or transform a sample."""
 Result = TypeVar("Result")
 StateAccess = tuple[Callable[[], object], Callable[[Any], object]]
@@ -136,8 +136,8 @@ def detect_randomness(
 ) -> tuple[Result, str | None]:
     """The result of a function, and the reason why it is random; None if it is not.
 
-    A function that uses a generator is called again, from the state in which the first call has left the generator. If
-    both calls end in the same state with equal results, the function seeds itself.
+    If the function uses a generator, it is called again without resetting the generator. If both calls end in the same
+    state with equal results, the function seeds itself.
 
     Args:
         owners: objects that can refer to generators.
@@ -221,7 +221,9 @@ def _referents(instance: object) -> Iterable[object]:
         for name, part in vars(kind).items():
             if isinstance(part, MemberDescriptorType):  # The value of a slot
                 parts.append(getattr(instance, name, None))
-            elif type(part) in GENERATOR_TYPES or (type(part) is FunctionType and (name in CALLED or not is_library)):
+            elif type(part) in GENERATOR_TYPES or (
+                type(part) is FunctionType and (name in SAMPLE_METHODS or not is_library)
+            ):
                 parts.append(part)
     return parts
 

@@ -57,8 +57,8 @@ class EpochSampler:
     """The batches of an epoch as a pure function of (seed, epoch), drawn on the CPU for every device.
 
     Where several ranks train together, each has its part of every batch; all of them together see the batches of a
-    single process. A last batch may have fewer images than there are ranks. A rank without any gets one that does not
-    count (`num_valid` is 0), so that all ranks take the same number of steps.
+    single process. The last batch may have fewer images than there are ranks. A rank left without images receives one
+    image of padding (`num_valid` is 0), so that all ranks take the same number of steps.
 
     Args:
         size: number of images in the dataset.

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
 
 from vitmnist.data.images import to_tensor
 from vitmnist.data.randomness import (
@@ -198,6 +201,41 @@ class DatasetSource(SampleSource):
         contents = location.fingerprint and f"{location.fingerprint}, {len(self)} samples"
         images, labels = store_rows(self._chunks, len(self), replace(location, fingerprint=contents))
         return TensorSet(images, labels, is_mapped=location.storage is Storage.FILE)
+
+
+Data = SampleSource | Dataset[Any] | Sequence[Tensor | np.ndarray[Any, Any]]
+"""A split, a map-style dataset, or a pair of tensors or arrays."""
+
+
+def as_source(data: Data, seed: int = 0) -> SampleSource:
+    """The source of the samples; random samples depend on the seed. Raises `DataError` for data that cannot be used."""
+    if isinstance(data, SampleSource):
+        return data
+    if isinstance(data, (tuple, list)):
+        if len(data) != 2:
+            raise DataError(f"a pair (images, labels) has two tensors, this one {len(data)}")
+        return TensorSet(*map(_as_tensor, ("images", "labels"), data))
+    if isinstance(data, (IterableDataset, Mapping, Tensor)) or not (
+        hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    ):
+        raise DataError(
+            f"{type(data).__name__} is neither a split, nor a pair of tensors, nor a map-style dataset (with "
+            "__getitem__ and __len__); of a dataset with several splits, give one"
+        )
+    return DatasetSource(data, seed)  # type: ignore[arg-type]  # torch has no protocol for it
+
+
+def _as_tensor(name: str, values: Any) -> Any:
+    """Turn a NumPy array into a tensor that shares its memory; anything else stays as it is."""
+    if not isinstance(values, np.ndarray):
+        return values
+    try:
+        with warnings.catch_warnings():
+            # Torch warns that writing to a read-only array is undefined. Loaders do not write.
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            return torch.from_numpy(values)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{name}: torch cannot use this array: {error}") from error
 
 
 def _pair(batch: object, first: int) -> tuple[Tensor, Tensor]:

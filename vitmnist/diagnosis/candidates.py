@@ -29,7 +29,7 @@ from vitmnist.replacement.split_transforms import (
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, make_rows
-from vitmnist.timing.table import NOTICEABLE_SHARE, Row
+from vitmnist.timing.table import NOTICEABLE_SHARE, TimingRow
 
 BASELINE = "as it is"
 """The name of the row of the loader in use."""
@@ -172,11 +172,11 @@ class ImitatedStep:
             sha256(self._block)  # Hashing releases the interpreter's lock.
 
 
-def try_loaders(loop: Loop) -> tuple[list[Row], dict[str, float]]:
+def try_loaders(loop: Loop) -> tuple[list[TimingRow], dict[str, float]]:
     """Time the loader of a loop and its alternatives with an imitated step; returns the rows and `time_parts`."""
     loader = loop.plain_copy
     if loader is None:
-        return [Row(BASELINE, error="this loader cannot be built again")], {}
+        return [TimingRow(BASELINE, error="this loader cannot be built again")], {}
     step = ImitatedStep(loop.step_s, cores=loop.steps_cpu_s / (sum(loop.steps_s) or inf))
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
@@ -188,7 +188,7 @@ def try_loaders(loop: Loop) -> tuple[list[Row], dict[str, float]]:
         return make_rows(benchmark.candidates, loop.epoch_length), parts
 
 
-def best_change(rows: Sequence[Row], repeats: float = inf) -> str | None:
+def best_change(rows: Sequence[TimingRow], repeats: float = inf) -> str | None:
     """The change that saves most in so many epochs, or batches if the length of an epoch is unknown; None if little."""
     baseline_s = _seconds(rows[0], repeats)
     changes = [(_seconds(row, repeats), row.change) for row in rows if row.change]
@@ -196,7 +196,7 @@ def best_change(rows: Sequence[Row], repeats: float = inf) -> str | None:
     return change if best_s <= (1 - MIN_SAVING) * baseline_s < inf else None
 
 
-def _seconds(row: Row, repeats: float) -> float:
+def _seconds(row: TimingRow, repeats: float) -> float:
     """The seconds of an epoch or batch, including its share of the set-up."""
     repeated_s = row.epoch_s or row.batch_s
     return repeated_s.median + (row.set_up_s or 0.0) / repeats if repeated_s else inf

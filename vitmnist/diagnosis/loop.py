@@ -18,7 +18,7 @@ from vitmnist.runtime.files import display_path
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-LIBRARIES = (sysconfig.get_paths()["stdlib"], str(Path(__file__).parent.parent), "<frozen")
+LIBRARY_PREFIXES = (sysconfig.get_paths()["stdlib"], str(Path(__file__).parent.parent), "<frozen")
 """The prefixes of the paths of files that belong to Python's standard library or to this package."""
 COLLECTS = "collects its batches, and works on them later"
 OTHER_THREAD = "is iterated in another thread than the main one"
@@ -49,7 +49,7 @@ def _line_of_script() -> str:
     """The file and line of the innermost frame outside this package and libraries such as tqdm."""
     for frame, line in walk_stack(inspect.currentframe()):
         file = frame.f_code.co_filename
-        if not file.startswith(LIBRARIES) and {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts):
+        if not file.startswith(LIBRARY_PREFIXES) and {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts):
             return f"{display_path(file)}:{line}"
     return "in an installed package"
 

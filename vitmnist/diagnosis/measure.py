@@ -22,7 +22,7 @@ from vitmnist.replacement.original import rebuild
 from vitmnist.runtime.device import create_backend
 from vitmnist.store.tree import map_tensors
 from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, as_one_argument_step, make_rows
-from vitmnist.timing.table import Bottleneck, Row, Spread, format_bottleneck, format_ms, format_rows
+from vitmnist.timing.table import Bottleneck, Spread, TimingRow, format_bottleneck, format_ms, format_rows
 
 if TYPE_CHECKING:
     from vitmnist.loaders.base import Loader
@@ -46,7 +46,7 @@ class Diagnosis:
     batch_s: Spread
     waiting_pct: Spread
     steps: int
-    rows: list[Row] = field(default_factory=list)
+    rows: list[TimingRow] = field(default_factory=list)
 
     @property
     def bottleneck(self) -> Bottleneck:

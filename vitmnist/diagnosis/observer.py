@@ -85,7 +85,7 @@ class Observer:
             loop.mark_if_collecting()
 
     def _wrap_torch(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """An audit hook that wraps `DataLoader` at the first import after its definition, which torch itself makes."""
+        """Audit hook: wrap `DataLoader` at the first import event after torch has defined it."""
         if event != "import" or self._wrapped_classes:
             return
         loader_class: Any = getattr(sys.modules.get("torch.utils.data.dataloader"), "DataLoader", None)

@@ -14,7 +14,7 @@ from vitmnist.timing.table import (
     COMPUTE_BOUND_PCT,
     NOTICEABLE_SHARE,
     Bottleneck,
-    Row,
+    TimingRow,
     format_bottleneck,
     format_ms,
     format_rows,
@@ -46,7 +46,7 @@ class LoopReport:
     step_s: float
     unmeasured_reason: str | None
     parts: dict[str, float] = field(default_factory=dict)
-    rows: list[Row] = field(default_factory=list)
+    rows: list[TimingRow] = field(default_factory=list)
     change: str | None = None
 
     @classmethod

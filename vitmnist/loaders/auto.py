@@ -17,13 +17,13 @@ from vitmnist.data.randomness import preserved_random_state
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource
 from vitmnist.errors import ConfigError, suggest_names
-from vitmnist.loaders.base import LOADERS, Batches, Loader, needs_of, storage_of
+from vitmnist.loaders.base import LOADERS, Batches, Loader, required_memory, storage_of
 from vitmnist.runtime.device import create_backend
 from vitmnist.runtime.memory import Memory, check_fits, peak_memory
 from vitmnist.store.rows import Storage
 from vitmnist.store.tree import map_tensors
 from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, as_one_argument_step, make_rows
-from vitmnist.timing.table import Row, Spread, format_rows
+from vitmnist.timing.table import Spread, TimingRow, format_rows
 
 
 @dataclass
@@ -41,13 +41,13 @@ class LoaderSelection:
 
     name: str
     reason: str
-    candidates: list[Row]
+    candidates: list[TimingRow]
 
     def table(self) -> str:
         return f"{format_rows(self.candidates)}\nchosen: {self.name}, {self.reason}"
 
 
-class UnbufferedLoader(Loader):
+class OnDemandLoader(Loader):
     """Reads each batch on request, so that the memory of a step with it is the memory of the model alone."""
 
     def __init__(self, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
@@ -123,7 +123,7 @@ def _names_to_try(options: AutoOptions, data: SampleSource) -> list[str]:
             raise ConfigError(f"data.loader.candidates={name}: not known; {suggest_names(name, names)}")
     # Loaders that decode into memory come first, because others reuse the decoded set, and those that decode into a
     # file last, because they are then not needed.
-    order = (Storage.HOST, Storage.DEVICE, Storage.NOT_KEPT, Storage.FILE)
+    order = (Storage.HOST, Storage.DEVICE, Storage.STREAMED, Storage.FILE)
     return sorted(options.candidates or names, key=lambda name: order.index(storage_of(name, data)))
 
 
@@ -141,7 +141,7 @@ class CandidateBuilder:
         self.decoded_set: SampleSource | None = None
         self.model_memory = Memory()
         if self.as_candidate:
-            candidate = self.as_candidate(UnbufferedLoader(self.data, self.sampler, self.device))
+            candidate = self.as_candidate(OnDemandLoader(self.data, self.sampler, self.device))
             candidate.is_required = True  # A step that fails here cannot be timed with any loader.
             self.model_memory = peak_memory(candidate.time_block, self.device)
 
@@ -150,9 +150,9 @@ class CandidateBuilder:
         data, storage = self.data, storage_of(name, self.data)
         if self.decoded_set is not None and storage in (Storage.HOST, Storage.DEVICE):
             data = self.decoded_set
-        check_fits(name, needs_of(storage, data, self.device), self.device, self.model_memory)
+        check_fits(name, required_memory(storage, data, self.device), self.device, self.model_memory)
         started = time.perf_counter()
-        loader = LOADERS.build(LOADERS.complete({"name": name}), data, self.sampler, self.device)
+        loader = LOADERS.build(LOADERS.with_defaults({"name": name}), data, self.sampler, self.device)
         set_up_s = time.perf_counter() - started
         self.loaders[name] = loader
         self.decoded_set = self.decoded_set or loader.decoded_set

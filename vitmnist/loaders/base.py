@@ -38,7 +38,7 @@ class Loader(AbstractContextManager["Loader"], ABC):
     is raised unchanged, in place of the batch where it happened.
     """
 
-    storage: Storage = Storage.NOT_KEPT
+    storage: Storage = Storage.STREAMED
     """Where the loader keeps all samples, from which `auto` estimates its memory."""
     decoded_set: TensorSet | None = None
     """All samples in host memory, if the loader has decoded them; `auto` builds other loaders from them."""
@@ -111,10 +111,10 @@ def storage_of(name: str, data: SampleSource) -> Storage:
     builder = LOADERS.function_of(name)
     if isinstance(builder, type) and issubclass(builder, Loader):
         return builder.storage_for(data)
-    return Storage.NOT_KEPT  # A function says nothing about the loaders that it builds.
+    return Storage.STREAMED  # A function says nothing about the loaders that it builds.
 
 
-def needs_of(storage: Storage, data: SampleSource, device: torch.device) -> Memory:
+def required_memory(storage: Storage, data: SampleSource, device: torch.device) -> Memory:
     """The memory to allocate for all samples of a set, in addition to a few batches."""
     if storage is Storage.HOST:
         return Memory(host=data.bytes_to_load(torch.device("cpu")))

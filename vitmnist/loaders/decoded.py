@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource, TensorSet
-from vitmnist.loaders.base import LOADERS, Batches, LoadedBatch, Loader, needs_of
+from vitmnist.loaders.base import LOADERS, Batches, LoadedBatch, Loader, required_memory
 from vitmnist.registry import NoOptions
 from vitmnist.runtime.device import Backend, Event, create_backend
 from vitmnist.runtime.files import expand_home
@@ -74,7 +74,7 @@ class RamLoader(HostLoader):
     storage = Storage.HOST
 
     def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
-        check_fits("ram", needs_of(self.storage, data, device), device, alternatives=("cache", "disk"))
+        check_fits("ram", required_memory(self.storage, data, device), device, alternatives=("cache", "disk"))
         self.decoded_set = data.decode_to(Location(Storage.HOST))
         super().__init__(self.decoded_set, sampler, device)
 
@@ -112,7 +112,9 @@ class GpuSliceLoader(Loader):
 
     def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
-        check_fits("gpu_slice", needs_of(self.storage, data, device), device, alternatives=("ram", "cache", "disk"))
+        check_fits(
+            "gpu_slice", required_memory(self.storage, data, device), device, alternatives=("ram", "cache", "disk")
+        )
         if not isinstance(data, TensorSet) or device.type == "cpu":  # A device reads mapped files without a host copy.
             data = data.decode_to(Location(Storage.HOST))
         self.tensors = tuple(map(create_backend(device).to_device, data.tensors))

@@ -21,7 +21,7 @@ from vitmnist.config.validation import AUTO, config_field
 from vitmnist.data.datasets.base import ImageFiles, ImagesOnDisk, Split
 from vitmnist.data.sampler import EpochSampler, as_tensor
 from vitmnist.data.sources import DatasetSource, SampleSource, TensorSet
-from vitmnist.errors import FEWER_WORKERS, LoadingError, UserError, classify
+from vitmnist.errors import FEWER_WORKERS, DataError, LoadingError, UserError, to_failure
 from vitmnist.loaders.base import LOADERS, Batches, Loader
 from vitmnist.runtime.cpu import cores_per_rank, one_core_per_thread
 from vitmnist.runtime.device import create_backend
@@ -86,9 +86,15 @@ class FileLoader(Loader):
 
     def _read(self, job: ReadJob) -> ReadJob:
         images, indices, row = job
+        index = int(indices[row])
+        values = np.asarray(self.files[index])
+        values = values[:, :, None] if values.ndim == 2 else values
         # If the consumer is in inference mode, NumPy can write to the tensor from this thread, and torch cannot.
         pixels = images.permute(0, 2, 3, 1).numpy()[row]
-        pixels[:] = np.asarray(self.files[int(indices[row])]).reshape(pixels.shape)
+        if values.shape != pixels.shape:  # A user's own reader can return other shapes.
+            path = self.files.folder / self.files.names[index]
+            raise DataError(f"{path}: is read as {values.shape}, and must be [H, W, C] = {pixels.shape}")
+        pixels[:] = values
         return job
 
 
@@ -186,7 +192,7 @@ def _translate_worker_error(error: Exception) -> Exception:
         return error
     if isinstance(error, (ConnectionError, EOFError)):  # The pipe from the worker broke.
         return LoadingError(f"disk: a worker was killed or exited unexpectedly ({error!r}); {FEWER_WORKERS}")
-    failure = classify(error)
+    failure = to_failure(error)
     return LoadingError(failure.message) if failure.cause == "worker" else error
 
 

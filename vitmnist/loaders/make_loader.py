@@ -1,25 +1,17 @@
 """A loader from its name, for scripts without a configuration."""
 
 import os
-import warnings
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset
 
 from vitmnist.data.sampler import build_sampler
-from vitmnist.data.sources import DatasetSource, SampleSource, TensorSet
-from vitmnist.errors import ConfigError, DataError
+from vitmnist.data.sources import Data, as_source
+from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.memory import keep_freed_memory
 from vitmnist.timing.benchmark import StepFunction
-
-Data = SampleSource | Dataset[Any] | Sequence[Tensor | np.ndarray[Any, Any]]
-"""A split, a map-style dataset, or a pair of tensors or arrays."""
 
 
 def make_loader(
@@ -73,24 +65,6 @@ def make_loader(
     return LOADERS.build(_complete({"name": name, **options}), *parts, key="")
 
 
-def as_source(data: Data, seed: int = 0) -> SampleSource:
-    """The source of the samples; random samples depend on the seed. Raises as `make_loader`."""
-    if isinstance(data, SampleSource):
-        return data
-    if isinstance(data, (tuple, list)):
-        if len(data) != 2:
-            raise DataError(f"a pair (images, labels) has two tensors, this one {len(data)}")
-        return TensorSet(*map(_as_tensor, ("images", "labels"), data))
-    if isinstance(data, (IterableDataset, Mapping, Tensor)) or not (
-        hasattr(data, "__getitem__") and hasattr(data, "__len__")
-    ):
-        raise DataError(
-            f"{type(data).__name__} is neither a split, nor a pair of tensors, nor a map-style dataset (with "
-            "__getitem__ and __len__); of a dataset with several splits, give one"
-        )
-    return DatasetSource(data, seed)  # type: ignore[arg-type]  # torch has no protocol for it
-
-
 def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if (rank is None) != (world_size is None):
         raise ConfigError("rank= and world_size= belong together; give both")
@@ -108,21 +82,8 @@ def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
     return rank, world_size
 
 
-def _as_tensor(name: str, values: Any) -> Any:
-    """Turn a NumPy array into a tensor that shares its memory; anything else stays as it is."""
-    if not isinstance(values, np.ndarray):
-        return values
-    try:
-        with warnings.catch_warnings():
-            # Torch warns that writing to a read-only array is undefined. Loaders do not write.
-            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-            return torch.from_numpy(values)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{name}: torch cannot use this array: {error}") from error
-
-
 def _complete(values: dict[str, Any]) -> dict[str, Any]:
     """Add the default options of the loader, and of the loader that it wraps."""
     if base := values.get("base"):
         values = {**values, "base": _complete({"name": base} if isinstance(base, str) else dict(base))}
-    return LOADERS.complete(values)
+    return LOADERS.with_defaults(values)

@@ -38,7 +38,7 @@ class PrefetchLoader(Loader):
     def __init__(
         self, options: PrefetchOptions, data: SampleSource, sampler: EpochSampler, device: torch.device
     ) -> None:
-        values = options.base or LOADERS.complete({"name": _default_base(data)})
+        values = options.base or LOADERS.with_defaults({"name": _default_base(data)})
         self.base = LOADERS.build(values, data, sampler, device, key="data.loader.base")
         # This comes after `base`: finalizers run in reverse order, so at exit the thread stops before the base loader.
         super().__init__(sampler)
@@ -54,8 +54,8 @@ class PrefetchLoader(Loader):
         return storage_of(_default_base(data), data)
 
     def batches(self, epoch: int, start: int) -> Batches:
-        # The thread must not refer to this loader, which refers to the thread. Because of the reference cycle, an
-        # abandoned loader would keep its thread until the next garbage collection.
+        # The thread must not refer to this loader: the reference cycle would keep an abandoned loader's thread until
+        # the next garbage collection.
         make = partial(_make_batch, self.backend, self.base.epoch(epoch, start))
         events = iter(self.backend.record_event, END)  # An endless iterator of events on the consumer's stream
         prepared: ordered_map[Event, tuple[Any, Event]] = ordered_map(

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from vitmnist.data.randomness import refuse_random_samples
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.replacement.original import NoRowsError, fetch_batch, fetch_sample
+from vitmnist.replacement.original import NotRowsError, fetch_batch, fetch_sample
 from vitmnist.replacement.split_transforms import Transform, TransformGuard
 from vitmnist.runtime.device import create_backend
 from vitmnist.runtime.memory import Memory, check_fits
@@ -36,15 +36,15 @@ class RowTensors:
 
     @classmethod
     def from_batch(cls, batch: object, size: int) -> RowTensors:
-        """Flatten a batch of `size` samples; raises `NoRowsError` unless it has only tensors with `size` rows."""
+        """Flatten a batch of `size` samples; raises `NotRowsError` unless it has only tensors with `size` rows."""
         leaves, structure = flatten_tree(batch)
         if not leaves:
-            raise NoRowsError("the batch has no tensor")
+            raise NotRowsError("the batch has no tensor")
         for path, leaf in zip(structure.paths(), leaves, strict=True):
             # Gathering would lose the type of a subclass, and the gradient.
             is_plain = type(leaf) is Tensor and leaf.layout == torch.strided and not leaf.is_nested
             if not is_plain or leaf.requires_grad or not leaf.dim() or len(leaf) != size:
-                raise NoRowsError(f"batch{path} is no plain tensor with a row for each sample")
+                raise NotRowsError(f"batch{path} is no plain tensor with a row for each sample")
         return cls(tuple(leaves), structure)
 
     @property
@@ -107,7 +107,7 @@ class DecodedDataset(WrappedDataset):
             super().__setattr__(name, value)
 
 
-class DeferredBatch:
+class LazyBatch:
     """A batch that the collate function makes; a decoded dataset returns it in place of a list of samples.
 
     Args:
@@ -124,9 +124,9 @@ class DeferredBatch:
         )
 
 
-def make_or_collate(collate: Callable[[list[Any]], object], batch: DeferredBatch | list[Any]) -> object:
+def make_or_collate(collate: Callable[[list[Any]], object], batch: LazyBatch | list[Any]) -> object:
     """Make a deferred batch, or collate samples, for example of a `ConcatDataset` of decoded datasets."""
-    return batch.make() if isinstance(batch, DeferredBatch) else collate(batch)
+    return batch.make() if isinstance(batch, LazyBatch) else collate(batch)
 
 
 class RowDataset(DecodedDataset):
@@ -136,8 +136,8 @@ class RowDataset(DecodedDataset):
         self._rows = rows
         super().__init__(original, guard, rows.sample_nbytes)
 
-    def __getitems__(self, indices: Sequence[int]) -> DeferredBatch:
-        return DeferredBatch(partial(self._rows.gather, indices))
+    def __getitems__(self, indices: Sequence[int]) -> LazyBatch:
+        return LazyBatch(partial(self._rows.gather, indices))
 
 
 class TransformedDataset(DecodedDataset):
@@ -156,7 +156,7 @@ class TransformedDataset(DecodedDataset):
     def __getitem__(self, index: int) -> object:
         return self._transform(self._samples[index])
 
-    def __getitems__(self, indices: Sequence[int]) -> DeferredBatch | list[object]:
+    def __getitems__(self, indices: Sequence[int]) -> LazyBatch | list[object]:
         return [fetch_sample(self.__getitem__, index) for index in indices]
 
 
@@ -195,7 +195,7 @@ def decode_rows(dataloader: DataLoader[Any], example: RowTensors, location: Loca
     Raises:
         DataError: a sample cannot be read.
         OutOfSpaceError: memory or disk is too small.
-        NoRowsError: a batch has other tensors than `example`.
+        NotRowsError: a batch has other tensors than `example`.
     """
     dataset: Any = dataloader.dataset
     size = len(dataset)
@@ -249,7 +249,7 @@ def _read_rows(
         rows = RowTensors.from_batch(fetch_batch(dataset, collate, indices), len(indices))
     if (rows.structure, rows.signature) != (example.structure, example.signature):
         contents, other_contents = ", ".join(example.signature), ", ".join(rows.signature)
-        raise NoRowsError(f"one batch has {other_contents} per sample, and another {contents}")
+        raise NotRowsError(f"one batch has {other_contents} per sample, and another {contents}")
     return rows.tensors
 
 

@@ -14,11 +14,11 @@ from torch.utils.data import default_collate, get_worker_info
 
 from vitmnist.data.randomness import preserved_random_state, seed_generators
 from vitmnist.data.sources import collate_with
-from vitmnist.errors import DataError, name_failure
+from vitmnist.errors import DataError, as_data_error
 from vitmnist.replacement.decoded_dataset import (
     DecodedDataLoader,
     DecodedDataset,
-    DeferredBatch,
+    LazyBatch,
     TransformedDataset,
 )
 from vitmnist.replacement.split_transforms import SplitTransforms, Transform, TransformPlaceholder
@@ -69,10 +69,10 @@ class DrawnDataset(DecodedDataset):
         self._samples, self._random = replace(exact._samples, as_tensors=True), random
         super().__init__(exact.original, exact._guard, exact.sample_nbytes)
 
-    def __getitems__(self, indices: Sequence[int]) -> DeferredBatch:
+    def __getitems__(self, indices: Sequence[int]) -> LazyBatch:
         samples = draw_samples(self._samples, self._random, indices)
         # Memory is allocated in the consumer's thread, because glibc returns the memory of threads that end.
-        return DeferredBatch(partial(finish_batch, samples, empty_batches(samples)))
+        return LazyBatch(partial(finish_batch, samples, empty_batches(samples)))
 
 
 def draw_samples(
@@ -82,7 +82,7 @@ def draw_samples(
     pipelines = list(map(tensor_pipeline, random))
     drawn = []
     for index in indices:
-        with name_failure(f"sample {index}"):
+        with as_data_error(f"sample {index}"):
             decoded, calls = samples.load(index, as_views=True)
             images = [_draw_image(inputs, pipelines[attribute]) for attribute, inputs in calls]
             drawn.append(PendingSample(index, decoded, images))
@@ -113,7 +113,7 @@ def finish_batch(samples: Sequence[PendingSample], batches: Sequence[Tensor]) ->
 
     def finish_sample(position: slice) -> None:
         sample = samples[position.start]
-        with name_failure(f"sample {sample.index}"):
+        with as_data_error(f"sample {sample.index}"):
             for batch, drawn in zip(batches, sample.images, strict=True):
                 _finish_image(drawn, batch[position.start])
 
@@ -159,7 +159,7 @@ def check_rounding(split: SplitTransforms, images: EncodedSamples, tensors: Enco
         drawn = [draw_samples(tensors, random, [index]) for index in split.probes]
     all_actual = [finish_batch(samples, empty_batches(samples)) for samples in drawn]
     for index, expected, actual in zip(split.probes, all_expected, all_actual, strict=True):
-        with name_failure(f"sample {index}"):
+        with as_data_error(f"sample {index}"):
             for leaf, expected_leaf in zip(flatten_tree(actual)[0], flatten_tree(expected)[0], strict=True):
                 if isinstance(leaf, Tensor):
                     _check_close(leaf, expected_leaf)
@@ -176,7 +176,7 @@ def _check_close(actual: Tensor, expected: Tensor) -> None:
         )
 
 
-class SimulatedWorkers(Iterator[DeferredBatch]):
+class SimulatedWorkers(Iterator[LazyBatch]):
     """Draws batches with the random generators that the workers of a `DataLoader` would have.
 
     The iterator returns the batches that have been sent, in their order. An error is raised when its batch is made.
@@ -193,19 +193,19 @@ class SimulatedWorkers(Iterator[DeferredBatch]):
         self._dataset = dataset
         seeds = [base_seed + worker for worker in range(count)]
         self._states = [torch.Generator().manual_seed(seed).get_state() for seed in seeds]
-        self.sent: deque[tuple[list[int], int]] = deque()
+        self.pending_indices: deque[tuple[list[int], int]] = deque()
 
-    def __next__(self) -> DeferredBatch:
-        if not self.sent:
+    def __next__(self) -> LazyBatch:
+        if not self.pending_indices:
             raise StopIteration
-        indices, worker = self.sent.popleft()
+        indices, worker = self.pending_indices.popleft()
         state = torch.get_rng_state()
         torch.set_rng_state(self._states[worker])
         try:
             with torch.inference_mode(False):  # A batch can be used in another mode than the one before it.
                 return self._dataset.__getitems__(indices)
         except Exception as error:
-            return DeferredBatch(partial(_raise, error))
+            return LazyBatch(partial(_raise, error))
         finally:
             self._states[worker] = torch.get_rng_state()
             torch.set_rng_state(state)
@@ -237,7 +237,7 @@ class ThreadedDataLoader(DecodedDataLoader):
             self._persistent = workers if self.persistent_workers else None
         batches_with_worker = zip(sampler, cycle(range(self.num_workers)), strict=False)
         sent_ahead = self.num_workers * (self.prefetch_factor or 0)
-        workers.sent.extend(islice(batches_with_worker, sent_ahead))
+        workers.pending_indices.extend(islice(batches_with_worker, sent_ahead))
         batches = ordered_map(self._collate_and_pin, workers, AHEAD, min(AHEAD, sent_ahead - 1))
         return _send_after_each(batches, workers, batches_with_worker)
 
@@ -254,7 +254,7 @@ def _send_after_each(
     """Yield batches. Before each, send the indices of another batch, as a `DataLoader` does."""
     with closing(batches):
         for batch in batches:
-            workers.sent.extend(islice(batches_with_worker, 1))
+            workers.pending_indices.extend(islice(batches_with_worker, 1))
             yield batch
 
 

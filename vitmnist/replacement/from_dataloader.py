@@ -32,7 +32,7 @@ from vitmnist.replacement.decoded_dataset import (
 from vitmnist.replacement.drawn_dataset import DrawnDataset, ThreadedDataLoader, check_rounding
 from vitmnist.replacement.original import (
     COMPARED_SIZE,
-    NoRowsError,
+    NotRowsError,
     check_replaceable,
     check_same_batches,
     collate_batch,
@@ -177,9 +177,9 @@ def _build(dataloader: DataLoader[Any], location: Location, to_tensors: bool, pr
     batch, reason = detect_randomness(lambda: collate(copy_tree(first)), (dataset, collate), always_repeat=True)
     try:
         if reason:
-            raise NoRowsError(f"the collate function is random ({reason})")
+            raise NotRowsError(f"the collate function is random ({reason})")
         return _build_gathered(dataloader, location, RowTensors.from_batch(batch, len(first)))
-    except NoRowsError as error:
+    except NotRowsError as error:
         _check_on_host(location, error)
         return _build_collated(dataloader, location, samples)
 
@@ -197,13 +197,13 @@ def _build_gathered(dataloader: DataLoader[Any], location: Location, example: Ro
         example: a batch of the original.
 
     Raises:
-        NoRowsError: not all batches are such rows.
+        NotRowsError: not all batches are such rows.
     """
     dataset: Any = dataloader.dataset
     on_device = location.storage is Storage.DEVICE
     workers = workers_for_order(dataloader)
     if on_device and workers:
-        raise NoRowsError("the order of this DataLoader depends on its workers")
+        raise NotRowsError("the order of this DataLoader depends on its workers")
     guard = TransformGuard(dataset, [*dataset_transforms(dataset), dataloader.collate_fn])
     rows = decode_rows(dataloader, example, location)
     replacement = rebuild(
@@ -217,7 +217,7 @@ def _build_gathered(dataloader: DataLoader[Any], location: Location, example: Ro
     try:
         check_same_batches(dataloader, replacement, with_single_samples=True)
     except DataError as error:  # The file of a fingerprint can hold other samples.
-        raise error if location.fingerprint else NoRowsError(f"rows depend on the batch: {error}") from error
+        raise error if location.fingerprint else NotRowsError(f"rows depend on the batch: {error}") from error
     guard.ignore_changes()
     return replacement
 
@@ -238,7 +238,7 @@ def _build_transformed(dataloader: DataLoader[Any], location: Location, split: S
     """Build a replacement that applies random transforms in the workers of the original."""
     dataset: Any = dataloader.dataset
     guard = TransformGuard(dataset, chain.from_iterable(split.deterministic))
-    samples = decode_samples(dataloader, split.decode, split.probed, location)
+    samples = decode_samples(dataloader, split.decode, split.decoded_probes, location)
     return _with_checked_dataset(dataloader, TransformedDataset(dataset, guard, samples, split.transform))
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import (
 )
 
 from vitmnist.data.randomness import preserved_random_state, seed_generators
-from vitmnist.errors import ConfigError, DataError, name_failure
+from vitmnist.errors import ConfigError, DataError, as_data_error
 from vitmnist.store.tree import find_difference
 
 COMPARED_BATCHES = 3
@@ -28,7 +28,7 @@ DRAW_AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedR
 """The samplers that draw all indices of an epoch when the first one is requested."""
 
 
-class NoRowsError(DataError):
+class NotRowsError(DataError):
     """A batch is not a tree of tensors with one row per sample."""
 
 
@@ -81,17 +81,17 @@ def workers_for_order(dataloader: DataLoader[Any]) -> int:
 
 def fetch_sample(read: Callable[[int], Any], index: int) -> Any:
     """Call `read` with an index; an error becomes a `DataError` that names the sample."""
-    with name_failure(f"sample {index}"):
+    with as_data_error(f"sample {index}"):
         return read(index)
 
 
 def collate_batch(collate: Callable[[list[Any]], object], samples: list[Any], indices: Sequence[int]) -> object:
-    """Collate samples; an error becomes a `NoRowsError` that names their indices."""
+    """Collate samples; an error becomes a `NotRowsError` that names their indices."""
     try:
-        with name_failure(f"the collate function, for samples {', '.join(map(str, indices[:3]))}, …"):
+        with as_data_error(f"the collate function, for samples {', '.join(map(str, indices[:3]))}, …"):
             return collate(samples)
     except DataError as error:  # A batch of one can fail where no batch of the DataLoader does.
-        raise NoRowsError(str(error)) from error
+        raise NotRowsError(str(error)) from error
 
 
 def fetch_batch(dataset: Any, collate: Callable[[list[Any]], object], indices: Sequence[int]) -> object:
@@ -99,7 +99,7 @@ def fetch_batch(dataset: Any, collate: Callable[[list[Any]], object], indices: S
 
     Raises:
         DataError: a sample cannot be read.
-        NoRowsError: the collate function fails.
+        NotRowsError: the collate function fails.
     """
     if hasattr(dataset, "__getitems__"):
         samples = dataset.__getitems__(list(indices))

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from vitmnist.data.randomness import detect_randomness, preserved_random_state, read_probes
-from vitmnist.errors import ConfigError, DataError, describe_error, name_failure
+from vitmnist.errors import ConfigError, DataError, as_data_error, describe_error
 from vitmnist.replacement.original import fetch_sample
 from vitmnist.store.tree import copy_tree, tree_map
 
@@ -57,7 +57,7 @@ class SplitTransforms:
         probes: the indices of the samples on which the transforms are tried.
 
     Attributes:
-        probed: the decoded samples with the indices `probes`.
+        decoded_probes: the decoded samples with the indices `probes`.
         deterministic: the transforms of the first step, for each attribute.
         random: the transforms of the second step, for each attribute.
 
@@ -73,14 +73,14 @@ class SplitTransforms:
         self.deterministic: list[list[Transform]] = [[] for _ in self._attributes]
         self._recorders = [partial(self._record, attribute) for attribute in range(len(self._attributes))]
         self._calls: list[TransformCall] = []
-        self.probed = read_probes(partial(fetch_sample, self.decode), probes, dataset)
-        with name_failure(f"one of the samples {', '.join(map(str, probes))}"):
+        self.decoded_probes = read_probes(partial(fetch_sample, self.decode), probes, dataset)
+        with as_data_error(f"one of the samples {', '.join(map(str, probes))}"):
             for attribute in range(len(self._attributes)):
                 self._split(attribute)
 
     def _split(self, attribute: int) -> None:
         """Move the transforms before the first random one to `deterministic`, and apply them to the probes."""
-        all_inputs = [call.inputs for _, calls in self.probed for call in calls if call.attribute == attribute]
+        all_inputs = [call.inputs for _, calls in self.decoded_probes for call in calls if call.attribute == attribute]
         if not all_inputs:
             return
         if isinstance(all_inputs[0], dict):
@@ -92,7 +92,7 @@ class SplitTransforms:
             deterministic.append(random.pop(0))
             all_inputs = [apply_transforms(deterministic[-1:], inputs) for inputs in all_inputs]
         transformed = iter(all_inputs)
-        for _, calls in self.probed:
+        for _, calls in self.decoded_probes:
             for position, call in enumerate(calls):
                 if call.attribute == attribute:
                     calls[position] = TransformCall(attribute, next(transformed))

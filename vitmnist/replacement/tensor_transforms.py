@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitmnist.errors import ConfigError, name_failure
+from vitmnist.errors import ConfigError, as_data_error
 from vitmnist.replacement.split_transforms import Transform, transform_name
 
 Shape = tuple[int, ...]
@@ -105,7 +105,7 @@ def draw_parameters(transforms: Iterable[Any], shape: Shape) -> tuple[list[Trans
     steps: list[Transform] = []
     for transform in transforms:
         name = torchvision_name(transform)
-        with name_failure(f"the transform {name}"):  # For example, a crop can be larger than the image.
+        with as_data_error(f"the transform {name}"):  # For example, a crop can be larger than the image.
             steps += _draw(transform, _meta_image(shape)) if name in RANDOM else [transform]
         if name in RESIZING:
             shape = tuple(transform(_meta_image(shape)).shape)

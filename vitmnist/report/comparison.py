@@ -15,7 +15,7 @@ from typing import Any
 from vitmnist.config.schema import is_ignored_in_comparison, is_under, keys_where
 from vitmnist.metrics.epoch_record import summarize
 from vitmnist.metrics.epoch_table import EPOCH_S, Metric, epoch_metrics
-from vitmnist.report.statistics import Difference, Differences
+from vitmnist.report.statistics import Difference, PairwiseComparison
 from vitmnist.timing.table import Spread
 from vitmnist.tracking.result import TEST_ACC
 from vitmnist.tracking.runs import Run, find_monitored_metric
@@ -135,12 +135,12 @@ class Comparison:
         return [row for _, row in sorted(timed, key=lambda pair: pair[0])]
 
     @cached_property
-    def _ratios(self) -> Differences[Configuration]:
+    def _ratios(self) -> PairwiseComparison[Configuration]:
         times: dict[Configuration, dict[str, float]] = {}
         for row in self.ranked_rows:
             # Runs of several seeds in a round share the state of the machine: they count as one.
             times[row] = {name: median(_measured(runs, EPOCH_S)) for name, runs in row.rounds.items()}
-        return Differences(times, as_ratios=True)
+        return PairwiseComparison(times, as_ratios=True)
 
     def ratio(self, row: Configuration, other: Configuration | None = None) -> Difference | None:
         """How many times as long an epoch of a row takes as an epoch of another, by default of the fastest row.
@@ -158,7 +158,7 @@ class Comparison:
     def quality_by_seed(self) -> dict[str, dict[str, float]]:
         """The monitored metric by seed for each of the `group_across_loaders`, the best median first.
 
-        Loaders deliver identical batches, so another loader does not repeat a quality.
+        Loaders deliver identical batches, so runs that differ only in the loader are not independent measurements.
         """
         groups: dict[str, dict[str, float]] = {}
         for shared, rows in group_across_loaders(self.rows).items():

@@ -47,7 +47,7 @@ class Difference:
         return f"{self.mean:.2f} ({self.low:.2f}–{self.high:.2f}{remark})"
 
 
-class Differences(Generic[T]):
+class PairwiseComparison(Generic[T]):
     """The differences of all pairs of configurations, over the blocks that both have: rounds, or seeds.
 
     The intervals belong to a paired t-test for all pairs at once (Bonferroni). Three blocks estimate a variance badly,

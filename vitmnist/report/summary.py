@@ -8,7 +8,7 @@ from statistics import median
 
 from vitmnist.metrics.epoch_table import Metric
 from vitmnist.report.comparison import Comparison, Configuration, group_across_loaders
-from vitmnist.report.statistics import Differences, format_seconds, format_spread
+from vitmnist.report.statistics import PairwiseComparison, format_seconds, format_spread
 
 NO_TIME = "No run is ranked: it takes a completed run, alone on the machine, with two epochs since its last start."
 
@@ -44,7 +44,7 @@ def _quality_noise(comparison: Comparison, best: str) -> str:
     metric, groups = comparison.metric, comparison.quality_by_seed
     # All are to be maximised.
     gains = {label: {seed: metric.sign * value for seed, value in groups[label].items()} for label in groups}
-    differences = Differences(gains)
+    differences = PairwiseComparison(gains)
     leads = [differences.compare(best, label) for label in groups if label != best]
     # A lead that is the same with every seed, such as a few images that change together, does not show the noise.
     varying = [lead for lead in leads if lead and (lead.low != lead.high or lead.mean == 0)]

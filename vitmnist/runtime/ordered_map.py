@@ -31,7 +31,7 @@ class ordered_map(Iterator[Result], Generic[Item, Result]):  # noqa: N801  # is 
     An exception is raised in place of its result, with its own type; the next results can still be taken.
 
     The threads end within a second of `close` (from any thread), of the end of the items, of garbage
-    collection, and of the interpreter. One that is inside a function that blocks ends with the process.
+    collection, and of the interpreter. A thread in a blocking call lives until the process exits.
 
     Args:
         fn: called in the threads.
@@ -55,7 +55,7 @@ class ordered_map(Iterator[Result], Generic[Item, Result]):  # noqa: N801  # is 
         self._waiting: deque[SimpleQueue[Outcome]] = deque()
         self._is_stopped = threading.Event()
         work = partial(_work, fn, self._jobs, self._is_stopped, context)
-        # The interpreter joins threads that are no daemons before it calls `_stop`.
+        # At exit, the interpreter would join non-daemon threads before it calls `_stop`.
         workers = [threading.Thread(target=work, name="vitmnist-map", daemon=True) for _ in range(threads)]
         for worker in workers:
             worker.start()

@@ -128,7 +128,7 @@ def _translate_os_errors(folder: Path) -> Iterator[None]:
 def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) -> None:
     counts = [0] * len(files)
     for chunk in chunks:
-        arrays = [tensor.detach().contiguous().numpy() for tensor in chunk]
+        arrays = [_to_array(tensor.detach().contiguous()) for tensor in chunk]
         with _translate_os_errors(folder):
             if not any(counts):
                 needed = size * sum(array.nbytes for array in arrays) // max(len(arrays[-1]), 1)
@@ -151,6 +151,15 @@ def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) 
             os.fsync(file.fileno())
 
 
+def _to_array(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """An array of a tensor's elements. NumPy has no bfloat16: its bits become integers in a field named bfloat16."""
+    try:
+        return tensor.numpy()
+    except TypeError:
+        bits = tensor.view(getattr(torch, f"int{8 * tensor.itemsize}")).numpy()
+        return bits.view([(str(tensor.dtype).removeprefix("torch."), bits.dtype)])
+
+
 def _write_headers(files: Sequence[IO[bytes]], arrays: Sequence[np.ndarray[Any, Any]], counts: Sequence[int]) -> None:
     """Write the headers of `.npy` files for these numbers of rows; NumPy pads all headers to the same length."""
     for file, array, count in zip(files, arrays, counts, strict=True):
@@ -168,7 +177,10 @@ def _map(file: IO[bytes]) -> Tensor:
         pages = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE | MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE)
     else:
         pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    return torch.from_numpy(np.ndarray(shape, dtype, pages, offset=file.tell()))
+    array = np.ndarray(shape, dtype, pages, offset=file.tell())
+    if dtype.names:  # The only field has the name of the dtype in torch; see `_to_array`.
+        return torch.from_numpy(array[dtype.names[0]]).view(getattr(torch, dtype.names[0]))
+    return torch.from_numpy(array)
 
 
 def _open(entry: Path, names: Sequence[str]) -> CacheEntry:

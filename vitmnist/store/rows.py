@@ -23,7 +23,7 @@ class Storage(Enum):
     HOST = "ram"
     DEVICE = "gpu_slice"
     FILE = "cache"
-    NOT_KEPT = "disk"
+    STREAMED = "disk"
     """Each sample is read from its source in every epoch."""
 
 

@@ -37,7 +37,7 @@ PLAIN_TYPES = "images, tensors, arrays, numbers and text in dicts, lists and tup
 FILE_ADVICE = f"a file keeps only {PLAIN_TYPES}, of one structure; convert it, or use ram"
 """The end of a message about a sample that a file cannot have."""
 MAX_GAPS = 2
-"""If the storage of a tensor has more bytes for each byte of the tensor, only the tensor is stored, not the storage."""
+"""A tensor is copied out of a storage that is more than this many times as large, instead of storing all of it."""
 FILE_NAMES = ("samples", "spans")
 """The names of a cache's files."""
 

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from vitmnist.errors import describe_error
 from vitmnist.runtime.timer import EpochTimer
-from vitmnist.timing.table import Row, Spread
+from vitmnist.timing.table import Spread, TimingRow
 
 NUM_BLOCKS = 5  # The range of the timed blocks of a candidate is the noise.
 WARM_UP_BATCHES = 2  # Discard the first block: it includes compilation and first-touch page faults.
@@ -186,27 +186,29 @@ def rotate(candidates: Sequence[Item], rounds: int) -> Iterator[list[Item]]:
         yield [*candidates[first:], *candidates[:first]]
 
 
-def make_rows(candidates: Sequence[LoaderCandidate], length: float | None, has_baseline: bool = True) -> list[Row]:
+def make_rows(
+    candidates: Sequence[LoaderCandidate], length: float | None, has_baseline: bool = True
+) -> list[TimingRow]:
     """The rows of the table.
 
     Args:
         length: the number of batches in an epoch; None if it is unknown.
-        has_baseline: the first candidate is the loader in use, with which `pays_from` compares the others.
+        has_baseline: the first candidate is the loader in use, with which `break_even_epoch` compares the others.
     """
-    rows: list[Row] = []
+    rows: list[TimingRow] = []
     for candidate in candidates:
         if candidate.error or not candidate.blocks:
-            rows.append(Row(candidate.name, error=candidate.error or "it delivered no batch"))
+            rows.append(TimingRow(candidate.name, error=candidate.error or "it delivered no batch"))
             continue
         batch_s = Spread.of(block.batch_s for block in candidate.blocks)
         epoch_s = None if length is None else Spread.of(block.epoch_s(length) for block in candidate.blocks)
         waiting_pct = median(block.waiting_pct(length) for block in candidate.blocks) if candidate.step else None
-        pays_from = None
+        break_even_epoch = None
         if rows and has_baseline and epoch_s and rows[0].epoch_s and epoch_s.median < rows[0].epoch_s.median:
             saved_s = rows[0].epoch_s.median - epoch_s.median
-            pays_from = max(1, ceil((candidate.set_up_s or 0.0) / saved_s))
+            break_even_epoch = max(1, ceil((candidate.set_up_s or 0.0) / saved_s))
         set_up_s, change = candidate.set_up_s, candidate.change
-        rows.append(Row(candidate.name, batch_s, epoch_s, waiting_pct, set_up_s, pays_from, change))
+        rows.append(TimingRow(candidate.name, batch_s, epoch_s, waiting_pct, set_up_s, break_even_epoch, change))
     return rows
 
 

@@ -32,11 +32,11 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Row:
+class TimingRow:
     """A row of the table, with times in seconds; `error` says why a candidate could not be timed.
 
     Args:
-        pays_from: the epoch in which the set-up has paid off, compared with the first row; None if never.
+        break_even_epoch: the epoch in which the set-up has paid off, compared with the first row; None if never.
         change: the line of code that puts this candidate into a script.
     """
 
@@ -45,12 +45,12 @@ class Row:
     epoch_s: Spread | None = None
     waiting_pct: float | None = None
     set_up_s: float | None = None
-    pays_from: int | None = None
+    break_even_epoch: int | None = None
     change: str | None = None
     error: str | None = None
 
 
-def format_rows(rows: Sequence[Row]) -> str:
+def format_rows(rows: Sequence[TimingRow]) -> str:
     """Format the rows as a table; a row with an error has the error in place of figures."""
     width = max((len(row.name) for row in rows), default=0) + 2
     lines = [" " * width + "".join(f"{title:>11}" for title in ("waiting", "epoch", "set-up", "pays from"))]
@@ -62,7 +62,7 @@ def format_rows(rows: Sequence[Row]) -> str:
             "" if row.waiting_pct is None else f"{row.waiting_pct:.0f}%",
             format_s(row.epoch_s.median) if row.epoch_s else f"{format_ms(row.batch_s.median)}*",
             "" if row.set_up_s is None else format_s(row.set_up_s),
-            "" if row.pays_from is None else f"epoch {row.pays_from}",
+            "" if row.break_even_epoch is None else f"epoch {row.break_even_epoch}",
         )
         lines.append(f"{row.name:<{width}}" + "".join(f"{cell:>11}" for cell in cells).rstrip())
     if any(row.batch_s and not row.epoch_s for row in rows):
@@ -104,7 +104,7 @@ class Bottleneck(str, Enum):
 
 
 def format_bottleneck(bottleneck: Bottleneck, waiting_pct: float, steps: int) -> str:
-    """A sentence about the bottleneck. It names no possible gain: the time of the step without loading is unknown."""
+    """A sentence about the bottleneck, without a possible gain: the time of the step without loading is unknown."""
     if bottleneck is Bottleneck.TOO_FEW_STEPS:
         return f"no verdict: it needs {MIN_STEPS} steps, and only {steps} {'was' if steps == 1 else 'were'} measured"
     waiting = f"{waiting_pct:.0f}% of the time is spent waiting for data"

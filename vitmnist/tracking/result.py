@@ -15,7 +15,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import yaml
 
 from vitmnist.config.schema import Config
-from vitmnist.errors import ConfigError, DataError, PeerError, classify
+from vitmnist.errors import ConfigError, DataError, PeerError, to_failure
 from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.metrics.epoch_table import EPOCH_S, epoch_metrics
 from vitmnist.runtime.files import UnreadableError, append_bytes, encode_csv, read_plain, write_atomic
@@ -24,11 +24,11 @@ from vitmnist.runtime.world import World
 
 log = logging.getLogger(__name__)
 
-ENDED = ("completed", "failed", "interrupted")
+FINAL_STATUSES = ("completed", "failed", "interrupted")
 """The values of `status` in `result.json`."""
 TEST_ACC = "test_acc"
 """The key of the accuracy in the section `test` of `result.json`."""
-CONFIG = Path(".hydra/config.yaml")
+CONFIG_FILE = Path(".hydra/config.yaml")
 """The configuration in the folder of a run, under Hydra's name."""
 OVERRIDES = Path(".hydra/overrides.yaml")
 """The overrides in the folder of a run, under Hydra's name."""
@@ -44,7 +44,7 @@ MIN_EPOCH_S = 1e-9
 class Result:
     """The content of `result.json`; docs/records.md describes each key.
 
-    `status` is one of `ENDED`; it is failed until the run ends.
+    `status` is one of `FINAL_STATUSES`; it is failed until the run ends.
     """
 
     status: str = "failed"
@@ -78,7 +78,7 @@ class Result:
             UnreadableError: it cannot be read, or is not a record.
         """
         content = read_plain(path)
-        if not isinstance(content, dict) or content.get("status") not in ENDED or "epochs" not in content:
+        if not isinstance(content, dict) or content.get("status") not in FINAL_STATUSES or "epochs" not in content:
             raise UnreadableError("is not the result of a run")
         types = get_type_hints(cls)
         recorded = [item for item in fields(cls) if item.name in content]
@@ -108,8 +108,8 @@ class Result:
 
     def write_config(self, folder: Path) -> None:
         """Write the overrides, and the configuration for `resume=`; raises `OSError`."""
-        (folder / CONFIG).parent.mkdir(exist_ok=True)
-        for name, record in ((CONFIG, self.config), (OVERRIDES, self.overrides)):
+        (folder / CONFIG_FILE).parent.mkdir(exist_ok=True)
+        for name, record in ((CONFIG_FILE, self.config), (OVERRIDES, self.overrides)):
             write_atomic(folder / name, yaml.safe_dump(record, sort_keys=False, allow_unicode=True).encode())
 
 
@@ -147,7 +147,7 @@ def record_outcome(result: Result, config: Config, folder: Path, stop: StopSigna
         yield
     except BaseException as raised:
         error = world.first_failure(raised)
-        if stop.code and classify(error).cause == "worker":
+        if stop.code and to_failure(error).cause == "worker":
             # The signal that stops the run has stopped its workers, too.
             error = create_interruption(stop.code)
         record_failure(error, result, config, folder, world)
@@ -163,7 +163,7 @@ def record_outcome(result: Result, config: Config, folder: Path, stop: StopSigna
 def record_failure(error: BaseException, result: Result, config: Config, folder: Path, world: World) -> None:
     """Record why a run has not completed, unless it was refused before it began."""
     has_begun = result.setup_s is not None
-    failure = classify(error)
+    failure = to_failure(error)
     if failure.status == "interrupted" and has_begun:
         world.disconnect()
     is_refused = isinstance(error, ConfigError | DataError | PeerError)
@@ -175,4 +175,4 @@ def record_failure(error: BaseException, result: Result, config: Config, folder:
             result.write(folder)
     except OSError as write_error:
         # This must not hide the error that ended the run.
-        log.warning("cannot write the records: %s", classify(write_error).message)
+        log.warning("cannot write the records: %s", to_failure(write_error).message)

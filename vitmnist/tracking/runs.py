@@ -16,7 +16,7 @@ from vitmnist.metrics.epoch_record import Monitor, steady_epochs, summarize
 from vitmnist.metrics.epoch_table import EPOCH_S, Metric, epoch_metrics, find_metric
 from vitmnist.runtime.files import UnreadableError, read_plain
 from vitmnist.runtime.run_folder import is_in_use
-from vitmnist.tracking.result import CONFIG, Result
+from vitmnist.tracking.result import CONFIG_FILE, Result
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Run:
     """A run and its record.
 
     Args:
-        result: the content of `result.json`. Without one that can be read, its `status` is running, killed, not started
-            or unreadable, and its times are those of the files in the folder.
+        result: the content of `result.json`. If the file is missing or unreadable, `status` is running, killed, not
+            started or unreadable, and the times come from the files in the folder.
         overlapping: another run was active on the same machine at the same time.
     """
 
@@ -134,7 +134,7 @@ def read_run(folder: Path) -> Run:
         else:
             result = Result(status="not started")
     with suppress(FileNotFoundError, UnreadableError):
-        config = read_plain(folder / CONFIG)
+        config = read_plain(folder / CONFIG_FILE)
         result.config = config if isinstance(config, dict) else None
     result.began_at, result.ended_at = _active_times(folder)
     return Run(folder, result)
@@ -142,7 +142,7 @@ def read_run(folder: Path) -> Run:
 
 def _active_times(folder: Path) -> tuple[float, float]:
     """When a run began and last wrote a file, in seconds since 1970, by the times of its files; 0 without a folder."""
-    config = folder / CONFIG  # Each start writes it.
+    config = folder / CONFIG_FILE  # Each start writes it.
     files = (path for path in (folder, *folder.glob("*")) if path.exists())
     last_write = max((path.stat().st_mtime for path in files), default=0.0)
     return config.stat().st_mtime if config.is_file() else last_write, last_write

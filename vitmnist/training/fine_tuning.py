@@ -11,7 +11,7 @@ from vitmnist.errors import ConfigError, join_names
 
 log = logging.getLogger(__name__)
 
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 """The modules whose output in training mode depends on the batch."""
 PREFIXES = {"module.", "_orig_mod.", "model.", "backbone."}
 """The prefixes that DataParallel, `torch.compile`, Lightning's modules and others add to the names of all weights."""

@@ -41,7 +41,7 @@ class EpochProgress:
         """The learning rate of each step of the epoch."""
         self._gradient_norms: dict[int, Tensor | float] = {}
         """The gradient norms of the logged steps, by the step of the epoch; they stay on the device until read."""
-        self._earlier_seconds: dict[str, float] = {}
+        self._seconds_before_resume: dict[str, float] = {}
         """The seconds of this epoch before the run was resumed within it."""
 
     def log_step(self, step: TrainStep) -> None:
@@ -105,14 +105,14 @@ class EpochProgress:
         self.metrics.load_state_dict(state["metrics"])
         self._lrs = list(state["lrs"])
         self._gradient_norms = dict(state["norms"])
-        self._earlier_seconds = state["seconds"]
+        self._seconds_before_resume = state["seconds"]
 
     def _read_norms(self) -> dict[int, float]:
         return {step: float(norm) for step, norm in self._gradient_norms.items()}
 
     def _seconds(self) -> dict[str, float]:
         """Return the seconds of each phase of the timer, and of the wait for the first batch of the epoch."""
-        before, seconds = self._earlier_seconds, self.timer.seconds()
+        before, seconds = self._seconds_before_resume, self.timer.seconds()
         first_batch = before.get("first_batch", self.timer.first_wait())
         return {phase: before.get(phase, 0.0) + seconds[phase] for phase in seconds} | {"first_batch": first_batch}
 

@@ -12,7 +12,7 @@ from vitmnist.config.schema import Config, registries
 from vitmnist.data.channel_statistics import configured_statistics
 from vitmnist.data.datasets.base import DATASETS, Dataset, Split, apply_config, build_dataset
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.errors import ConfigError, DataError, PeerError, classify, describe_error, first_line
+from vitmnist.errors import ConfigError, DataError, PeerError, describe_error, first_line, to_failure
 from vitmnist.models import MODELS
 from vitmnist.runtime.world import World
 from vitmnist.training.fine_tuning import load_initial_weights
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def check_config(config: Config, device: torch.device | str = "cpu") -> None:
-    """Raise `ConfigError` for errors that show before data are read; runs the model on zeros too, if possible."""
+    """Raise `ConfigError` for errors that show without the data; if possible, run the model on zeros."""
     for key, registry in registries():
         registry.resolve(attrgetter(key)(config))
     augment = build_augment(config.data.augment)
@@ -80,7 +80,7 @@ def _check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) ->
             logits = model.eval()(images)  # Evaluation changes no state, and draws no random number.
     # Torch and libraries of models raise these types for a wrong size. Any other type is a bug of the model.
     except (RuntimeError, ValueError, AssertionError) as error:
-        if classify(error).is_user_error:
+        if to_failure(error).is_user_error:
             raise
         raise ConfigError(
             f"model={name}: fails on images {list(images.shape[1:])}: {describe_error(error).rstrip('.')}; set "

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 class TrainStep:
     """Trains a model on one batch at a time.
 
-    With any options, the gradient is that of the mean loss over the whole batch in float32, up to rounding (summation
+    Whatever the options, the gradient equals that of the mean loss over the batch in float32, up to rounding (summation
     order, lower-precision products). For the articles' transformer the difference is below 1e-5 of the gradient's norm
     with microbatches and compiled code, and below 2% with bf16 (`tests/training/test_step.py`). This does not hold for
     models whose output for an image depends on its batch (batch normalisation) or is random.

@@ -17,7 +17,7 @@ COMPILE_FROM_IMAGES = {Precision.bf16: 400_000, Precision.fp32: 4_000_000}
 """The number of training images, over all epochs, from which compiling pays on two cores of a CPU. It takes 40 s
 without a cache, and saves 0.1 ms per image in bf16 (batch 500: 95 ms per step in place of 147) and 0.01 ms in float32
 (111 in place of 115)."""
-Choices = dict[str, tuple[Any, str]]
+AutoChoices = dict[str, tuple[Any, str]]
 """The value that replaces `auto`, and its reason, by the key in `trainer`."""
 
 
@@ -62,7 +62,7 @@ def resolve_step_config(
     """
     _check_precision(config, device)
     obstacle = _find_graph_obstacle(config, device, batch_size, ranks)
-    choices: Choices = {
+    choices: AutoChoices = {
         "fused": (True, "one kernel updates all weights"),
         "graph": (not obstacle, obstacle or "the GPU does not wait for Python"),
     }
@@ -103,7 +103,7 @@ def _find_graph_obstacle(config: TrainerConfig, device: torch.device, batch_size
     return obstacle
 
 
-def _choose_for_cpu(config: TrainerConfig, device: torch.device, batch_size: int, images: int) -> Choices:
+def _choose_for_cpu(config: TrainerConfig, device: torch.device, batch_size: int, images: int) -> AutoChoices:
     has_bf16 = _has_bf16(device)
     precision = Precision.bf16 if has_bf16 else Precision.fp32
     compile_from = COMPILE_FROM_IMAGES[precision if config.precision == Precision.auto else config.precision]
@@ -117,7 +117,7 @@ def _choose_for_cpu(config: TrainerConfig, device: torch.device, batch_size: int
     }
 
 
-def _choose_for_cuda(config: TrainerConfig, device: torch.device, has_graph: bool) -> Choices:
+def _choose_for_cuda(config: TrainerConfig, device: torch.device, has_graph: bool) -> AutoChoices:
     precision, reason = Precision.fp32, "the GPU lacks compute capability 8.0 or higher"
     if _has_bf16(device):
         # Without a graph, the host launches the casts of every weight in every step: on an H100, an epoch at batch 500

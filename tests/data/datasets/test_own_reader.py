@@ -16,7 +16,7 @@ from vitmnist.cli.export import main as export_main
 from vitmnist.cli.predict import main as predict_main
 from vitmnist.config.validation import config_field
 from vitmnist.data.datasets.base import DATASETS, Dataset, FileReader, SizeOptions, dataset_in_memory, file_reader
-from vitmnist.data.images import ImageReader, Mode, to_tensor
+from vitmnist.data.images import ColorMode, ImageReader, to_tensor
 from vitmnist.errors import ConfigError, DataError
 
 
@@ -83,7 +83,7 @@ def test_predict_and_the_card_read_files_as_the_dataset_does(
 
 
 def test_a_dataset_without_files_of_its_own_reads_any_image_in_its_shape() -> None:
-    assert file_reader({"name": "mnist"}, (1, 20, 30)) == ImageReader((30, 20), Mode.grey)
+    assert file_reader({"name": "mnist"}, (1, 20, 30)) == ImageReader((30, 20), ColorMode.grey)
     recorded = {"name": "image_folder", "size": 9, "mode": "rgb", "resize": "pad", "draft": False}
     assert file_reader(recorded, (3, 9, 9)) == ImageReader((9, 9), "rgb", "pad")
     with pytest.raises(ConfigError, match="cifar10: images of 4 channels need a `reader` in the dataset's options"):

@@ -20,9 +20,9 @@ from torch import Tensor
 from vitmnist.config.schema import DataConfig
 from vitmnist.config.validation import config_field
 from vitmnist.data.channel_statistics import channel_statistics, configured_statistics
-from vitmnist.data.images import ImageReader, Mode, Pixels
+from vitmnist.data.images import ColorMode, ImageReader, Pixels
 from vitmnist.data.sources import TensorSet, digest
-from vitmnist.errors import ConfigError, DataError, classify
+from vitmnist.errors import ConfigError, DataError, to_failure
 from vitmnist.registry import OptionsClass, Registry
 from vitmnist.runtime.files import expand_home
 from vitmnist.runtime.memory import Memory, check_fits
@@ -228,13 +228,13 @@ def file_reader(values: Mapping[str, Any], shape: Sequence[int]) -> FileReader:
     Raises:
         ConfigError: the dataset is not registered, or its images have neither 1 nor 3 channels.
     """
-    complete = {key: "" if value == MISSING else value for key, value in DATASETS.complete(values).items()}
+    complete = {key: "" if value == MISSING else value for key, value in DATASETS.with_defaults(values).items()}
     if reader := getattr(DATASETS.resolve(complete)[1], "reader", None):
         return reader  # type: ignore[no-any-return]
     channels, height, width = shape
     if channels not in (1, 3):
         raise ConfigError(f"{values['name']}: images of {channels} channels need a `reader` in the dataset's options")
-    mode = Mode.grey if channels == 1 else Mode.rgb
+    mode = ColorMode.grey if channels == 1 else ColorMode.rgb
     return ImageReader((width, height), mode)
 
 
@@ -250,7 +250,7 @@ def load_dataset(name: str, *, root: str = DEFAULT_ROOT, **options: object) -> D
         ConfigError: the name or an option is unknown, or a size is larger than its split.
         DataError: a file is missing or damaged.
     """
-    return build_dataset(DATASETS.complete({"name": name, **options}), root, key="")
+    return build_dataset(DATASETS.with_defaults({"name": name, **options}), root, key="")
 
 
 def build_dataset(values: Mapping[str, Any], root: str, key: str | None = None) -> Dataset:
@@ -259,7 +259,7 @@ def build_dataset(values: Mapping[str, Any], root: str, key: str | None = None) 
     try:
         return builder(options, expand_home(root))
     except OSError as error:
-        raise DataError(f"data/dataset={values['name']}: {classify(error).message}") from error
+        raise DataError(f"data/dataset={values['name']}: {to_failure(error).message}") from error
 
 
 def apply_config(dataset: Dataset, data: DataConfig) -> Dataset:

@@ -23,7 +23,7 @@ from vitmnist.config.validation import config_field, section
 from vitmnist.data.channel_statistics import channel_statistics, channel_sums, mean_and_std
 from vitmnist.data.datasets.base import DATASETS, Dataset, ImageFiles, SizeOptions, Split
 from vitmnist.data.image_listing import LabelledFiles, describe_empty_classes, label_splits, list_splits
-from vitmnist.data.images import ImageReader, Mode, Resize, collect_file_warnings, to_tensor
+from vitmnist.data.images import ColorMode, ImageReader, ResizeMode, collect_file_warnings, to_tensor
 from vitmnist.data.label_table import LabelTable, TableColumns
 from vitmnist.errors import ConfigError, DataError, join_names
 from vitmnist.runtime.cpu import available_cores, one_core_per_thread
@@ -41,7 +41,7 @@ CACHE_VERSION = 9
 MIN_CLASS_SIZE = 5
 """A warning names each class with fewer images in a split."""
 MIN_STD = 8
-"""A warning reports a lower standard deviation of the pixels. 12-bit pixels in a 16-bit file have at most this one."""
+"""A warning reports a lower standard deviation of the pixels. 12-bit data in a 16-bit file never exceeds it."""
 MAX_NAMED_FILES = 5
 """Number of files that the message about unreadable images names."""
 
@@ -55,8 +55,8 @@ class ImageFolderOptions(SizeOptions):
     columns: TableColumns = section(TableColumns, may_change=True)
     suffix: str = config_field("", may_change=True)
     size: int = config_field(28, at_least=1)
-    mode: Mode = Mode.grey
-    resize: Resize = Resize.stretch
+    mode: ColorMode = ColorMode.grey
+    resize: ResizeMode = ResizeMode.stretch
     test_share: float = config_field(0.2, at_least=0, below=1)
     skip_unreadable: bool = False
     draft: bool = True
@@ -67,7 +67,7 @@ class ImageFolderOptions(SizeOptions):
     @property
     def shape(self) -> tuple[int, int, int]:
         """`[C, H, W]` of the images."""
-        return (1 if self.mode == Mode.grey else 3), self.size, self.size
+        return (1 if self.mode == ColorMode.grey else 3), self.size, self.size
 
     @property
     def reader(self) -> ImageReader:
@@ -126,7 +126,7 @@ def _make_splits(
     classes, labels = _readable_classes(folder, classes, labels, rows)
     sizes = {name: span.stop - span.start for name, span in rows.items()}
     shown = " and ".join(f"{size} {name}" for name, size in sizes.items())
-    mode = "grey; rgb keeps colours" if options.mode == Mode.grey else "rgb"
+    mode = "grey; rgb keeps colours" if options.mode == ColorMode.grey else "rgb"
     message = "%s: %s images of %d classes: %s (data.dataset.mode=%s)"
     log.info(message, folder, shown, len(classes), join_names(classes), mode)
     train_rows, test_rows = options.spans(sizes["train"], sizes.get("test", 0))
@@ -188,8 +188,8 @@ def _unreadable_error(messages: list[str], size: int, advice: str) -> DataError:
 def _file_signature(path: Path) -> tuple[int, ...] | None:
     """A signature that changes with the content of a file, without reading it; None for a missing file.
 
-    `mv` and archives keep size and modification time, but not the ctime; for a folder or the target of a link, not the
-    inode.
+    `mv` and archive tools preserve size and modification time, but not the ctime. When a parent folder or the target
+    of a link is replaced, only the inode changes.
     """
     with suppress(OSError):
         stat = path.stat()

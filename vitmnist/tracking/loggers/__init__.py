@@ -60,7 +60,7 @@ def parse_loggers(values: Sequence[Any]) -> list[Mapping[str, Any]]:
         ConfigError: a name or an option is unknown.
     """
     named = [{"name": value} if isinstance(value, str) else value for value in values]
-    loggers = [LOGGERS.complete(value) if isinstance(value, Mapping) else value for value in named]
+    loggers = [LOGGERS.with_defaults(value) if isinstance(value, Mapping) else value for value in named]
     for index, logger in enumerate(loggers):
         LOGGERS.resolve(logger, key=f"logger.{index}")
     return loggers

@@ -105,7 +105,9 @@ def test_differing_weights_are_listed_unless_they_are_named() -> None:
 def test_rates_divide_the_groups_of_any_optimizer_and_keep_their_options(name: str) -> None:
     def build(factors: dict[str, float]) -> tuple[nn.Module, dict[str, tuple[float, float]]]:
         model = make_cnn()
-        optimizer = OPTIMIZERS.build(OPTIMIZERS.complete({"name": name, "lr": 1.0, "weight_decay": 0.5}), model, True)
+        optimizer = OPTIMIZERS.build(
+            OPTIMIZERS.with_defaults({"name": name, "lr": 1.0, "weight_decay": 0.5}), model, True
+        )
         assert scale_learning_rates(optimizer, model, factors) == []
         names = {parameter: key for key, parameter in model.named_parameters()}
         groups = [(group["lr"], group["weight_decay"], group["params"]) for group in optimizer.param_groups]
@@ -118,6 +120,13 @@ def test_rates_divide_the_groups_of_any_optimizer_and_keep_their_options(name: s
     assert scaled == {key: (factor, plain[key][1]) for key, factor in factors.items()}
     frozen = {key for key, parameter in model.named_parameters() if not parameter.requires_grad}
     assert frozen == {"features.0.weight", "features.0.bias"}
+
+
+def test_every_kind_of_batch_normalisation_is_frozen_with_its_weights() -> None:
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+    model = nn.Sequential(*(kind(2) for kind in kinds), nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    assert scale_learning_rates(optimizer, model, {"[0-3].*": 0}) == list(model[:4])
 
 
 def test_frozen_weights_stay_and_a_stopped_run_ends_as_an_uninterrupted_one(

@@ -1,20 +1,27 @@
-"""The hot path stays short, and reads like the loop that one would write by hand."""
+"""A run: its stages and its loop are short, its device is the current one, its weights and generators are its own."""
 
 import inspect
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import nn
 
 from tests.conftest import REPOSITORY, Printed
 from tests.support.fake_backend import simulate_gpus
 from tests.support.processes import run_python
+from vitmnist.config.compose import compose
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import Loader
-from vitmnist.models.cnn import CNN
+from vitmnist.models import MODELS
+from vitmnist.models.cnn import CNN, CNNOptions
+from vitmnist.runtime.world import World
 from vitmnist.trainer import Trainer
 from vitmnist.training.loop import train_epoch
 
@@ -93,3 +100,35 @@ def test_the_training_loop_and_the_stages_before_it_fit_on_a_screen() -> None:
     assert len(inspect.getsource(train_epoch).splitlines()) <= 50
     for stage in (Trainer.build_data, Trainer.build_step, Trainer.build_loaders, Trainer.distribute):
         assert len(inspect.getsource(stage).splitlines()) <= 20, stage
+
+
+class Tied(nn.Module):
+    """A model with two names for one weight."""
+
+    def __init__(self, options: CNNOptions, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.encoder, self.decoder, self.head = nn.Linear(784, 784), nn.Linear(784, 784), nn.Linear(784, classes)
+        self.decoder.weight = self.encoder.weight
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(self.decoder(self.encoder(images.flatten(1))))
+
+
+def test_tied_weights_are_trained_saved_and_evaluated(
+    quick: list[str], succeed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MODELS._members, "cnn", (CNNOptions, Tied))
+    succeed(*quick, "hydra.run.dir=run")
+    weights = load_file(tmp_path / "run" / "checkpoints" / "final.safetensors")
+    assert torch.equal(weights["encoder.weight"], weights["decoder.weight"])
+
+
+def test_no_rank_draws_the_numbers_of_an_order() -> None:
+    seeds = []
+    for rank in range(3):
+        world = World()
+        world.rank = rank
+        Trainer.distribute(SimpleNamespace(world=world, device=torch.device("cpu"), config=compose(["seed=7"])), Mock())
+        seeds.append(torch.initial_seed() % 2**32)  # The state of torch's generator depends on these bits.
+    orders = [np.random.SeedSequence(7, spawn_key=(epoch,)).generate_state(1)[0] for epoch in range(3)]
+    assert len({*seeds, *orders}) == 6
