@@ -14,7 +14,7 @@ from vitmnist.runtime.signals import end_interrupted, signal_handler
 COMMANDS = {
     "train": "train a model; with -m a sweep, a run for each combination of values",
     "evaluate": "accuracy, metrics per class, confusion matrix and mistakes of a trained model",
-    "predict": "to_failure image files with a trained model",
+    "predict": "classify image files with a trained model",
     "export": "write a trained model as ONNX or torch.export program",
     "report": "compare runs and sweeps: tables, chart, summary",
     "status": "list runs with their progress",
