@@ -1,6 +1,5 @@
 """`disk` reads samples when they are needed: image files in threads, other samples in the workers of a DataLoader."""
 
-import signal
 import sys
 import threading
 import traceback
@@ -162,7 +161,7 @@ class WorkerLoader(Loader):
             pin_memory=self.backend.is_async,
             prefetch_factor=self.options.prefetch_factor if workers else None,
             persistent_workers=workers > 0,
-            worker_init_fn=_ignore_stop_signals,
+            worker_init_fn=_prepare_worker,
             timeout=(self.options.timeout_s or 0) if workers else 0,
             # Without a generator, the DataLoader would draw the seed of its workers from the global generator.
             generator=torch.Generator(),
@@ -196,7 +195,8 @@ def _translate_worker_error(error: Exception) -> Exception:
     return LoadingError(failure.message) if failure.cause == "worker" else error
 
 
-def _ignore_stop_signals(worker: int) -> None:
-    """Keep a worker alive after Ctrl-C: the training process can need its batches for a last step."""
+def _prepare_worker(worker: int) -> None:
     ignore_stop_signals()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Torch terminates a worker that hangs with this signal.
+    # If the training process fails while it receives a batch, multiprocessing calls this hook in the worker. The message
+    # of the training process says what has failed.
+    sys.excepthook = lambda *_: None
