@@ -1,5 +1,6 @@
 """`disk` reads samples when they are needed: image files in threads, other samples in the workers of a DataLoader."""
 
+import signal
 import sys
 import threading
 import traceback
@@ -196,7 +197,8 @@ def _translate_worker_error(error: Exception) -> Exception:
 
 
 def _prepare_worker(worker: int) -> None:
+    """Keep a worker alive after Ctrl-C: the training process can need its batches for a last step."""
     ignore_stop_signals()
-    # If the training process fails while it receives a batch, multiprocessing calls this hook in the worker. The message
-    # of the training process says what has failed.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Torch terminates a worker that hangs with this signal.
+    # Multiprocessing calls this hook if the training process ends while it receives a batch, which is no news.
     sys.excepthook = lambda *_: None
