@@ -84,7 +84,7 @@ class Report:
 
 
 def describe_script(observer: Observer, exit_code: int) -> Report:
-    """Summarise the observations of a script, and time other loaders in place of those that it waits for."""
+    """Summarise what a script did, and time other loaders for each loop that waits for its data."""
     end_time = observer.end_time or inf
     loops = [loop for loop in observer.loops if loop.batches and observer.warm_up_done]
     measured_loops = [loop for loop in loops if not loop.unmeasured_reason]

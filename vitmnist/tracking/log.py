@@ -70,16 +70,22 @@ def log_bottleneck(result: Result, batches: int) -> None:
     if waiting_pct is None:
         return
     steps = len(epochs_of_last_start(result.epochs)) * batches
-    lead_s, train_s = summarize(result.epochs, HOST_LEAD_S), summarize(result.epochs, TRAIN_S)
-    host_lead = None
-    if lead_s is not None and train_s and str(result.device).startswith("cuda"):
-        host_lead = lead_s / (train_s / batches)
-    bottleneck = Bottleneck.of(waiting_pct, steps, host_lead)
+    has_graph = bool((result.trainer or {}).get("graph"))
+    bottleneck = Bottleneck.of(waiting_pct, steps, _host_lead(result, batches, has_graph))
     epochs = " (median of the epochs after the first)" if len(result.epochs) > 1 else ""
     advice = ""
     if bottleneck is Bottleneck.LAUNCH:
-        has_graph = (result.trainer or {}).get("graph")
         advice = "; a larger batch_size helps" if has_graph else "; trainer=fast or a larger batch_size helps"
     elif result.auto is None and bottleneck in (Bottleneck.INPUT, Bottleneck.BALANCED):
         advice = "; data/loader=auto measures which loader helps"
     log.info("%s%s%s", format_bottleneck(bottleneck, waiting_pct, steps), epochs, advice)
+
+
+def _host_lead(result: Result, batches: int, has_graph: bool) -> float | None:
+    """How many steps the host had queued when an epoch ended; None without a GPU, or if the end shows nothing."""
+    lead_s, train_s = summarize(result.epochs, HOST_LEAD_S), summarize(result.epochs, TRAIN_S)
+    if lead_s is None or not train_s or not str(result.device).startswith("cuda"):
+        return None
+    # With a graph, a short last batch runs eagerly, and while Python launches it, the GPU catches up.
+    images, batch_size = (result.dataset or {}).get("train_size", 0), (result.config or {}).get("batch_size", 1)
+    return None if has_graph and images % batch_size else lead_s / (train_s / batches)
