@@ -15,10 +15,10 @@ from vitmnist.errors import escape_unprintable
 from vitmnist.metrics.epoch_table import EPOCH_S, epoch_metrics
 from vitmnist.report.comparison import EMPTY_CELL, Comparison, Configuration, compare
 from vitmnist.report.plots import PlotImage, draw_plots
-from vitmnist.report.statistics import format_seconds, format_spread
+from vitmnist.report.statistics import format_spread
 from vitmnist.report.summary import format_quality, summarize_comparison
 from vitmnist.runtime.files import encode_csv, write_atomic
-from vitmnist.timing.table import Spread
+from vitmnist.timing.table import Spread, format_seconds
 from vitmnist.tracking.result import TEST_ACC
 from vitmnist.tracking.runs import find_runs, read_run
 

@@ -60,8 +60,8 @@ def format_rows(rows: Sequence[TimingRow]) -> str:
             continue
         cells = (
             "" if row.waiting_pct is None else f"{row.waiting_pct:.0f}%",
-            format_s(row.epoch_s.median) if row.epoch_s else f"{format_ms(row.batch_s.median)}*",
-            "" if row.set_up_s is None else format_s(row.set_up_s),
+            f"{format_seconds(row.epoch_s.median)} s" if row.epoch_s else f"{format_ms(row.batch_s.median)}*",
+            "" if row.set_up_s is None else f"{format_seconds(row.set_up_s)} s",
             "" if row.break_even_epoch is None else f"epoch {row.break_even_epoch}",
         )
         lines.append(f"{row.name:<{width}}" + "".join(f"{cell:>11}" for cell in cells).rstrip())
@@ -119,6 +119,6 @@ def format_ms(seconds: float) -> str:
     return f"{number:,.0f} ms" if number >= 100 else f"{number:.1f} ms" if number >= 1 else f"{number:.2g} ms"
 
 
-def format_s(seconds: float) -> str:
-    """Format a time as `0.03 s`, `4.4 s` or `1,207 s`."""
-    return f"{seconds:,.0f} s" if seconds >= 100 else f"{seconds:.1f} s" if seconds >= 1 else f"{seconds:.2g} s"
+def format_seconds(seconds: float) -> str:
+    """Format seconds with three significant digits; from 100 s on, as a whole number."""
+    return f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:#.3g}".rstrip(".")
