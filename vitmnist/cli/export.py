@@ -23,7 +23,7 @@ from torch.export import ExportedProgram
 import vitmnist
 from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
 from vitmnist.cli.command import create_parser, echo, errors_as_messages
-from vitmnist.cli.evaluate import IMAGE_KEYS, add_run_arguments, load_evaluation_config, load_evaluation_dataset
+from vitmnist.cli.trained_run import IMAGE_KEYS, add_run_arguments, load_evaluation_config, load_evaluation_dataset
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.images import ImageReader
 from vitmnist.errors import ConfigError, MissingExtraError, UserError
