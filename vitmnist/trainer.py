@@ -160,11 +160,19 @@ class Trainer:
             ConfigError: the configuration has an unknown value, or values that do not fit together.
             DataError: the data cannot be read.
         """
-        config, data, world = self.config, self.config.data, self.world
+        config, world = self.config, self.world
         check_config(config, self.device)
         dataset = read_dataset(config, world)
-        order = config.batch_size, config.seed, data.shuffle, data.drop_last
-        return dataset, build_sampler(len(dataset.train), *order, rank=world.rank, world_size=world.size)
+        sampler = build_sampler(
+            len(dataset.train),
+            config.batch_size,
+            config.seed,
+            shuffle=config.data.shuffle,
+            drop_last=config.data.drop_last,
+            rank=world.rank,
+            world_size=world.size,
+        )
+        return dataset, sampler
 
     def build_step(self, train: Split, sampler: EpochSampler, weights: Mapping[str, Tensor] | None) -> TrainStep:
         """Build model, loss, optimizer and schedule, and the step that uses them."""
