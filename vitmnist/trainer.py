@@ -4,7 +4,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -236,12 +236,8 @@ class Trainer:
         """Time the loaders with the training step of the run, restore its state, and return the fastest one's name."""
 
         def as_candidate(loader: Loader) -> LoaderCandidate:
-            def batches(epoch: int) -> Iterable[object]:
-                step.restart_schedule()
-                return step.batches(loader, epoch)
-
             step.prepare(loader)  # A loader that delivers float32 needs another compilation.
-            return LoaderCandidate(loader, step.device, step, batches)
+            return LoaderCandidate(loader, step.device, step, partial(step.batches, loader))
 
         log.info("timing %s for a few batches each", ", ".join(options.candidates or ()) or "all loaders")
         with step.preserved_state():
@@ -299,7 +295,6 @@ class Trainer:
             result.write_epochs(folder)  # Drop a torn row, and rows that are newer than the checkpoint.
             for name in ("result.json", f"{storage.FOLDER}/final.safetensors"):
                 (folder / name).unlink(missing_ok=True)
-        # `finish_epoch` adds the wait for the first batch.
         result.setup_s = time.time() - result.began_at - (result.compile_s or 0.0)
         draw_images = partial(draw_epoch_images, dataset, loader.sampler, step.preprocess)
         return EpochRecorder(

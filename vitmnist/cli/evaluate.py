@@ -22,7 +22,7 @@ from torch import Tensor
 
 from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.checkpoint.storage import WEIGHT_FILES
-from vitmnist.cli.arguments import key_of
+from vitmnist.cli.arguments import parse_key
 from vitmnist.cli.command import create_parser, echo, errors_as_messages
 from vitmnist.cli.resume import load_recorded_config
 from vitmnist.config.schema import Config, DataConfig, is_under
@@ -46,7 +46,7 @@ PATHS = ("path", "labels")
 # The options that limit or divide a dataset, with the values that leave all images in one split.
 UNLIMITED = {"test_share": 0.0, "train_size": None, "test_size": None}
 # The keys and sections that an evaluation can override.
-OVERRIDABLE = (*IMAGE_KEYS, "device")
+OVERRIDABLE_KEYS = (*IMAGE_KEYS, "device")
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def load_evaluation_config(folder: Path, overrides: list[str], overridable: Sequ
 
 
 def _dotted_key(override: str) -> str:
-    return key_of(override).replace("/", ".")
+    return parse_key(override).replace("/", ".")
 
 
 def load_evaluation_dataset(folder: Path, data: DataConfig, overrides: list[str]) -> Dataset:
@@ -156,7 +156,7 @@ def evaluate(folder: Path, overrides: list[str], weights: str | None, split_name
     Raises:
         UserError: the folder, the overrides or the data cannot be used.
     """
-    config = load_evaluation_config(folder, overrides, OVERRIDABLE)
+    config = load_evaluation_config(folder, overrides, OVERRIDABLE_KEYS)
     device = choose_device(config.device)
     trained = load_inference_model(folder, device, weights)
     dataset = load_evaluation_dataset(folder, config.data, overrides)
@@ -168,7 +168,7 @@ def evaluate(folder: Path, overrides: list[str], weights: str | None, split_name
     with make_loader(
         "ram", split, batch_size=config.batch_size, device=device, seed=0, shuffle="none", rank=0, world_size=1
     ) as loader:
-        values, predictions = loop.evaluate(trained.model, loader, trained.preprocess().to(device))
+        values, predictions = loop.evaluate(trained.model, loader, trained.build_preprocess().to(device))
     metrics = {name: values[f"eval_{name}"] for name in METRICS.names()}
     return Evaluation(trained.path, split_name if len(dataset.splits) > 1 else "all", split, predictions, metrics)
 

@@ -17,7 +17,7 @@ import yaml
 from vitmnist.config.schema import Config
 from vitmnist.errors import ConfigError, DataError, PeerError, to_failure
 from vitmnist.metrics.epoch_record import EpochRecord
-from vitmnist.metrics.epoch_table import EPOCH_S, epoch_metrics
+from vitmnist.metrics.epoch_table import EPOCH_S, build_epoch_table
 from vitmnist.runtime.files import UnreadableError, append_bytes, encode_csv, read_plain, write_atomic
 from vitmnist.runtime.signals import StopSignal, create_interruption
 from vitmnist.runtime.world import World
@@ -69,6 +69,11 @@ class Result:
     dataset: dict[str, Any] | None = None
     environment: dict[str, Any] | None = None
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether training has begun; an earlier failure may leave no record."""
+        return self.setup_s is not None
+
     @classmethod
     def from_json(cls, path: Path) -> Result:
         """Read the record in a file. A key that it lacks has its default.
@@ -85,7 +90,7 @@ class Result:
         for item in recorded:
             if not _has_type(content[item.name], types[item.name]):
                 raise UnreadableError(f"{item.name} must be {item.type}, not {content[item.name]!r:.40}")
-        metrics = (*epoch_metrics(), TEST_ACC)
+        metrics = (*build_epoch_table(), TEST_ACC)
         for index, epoch in enumerate(content["epochs"]):
             _check_metrics(f"epochs.{index}", epoch, metrics)
         _check_metrics("test", content.get("test") or {}, metrics)
@@ -99,11 +104,11 @@ class Result:
 
     def write_epochs(self, folder: Path) -> None:
         """Write `epochs.csv`, a row for each epoch, for spreadsheets and pandas; raises `OSError`."""
-        write_atomic(folder / "epochs.csv", encode_csv(epoch_columns(), self.epochs).encode())
+        write_atomic(folder / "epochs.csv", encode_csv(list_epoch_columns(), self.epochs).encode())
 
     def append_epoch(self, folder: Path) -> None:
         """Append the last epoch to `epochs.csv`; raises `OSError`. Rewriting it slows a run of 1,000 epochs by half."""
-        _, _, row = encode_csv(epoch_columns(), self.epochs[-1:]).partition("\n")
+        _, _, row = encode_csv(list_epoch_columns(), self.epochs[-1:]).partition("\n")
         append_bytes(folder / "epochs.csv", row.encode())
 
     def write_config(self, folder: Path) -> None:
@@ -136,8 +141,8 @@ def _is_number(value: object, low: float, high: float) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
 
 
-def epoch_columns() -> tuple[str, ...]:
-    return "epoch", *epoch_metrics(), "first_of_start", "ended_at"
+def list_epoch_columns() -> tuple[str, ...]:
+    return "epoch", *build_epoch_table(), "first_of_start", "ended_at"
 
 
 @contextmanager
@@ -162,12 +167,11 @@ def record_outcome(result: Result, config: Config, folder: Path, stop: StopSigna
 
 def record_failure(error: BaseException, result: Result, config: Config, folder: Path, world: World) -> None:
     """Record why a run has not completed, unless it was refused before it began."""
-    has_begun = result.setup_s is not None
     failure = to_failure(error)
-    if failure.status == "interrupted" and has_begun:
+    if failure.status == "interrupted" and result.has_begun:
         world.disconnect()
     is_refused = isinstance(error, ConfigError | DataError | PeerError)
-    if not has_begun and (is_refused or config.resume):
+    if not result.has_begun and (is_refused or config.resume):
         return
     result.status, result.error, result.exit_code = failure.status, failure.message, failure.exit_code
     try:
