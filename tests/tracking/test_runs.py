@@ -9,7 +9,7 @@ from tests.conftest import CallHere
 from tests.support.records import compared, run
 from vitmnist.cli import report, status
 from vitmnist.errors import DataError
-from vitmnist.metrics.epoch_table import epoch_metrics
+from vitmnist.metrics.epoch_table import build_epoch_table
 from vitmnist.report.write import build_table
 from vitmnist.tracking.log import log_bottleneck
 from vitmnist.tracking.result import Result
@@ -80,7 +80,7 @@ def test_a_run_ends_with_what_limited_it_and_no_bound_that_was_not_measured(
 
     With a graph, the end of an epoch with a short last batch does not show how far ahead the host was.
     """
-    record = {metric.name: 1.0 for metric in epoch_metrics().values()} | {"epoch": 0, "data_wait_pct": waiting_pct}
+    record = {metric.name: 1.0 for metric in build_epoch_table().values()} | {"epoch": 0, "data_wait_pct": waiting_pct}
     with caplog.at_level(logging.INFO):
         log_bottleneck(Result(epochs=[record | parts], device="cuda:0" if parts else "cpu"), steps)
         graph = {"trainer": {"graph": True}, "dataset": {"train_size": 101}, "config": {"batch_size": 10}}

@@ -35,7 +35,7 @@ from vitmnist.training.loop import Predictions
 # The options of `tabulate` for columns that are aligned on the right; only the first one, the class, is text.
 TABLE_OPTIONS: Any = {"tablefmt": "plain", "disable_numparse": [0], "stralign": "right"}
 # The keys and sections that an evaluation can override.
-OVERRIDABLE = (*IMAGE_KEYS, "device")
+OVERRIDABLE_KEYS = (*IMAGE_KEYS, "device")
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def evaluate(folder: Path, overrides: list[str], weights: str | None, split_name
     Raises:
         UserError: the folder, the overrides or the data cannot be used.
     """
-    config = load_evaluation_config(folder, overrides, OVERRIDABLE)
+    config = load_evaluation_config(folder, overrides, OVERRIDABLE_KEYS)
     device = choose_device(config.device)
     trained = load_inference_model(folder, device, weights)
     dataset = load_evaluation_dataset(folder, config.data, overrides)
@@ -85,7 +85,7 @@ def evaluate(folder: Path, overrides: list[str], weights: str | None, split_name
     with make_loader(
         "ram", split, batch_size=config.batch_size, device=device, seed=0, shuffle="none", rank=0, world_size=1
     ) as loader:
-        values, predictions = loop.evaluate(trained.model, loader, trained.preprocess().to(device))
+        values, predictions = loop.evaluate(trained.model, loader, trained.build_preprocess().to(device))
     metrics = {name: values[f"eval_{name}"] for name in METRICS.names()}
     return Evaluation(trained.path, split_name if len(dataset.splits) > 1 else "all", split, predictions, metrics)
 

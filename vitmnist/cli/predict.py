@@ -34,8 +34,8 @@ def predict(
 
     A file that cannot be read as an image has an error instead.
     """
-    preprocess = trained.preprocess().to(device)
-    read = trained.reader()
+    preprocess = trained.build_preprocess().to(device)
+    read = trained.build_reader()
     for start in range(0, len(paths), BATCH_SIZE):
         rows: dict[Path, dict[str, Any]] = {}
         images = {}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitmnist.checkpoint.storage import WEIGHT_FILES
-from vitmnist.cli.arguments import key_of
+from vitmnist.cli.arguments import parse_key
 from vitmnist.cli.resume import load_recorded_config
 from vitmnist.config.schema import Config, DataConfig, is_under
 from vitmnist.data.datasets.base import Dataset, apply_config, build_dataset
@@ -44,7 +44,7 @@ def load_evaluation_config(folder: Path, overrides: list[str], overridable: Sequ
 
 
 def _dotted_key(override: str) -> str:
-    return key_of(override).replace("/", ".")
+    return parse_key(override).replace("/", ".")
 
 
 def load_evaluation_dataset(folder: Path, data: DataConfig, overrides: list[str]) -> Dataset:

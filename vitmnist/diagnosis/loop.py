@@ -126,7 +126,7 @@ class Loop:
         self.batches, self.waiting_s, self.steps_s, self.steps_cpu_s = 0, 0.0, [], 0.0
 
 
-def merged_passes(loops: Iterable[Loop], end: float) -> list[tuple[float, float]]:
+def merge_passes(loops: Iterable[Loop], end: float) -> list[tuple[float, float]]:
     """The start and end of all passes up to the time `end`, in order; overlapping passes are merged."""
     intervals = []
     for loop in loops:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
 
-from vitmnist.diagnosis.loop import OTHER_THREAD, LoaderInfo, Loop, merged_passes
+from vitmnist.diagnosis.loop import OTHER_THREAD, LoaderInfo, Loop, merge_passes
 from vitmnist.diagnosis.observer import Observer
 from vitmnist.timing.table import (
     COMPUTE_BOUND_PCT,
@@ -51,7 +51,7 @@ class LoopReport:
 
     @classmethod
     def of(cls, loop: Loop, end_time: float) -> LoopReport:
-        seconds = sum(end - start for start, end in merged_passes([loop], end_time))
+        seconds = sum(end - start for start, end in merge_passes([loop], end_time))
         passes = sum(pass_.batches > 0 for pass_ in loop.passes)
         pct = None if loop.unmeasured_reason else 100 * loop.waiting_s / seconds
         return cls(loop.info, passes, loop.batches, seconds, loop.waiting_s, pct, loop.step_s, loop.unmeasured_reason)
@@ -89,7 +89,7 @@ def describe_script(observer: Observer, exit_code: int) -> Report:
     loops = [loop for loop in observer.loops if loop.batches and observer.warm_up_done]
     measured_loops = [loop for loop in loops if not loop.unmeasured_reason]
     steps = max((loop.batches for loop in loops), default=0)
-    seconds = sum(end - start for start, end in merged_passes(measured_loops, end_time))
+    seconds = sum(end - start for start, end in merge_passes(measured_loops, end_time))
     waiting_s = sum(loop.waiting_s for loop in measured_loops)
     waiting_pct, bottleneck = None, None
     if seconds and all(loop.unmeasured_reason != OTHER_THREAD for loop in loops):
@@ -106,7 +106,7 @@ def describe_script(observer: Observer, exit_code: int) -> Report:
                 report.rows, report.parts = try_loaders(loop)
                 repeats = report.batches if loop.epoch_length is None else report.passes
                 report.change = best_change(report.rows, inf if observer.is_stopped else repeats)
-    passes = merged_passes(loops, end_time)
+    passes = merge_passes(loops, end_time)
     return Report(
         exit_code=exit_code,
         stopped=observer.is_stopped,

@@ -16,7 +16,7 @@ import yaml
 from vitmnist.config.schema import Config
 from vitmnist.errors import ConfigError, DataError, PeerError, to_failure
 from vitmnist.metrics.epoch_record import EpochRecord
-from vitmnist.metrics.epoch_table import epoch_metrics
+from vitmnist.metrics.epoch_table import build_epoch_table
 from vitmnist.runtime.files import UnreadableError, append_bytes, encode_csv, read_plain, write_atomic
 from vitmnist.runtime.signals import StopSignal, create_interruption
 from vitmnist.runtime.world import World
@@ -62,6 +62,11 @@ class Result:
     dataset: dict[str, Any] | None = None
     environment: dict[str, Any] | None = None
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether training has begun; an earlier failure may leave no record."""
+        return self.setup_s is not None
+
     @classmethod
     def from_json(cls, path: Path) -> Result:
         """Read the record in a file. A key that it lacks has its default.
@@ -83,11 +88,11 @@ class Result:
 
     def write_epochs(self, folder: Path) -> None:
         """Write `epochs.csv`, a row for each epoch, for spreadsheets and pandas; raises `OSError`."""
-        write_atomic(folder / "epochs.csv", encode_csv(epoch_columns(), self.epochs).encode())
+        write_atomic(folder / "epochs.csv", encode_csv(list_epoch_columns(), self.epochs).encode())
 
     def append_epoch(self, folder: Path) -> None:
         """Append the last epoch to `epochs.csv`; raises `OSError`. Rewriting it slows a run of 1,000 epochs by half."""
-        _, _, row = encode_csv(epoch_columns(), self.epochs[-1:]).partition("\n")
+        _, _, row = encode_csv(list_epoch_columns(), self.epochs[-1:]).partition("\n")
         append_bytes(folder / "epochs.csv", row.encode())
 
     def write_config(self, folder: Path) -> None:
@@ -97,8 +102,8 @@ class Result:
             write_atomic(folder / name, yaml.safe_dump(record, sort_keys=False, allow_unicode=True).encode())
 
 
-def epoch_columns() -> tuple[str, ...]:
-    return "epoch", *epoch_metrics(), "first_of_start", "ended_at"
+def list_epoch_columns() -> tuple[str, ...]:
+    return "epoch", *build_epoch_table(), "first_of_start", "ended_at"
 
 
 @contextmanager
@@ -123,12 +128,11 @@ def record_outcome(result: Result, config: Config, folder: Path, stop: StopSigna
 
 def record_failure(error: BaseException, result: Result, config: Config, folder: Path, world: World) -> None:
     """Record why a run has not completed, unless it was refused before it began."""
-    has_begun = result.setup_s is not None
     failure = to_failure(error)
-    if failure.status == "interrupted" and has_begun:
+    if failure.status == "interrupted" and result.has_begun:
         world.disconnect()
     is_refused = isinstance(error, ConfigError | DataError | PeerError)
-    if not has_begun and (is_refused or config.resume):
+    if not result.has_begun and (is_refused or config.resume):
         return
     result.status, result.error, result.exit_code = failure.status, failure.message, failure.exit_code
     try:
