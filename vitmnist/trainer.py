@@ -4,7 +4,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -160,11 +160,19 @@ class Trainer:
             ConfigError: the configuration has an unknown value, or values that do not fit together.
             DataError: the data cannot be read.
         """
-        config, data, world = self.config, self.config.data, self.world
+        config, world = self.config, self.world
         check_config(config, self.device)
         dataset = read_dataset(config, world)
-        order = config.batch_size, config.seed, data.shuffle, data.drop_last
-        return dataset, build_sampler(len(dataset.train), *order, rank=world.rank, world_size=world.size)
+        sampler = build_sampler(
+            len(dataset.train),
+            config.batch_size,
+            config.seed,
+            shuffle=config.data.shuffle,
+            drop_last=config.data.drop_last,
+            rank=world.rank,
+            world_size=world.size,
+        )
+        return dataset, sampler
 
     def build_step(self, train: Split, sampler: EpochSampler, weights: Mapping[str, Tensor] | None) -> TrainStep:
         """Build model, loss, optimizer and schedule, and the step that uses them."""
@@ -228,12 +236,8 @@ class Trainer:
         """Time the loaders with the training step of the run, restore its state, and return the fastest one's name."""
 
         def as_candidate(loader: Loader) -> LoaderCandidate:
-            def batches(epoch: int) -> Iterable[object]:
-                step.restart_schedule()
-                return step.batches(loader, epoch)
-
             step.prepare(loader)  # A loader that delivers float32 needs another compilation.
-            return LoaderCandidate(loader, step.device, step, batches)
+            return LoaderCandidate(loader, step.device, step, partial(step.batches, loader))
 
         log.info("timing %s for a few batches each", ", ".join(options.candidates or ()) or "all loaders")
         with step.preserved_state():
@@ -291,7 +295,6 @@ class Trainer:
             result.write_epochs(folder)  # Drop a torn row, and rows that are newer than the checkpoint.
             for name in ("result.json", f"{storage.FOLDER}/final.safetensors"):
                 (folder / name).unlink(missing_ok=True)
-        # `finish_epoch` adds the wait for the first batch.
         result.setup_s = time.time() - result.began_at - (result.compile_s or 0.0)
         draw_images = partial(draw_epoch_images, dataset, loader.sampler, step.preprocess)
         return EpochRecorder(

@@ -131,7 +131,7 @@ def test_model_optimizer_and_random_generators_are_restored(capsys: pytest.Captu
     ("batch", "step"),
     [
         ((1, 2), lambda batch: batch[1]),
-        ((1, 2), lambda one, two: two),
+        ((1, 2), lambda images, labels: labels),
         ({"x": torch.ones(2)}, lambda batch: batch["x"]),
         (("text", None), lambda batch, scale=1: batch[0] * scale),
     ],

@@ -37,11 +37,11 @@ class InferenceModel:
     size: tuple[int, ...]
     dataset: Mapping[str, Any]
 
-    def preprocess(self) -> Preprocess:
+    def build_preprocess(self) -> Preprocess:
         """Return the transform that crops and normalises images for the model, on the CPU."""
         return Preprocess(mean=self.mean, std=self.std, size=self.size)
 
-    def reader(self) -> FileReader:
+    def build_reader(self) -> FileReader:
         """Return the function that reads a file into an image; raises `ConfigError` if the dataset is unknown."""
         return file_reader(self.dataset, self.shape)
 

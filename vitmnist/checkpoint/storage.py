@@ -38,9 +38,6 @@ WEIGHT_FILES = {"best": "best.pt", "final": "final.safetensors", "last": "last.p
 STATE_DICT_KEYS = ("step", "ema", "state_dict_ema", "state_dict", "model_state_dict", "model", "net")
 """The keys of the weights in checkpoints of this project, timm, Lightning and others, averaged weights first."""
 
-_damaged: set[Path] = set()
-"""The damaged files `last.pt` that this process has read; they must not become `previous.pt`."""
-
 
 class DamagedError(DataError):
     """The content of a checkpoint is damaged."""
@@ -66,8 +63,7 @@ def save(folder: Path, state: dict[str, Any], best: bool = False) -> None:
         # Write `best.pt` first: a run that is killed before `last.pt` repeats the epoch, and writes both.
         if best:
             write_atomic(checkpoints / "best.pt", content)
-        write_atomic(last, content, previous if last.exists() and last not in _damaged else None)
-        _damaged.discard(last)
+        write_atomic(last, content, previous if last.exists() else None)
     except OSError as error:
         note = ""
         if last.exists() or previous.exists():
@@ -84,7 +80,6 @@ def load(folder: Path) -> dict[str, Any] | None:
         try:
             return read(last)
         except DamagedError as error:
-            _damaged.add(last)
             if not previous.exists():
                 raise
             log.warning("%s; %s is read instead", error, previous.name)

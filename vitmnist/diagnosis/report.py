@@ -16,8 +16,9 @@ from vitmnist.timing.table import (
     Bottleneck,
     TimingRow,
     format_bottleneck,
+    format_ms,
     format_rows,
-    format_time,
+    format_seconds,
 )
 
 NO_LOADER = "no DataLoader was iterated in this process before the script's last statement had ended"
@@ -146,9 +147,9 @@ def format_report(report: Report) -> str:
         lines.append(f"not observed: {', '.join(report.not_observed)}, which is none of torch.utils.data")
     if report.seconds:
         steps = f"{report.steps} batches" + (f" after a warm-up of {report.warm_up}" if report.warm_up else "")
-        between = f"; {format_time(report.between_s)} between the passes over the loaders are not counted"
+        between = f"; {format_seconds(report.between_s)} s between the passes over the loaders are not counted"
         is_noticeable = report.between_s > NOTICEABLE_SHARE * report.seconds
-        lines.append(f"script: {steps} in {format_time(report.seconds)}{between if is_noticeable else ''}")
+        lines.append(f"script: {steps} in {format_seconds(report.seconds)} s{between if is_noticeable else ''}")
     if report.bottleneck and report.waiting_pct is not None:
         text = format_bottleneck(report.bottleneck, report.waiting_pct, report.steps)
         lines.append(f"verdict: {text}")
@@ -161,10 +162,10 @@ def _format_loop(index: int, loop: LoopReport) -> list[str]:
     loader = loop.loader
     size = f"batch size {loader.batch_size or 'unknown'}, num_workers={loader.num_workers}"
     samples = "" if loader.samples is None else f" {loader.samples:,} samples,"
-    step = format_time(loop.step_s)
-    waiting = f"waiting {loop.waiting_pct or 0.0:.0f}% of {format_time(loop.seconds)}, a step {step}"
+    share, step = f"{loop.waiting_pct or 0.0:.0f}%", format_ms(loop.step_s)
+    waiting = f"waiting {share} of {format_seconds(loop.seconds)} s, a step {step}"
     if loop.unmeasured_reason:
-        waiting = f"{loop.unmeasured_reason}; {format_time(loop.waiting_s)} for them"
+        waiting = f"{loop.unmeasured_reason}; {format_seconds(loop.waiting_s)} s for them"
     passes = "1 pass" if loop.passes == 1 else f"{loop.passes} passes"
     lines = [
         f"loader {index}: {loader.dataset},{samples} {size} ({loader.where})",

@@ -49,7 +49,7 @@ class ConfusionMetric(BatchMetric):
 METRICS: Registry[BatchMetric, Tensor] = Registry("metrics", __package__)
 
 
-def batch_metrics() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
+def get_batch_metrics() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
     """Return the functions of a batch's logits and labels, by name."""
     names = [name for name in METRICS.names() if not isinstance(METRICS.options_of(name), ConfusionMetric)]
     return {name: METRICS.function_of(name) for name in names}

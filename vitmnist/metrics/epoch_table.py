@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 from vitmnist.config.schema import Config
 from vitmnist.errors import ConfigError, suggest_names
-from vitmnist.metrics import METRICS, BatchMetric, batch_metrics
+from vitmnist.metrics import METRICS, BatchMetric, get_batch_metrics
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Metric:
         return 1 if self.direction == "max" else -1
 
 
-def metric_name(split: str, name: str) -> str:
+def join_metric_name(split: str, name: str) -> str:
     """Return the name of a registered metric, or of the loss, in a record: `eval_acc`, `train_loss`."""
     return f"{split}_{name}"
 
@@ -72,7 +72,7 @@ MACHINE_METRICS = (
 """Throughput and memory."""
 
 
-def epoch_metrics() -> dict[str, Metric]:
+def build_epoch_table() -> dict[str, Metric]:
     """Return the metrics of an epoch, by name, in the order of the report's columns.
 
     Each call builds the table, because a metric can be registered at any time.
@@ -84,7 +84,7 @@ def epoch_metrics() -> dict[str, Metric]:
     table = [
         *TIMES,
         _row("train", "loss", LOSS),
-        *(_row("train", name, replace(registered[name], column=None)) for name in batch_metrics()),
+        *(_row("train", name, replace(registered[name], column=None)) for name in get_batch_metrics()),
         _row("eval", "loss", LOSS),
         *(_row("eval", name, description) for name, description in registered.items()),
         *MACHINE_METRICS,
@@ -100,7 +100,7 @@ def epoch_metrics() -> dict[str, Metric]:
 def _row(split: str, name: str, description: BatchMetric) -> Metric:
     """Return the row of a registered metric, or of the loss, for a split."""
     fields = vars(description) | {"tag": f"{split}/{description.tag}"}
-    return Metric(metric_name(split, name), over_epochs="last", **fields)
+    return Metric(join_metric_name(split, name), over_epochs="last", **fields)
 
 
 def find_metric(name: str, key: str) -> Metric:
@@ -109,8 +109,8 @@ def find_metric(name: str, key: str) -> Metric:
     Raises:
         ConfigError: there is no such metric.
     """
-    by_name = epoch_metrics()
-    if metric := by_name.get(name) or by_name.get(metric_name("eval", name)):
+    by_name = build_epoch_table()
+    if metric := by_name.get(name) or by_name.get(join_metric_name("eval", name)):
         return metric
     raise ConfigError(f"{key}={name}: not a metric of an epoch; {suggest_names(name, by_name)}")
 

@@ -19,9 +19,11 @@ Steps count from 0. The factor depends on these arguments alone, so that a resum
 def build_schedule(values: Mapping[str, Any], epochs: int, steps_per_epoch: int) -> Callable[[int], float]:
     """Return the factor of the learning rate by step; raises `ConfigError` if the options do not fit."""
     compute_factor, options = SCHEDULES.resolve(values)
+    steps = epochs * steps_per_epoch
 
     def factor(step: int) -> float:
-        return float(compute_factor(options, step, epochs * steps_per_epoch, steps_per_epoch))
+        # Timing the loaders for `data/loader=auto` may take more steps than the run has. They use the last factor.
+        return float(compute_factor(options, min(step, steps - 1), steps, steps_per_epoch))
 
     factor(0)  # This raises if the options do not fit.
     return factor

@@ -36,8 +36,8 @@ class Spread:
 
     def format_times(self) -> str:
         """Format times in seconds as `median (low–high)`, without the range if all values are equal."""
-        spread = "" if self.low == self.high else f" ({format_time(self.low)}–{format_time(self.high)})"
-        return format_time(self.median) + spread
+        spread = "" if self.low == self.high else f" ({format_ms(self.low)}–{format_ms(self.high)})"
+        return format_ms(self.median) + spread
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ def format_rows(rows: Sequence[TimingRow]) -> str:
             continue
         cells = (
             "" if row.waiting_pct is None else f"{row.waiting_pct:.0f}%",
-            format_time(row.epoch_s.median) if row.epoch_s else f"{format_time(row.batch_s.median)}*",
-            "" if row.set_up_s is None else format_time(row.set_up_s),
+            f"{format_seconds(row.epoch_s.median)} s" if row.epoch_s else f"{format_ms(row.batch_s.median)}*",
+            "" if row.set_up_s is None else f"{format_seconds(row.set_up_s)} s",
             "" if row.break_even_epoch is None else f"epoch {row.break_even_epoch}",
         )
         lines.append(f"{row.name:<{width}}" + "".join(f"{cell:>11}" for cell in cells).rstrip())
@@ -113,7 +113,12 @@ def format_bottleneck(bottleneck: Bottleneck, waiting_pct: float, steps: int) ->
     return f"{bottleneck.value}: {waiting}"
 
 
-def format_time(seconds: float) -> str:
-    """Format a time as `0.02 ms`, `5.3 ms`, `207 ms`, `4.4 s` or `1,207 s`."""
-    value, unit = (seconds, "s") if seconds >= 1 else (1000 * seconds, "ms")
-    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.1f} {unit}" if value >= 1 else f"{value:.2g} {unit}"
+def format_ms(seconds: float) -> str:
+    """Format a time as `0.02 ms`, `5.3 ms` or `1,207 ms`."""
+    number = 1000 * seconds
+    return f"{number:,.0f} ms" if number >= 100 else f"{number:.1f} ms" if number >= 1 else f"{number:.2g} ms"
+
+
+def format_seconds(seconds: float) -> str:
+    """Format seconds with three significant digits; from 100 s on, as a whole number."""
+    return f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:#.3g}".rstrip(".")

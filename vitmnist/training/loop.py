@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import Loader
-from vitmnist.metrics import batch_metrics, compute_confusion_metrics
-from vitmnist.metrics.epoch_table import EVAL_S, SAVE_S, metric_name
+from vitmnist.metrics import compute_confusion_metrics, get_batch_metrics
+from vitmnist.metrics.epoch_table import EVAL_S, SAVE_S, join_metric_name
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.training.progress import EpochProgress, MetricAccumulator
@@ -71,14 +71,14 @@ def evaluate(
     sampler, device = loader.sampler, preprocess.mean.device
     metrics = MetricAccumulator(sampler, device, world)
     batches: list[Predictions] = []
-    functions = batch_metrics()
+    functions = get_batch_metrics()
     timer = EpochTimer(device)
     timer.start()
     with torch.inference_mode():
         for images, labels in timer.waiting(loader.epoch(0)):
-            # A rank without images in the last batch gets an image of padding; `valid` is then 0.
-            valid, size = sampler.num_valid(metrics.num_batches), sampler.num_images(metrics.num_batches)
-            logits, targets = model(preprocess(images))[:valid], labels[:valid]
+            # A rank without images in the last batch gets an image of padding; `count` is then 0.
+            count, size = sampler.num_rank_images(metrics.num_batches), sampler.num_images(metrics.num_batches)
+            logits, targets = model(preprocess(images))[:count], labels[:count]
             cross_entropy = F.cross_entropy(logits, targets, reduction="sum") / size
             sums = {name: compute(logits, targets) for name, compute in functions.items()}
             metrics.update({"loss": cross_entropy, **sums})
@@ -92,7 +92,7 @@ def evaluate(
     predictions = gather_predictions(batches, sampler, world)
     values = metrics.compute("eval")
     for name, value in compute_confusion_metrics(predictions.confusion_matrix(logits.shape[1])).items():
-        values[metric_name("eval", name)] = value
+        values[join_metric_name("eval", name)] = value
     return {**values, EVAL_S.name: sum(seconds.values()), SAVE_S.name: saving}, predictions
 
 

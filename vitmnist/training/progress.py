@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import DataError, TrainingError, join_names
-from vitmnist.metrics import METRICS, batch_metrics, epoch_table
+from vitmnist.metrics import METRICS, epoch_table, get_batch_metrics
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.training.step import TrainStep
@@ -60,9 +60,9 @@ class EpochProgress:
                 "step": self._first_step + step,
                 "loss": losses[step],
                 "lr": self._lrs[step],
-                "grad_norm": norm if math.isfinite(norm) else None,
+                "grad_norm": float(norm) if math.isfinite(norm) else None,
             }
-            for step, norm in self._read_norms().items()
+            for step, norm in self._gradient_norms.items()
         ]
 
     def check_finite(self) -> None:
@@ -96,7 +96,7 @@ class EpochProgress:
         return {
             "metrics": self.metrics.state_dict(),
             "lrs": list(self._lrs),
-            "norms": self._read_norms(),
+            "norms": {step: float(norm) for step, norm in self._gradient_norms.items()},
             "seconds": self._seconds(),
         }
 
@@ -106,9 +106,6 @@ class EpochProgress:
         self._lrs = list(state["lrs"])
         self._gradient_norms = dict(state["norms"])
         self._seconds_before_resume = state["seconds"]
-
-    def _read_norms(self) -> dict[int, float]:
-        return {step: float(norm) for step, norm in self._gradient_norms.items()}
 
     def _seconds(self) -> dict[str, float]:
         """Return the seconds of each phase of the timer, and of the wait for the first batch of the epoch."""
@@ -129,7 +126,8 @@ class MetricAccumulator:
         self._sampler, self._world = sampler, world
         # float64 holds counts and the float32 losses exactly.
         self._sums = {
-            name: torch.zeros(len(sampler), dtype=torch.float64, device=device) for name in ("loss", *batch_metrics())
+            name: torch.zeros(len(sampler), dtype=torch.float64, device=device)
+            for name in ("loss", *get_batch_metrics())
         }
 
     def update(self, sums: dict[str, Tensor]) -> None:
@@ -158,10 +156,10 @@ class MetricAccumulator:
         sizes = self.batch_sizes
         # Weight the batches by their size: the last one may be smaller.
         means = {"loss": math.fsum(map(mul, self.batch_sums("loss"), sizes)) / sum(sizes)}
-        for name in batch_metrics():
+        for name in get_batch_metrics():
             scale = 100 if METRICS.options_of(name).unit == "%" else 1
             means[name] = scale * math.fsum(self.batch_sums(name)) / sum(sizes)
-        return {epoch_table.metric_name(split, name): mean for name, mean in means.items()}
+        return {epoch_table.join_metric_name(split, name): mean for name, mean in means.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums over all ranks, as plain values and CPU tensors."""

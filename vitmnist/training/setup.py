@@ -106,7 +106,7 @@ def check_batch_norm(name: str, backend: StepBackend, train: Split, sampler: Epo
             backend.config.micro_batch,
         )
     # The first and the last batch of an epoch may differ in size. A rank without images has one image of padding.
-    sizes = [max(sampler.num_valid(batch), 1) for batch in (0, len(sampler) - 1)]
+    sizes = [max(sampler.num_rank_images(batch), 1) for batch in (0, len(sampler) - 1)]
     if all((size - 1) % backend.microbatch_size for size in sizes):  # No last microbatch has a single image.
         return
     image = backend.preprocess(train.images[:1].to(backend.preprocess.mean.device))

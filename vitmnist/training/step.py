@@ -89,7 +89,7 @@ class TrainStep:
         def generate() -> Generator[Batch, None, None]:
             for index, ((images, loaded), keys) in enumerate(batches, start):
                 # A rank without images in the last batch has an image of padding; see `EpochSampler`.
-                labels = loaded if sampler.num_valid(index) else torch.full_like(loaded, IGNORED)
+                labels = loaded if sampler.num_rank_images(index) else torch.full_like(loaded, IGNORED)
                 yield Batch(images, labels, keys, sampler.num_images(index))
 
         return generate()
@@ -195,10 +195,6 @@ class TrainStep:
             self._scaler.load_state_dict(state["scaler"])
         if self.ema:
             self.ema.load_state_dict(state["ema"])
-
-    def restart_schedule(self) -> None:
-        """Count the steps from 0 again: the schedule is not defined for more steps than the run has."""
-        self.completed_steps = 0
 
     @contextmanager
     def preserved_state(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config.schema import Precision
 from vitmnist.errors import ConfigError, first_line
 from vitmnist.losses import Loss
-from vitmnist.metrics import batch_metrics
+from vitmnist.metrics import get_batch_metrics
 from vitmnist.runtime.world import World
 from vitmnist.training.batch import Batch
 from vitmnist.training.fine_tuning import BATCH_NORMS
@@ -184,7 +184,7 @@ class ModelAndLoss(nn.Module):
         super().__init__()
         self.model = model
         self._preprocess = preprocess.forward  # DDP would broadcast the constants of a submodule in each step.
-        self._metrics = batch_metrics()  # Compiled code cannot look them up in the registry.
+        self._metrics = get_batch_metrics()  # Compiled code cannot look them up in the registry.
         self._device_type = preprocess.mean.device.type
         self._autocast_dtype = AUTOCAST_DTYPES.get(precision)
         self._loss = loss

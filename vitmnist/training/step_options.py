@@ -1,7 +1,7 @@
 """The options of `trainer`, with `auto` resolved by static rules for the run's device."""
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -41,11 +41,8 @@ class StepConfig:
 
     def describe(self) -> str:
         """Return a line for each value that was `auto`."""
-        values = asdict(self)
-        return "\n".join(
-            f"trainer.{key}={values[key] if isinstance(values[key], str) else json.dumps(values[key])}: {reason}"
-            for key, reason in self.reasons.items()
-        )
+        values = {key: json.dumps(getattr(self, key)).strip('"') for key in self.reasons}
+        return "\n".join(f"trainer.{key}={values[key]}: {reason}" for key, reason in self.reasons.items())
 
 
 def resolve_step_config(
