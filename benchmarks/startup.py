@@ -56,7 +56,7 @@ def seconds(arguments: list[str], folder: str, number: int) -> float:
 
 def differences(values: list[float], others: list[float]) -> list[float]:
     """How much longer one command took than another, round by round."""
-    return [one - other for one, other in zip(values, others, strict=True)]
+    return [seconds - baseline for seconds, baseline in zip(values, others, strict=True)]
 
 
 def compare(arguments: argparse.Namespace) -> str:
