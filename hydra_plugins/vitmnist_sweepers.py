@@ -22,7 +22,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from vitmnist.cli.arguments import key_of
+from vitmnist.cli.arguments import parse_key
 from vitmnist.errors import ConfigError, MissingExtraError
 from vitmnist.metrics.epoch_table import find_objective
 from vitmnist.runtime.files import write_atomic
@@ -108,7 +108,7 @@ class SearchSweeper(Sweeper):
         """What to search by key, and the other overrides. What is typed takes the place of the same key in `params`."""
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         texts = [*(f"{key!s}={self.params[key]}" for key in self.params), *arguments]
-        overrides = {key_of(override.get_key_element()): override for override in parser.parse_overrides(texts)}
+        overrides = {parse_key(override.get_key_element()): override for override in parser.parse_overrides(texts)}
         space = {key: _distribution(overrides[key]) for key in sorted(overrides) if overrides[key].is_sweep_override()}
         if "seed" in space:
             raise ConfigError("seed: a search compares trials of one seed; sweep the best values over seeds with -m")

@@ -96,7 +96,7 @@ def test_a_model_of_the_crops_size_is_trained_and_used(
     images = torch.randint(0, 256, (2, 3, 20, 20), dtype=torch.uint8)
     exported = FORMATS["torch"].load((tmp_path / "model.pt2").read_bytes())
     with torch.inference_mode():
-        torch.testing.assert_close(exported(images), model.model(model.preprocess()(images)))
+        torch.testing.assert_close(exported(images), model.model(model.build_preprocess()(images)))
     assert train_here("resume=run", "epochs=3").returncode == 0
     assert len(result_of(tmp_path / "run")["epochs"]) == 3
 

@@ -12,13 +12,14 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from tests.conftest import REPOSITORY, Printed
+from tests.conftest import REPOSITORY, Printed, result_of
 from tests.support.fake_backend import simulate_gpus
 from tests.support.processes import run_python
 from vitmnist.config.compose import compose
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import Loader
+from vitmnist.metrics.epoch_table import build_epoch_table
 from vitmnist.models import MODELS
 from vitmnist.models.cnn import CNN, CNNOptions
 from vitmnist.runtime.world import World
@@ -100,6 +101,11 @@ def test_the_training_loop_and_the_stages_before_it_fit_on_a_screen() -> None:
     assert len(inspect.getsource(train_epoch).splitlines()) <= 50
     for stage in (Trainer.build_data, Trainer.build_step, Trainer.build_loaders, Trainer.distribute):
         assert len(inspect.getsource(stage).splitlines()) <= 20, stage
+
+
+def test_an_epoch_has_each_metric_of_the_table_and_no_other(runs: Path) -> None:
+    for epoch in result_of(runs / "whole")["epochs"]:
+        assert epoch.keys() - {"epoch", "first_of_start", "ended_at", "steps"} == build_epoch_table().keys()
 
 
 class Tied(nn.Module):

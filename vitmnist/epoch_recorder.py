@@ -1,4 +1,4 @@
-"""The end of an epoch: its record, log line, images and checkpoint."""
+"""Records, logs and saves each completed epoch."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +13,7 @@ from vitmnist.checkpoint.manager import CheckpointManager
 from vitmnist.config.schema import Config
 from vitmnist.errors import DataError, to_failure
 from vitmnist.metrics.epoch_record import EpochRecord, Monitor, check_metrics
-from vitmnist.metrics.epoch_table import EPOCH_S, EVAL_S, SAVE_S, TRAIN_S, epoch_metrics
+from vitmnist.metrics.epoch_table import EPOCH_S, EVAL_S, SAVE_S, TRAIN_S
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import World
 from vitmnist.tracking.environment import PeakMemory
@@ -36,7 +36,7 @@ class EpochRecorder:
     checkpoints: CheckpointManager
     loggers: list[Logger]
     draw_images: Callable[[Predictions, int], Mapping[str, Image]]
-    """Draws the images of an epoch for the loggers, from its predictions and its number."""
+    """Draws images for the loggers from the predictions and the index of an epoch."""
     peak_memory: PeakMemory
     is_first_epoch: bool = True
     """Whether no epoch has ended since this process started."""
@@ -48,7 +48,7 @@ class EpochRecorder:
 
     @contextmanager
     def progress_bar(self, progress: EpochProgress, split: str, num_batches: int) -> Iterator[AfterStep]:
-        """Show a progress bar for a pass over a split; yields a callback that updates it and saves checkpoints."""
+        """Show a progress bar for a pass over a split; yield a callback that updates it and saves checkpoints."""
         bar = tqdm(
             desc=f"epoch {progress.epoch + 1} {split}",
             total=num_batches,
@@ -73,8 +73,8 @@ class EpochRecorder:
 
         Raises:
             TrainingError: a loss or metric is not finite.
-            DataError: a record or the checkpoint cannot be written. If a record cannot, the checkpoint is saved first.
-            RunInterrupted: the run was asked to stop; it is saved.
+            DataError: a record or the checkpoint cannot be written. If writing a record fails, the run is saved first.
+            RunInterrupted: the run was asked to stop, and has been saved.
         """
         result = self.result
         record = self._make_record(progress, train, evaluation)
@@ -94,8 +94,7 @@ class EpochRecorder:
     def _make_record(
         self, progress: EpochProgress, train: dict[str, float], evaluation: dict[str, float]
     ) -> EpochRecord:
-        """Make the record of an epoch; all ranks get that of rank 0."""
-        epoch, is_first = progress.epoch, self.is_first_epoch
+        """Make the record of an epoch; rank 0 sends its record to all ranks."""
         save_s = train[SAVE_S.name] + evaluation[SAVE_S.name]
         metrics = {
             **train,
@@ -104,14 +103,15 @@ class EpochRecorder:
             SAVE_S.name: save_s,
             **self.peak_memory.metrics(),
         }
-        if differing := metrics.keys() ^ epoch_metrics().keys():
-            raise KeyError(f"the measured metrics and the table differ: {', '.join(sorted(differing))}")
-        check_metrics(metrics, f"epoch {epoch + 1}")
-        steps = progress.logged_steps()
-        if is_first and self.result.setup_s is not None:
-            self.result.setup_s += progress.timer.first_wait()
-        record = {"epoch": epoch, **metrics, "first_of_start": is_first, "ended_at": time.time(), "steps": steps}
-        # `monitor` may be a time, and the ranks must agree on the best and the last epoch.
+        check_metrics(metrics, f"epoch {progress.epoch + 1}")
+        record = {
+            "epoch": progress.epoch,
+            **metrics,
+            "first_of_start": self.is_first_epoch,
+            "ended_at": time.time(),
+            "steps": progress.logged_steps(),
+        }
+        # The monitored metric can be a time. The ranks must agree on the best and the last epoch.
         return self.world.broadcast_object(lambda: record)
 
     def _write_records(self, record: EpochRecord, predictions: Predictions, is_last: bool) -> None:

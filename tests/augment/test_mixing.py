@@ -95,7 +95,7 @@ def test_partners_depend_on_the_images_of_the_batch_and_not_on_their_order() -> 
     shuffled = drawn[order]
     for key, partner in zip(shuffled.tolist(), shuffled[draw_partners(shuffled, everything)].tolist(), strict=True):
         assert partner_of[key] == partner
-    assert all(one != other for one, other in partner_of.items())
+    assert all(key != partner for key, partner in partner_of.items())
 
 
 @pytest.mark.parametrize("name", ["mixup", "cutmix"])
@@ -137,6 +137,6 @@ def test_small_alpha_mixes_little() -> None:
 def test_each_operation_draws_random_numbers_of_its_own() -> None:
     drawn = keys(1000)
     columns = [random_bits(operation_keys(drawn, place), number) for place, number in ((0, 0), (0, 1), (1, 0), (2, 0))]
-    for one, other in pairwise(columns):
-        assert abs(float(torch.corrcoef(torch.stack([one, other]).double())[0, 1])) < 0.15
+    for earlier, later in pairwise(columns):
+        assert abs(float(torch.corrcoef(torch.stack([earlier, later]).double())[0, 1])) < 0.15
     assert torch.equal(operation_keys(drawn, 0), drawn)

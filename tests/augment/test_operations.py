@@ -42,8 +42,8 @@ def built(name: str, **options: object) -> Operation | Mixing:
 
 def operation(name: str, **options: object) -> Callable[[Tensor, Tensor], Tensor]:
     """An operation as a function of images and keys that does not write to the images."""
-    one = built(name, **options)
-    return lambda images, keys: one(images.clone(), *one.draw(keys, *images.shape[2:]))
+    module = built(name, **options)
+    return lambda images, keys: module(images.clone(), *module.draw(keys, *images.shape[2:]))
 
 
 def keys(number: int = NUMBER) -> Tensor:

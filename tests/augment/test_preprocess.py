@@ -43,7 +43,7 @@ def test_images_stay_on_their_device_and_are_float32_whatever_the_defaults_are()
         assert torch.equal(preprocess(images), torch.full_like(images, -1, dtype=torch.float32))
     torch.set_default_dtype(torch.float64)
     try:
-        assert {preprocess(one).dtype for one in (images, images[:, :, :8])} == {torch.float32}
+        assert {preprocess(part).dtype for part in (images, images[:, :, :8])} == {torch.float32}
     finally:
         torch.set_default_dtype(torch.float32)
 

@@ -200,7 +200,7 @@ def test_a_split_without_images_is_one_message(
     def without_test_images(dataset: Dataset, data: DataConfig) -> Dataset:
         return replace(dataset, test=dataset.train.subset(slice(0)))
 
-    monkeypatch.setattr("vitmnist.cli.evaluate.apply_config", without_test_images)
+    monkeypatch.setattr("vitmnist.cli.trained_run.apply_config", without_test_images)
     ended = call_here(program, "run", *options, folder=trained)
     assert (ended.returncode, ended.stderr.splitlines()[-1]) == (1, "error: the split to evaluate has no images")
     assert "Traceback" not in ended.stderr

@@ -104,12 +104,15 @@ def test_the_parts_of_all_ranks_make_up_the_global_batch(
     samplers = [replace(sampler, rank=rank, world_size=ranks) for rank in range(ranks)]
     parts = [epoch(part, 1, start) for part in samplers]
     for part, batches in zip(samplers, parts, strict=True):
-        assert [len(batch) for batch in batches] == [max(part.num_valid(k), 1) for k in range(start, len(sampler))]
+        assert [len(batch) for batch in batches] == [
+            max(part.num_rank_images(k), 1) for k in range(start, len(sampler))
+        ]
         assert max(map(len, batches), default=0) <= part.rank_batch_size
         assert part.indices(1, start).tolist() == list(chain.from_iterable(batches))
     for number, batch in enumerate(epoch(sampler, 1, start), start):
         valid = [
-            batches[number - start][: part.num_valid(number)] for part, batches in zip(samplers, parts, strict=True)
+            batches[number - start][: part.num_rank_images(number)]
+            for part, batches in zip(samplers, parts, strict=True)
         ]
         assert list(chain.from_iterable(valid)) == batch
 

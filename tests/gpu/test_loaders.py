@@ -46,14 +46,14 @@ AUGMENTS = {
 @pytest.mark.parametrize("augment", AUGMENTS.values(), ids=AUGMENTS)
 def test_augmented_and_mixed_images_are_those_of_the_cpu(augment: Compose, cuda: torch.device) -> None:
     images = torch.randint(0, 256, (23, 3, 16, 20), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    data, found = TensorSet(images, torch.arange(23) % 5), []
+    data, results = TensorSet(images, torch.arange(23) % 5), []
     for device in (cuda, torch.device("cpu")):
         preprocess = Preprocess(data, augment, classes=5).to(device)
         (keys,) = preprocess.keys(EpochSampler(23, 23, 3, Shuffle.none), 1)
         batch = data.images.to(device), data.labels.to(device), keys
         result = preprocess.mix_batch(*batch) if preprocess.mixes else [preprocess(batch[0], keys)]
-        found.append([one.cpu() for one in result])
-    for ours, wanted in zip(*found, strict=True):
+        results.append([tensor.cpu() for tensor in result])
+    for ours, wanted in zip(*results, strict=True):
         torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-4)
 
 

@@ -87,7 +87,7 @@ def test_an_epoch_waits_for_the_gpu_only_at_its_borders(
 
 def test_replaced_loaders_wait_for_the_gpu_only_at_the_borders_of_an_epoch(tiny: Dataset, cuda: torch.device) -> None:
     dataset = TensorDataset(tiny.train.images.float(), tiny.train.labels)
-    replaced = from_dataloader(DataLoader(dataset, 4, shuffle=True), "gpu_slice", device=cuda)
+    replaced = from_dataloader(DataLoader(dataset, 4, shuffle=True), "gpu_slice")
     list(replaced)
     for images, _ in watched(replaced, len(replaced)):
         assert images.device.type == cuda.type

@@ -327,7 +327,7 @@ def test_a_step_is_compiled_before_it_is_timed_and_not_within_an_epoch(
         return found
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
-        compiled.append({one.dtype for one in inputs})
+        compiled.append({tensor.dtype for tensor in inputs})
         return graph.forward
 
     torch.compiler.reset()

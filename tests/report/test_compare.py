@@ -11,9 +11,9 @@ import yaml
 
 from tests.conftest import REPOSITORY
 from tests.support.records import DATASET, compared, epoch, run, the_only
-from vitmnist.report.statistics import format_seconds
 from vitmnist.report.summary import summarize_comparison
 from vitmnist.report.write import build_table, format_csv, format_markdown, format_text
+from vitmnist.timing.table import format_seconds
 
 
 def job(folder: Path, began: float, ended: float, host: str | None = "here", **result: Any) -> None:
@@ -210,5 +210,5 @@ def test_numbers_are_rounded_in_the_table_but_not_in_the_csv(tmp_path: Path) -> 
     run(tmp_path / "1", config={"lr": 0.003})
     assert [row["lr"] for row in build_table(the_only(tmp_path))] == ["0.00145", "0.003"]
     assert "0.0014462662489" in format_csv(compared(tmp_path))
-    times = {0.0: "0.00", 0.0123: "0.0123", 1.234: "1.23", 12.34: "12.3", 99.97: "100", 1234.5: "1234"}
+    times = {0.0: "0.00", 0.0123: "0.0123", 1.234: "1.23", 12.34: "12.3", 99.97: "100", 1234.5: "1,234"}
     assert [format_seconds(time) for time in times] == list(times.values())

@@ -13,7 +13,7 @@ from playwright.sync_api import expect
 from docs.scripts.screenshots import CHROMIUM, chromium
 from tests.support.processes import run_python
 from tests.support.records import run, timed_run, write
-from vitmnist.metrics.epoch_table import epoch_metrics
+from vitmnist.metrics.epoch_table import build_epoch_table
 from vitmnist.report import plots
 from vitmnist.report.write import write_report
 
@@ -28,7 +28,7 @@ def test_all_files_agree(tmp_path: Path) -> None:
     with files["report.csv"].open() as file:
         table = list(csv.DictReader(file))
     measured = [(row["data/loader"], row["batch_size"], float(row["epoch_s"])) for row in table]
-    names = [metric.name for metric in epoch_metrics().values()]
+    names = [metric.name for metric in build_epoch_table().values()]
     assert {f"{name}{end}" for name in names for end in ("", "_low", "_high")} <= table[0].keys()
     assert measured == [(loader, str(size), 2.0 + index) for index, (loader, size) in enumerate(cells)]
     text, page = files["report.md"].read_text(), files["report.html"].read_text()

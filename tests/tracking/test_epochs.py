@@ -11,8 +11,8 @@ from tests.conftest import Printed, Start, Train, result_of
 from vitmnist.errors import ExitCode, TrainingError
 from vitmnist.metrics import METRICS, BatchMetric
 from vitmnist.metrics.epoch_record import check_metrics
-from vitmnist.metrics.epoch_table import epoch_metrics
-from vitmnist.tracking.result import Result, epoch_columns
+from vitmnist.metrics.epoch_table import build_epoch_table
+from vitmnist.tracking.result import Result, list_epoch_columns
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -30,12 +30,12 @@ def assert_same_epochs(folder: Path) -> None:
 
 
 def test_a_missing_value_is_an_empty_cell(tmp_path: Path) -> None:
-    epoch = dict.fromkeys(epoch_metrics(), 0.1) | {"gpu_peak_mib": None, "ended_at": 1700000000.25}
+    epoch = dict.fromkeys(build_epoch_table(), 0.1) | {"gpu_peak_mib": None, "ended_at": 1700000000.25}
     epochs = [{"epoch": index, **epoch, "first_of_start": not index, "steps": []} for index in (0, 1)]
     Result(epochs=epochs[:1]).write_epochs(tmp_path)
     Result(epochs=epochs).append_epoch(tmp_path)
     table = pandas.read_csv(tmp_path / "epochs.csv")
-    assert list(table.columns) == list(epoch_columns())
+    assert list(table.columns) == list(list_epoch_columns())
     assert table["gpu_peak_mib"].isna().all()
     assert (table["epoch"].tolist(), table["first_of_start"].tolist()) == ([0, 1], [True, False])
     assert table["ended_at"].tolist() == [1700000000.25] * 2
@@ -73,10 +73,10 @@ def test_a_value_that_no_record_may_have_ends_the_run(value: float) -> None:
 def test_a_metric_does_not_take_the_name_of_another(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METRICS._registered, name, (BatchMetric("%", tag="other"), max))
     with pytest.raises(ValueError, match=f"two metrics are called eval_{name}, train_{name}; choose another name"):
-        epoch_metrics()
+        build_epoch_table()
 
 
 def test_a_metric_registered_after_the_table_was_used_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "eval_late" not in epoch_metrics()
+    assert "eval_late" not in build_epoch_table()
     monkeypatch.setitem(METRICS._registered, "late", (BatchMetric("%", tag="late"), max))
-    assert {"train_late", "eval_late"} <= epoch_metrics().keys()
+    assert {"train_late", "eval_late"} <= build_epoch_table().keys()

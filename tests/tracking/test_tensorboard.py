@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.conftest import PLAIN, Printed, result_of
 from vitmnist.metrics.epoch_record import EpochRecord
-from vitmnist.metrics.epoch_table import epoch_metrics
+from vitmnist.metrics.epoch_table import build_epoch_table
 from vitmnist.registry import NoOptions
 from vitmnist.tracking.loggers.tensorboard import TensorBoard
 from vitmnist.tracking.result import Result
@@ -31,7 +31,7 @@ def test_a_run_shows_metrics_steps_images_and_config(succeed: Printed, quick: li
     succeed(*quick, *settings, "hydra.run.dir=here")
     assert [path.name for path in (tmp_path / "here").rglob("*tfevents*") if path.parent.name != "here"] == []
     shown, epochs = events(tmp_path / "here"), result_of(tmp_path / "here")["epochs"]
-    for metric in epoch_metrics().values():
+    for metric in build_epoch_table().values():
         values = [epoch[metric.name] for epoch in epochs]
         if None in values:
             assert metric.tag not in shown.Tags()["scalars"]
@@ -73,7 +73,7 @@ def test_epochs_and_steps_are_shown_once_if_resumed(
     tmp_path: Path, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def record(epoch: int, attempt: int) -> EpochRecord:
-        return {metric.name: float(attempt) for metric in epoch_metrics().values()} | {
+        return {metric.name: float(attempt) for metric in build_epoch_table().values()} | {
             "epoch": epoch,
             "ended_at": 1e9 + epoch,
             "steps": [

@@ -273,16 +273,6 @@ def test_compiled_batch_normalisation_sees_no_padding(
         torch.testing.assert_close(value, plain.state_dict()[name], rtol=1e-4, atol=1e-5)
 
 
-def test_a_schedule_is_asked_for_the_steps_of_the_run_alone(tiny: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    step, asked = make_step(tiny), []
-    monkeypatch.setattr(step, "schedule", lambda index: asked.append(index) or 1.0)
-    train(step, make_loader(tiny, "ram"))
-    assert asked == [*range(9)]
-    step.restart_schedule()  # as `auto` does for each candidate
-    train(step, make_loader(tiny, "ram"), epochs=1)
-    assert asked[9:] == [*range(3)]
-
-
 @pytest.mark.parametrize("optimizer", OPTIMIZERS_UNDER_TEST)
 def test_a_fused_optimizer_is_the_optimizer(tiny: Dataset, optimizer: str) -> None:
     steps = [make_step(tiny, optimizer, fused=fused) for fused in (True, False)]

@@ -55,15 +55,15 @@ def parse_arguments(argv: list[str]) -> Arguments:
         config_dir = Path(options.config_dir).resolve()
         if not config_dir.is_dir():
             raise ConfigError(f"--config-dir: {options.config_dir}: there is no such folder")
-        overrides.append(f"hydra.searchpath=[{quote(config_dir.as_uri())}]")
+        overrides.append(f"hydra.searchpath=[{quote(f'file://{config_dir.as_posix()}')}]")
     if options.multirun:
         overrides.append("hydra.mode=MULTIRUN")
-    resume = value_of("resume", overrides)
+    resume = find_value("resume", overrides)
     overrides = without_keys(overrides, ["resume"])
     if resume is None:
         return Arguments(options, overrides, Resume.NEVER)
     if resume == "auto":
-        if not any(value_of(key, overrides) for key in ("hydra.run.dir", "hydra.sweep.dir")):
+        if not any(find_value(key, overrides) for key in ("hydra.run.dir", "hydra.sweep.dir")):
             raise ConfigError(f"resume=auto: in which folder? Type {AUTO_RESUME}, or for a sweep {SWEEP_AUTO_RESUME}")
         return Arguments(options, overrides, Resume.AUTO)
     if options.multirun:
@@ -89,24 +89,24 @@ def _accept_lazy_help() -> None:
     setattr(ArgumentParser, "add_argument", add_argument_unchecked)  # noqa: B010
 
 
-def key_of(override: str) -> str:
+def parse_key(override: str) -> str:
     """The key or group that an override names."""
     return override.lstrip("+~").partition("=")[0]
 
 
 def is_hydra_override(override: str) -> bool:
     """Whether an override is of Hydra's own configuration."""
-    return key_of(override).startswith("hydra")
+    return parse_key(override).startswith("hydra")
 
 
 def without_keys(overrides: Iterable[str], keys: Collection[str]) -> list[str]:
     """The overrides of other keys."""
-    return [override for override in overrides if key_of(override) not in keys]
+    return [override for override in overrides if parse_key(override) not in keys]
 
 
-def value_of(key: str, overrides: Iterable[str]) -> str | None:
+def find_value(key: str, overrides: Iterable[str]) -> str | None:
     """The value of an override as text, without quotes; None if it is absent or null."""
-    values = [override.partition("=")[2] for override in overrides if key_of(override) == key]
+    values = [override.partition("=")[2] for override in overrides if parse_key(override) == key]
     return values[-1].strip("'\"") if values and values[-1] != "null" else None
 
 

@@ -10,9 +10,8 @@ in training: validation if there is such a split, else test. --split names anoth
 
 import json
 import sys
-from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -21,32 +20,22 @@ from tabulate import tabulate
 from torch import Tensor
 
 from vitmnist.checkpoint.inference import load_inference_model
-from vitmnist.checkpoint.storage import WEIGHT_FILES
-from vitmnist.cli.arguments import key_of
 from vitmnist.cli.command import create_parser, echo, errors_as_messages
-from vitmnist.cli.resume import load_recorded_config
-from vitmnist.config.schema import Config, DataConfig, is_under
-from vitmnist.data.datasets.base import Dataset, Split, apply_config, build_dataset
-from vitmnist.errors import ConfigError, UserError
+from vitmnist.cli.trained_run import IMAGE_KEYS, add_run_arguments, load_evaluation_config, load_evaluation_dataset
+from vitmnist.data.datasets.base import Split
+from vitmnist.errors import ConfigError
 from vitmnist.loaders.make_loader import make_loader
 from vitmnist.metrics import METRICS
 from vitmnist.runtime.device import choose_device
-from vitmnist.runtime.files import encode_csv, expand_home
+from vitmnist.runtime.files import encode_csv
 from vitmnist.tracking.images import draw_worst_mistakes
-from vitmnist.tracking.runs import read_run
 from vitmnist.training import loop
 from vitmnist.training.loop import Predictions
 
 # The options of `tabulate` for columns that are aligned on the right; only the first one, the class, is text.
 TABLE_OPTIONS: Any = {"tablefmt": "plain", "disable_numparse": [0], "stralign": "right"}
-# The keys and sections that choose the evaluated images. All other values are those of the run.
-IMAGE_KEYS = ("data.root", "data.dataset", "data.holdout", "data.holdout_seed", "batch_size")
-# The options of a dataset that say where its images and labels are.
-PATHS = ("path", "labels")
-# The options that limit or divide a dataset, with the values that leave all images in one split.
-UNLIMITED = {"test_share": 0.0, "train_size": None, "test_size": None}
 # The keys and sections that an evaluation can override.
-OVERRIDABLE = (*IMAGE_KEYS, "device")
+OVERRIDABLE_KEYS = (*IMAGE_KEYS, "device")
 
 
 @dataclass(frozen=True)
@@ -74,78 +63,6 @@ class Evaluation:
         ]
 
 
-def load_evaluation_config(folder: Path, overrides: list[str], overridable: Sequence[str]) -> Config:
-    """The recorded configuration of a run, changed by overrides.
-
-    Raises:
-        ConfigError: a key is not overridable, or the folder or the overrides cannot be used.
-    """
-    for override in overrides:
-        if not is_under(_dotted_key(override), overridable):
-            allowed = ", ".join(overridable)
-            raise ConfigError(f"{override}: has no effect on a trained model; only {allowed} can be changed")
-    return load_recorded_config(folder, overrides)
-
-
-def _dotted_key(override: str) -> str:
-    return key_of(override).replace("/", ".")
-
-
-def load_evaluation_dataset(folder: Path, data: DataConfig, overrides: list[str]) -> Dataset:
-    """The dataset of an evaluation; warns if images of the run have changed since training.
-
-    All images of another dataset are evaluated, unless overrides limit or divide it.
-    """
-    trained_data = load_recorded_config(folder, []).data
-    record = read_run(folder).result.dataset or {}
-    if _resolve_paths(data.dataset) == _resolve_paths(trained_data.dataset):
-        # The texts can differ, such as `images` and `./images`.
-        paths = {key: trained_data.dataset[key] for key in PATHS if key in trained_data.dataset}
-        data = replace(data, dataset=data.dataset | paths)
-    elif not _has_moved(data, trained_data, record):
-        keys = [_dotted_key(override) for override in overrides]
-        holdout = data.holdout if "data.holdout" in keys else None
-        limits = [key for key in UNLIMITED if key in data.dataset and f"data.dataset.{key}" not in keys]
-        data = replace(data, holdout=holdout, dataset=data.dataset | {key: UNLIMITED[key] for key in limits})
-    dataset = apply_config(build_dataset(data.dataset, data.root), data)
-    if replace(data, root="") == replace(trained_data, root=""):
-        recorded = record.get("sha256") or {}
-        for name in dataset.splits:
-            checksum = dataset.sha256[f"{name}_images"]
-            if recorded.get(f"{name}_images", checksum) != checksum:
-                print(f"warning: the images of the {name} split have changed since training", file=sys.stderr)
-    return dataset
-
-
-def _resolve_paths(options: Mapping[str, Any]) -> list[object]:
-    """The name of a dataset, and the absolute paths of its images and labels, without links."""
-    return [options["name"], *(expand_home(str(options.get(key))).resolve() for key in PATHS)]
-
-
-def _has_moved(data: DataConfig, trained_data: DataConfig, record: Mapping[str, Any]) -> bool:
-    """Whether the images of a run are now at other paths: divided as in training, they have the recorded checksums.
-
-    Args:
-        record: the section `dataset` of the run's `result.json`.
-    """
-    if data.dataset["name"] != trained_data.dataset["name"]:
-        return False
-    place = {key: data.dataset[key] for key in (*PATHS, "columns", "suffix") if key in data.dataset}
-    options = trained_data.dataset | place
-    try:
-        if options.get("train_size") is None and options.get("test_size") is None:
-            # Count first, so that another dataset is decoded only once, in the splits that are evaluated.
-            whole = {key: UNLIMITED.get(key, value) for key, value in options.items()}
-            splits = build_dataset(whole, data.root).splits.values()
-            sizes = [size for key, size in record.items() if key.endswith("_size") and isinstance(size, int)]
-            if sum(map(len, splits)) != sum(sizes):
-                return False
-        return apply_config(build_dataset(options, data.root), trained_data).sha256 == record.get("sha256")
-    except UserError:
-        # For example, another dataset has too few images for the hold-out of the run.
-        return False
-
-
 def evaluate(folder: Path, overrides: list[str], weights: str | None, split_name: str | None = None) -> Evaluation:
     """Run a run's model over a split, by default the split that was evaluated in training.
 
@@ -156,7 +73,7 @@ def evaluate(folder: Path, overrides: list[str], weights: str | None, split_name
     Raises:
         UserError: the folder, the overrides or the data cannot be used.
     """
-    config = load_evaluation_config(folder, overrides, OVERRIDABLE)
+    config = load_evaluation_config(folder, overrides, OVERRIDABLE_KEYS)
     device = choose_device(config.device)
     trained = load_inference_model(folder, device, weights)
     dataset = load_evaluation_dataset(folder, config.data, overrides)
@@ -168,7 +85,7 @@ def evaluate(folder: Path, overrides: list[str], weights: str | None, split_name
     with make_loader(
         "ram", split, batch_size=config.batch_size, device=device, seed=0, shuffle="none", rank=0, world_size=1
     ) as loader:
-        values, predictions = loop.evaluate(trained.model, loader, trained.preprocess().to(device))
+        values, predictions = loop.evaluate(trained.model, loader, trained.build_preprocess().to(device))
     metrics = {name: values[f"eval_{name}"] for name in METRICS.names()}
     return Evaluation(trained.path, split_name if len(dataset.splits) > 1 else "all", split, predictions, metrics)
 
@@ -208,12 +125,6 @@ def _format_metrics(metrics: dict[str, Any]) -> str:
     lines += [tabulate(classes, headers="keys", floatfmt=".2f", missingval="–", **TABLE_OPTIONS)]
     lines += ["", "confusion matrix (rows: true class, columns: predicted class)", tabulate(counts, **TABLE_OPTIONS)]
     return "\n".join(lines)
-
-
-def add_run_arguments(parser: ArgumentParser) -> None:
-    """The arguments that `evaluate`, `predict` and `export` share."""
-    parser.add_argument("run", type=Path, help="the folder of a run")
-    parser.add_argument("--weights", choices=[*WEIGHT_FILES], help="default: the first of these that exists")
 
 
 @errors_as_messages()

@@ -23,7 +23,7 @@ from torch.export import ExportedProgram
 import vitmnist
 from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
 from vitmnist.cli.command import create_parser, echo, errors_as_messages
-from vitmnist.cli.evaluate import IMAGE_KEYS, add_run_arguments, load_evaluation_config, load_evaluation_dataset
+from vitmnist.cli.trained_run import IMAGE_KEYS, add_run_arguments, load_evaluation_config, load_evaluation_dataset
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.images import ImageReader
 from vitmnist.errors import ConfigError, MissingExtraError, UserError
@@ -81,7 +81,7 @@ def describe_model(file: str, content: bytes, trained: InferenceModel, summary: 
         content: the bytes of the exported file.
         summary: what `export_model` says about the accuracy and the logits.
     """
-    reader = trained.reader()
+    reader = trained.build_reader()
     description = {
         "file": file,
         "sha256": hashlib.sha256(content).hexdigest(),
@@ -106,7 +106,7 @@ def export_model(file_format: Format, trained: InferenceModel, dataset: Dataset,
         UserError: the exported model predicts another class for some image.
     """
     split = trained.adapt_split(dataset.evaluation)
-    original = nn.Sequential(trained.preprocess(), trained.model).eval()
+    original = nn.Sequential(trained.build_preprocess(), trained.model).eval()
     # Two images: torch.export would treat a batch size of one as a constant.
     example = torch.zeros(2, *trained.shape, dtype=torch.uint8)
     program = torch.export.export(original, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))

@@ -17,7 +17,7 @@ import torch
 
 from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
 from vitmnist.cli.command import create_parser, echo, errors_as_messages
-from vitmnist.cli.evaluate import add_run_arguments
+from vitmnist.cli.trained_run import add_run_arguments
 from vitmnist.data.image_listing import find_images
 from vitmnist.data.images import collect_file_warnings, to_tensor
 from vitmnist.errors import DataError
@@ -34,8 +34,8 @@ def predict(
 
     A file that cannot be read as an image has an error instead.
     """
-    preprocess = trained.preprocess().to(device)
-    read = trained.reader()
+    preprocess = trained.build_preprocess().to(device)
+    read = trained.build_reader()
     for start in range(0, len(paths), BATCH_SIZE):
         rows: dict[Path, dict[str, Any]] = {}
         images = {}

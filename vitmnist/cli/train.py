@@ -20,7 +20,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, read_write
 
 import vitmnist
-from vitmnist.cli.arguments import Arguments, Resume, is_hydra_override, parse_arguments, value_of, without_keys
+from vitmnist.cli.arguments import Arguments, Resume, find_value, is_hydra_override, parse_arguments, without_keys
 from vitmnist.cli.command import PrintableFormatter, echo
 from vitmnist.cli.process import ProcessState, exit_with_message, import_trainer
 from vitmnist.cli.resume import GLOBAL_GROUPS, is_resumable, load_recorded_config, print_if_completed
@@ -140,10 +140,10 @@ def share_with_ranks(process: ProcessState, run: ConfiguredRun | None) -> Config
     shared = process.world.broadcast_object(lambda: values)
     if process.world.is_main or not shared:
         return run
-    if data_root := value_of("data.root", process.argv):
+    if data_root := find_value("data.root", process.argv):
         shared["config"]["data"]["root"] = data_root
     folder = Path(shared["folder"])
-    handler = logging.FileHandler(folder / f"rank-{process.world.rank}.log")
+    handler = logging.FileHandler(folder / f"rank-{process.world.rank}.log", encoding="utf-8")
     handler.setFormatter(PrintableFormatter("%(asctime)s  %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
     return ConfiguredRun(validate(Config, shared["config"]), folder, [])

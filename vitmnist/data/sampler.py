@@ -58,7 +58,7 @@ class EpochSampler:
 
     Where several ranks train together, each has its part of every batch; all of them together see the batches of a
     single process. The last batch may have fewer images than there are ranks. A rank left without images receives one
-    image of padding (`num_valid` is 0), so that all ranks take the same number of steps.
+    image of padding (`num_rank_images` is 0), so that all ranks take the same number of steps.
 
     Args:
         size: number of images in the dataset.
@@ -93,7 +93,7 @@ class EpochSampler:
         """Number of images in batch `batch`, of all ranks together."""
         return min(self.batch_size, self.size - batch * self.batch_size)
 
-    def num_valid(self, batch: int) -> int:
+    def num_rank_images(self, batch: int) -> int:
         """Number of images in this rank's part of batch `batch`; 0 if its one image is padding."""
         return len(self._rank_rows(self.num_images(batch)))
 

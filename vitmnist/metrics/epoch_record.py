@@ -10,8 +10,9 @@ from vitmnist.errors import TrainingError
 from vitmnist.metrics.epoch_table import Metric
 
 EpochRecord = dict[str, Any]
-"""An epoch in `result.json`: `epoch` (counted from 0), a value for each of `epoch_metrics()` (None: this machine cannot
-measure it), `first_of_start`, `ended_at` (seconds since 1970), and `steps`, a list of `{step, loss, lr, grad_norm}`."""
+"""An epoch in `result.json`: `epoch` (counted from 0), the value of each metric in `build_epoch_table()` (None if this
+machine cannot measure it), `first_of_start`, `ended_at` (seconds since 1970), and `steps`, a list of
+`{step, loss, lr, grad_norm}`."""
 
 
 def check_metrics(metrics: Mapping[str, float | None], where: str) -> None:
@@ -23,15 +24,15 @@ def check_metrics(metrics: Mapping[str, float | None], where: str) -> None:
             )
 
 
-def epochs_of_last_start(epochs: Sequence[EpochRecord]) -> Sequence[EpochRecord]:
-    """Return the epochs since the last start; earlier ones may have had another loader or machine."""
+def select_last_start(epochs: Sequence[EpochRecord]) -> Sequence[EpochRecord]:
+    """Return the epochs since the last start; earlier epochs may have used another loader or machine."""
     starts = [index for index, epoch in enumerate(epochs) if epoch.get("first_of_start")]
     return epochs[max(starts, default=0) :]
 
 
-def steady_epochs(epochs: Sequence[EpochRecord]) -> Sequence[EpochRecord]:
-    """Return the epochs of the last start without the first one, which warms up caches and allocators."""
-    return epochs_of_last_start(epochs)[1:]
+def select_steady_epochs(epochs: Sequence[EpochRecord]) -> Sequence[EpochRecord]:
+    """Return the epochs since the last start without the first, which warms up caches and allocators."""
+    return select_last_start(epochs)[1:]
 
 
 def summarize(epochs: Sequence[EpochRecord], metric: Metric) -> float | None:
@@ -40,7 +41,7 @@ def summarize(epochs: Sequence[EpochRecord], metric: Metric) -> float | None:
     A median is over the steady epochs; if there are none, it is the value of the last start's only epoch.
     """
     if metric.over_epochs != "last":
-        epochs = epochs_of_last_start(epochs)
+        epochs = select_last_start(epochs)
     if metric.over_epochs == "median":
         epochs = epochs[1:] or epochs
     values = [epoch[metric.name] for epoch in epochs if epoch.get(metric.name) is not None]

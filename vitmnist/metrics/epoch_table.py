@@ -1,7 +1,7 @@
 """The table of the metrics of an epoch.
 
-A metric of logits and labels, or of the confusion matrix, is a module of its own in this folder. Any other metric is a
-row of `TIMES` or `MACHINE_METRICS`, and an entry of the dict that `EpochProgress.compute` (training/progress.py),
+A metric of logits and labels, or of the confusion matrix, has its own module in this folder. Any other metric is a row
+of `TIMES` or `MACHINE_METRICS`, and an entry of the dict that `EpochProgress.compute` (training/progress.py),
 `evaluate` (training/loop.py) or `PeakMemory` (tracking/environment.py) returns.
 """
 
@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 from vitmnist.config.schema import Config
 from vitmnist.errors import ConfigError, suggest_names
-from vitmnist.metrics import METRICS, BatchMetric, batch_metrics
+from vitmnist.metrics import METRICS, BatchMetric, get_batch_metrics
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Metric:
     Args:
         name: the key in the record of an epoch.
         unit: s, %, MiB or images/s; empty for a loss.
-        tag: its tag in TensorBoard.
-        column: the title of its column in the report; None: it has no column there.
+        tag: the tag in TensorBoard.
+        column: the title of the column in the report; None: no column.
         digits: decimal places in the report; None: seconds with three significant digits.
         direction: whether the highest or the lowest value is the best.
         over_epochs: how the report summarises the epochs of a run.
@@ -43,7 +43,7 @@ class Metric:
         return 1 if self.direction == "max" else -1
 
 
-def metric_name(split: str, name: str) -> str:
+def join_metric_name(split: str, name: str) -> str:
     """Return the name of a registered metric, or of the loss, in a record: `eval_acc`, `train_loss`."""
     return f"{split}_{name}"
 
@@ -61,7 +61,7 @@ TIMES = (
 )
 """Where the time of an epoch goes."""
 LOSS = BatchMetric("", tag="loss", direction="min")
-"""Describes the loss, which no module registers: `config.loss` in training, the cross-entropy in evaluation."""
+"""The description of the loss: `config.loss` in training, the cross-entropy in evaluation."""
 MACHINE_METRICS = (
     IMAGES_PER_S := Metric(
         "images_per_s", "images/s", "throughput/images_per_s", "images/s", digits=0, direction="max"
@@ -72,8 +72,8 @@ MACHINE_METRICS = (
 """Throughput and memory."""
 
 
-def epoch_metrics() -> dict[str, Metric]:
-    """Return the metrics of an epoch, by name, in the order of the report's columns.
+def build_epoch_table() -> dict[str, Metric]:
+    """Return the metrics of an epoch by name, in the order of the report's columns.
 
     Each call builds the table, because a metric can be registered at any time.
 
@@ -84,7 +84,7 @@ def epoch_metrics() -> dict[str, Metric]:
     table = [
         *TIMES,
         _row("train", "loss", LOSS),
-        *(_row("train", name, replace(registered[name], column=None)) for name in batch_metrics()),
+        *(_row("train", name, replace(registered[name], column=None)) for name in get_batch_metrics()),
         _row("eval", "loss", LOSS),
         *(_row("eval", name, description) for name, description in registered.items()),
         *MACHINE_METRICS,
@@ -100,22 +100,22 @@ def epoch_metrics() -> dict[str, Metric]:
 def _row(split: str, name: str, description: BatchMetric) -> Metric:
     """Return the row of a registered metric, or of the loss, for a split."""
     fields = vars(description) | {"tag": f"{split}/{description.tag}"}
-    return Metric(metric_name(split, name), over_epochs="last", **fields)
+    return Metric(join_metric_name(split, name), over_epochs="last", **fields)
 
 
 def find_metric(name: str, key: str) -> Metric:
-    """Return the metric of an epoch called `name` or `eval_NAME`; `key` is where the configuration names it.
+    """Return the metric of an epoch called `name` or `eval_NAME`; the error message begins with `key`.
 
     Raises:
-        ConfigError: there is no such metric.
+        ConfigError: the metric does not exist.
     """
-    by_name = epoch_metrics()
-    if metric := by_name.get(name) or by_name.get(metric_name("eval", name)):
+    by_name = build_epoch_table()
+    if metric := by_name.get(name) or by_name.get(join_metric_name("eval", name)):
         return metric
     raise ConfigError(f"{key}={name}: not a metric of an epoch; {suggest_names(name, by_name)}")
 
 
 def find_objective(config: Config | DictConfig) -> Metric:
-    """Return the metric that a search optimises: `sweep.objective`, or else `monitor`. Raises as `find_metric`."""
+    """Return the metric that a search optimises: `sweep.objective`, by default `monitor`; raises as `find_metric`."""
     name = config.sweep.objective
     return find_metric(config.monitor, "monitor") if name is None else find_metric(name, "sweep.objective")

@@ -14,7 +14,7 @@ from typing import Any
 
 from vitmnist.config.schema import is_ignored_in_comparison, is_under, keys_where
 from vitmnist.metrics.epoch_record import summarize
-from vitmnist.metrics.epoch_table import EPOCH_S, Metric, epoch_metrics
+from vitmnist.metrics.epoch_table import EPOCH_S, Metric, build_epoch_table
 from vitmnist.report.statistics import Difference, PairwiseComparison
 from vitmnist.timing.table import Spread
 from vitmnist.tracking.result import TEST_ACC
@@ -75,7 +75,7 @@ class Configuration:
         """
         ranked_runs = [run for runs in self.rounds.values() for run in runs]
         spreads: dict[str, Spread | None] = {}
-        for name, metric in epoch_metrics().items():
+        for name, metric in build_epoch_table().items():
             quality = self.quality(name) if metric.over_epochs == "last" else None
             spreads[name] = quality or _spread(_measured(ranked_runs or self.runs, metric))
         spreads[TEST_ACC] = self.quality(TEST_ACC)

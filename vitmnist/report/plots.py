@@ -17,7 +17,7 @@ from vitmnist.config.schema import format_value
 from vitmnist.errors import escape_unprintable
 from vitmnist.metrics.epoch_table import COMPUTE_S, DATA_WAIT_S
 from vitmnist.report.comparison import LOADER, Comparison, Configuration
-from vitmnist.report.statistics import format_seconds
+from vitmnist.timing.table import format_seconds
 
 
 class PlotImage(NamedTuple):

@@ -8,7 +8,7 @@ from itertools import combinations
 from statistics import fmean, variance
 from typing import Generic, TypeVar
 
-from vitmnist.timing.table import Spread
+from vitmnist.timing.table import Spread, format_seconds
 
 T = TypeVar("T", bound=Hashable)
 
@@ -104,8 +104,3 @@ def format_spread(spread: Spread) -> str:
     if spread.n == 1:
         return "single run"
     return f"range {format_seconds(spread.low)}–{format_seconds(spread.high)}, n={spread.n}"
-
-
-def format_seconds(seconds: float) -> str:
-    """Format seconds with three significant digits; from 100 s on, as a whole number."""
-    return f"{seconds:.0f}" if seconds >= 100 else f"{seconds:#.3g}".rstrip(".")

@@ -8,7 +8,8 @@ from statistics import median
 
 from vitmnist.metrics.epoch_table import Metric
 from vitmnist.report.comparison import Comparison, Configuration, group_across_loaders
-from vitmnist.report.statistics import PairwiseComparison, format_seconds, format_spread
+from vitmnist.report.statistics import PairwiseComparison, format_spread
+from vitmnist.timing.table import format_seconds
 
 NO_TIME = "No run is ranked: it takes a completed run, alone on the machine, with two epochs since its last start."
 

@@ -12,13 +12,13 @@ from tabulate import tabulate
 
 from vitmnist.config.schema import format_value
 from vitmnist.errors import escape_unprintable
-from vitmnist.metrics.epoch_table import EPOCH_S, epoch_metrics
+from vitmnist.metrics.epoch_table import EPOCH_S, build_epoch_table
 from vitmnist.report.comparison import EMPTY_CELL, Comparison, Configuration, compare
 from vitmnist.report.plots import PlotImage, draw_plots
-from vitmnist.report.statistics import format_seconds, format_spread
+from vitmnist.report.statistics import format_spread
 from vitmnist.report.summary import format_quality, summarize_comparison
 from vitmnist.runtime.files import encode_csv, write_atomic
-from vitmnist.timing.table import Spread
+from vitmnist.timing.table import Spread, format_seconds
 from vitmnist.tracking.result import TEST_ACC
 from vitmnist.tracking.runs import find_runs, read_run
 
@@ -111,7 +111,7 @@ def _cells(comparison: Comparison, row: Configuration) -> dict[str, str]:
     cells[metric.column or metric.name] = _format_median(row.spreads[metric.name], metric.digits)
     cells["over seeds"] = seeds
     cells["test accuracy, %"] = _format_median(row.spreads[TEST_ACC], digits=2)
-    for name, column in epoch_metrics().items():
+    for name, column in build_epoch_table().items():
         if column.column:
             cells.setdefault(column.column, _format_median(row.spreads[name], column.digits))
         if name == EPOCH_S.name:

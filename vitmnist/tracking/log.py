@@ -7,7 +7,7 @@ from typing import Any
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.loaders.base import Loader
-from vitmnist.metrics.epoch_record import EpochRecord, Monitor, epochs_of_last_start, summarize
+from vitmnist.metrics.epoch_record import EpochRecord, Monitor, select_last_start, summarize
 from vitmnist.metrics.epoch_table import DATA_WAIT_PCT, HOST_LEAD_S, TRAIN_S
 from vitmnist.runtime.world import World
 from vitmnist.timing.table import Bottleneck, format_bottleneck
@@ -69,7 +69,7 @@ def log_bottleneck(result: Result, batches: int) -> None:
     waiting_pct = summarize(result.epochs, DATA_WAIT_PCT)
     if waiting_pct is None:
         return
-    steps = len(epochs_of_last_start(result.epochs)) * batches
+    steps = len(select_last_start(result.epochs)) * batches
     has_graph = bool((result.trainer or {}).get("graph"))
     bottleneck = Bottleneck.of(waiting_pct, steps, _host_lead(result, batches, has_graph))
     epochs = " (median of the epochs after the first)" if len(result.epochs) > 1 else ""
@@ -86,6 +86,9 @@ def _host_lead(result: Result, batches: int, has_graph: bool) -> float | None:
     lead_s, train_s = summarize(result.epochs, HOST_LEAD_S), summarize(result.epochs, TRAIN_S)
     if lead_s is None or not train_s or not str(result.device).startswith("cuda"):
         return None
-    # With a graph, a short last batch runs eagerly, and while Python launches it, the GPU catches up.
-    images, batch_size = (result.dataset or {}).get("train_size", 0), (result.config or {}).get("batch_size", 1)
-    return None if has_graph and images % batch_size else lead_s / (train_s / batches)
+    if has_graph and result.config and result.dataset:
+        # A short last batch runs eagerly, and while Python launches it, the GPU catches up.
+        short = result.dataset["train_size"] % result.config["batch_size"]
+        if short and not result.config["data"]["drop_last"]:
+            return None
+    return lead_s / (train_s / batches)

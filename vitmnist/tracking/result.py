@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 import yaml
 
 from vitmnist.config.schema import Config
 from vitmnist.errors import ConfigError, DataError, PeerError, to_failure
 from vitmnist.metrics.epoch_record import EpochRecord
-from vitmnist.metrics.epoch_table import EPOCH_S, epoch_metrics
+from vitmnist.metrics.epoch_table import build_epoch_table
 from vitmnist.runtime.files import UnreadableError, append_bytes, encode_csv, read_plain, write_atomic
 from vitmnist.runtime.signals import StopSignal, create_interruption
 from vitmnist.runtime.world import World
@@ -32,12 +31,6 @@ CONFIG_FILE = Path(".hydra/config.yaml")
 """The configuration in the folder of a run, under Hydra's name."""
 OVERRIDES = Path(".hydra/overrides.yaml")
 """The overrides in the folder of a run, under Hydra's name."""
-MAX_TIME = 1e11
-"""The largest number of seconds, or of seconds since 1970, in a record: a date that Python can represent."""
-MAX_METRIC = 1e100
-"""The largest metric in a record. The statistics of a report overflow beyond it."""
-MIN_EPOCH_S = 1e-9
-"""The smallest duration of an epoch in a record: reports divide by it."""
 
 
 @dataclass(kw_only=True)
@@ -69,6 +62,11 @@ class Result:
     dataset: dict[str, Any] | None = None
     environment: dict[str, Any] | None = None
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether training has begun; an earlier failure may leave no record."""
+        return self.setup_s is not None
+
     @classmethod
     def from_json(cls, path: Path) -> Result:
         """Read the record in a file. A key that it lacks has its default.
@@ -78,18 +76,9 @@ class Result:
             UnreadableError: it cannot be read, or is not a record.
         """
         content = read_plain(path)
-        if not isinstance(content, dict) or content.get("status") not in FINAL_STATUSES or "epochs" not in content:
+        if not isinstance(content, dict) or content.get("status") not in FINAL_STATUSES:
             raise UnreadableError("is not the result of a run")
-        types = get_type_hints(cls)
-        recorded = [item for item in fields(cls) if item.name in content]
-        for item in recorded:
-            if not _has_type(content[item.name], types[item.name]):
-                raise UnreadableError(f"{item.name} must be {item.type}, not {content[item.name]!r:.40}")
-        metrics = (*epoch_metrics(), TEST_ACC)
-        for index, epoch in enumerate(content["epochs"]):
-            _check_metrics(f"epochs.{index}", epoch, metrics)
-        _check_metrics("test", content.get("test") or {}, metrics)
-        return cls(**{item.name: content[item.name] for item in recorded})
+        return cls(**{item.name: content[item.name] for item in fields(cls) if item.name in content})
 
     def write(self, folder: Path) -> None:
         """Write `result.json` atomically; raises `OSError`."""
@@ -99,11 +88,11 @@ class Result:
 
     def write_epochs(self, folder: Path) -> None:
         """Write `epochs.csv`, a row for each epoch, for spreadsheets and pandas; raises `OSError`."""
-        write_atomic(folder / "epochs.csv", encode_csv(epoch_columns(), self.epochs).encode())
+        write_atomic(folder / "epochs.csv", encode_csv(list_epoch_columns(), self.epochs).encode())
 
     def append_epoch(self, folder: Path) -> None:
         """Append the last epoch to `epochs.csv`; raises `OSError`. Rewriting it slows a run of 1,000 epochs by half."""
-        _, _, row = encode_csv(epoch_columns(), self.epochs[-1:]).partition("\n")
+        _, _, row = encode_csv(list_epoch_columns(), self.epochs[-1:]).partition("\n")
         append_bytes(folder / "epochs.csv", row.encode())
 
     def write_config(self, folder: Path) -> None:
@@ -113,31 +102,8 @@ class Result:
             write_atomic(folder / name, yaml.safe_dump(record, sort_keys=False, allow_unicode=True).encode())
 
 
-def _has_type(value: object, annotation: Any) -> bool:
-    """Whether a JSON value has a type such as `dict[str, Any] | None`; all floats are times in seconds."""
-    types = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-    if float in types and value is not None:
-        return _is_number(value, 0, MAX_TIME)
-    return isinstance(value, tuple(get_origin(item) or item for item in types))
-
-
-def _check_metrics(name: str, values: object, metrics: Iterable[str]) -> None:
-    """Raise `UnreadableError` unless the metrics of an epoch, or of the test split, are numbers or None."""
-    if not isinstance(values, dict):
-        raise UnreadableError(f"{name} must be dict, not {values!r:.40}")
-    for metric in metrics:
-        low, high = (MIN_EPOCH_S, MAX_TIME) if metric == EPOCH_S.name else (0, MAX_METRIC)
-        value = values.get(metric)
-        if value is not None and not _is_number(value, low, high):
-            raise UnreadableError(f"{name}.{metric} must be a number from {low:g} to {high:g}, not {value!r:.40}")
-
-
-def _is_number(value: object, low: float, high: float) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
-
-
-def epoch_columns() -> tuple[str, ...]:
-    return "epoch", *epoch_metrics(), "first_of_start", "ended_at"
+def list_epoch_columns() -> tuple[str, ...]:
+    return "epoch", *build_epoch_table(), "first_of_start", "ended_at"
 
 
 @contextmanager
@@ -162,12 +128,11 @@ def record_outcome(result: Result, config: Config, folder: Path, stop: StopSigna
 
 def record_failure(error: BaseException, result: Result, config: Config, folder: Path, world: World) -> None:
     """Record why a run has not completed, unless it was refused before it began."""
-    has_begun = result.setup_s is not None
     failure = to_failure(error)
-    if failure.status == "interrupted" and has_begun:
+    if failure.status == "interrupted" and result.has_begun:
         world.disconnect()
     is_refused = isinstance(error, ConfigError | DataError | PeerError)
-    if not has_begun and (is_refused or config.resume):
+    if not result.has_begun and (is_refused or config.resume):
         return
     result.status, result.error, result.exit_code = failure.status, failure.message, failure.exit_code
     try:

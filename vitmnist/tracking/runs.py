@@ -12,8 +12,8 @@ from typing import Any
 
 from vitmnist.config.schema import dotted_keys
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.metrics.epoch_record import Monitor, steady_epochs, summarize
-from vitmnist.metrics.epoch_table import EPOCH_S, Metric, epoch_metrics, find_metric
+from vitmnist.metrics.epoch_record import Monitor, select_steady_epochs, summarize
+from vitmnist.metrics.epoch_table import EPOCH_S, Metric, build_epoch_table, find_metric
 from vitmnist.runtime.files import UnreadableError, read_plain
 from vitmnist.runtime.run_folder import is_in_use
 from vitmnist.tracking.result import CONFIG_FILE, Result
@@ -51,7 +51,7 @@ class Run:
     @property
     def is_ranked(self) -> bool:
         """Whether the times are compared: the run completed, had the machine to itself, and timed a steady epoch."""
-        if self.status != "completed" or self.overlapping or not steady_epochs(self.result.epochs):
+        if self.status != "completed" or self.overlapping or not select_steady_epochs(self.result.epochs):
             return False
         return summarize(self.result.epochs, EPOCH_S) is not None
 
@@ -72,7 +72,7 @@ class Run:
             parts.append("resumed")
         if self.overlapping:
             parts.append("overlapping")
-        if not steady_epochs(self.result.epochs):
+        if not select_steady_epochs(self.result.epochs):
             parts.append("first epoch only")
         return ", ".join(parts)
 
@@ -87,7 +87,7 @@ class Run:
         if self.result.eval_split == "validation":
             best = Monitor(find_monitored_metric([self])).best_epoch(epochs)
             epochs = epochs if best is None else epochs[: best + 1]
-        return summarize(epochs, epoch_metrics()[name])
+        return summarize(epochs, build_epoch_table()[name])
 
 
 def find_monitored_metric(runs: Iterable[Run]) -> Metric:
@@ -96,7 +96,7 @@ def find_monitored_metric(runs: Iterable[Run]) -> Metric:
     if len(names) == 1:
         with suppress(ConfigError):
             return find_metric(names.pop(), "monitor")
-    return epoch_metrics()["eval_acc"]
+    return build_epoch_table()["eval_acc"]
 
 
 def find_runs(folders: Iterable[Path]) -> list[Path]:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import Loader
-from vitmnist.metrics import batch_metrics, compute_confusion_metrics
-from vitmnist.metrics.epoch_table import EVAL_S, SAVE_S, metric_name
+from vitmnist.metrics import compute_confusion_metrics, get_batch_metrics
+from vitmnist.metrics.epoch_table import EVAL_S, SAVE_S, join_metric_name
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.training.progress import EpochProgress, MetricAccumulator
@@ -23,13 +23,13 @@ from vitmnist.training.step import TrainStep
 log = logging.getLogger(__name__)
 
 AfterStep = Callable[[EpochTimer], object]
-"""Called after each batch, for the progress bar, checkpoints and signals; its time does not count as computing."""
+"""Called after each batch for the progress bar, checkpoints and signals. Its time does not count as computing."""
 
 
 def train_epoch(
     step: TrainStep, loader: Loader, progress: EpochProgress, after_step: AfterStep = lambda timer: None
 ) -> dict[str, float]:
-    """Train on the remaining batches of an epoch, and return its metrics by their names in `epoch_table`.
+    """Train on the remaining batches of an epoch, and return its metrics, named as in `epoch_table`.
 
     Raises:
         DataError: the loader delivers too few batches.
@@ -38,7 +38,7 @@ def train_epoch(
     metrics = progress.metrics
     step.train_mode()
     timer = progress.timer
-    timer.start()  # This waits for the device, so that the epoch does not count work that was queued before.
+    timer.start()  # Synchronises first, so that work queued earlier does not count towards this epoch.
     for batch in timer.waiting(step.batches(loader, progress.epoch, start=metrics.num_batches)):
         sums = step(batch, progress.log_step)
         metrics.update(sums)
@@ -60,8 +60,8 @@ def evaluate(
 ) -> tuple[dict[str, float], Predictions]:
     """Evaluate a model on the loader's epoch 0, in float32 and without augmentation.
 
-    `eval_loss` is the cross-entropy, whatever loss is trained, so that runs can be compared. Each rank evaluates its
-    part of the images, and returns the metrics (by their names in `epoch_table`) and predictions of all of them.
+    `eval_loss` is always the cross-entropy, so that runs with different losses can be compared. Each rank evaluates its
+    part of the images. Every rank returns the metrics, named as in `epoch_table`, and the predictions for all images.
 
     Raises:
         DataError: the loader delivers too few batches.
@@ -71,14 +71,14 @@ def evaluate(
     sampler, device = loader.sampler, preprocess.mean.device
     metrics = MetricAccumulator(sampler, device, world)
     batches: list[Predictions] = []
-    functions = batch_metrics()
+    functions = get_batch_metrics()
     timer = EpochTimer(device)
     timer.start()
     with torch.inference_mode():
         for images, labels in timer.waiting(loader.epoch(0)):
-            # A rank without images in the last batch gets an image of padding; `valid` is then 0.
-            valid, size = sampler.num_valid(metrics.num_batches), sampler.num_images(metrics.num_batches)
-            logits, targets = model(preprocess(images))[:valid], labels[:valid]
+            # A rank without images in the last batch receives one image of padding; `count` is then 0.
+            count, size = sampler.num_rank_images(metrics.num_batches), sampler.num_images(metrics.num_batches)
+            logits, targets = model(preprocess(images))[:count], labels[:count]
             cross_entropy = F.cross_entropy(logits, targets, reduction="sum") / size
             sums = {name: compute(logits, targets) for name, compute in functions.items()}
             metrics.update({"loss": cross_entropy, **sums})
@@ -92,7 +92,7 @@ def evaluate(
     predictions = gather_predictions(batches, sampler, world)
     values = metrics.compute("eval")
     for name, value in compute_confusion_metrics(predictions.confusion_matrix(logits.shape[1])).items():
-        values[metric_name("eval", name)] = value
+        values[join_metric_name("eval", name)] = value
     return {**values, EVAL_S.name: sum(seconds.values()), SAVE_S.name: saving}, predictions
 
 
@@ -124,11 +124,11 @@ class Predictions:
 
 
 def gather_predictions(batches: Sequence[Predictions], sampler: EpochSampler, world: World) -> Predictions:
-    """Gather the predictions of all ranks, given those of this rank's batches; every rank must call it."""
+    """Gather the predictions of all ranks from the batches of each rank; every rank must call this."""
 
     def gather(values: list[Tensor]) -> Tensor:
         rank_values = torch.cat(values)
-        # An image of padding comes last, and has no prediction.
+        # Padding comes last, and has no prediction.
         indices = sampler.indices(0, device=rank_values.device)[: len(rank_values)]
         gathered = rank_values.new_zeros(sampler.size).index_copy_(0, indices, rank_values)
         return world.all_reduce_sum(gathered)

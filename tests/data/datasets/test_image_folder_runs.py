@@ -86,7 +86,7 @@ def test_a_run_records_the_range_of_32_bit_images_for_all_that_read_files_later(
     assert train_here(*typed, "hydra.run.dir=run", "epochs=1").returncode == 0
     model = load_inference_model(tmp_path / "run", torch.device("cpu"))
     grey = round(255 * 0.17 / 0.5)
-    assert (model.reader()(folder / "dog" / "7.tif") == grey).all()
+    assert (model.build_reader()(folder / "dog" / "7.tif") == grey).all()
     split = evaluate.evaluate(tmp_path / "run", ["data.dataset.test_share=0"], None).split
     assert (split.images[split.files.names.index("dog/7.tif")] == grey).all()
     assert call_here(evaluate.main, "run").stderr == ""

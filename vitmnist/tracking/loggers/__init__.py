@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from vitmnist.metrics.epoch_record import EpochRecord
-from vitmnist.metrics.epoch_table import epoch_metrics
+from vitmnist.metrics.epoch_table import build_epoch_table
 from vitmnist.registry import OptionsClass, Registry
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Logger(AbstractContextManager["Logger"]):
 
 def collect_epoch_scalars(record: EpochRecord) -> dict[str, float]:
     """Return the metrics of an epoch that were measured, by tag."""
-    return {metric.tag: record[name] for name, metric in epoch_metrics().items() if record.get(name) is not None}
+    return {metric.tag: record[name] for name, metric in build_epoch_table().items() if record.get(name) is not None}
 
 
 def collect_step_scalars(step: Mapping[str, float | None]) -> dict[str, float]:
