@@ -107,8 +107,8 @@ def test_a_function_is_a_candidate_if_its_options_say_what_its_loader_keeps(monk
 
     monkeypatch.setattr(LOADERS, "names", lambda: ["named", "unnamed"])
     monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=MAPPED.nbytes - 1))
-    LOADERS.register("named", Options)(lambda *parts: DirectLoader(*parts))
-    LOADERS.register("unnamed")(lambda *parts: DirectLoader(*parts))
+    LOADERS.register("named", Options)(partial(DirectLoader))
+    LOADERS.register("unnamed")(partial(DirectLoader))
     with pytest.raises(ConfigError, match=r"^no candidate can be used:\nnamed: named: the set takes .*$"):
         select_loader(AutoOptions(), MAPPED, SAMPLER, CPU)
     with pytest.raises(ConfigError, match=r"candidates=unnamed: its options do not say what it keeps \(`storage`\)"):
