@@ -71,7 +71,7 @@ def in_process(overrides: list[str], cache: str) -> dict[str, Any]:
         [sys.executable, __file__, "--once", *overrides],
         env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/triton"},
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         check=False,
     )
     seconds = time.perf_counter() - start
