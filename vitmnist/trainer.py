@@ -22,7 +22,6 @@ from vitmnist.checkpoint.storage import read_initial_weights
 from vitmnist.config.schema import Config, to_plain_dict
 from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.sampler import EpochSampler, build_sampler
-from vitmnist.epoch_recorder import EpochRecorder
 from vitmnist.loaders.auto import AutoOptions, select_loader
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.losses import LOSSES
@@ -30,6 +29,7 @@ from vitmnist.metrics.epoch_record import Monitor, check_metrics
 from vitmnist.metrics.epoch_table import find_metric
 from vitmnist.optim.optimizers import EMA, OPTIMIZERS
 from vitmnist.optim.schedules import build_schedule
+from vitmnist.run_recorder import RunRecorder
 from vitmnist.runtime.device import choose_device, use_deterministic_kernels
 from vitmnist.runtime.memory import keep_freed_memory
 from vitmnist.runtime.signals import StopSignal
@@ -45,8 +45,8 @@ from vitmnist.training.loop import evaluate, train_epoch
 from vitmnist.training.progress import EpochProgress
 from vitmnist.training.setup import build_model, check_batch_norm, check_config, read_dataset
 from vitmnist.training.step import TrainStep
-from vitmnist.training.step_backend import StepBackend
 from vitmnist.training.step_options import StepConfig, resolve_step_config
+from vitmnist.training.step_runner import StepRunner
 
 log = logging.getLogger(__name__)
 
@@ -181,13 +181,13 @@ class Trainer:
         model = build_model(config, train, device, weights)
         preprocess = Preprocess(train, build_augment(config.data.augment)).to(device)
         loss = LOSSES.build(config.loss, train.labels, train.classes, device)
-        backend = StepBackend(model, preprocess, loss, batch_size, step_config)
+        runner = StepRunner(model, preprocess, loss, batch_size, step_config)
         optimizer = OPTIMIZERS.build(config.optimizer, model, step_config.fused)
         frozen_norms = scale_learning_rates(optimizer, model, config.lr_scale)
         schedule = build_schedule(config.schedule, config.epochs, len(sampler))
         ema = EMA(model, config.ema_decay) if config.ema_decay else None
-        step = TrainStep(backend, optimizer, schedule, config.trainer.clip_norm, ema, frozen_norms)
-        check_batch_norm(config.model["name"], backend, train, sampler)
+        step = TrainStep(runner, optimizer, schedule, config.trainer.clip_norm, ema, frozen_norms)
+        check_batch_norm(config.model["name"], runner, train, sampler)
         return step
 
     def _resolve_step_config(self, batch_size: int, images: int) -> StepConfig:
@@ -220,7 +220,7 @@ class Trainer:
         """Build a sampler that visits this rank's part of a split in order."""
         # Evaluation stores no activations, so the training microbatch fits. All ranks use the size on rank 0, because
         # the sizes of the ranks can differ by one image.
-        batch_size = self.world.broadcast_object(lambda: step.backend.microbatch_size) * self.world.size
+        batch_size = self.world.broadcast_object(lambda: step.runner.microbatch_size) * self.world.size
         return build_sampler(len(split), batch_size, rank=self.world.rank, world_size=self.world.size)
 
     def _select_loader(self, train: Split, sampler: EpochSampler, step: TrainStep) -> Mapping[str, Any]:
@@ -265,8 +265,8 @@ class Trainer:
         result, world = self.result, self.world
         result.loader = dict(train_loader.resolved_options)
         result.eval_split = dataset.eval_split
-        result.trainer = asdict(step.backend.config)
-        result.compile_s = step.backend.compile_s or None
+        result.trainer = asdict(step.runner.config)
+        result.compile_s = step.runner.compile_s or None
         result.dataset = {
             "name": dataset.name,
             **{f"{name}_size": len(split) for name, split in dataset.splits.items()},
@@ -282,7 +282,7 @@ class Trainer:
 
     def _open_recorder(
         self, dataset: Dataset, step: TrainStep, loader: Loader, checkpoints: CheckpointManager, open_loggers: ExitStack
-    ) -> EpochRecorder:
+    ) -> RunRecorder:
         """Log the set-up, open the loggers, and remove records newer than the checkpoint."""
         config, folder, result, world = self.config, self.folder, self.result, self.world
         peak_memory = PeakMemory(self.device)  # The peak excludes the set-up.
@@ -297,9 +297,7 @@ class Trainer:
                 (folder / name).unlink(missing_ok=True)
         result.setup_s = time.time() - result.began_at - (result.compile_s or 0.0)
         draw_images = partial(draw_epoch_images, dataset, loader.sampler, step.preprocess)
-        return EpochRecorder(
-            config, folder, result, world, self.monitor, checkpoints, loggers, draw_images, peak_memory
-        )
+        return RunRecorder(config, folder, result, world, self.monitor, checkpoints, loggers, draw_images, peak_memory)
 
     def _evaluate_on_test(
         self, dataset: Dataset, step: TrainStep, checkpoints: CheckpointManager, loader_config: Mapping[str, Any]

@@ -101,23 +101,23 @@ class Predictions:
     """Predicted class and softmax confidence per image, in split order, on the device.
 
     Args:
-        labels: int64 `[N]`, the most likely class.
+        predicted: int64 `[N]`, the most likely class.
         confidence: float `[N]`, its softmax probability.
-        targets: int64 `[N]`, the true class.
+        labels: int64 `[N]`, the true class.
     """
 
-    labels: Tensor
+    predicted: Tensor
     confidence: Tensor
-    targets: Tensor
+    labels: Tensor
 
     def confusion_matrix(self, classes: int) -> Tensor:
         """Count the images by true class (rows) and predicted class (columns): int64 `[classes, classes]`, CPU."""
-        pairs = self.targets * classes + self.labels
+        pairs = self.labels * classes + self.predicted
         return torch.bincount(pairs, minlength=classes * classes).view(classes, classes).cpu()
 
     def mistakes(self) -> list[int]:
         """Return the indices of the misclassified images, the most confident first."""
-        wrong = (self.labels != self.targets).nonzero().flatten()
+        wrong = (self.predicted != self.labels).nonzero().flatten()
         order = self.confidence[wrong].argsort(descending=True, stable=True)
         indices: list[int] = wrong[order].tolist()
         return indices
@@ -134,7 +134,7 @@ def gather_predictions(batches: Sequence[Predictions], sampler: EpochSampler, wo
         return world.all_reduce_sum(gathered)
 
     return Predictions(
-        gather([batch.labels for batch in batches]),
+        gather([batch.predicted for batch in batches]),
         gather([batch.confidence for batch in batches]),
-        gather([batch.targets for batch in batches]),
+        gather([batch.labels for batch in batches]),
     )

@@ -16,7 +16,7 @@ from vitmnist.errors import ConfigError, DataError, PeerError, describe_error, f
 from vitmnist.models import MODELS
 from vitmnist.runtime.world import World
 from vitmnist.training.fine_tuning import load_initial_weights
-from vitmnist.training.step_backend import StepBackend, preserved_buffers
+from vitmnist.training.step_runner import StepRunner, preserved_buffers
 
 log = logging.getLogger(__name__)
 
@@ -95,24 +95,24 @@ def _check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) ->
         )
 
 
-def check_batch_norm(name: str, backend: StepBackend, train: Split, sampler: EpochSampler) -> None:
+def check_batch_norm(name: str, runner: StepRunner, train: Split, sampler: EpochSampler) -> None:
     """Warn if batch normalisation runs on microbatches; raise `ConfigError` if it would see one value per channel."""
-    if not backend.has_batch_norm:
+    if not runner.has_batch_norm:
         return
-    if backend.microbatch_size < backend.batch_size:
+    if runner.microbatch_size < runner.batch_size:
         log.warning(
             "trainer.micro_batch=%d: the model has batch normalisation, which takes its statistics from a microbatch; "
             "trainer.micro_batch=null takes them from the whole batch",
-            backend.config.micro_batch,
+            runner.config.micro_batch,
         )
     # The last batch of an epoch can be shorter. A rank without images receives one image of padding.
     sizes = [max(sampler.num_rank_images(batch), 1) for batch in (0, len(sampler) - 1)]
-    if all((size - 1) % backend.microbatch_size for size in sizes):  # No last microbatch has a single image.
+    if all((size - 1) % runner.microbatch_size for size in sizes):  # No last microbatch has a single image.
         return
-    image = backend.preprocess(train.images[:1].to(backend.preprocess.mean.device))
+    image = runner.preprocess(train.images[:1].to(runner.preprocess.mean.device))
     try:
-        with torch.no_grad(), preserved_buffers(backend.model):  # `Trainer.distribute` seeds the generators later.
-            backend.model(image)
+        with torch.no_grad(), preserved_buffers(runner.model):  # `Trainer.distribute` seeds the generators later.
+            runner.model(image)
     except ValueError as error:
         raise ConfigError(
             f"model={name}: a batch or microbatch has one image: {first_line(error)}; set data.drop_last=true if it is "

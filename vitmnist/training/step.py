@@ -18,7 +18,7 @@ from vitmnist.loaders.base import Loader
 from vitmnist.optim.optimizers import EMA
 from vitmnist.runtime.world import World
 from vitmnist.training.batch import IGNORED, Batch
-from vitmnist.training.step_backend import StepBackend, Sums, preserved_buffers
+from vitmnist.training.step_runner import StepRunner, Sums, preserved_buffers
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class TrainStep:
     arXiv:1710.03740). A step whose gradients overflow leaves the weights unchanged, but counts as a step.
 
     Args:
-        backend: runs the model and the loss.
+        runner: runs the model and the loss.
         schedule: maps a step, counted from 0 over the run, to the factor of the learning rate.
         clip_norm: the maximum norm of all gradients together (Pascanu et al., arXiv:1211.5063); None: no clipping.
         ema: the moving average of the weights; None: no average.
@@ -44,14 +44,14 @@ class TrainStep:
 
     def __init__(
         self,
-        backend: StepBackend,
+        runner: StepRunner,
         optimizer: Optimizer,
         schedule: Callable[[int], float],
         clip_norm: float | None = None,
         ema: EMA | None = None,
         frozen_norms: Sequence[nn.Module] = (),
     ) -> None:
-        self.backend, self.model, self.preprocess = backend, backend.model, backend.preprocess
+        self.runner, self.model, self.preprocess = runner, runner.model, runner.preprocess
         self.optimizer, self.schedule, self.ema = optimizer, schedule, ema
         self.device = self.preprocess.mean.device
         self.completed_steps = 0
@@ -60,7 +60,7 @@ class TrainStep:
         self._clip_norm = clip_norm
         self._frozen_norms = frozen_norms
         self._world_size = 1
-        self._scaler = torch.amp.GradScaler(self.device.type, enabled=backend.config.precision == Precision.fp16)
+        self._scaler = torch.amp.GradScaler(self.device.type, enabled=runner.config.precision == Precision.fp16)
         self._skipped_steps = torch.zeros((), dtype=torch.int64, device=self.device)
         self.train_mode()  # `prepare` compiles the code of this mode.
 
@@ -123,12 +123,12 @@ class TrainStep:
         """Compute the gradient of the summed loss divided by `batch.size`; returns as `__call__`."""
         self.model.zero_grad()
         sums: Sums = {}
-        microbatches = self.backend.microbatches(batch)
+        microbatches = self.runner.microbatches(batch)
         for micro in microbatches:
             is_last = micro is microbatches[-1]
             # DDP all-reduces the gradients once, in the backward pass of the last microbatch.
-            with nullcontext() if is_last else self.backend.skip_all_reduce(), self.backend.matmul_precision():
-                outputs = self.backend(micro)
+            with nullcontext() if is_last else self.runner.skip_all_reduce(), self.runner.matmul_precision():
+                outputs = self.runner(micro)
                 loss = outputs["loss"] / batch.size
                 # DDP averages the gradients over the ranks, but the gradient of the global batch is their sum.
                 self._scaler.scale(loss * self._world_size).backward()
@@ -152,24 +152,24 @@ class TrainStep:
         """If configured, compile the step or capture its graph for the dtype of the loader's images.
 
         Drops the gradients. The model's buffers and the random generators keep their states. Raises as
-        `StepBackend.prepare`.
+        `StepRunner.prepare`.
         """
-        config = self.backend.config
+        config = self.runner.config
         if not (config.compile or config.graph):
             return
-        if config.compile and not self.backend.compile_s:
+        if config.compile and not self.runner.compile_s:
             log.info("compiling the step, which may take a minute")
         with closing(self.batches(loader, 0)) as batches:
             batch = next(batches)
         with preserved_random_state(device=self.device), preserved_buffers(self.model):
             try:
-                self.backend.prepare(batch, self.forward_backward)
+                self.runner.prepare(batch, self.forward_backward)
             finally:
                 self.model.zero_grad()
 
     def distribute(self, world: World) -> None:
         """Let each step use the gradient of the global batch, over all ranks."""
-        self.backend.distribute(world)
+        self.runner.distribute(world)
         self._world_size = world.size
         if self.ema:  # DDP has copied the weights of rank 0 into the model; start the average from them.
             self.ema.model.load_state_dict(self.model.state_dict())

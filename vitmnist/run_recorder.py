@@ -25,7 +25,7 @@ from vitmnist.training.progress import EpochProgress
 
 
 @dataclass(eq=False)
-class EpochRecorder:
+class RunRecorder:
     """Records, logs and saves the epochs of a run; only rank 0 has loggers."""
 
     config: Config

@@ -32,10 +32,10 @@ AUTOCAST_DTYPES = {Precision.bf16.value: torch.bfloat16, Precision.fp16.value: t
 """The dtype of `torch.autocast` for each `trainer.precision` that uses it."""
 
 
-class StepBackend:
+class StepRunner:
     """Divides a batch into microbatches, and computes the summed loss and metrics of each.
 
-    The backend is eager until `prepare` compiles it or captures its graph. With `precision=bf16` or `fp16`, the model
+    The runner is eager until `prepare` compiles it or captures its graph. With `precision=bf16` or `fp16`, the model
     runs under `torch.autocast`; the weights, the gradients and the loss are float32.
 
     Args:
@@ -82,7 +82,7 @@ class StepBackend:
 
     def __call__(self, micro: Batch) -> Sums:
         """Return the summed loss and metrics of a microbatch, not divided by the size of the batch."""
-        with self._eager_unless(len(micro) == self.microbatch_size):
+        with self._eager_for_short_batches(len(micro) == self.microbatch_size):
             sums: Sums = self.module(micro.inputs())
         return sums
 
@@ -110,7 +110,7 @@ class StepBackend:
     def prepare(self, batch: Batch, forward_backward: Callable[[Batch], object]) -> None:
         """Compile the module, or capture its graph, for batches like `batch`; changes gradients and random state.
 
-        If `trainer.compile=auto` or `trainer.graph=auto` fails, the backend stays eager, and `config` has the reason.
+        If `trainer.compile=auto` or `trainer.graph=auto` fails, the runner stays eager, and `config` has the reason.
 
         Raises:
             ConfigError: `trainer.compile=true` or `trainer.graph=true` failed.
@@ -167,11 +167,11 @@ class StepBackend:
     def _mix(self, batch: Batch) -> Batch:
         assert batch.keys is not None
         # Mix the whole batch at once: the partner of an image must not depend on the microbatch size.
-        with self._eager_unless(len(batch) == self.batch_size):
+        with self._eager_for_short_batches(len(batch) == self.batch_size):
             images, targets = self.mix_batch(batch.images, batch.labels, batch.keys)
         return Batch(images, batch.labels, None, batch.size, targets)
 
-    def _eager_unless(self, is_full: bool) -> AbstractContextManager[object]:
+    def _eager_for_short_batches(self, is_full: bool) -> AbstractContextManager[object]:
         """Run compiled code eagerly on a short batch, unless short batches are padded; see `must_pad`."""
         is_eager = self.config.compile and not self.must_pad and not is_full
         return torch.compiler.set_stance("force_eager") if is_eager else nullcontext()
