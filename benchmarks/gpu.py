@@ -49,7 +49,10 @@ def run(command: str, limit_s: float) -> tuple[str, str]:
     """
     words = [sys.executable if word == "python" else word for word in shlex.split(command)]
     # Use files instead of pipes, because a child that outlives the command would keep a pipe open.
-    with TemporaryFile("w+", errors="replace") as output, TemporaryFile("w+", errors="replace") as errors:
+    with (
+        TemporaryFile("w+", encoding="utf-8", errors="replace") as output,
+        TemporaryFile("w+", encoding="utf-8", errors="replace") as errors,
+    ):
         with subprocess.Popen(words, cwd=ROOT, stdout=output, stderr=errors, start_new_session=True) as process:
             try:
                 code = process.wait(limit_s)
@@ -86,10 +89,9 @@ def main() -> str | None:
         print(outcome, flush=True)
         rows.append([f"`{command}`", outcome, f"{time.monotonic() - began:.0f}"])
         parts.append(f"## `{command}`\n\n{printed}")
-        page = format_report(
-            "One GPU, short runs", environment, "", format_table(["command", "result", "s"], rows), *parts
-        )
-        arguments.output.write_text(page)
+        command_table = format_table(["command", "result", "s"], rows)
+        page = format_report("One GPU, short runs", environment, "", command_table, *parts)
+        arguments.output.write_text(page, encoding="utf-8")
     return print(f"Please open an issue in the project's issue tracker and attach {arguments.output}.")
 
 

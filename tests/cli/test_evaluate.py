@@ -133,7 +133,7 @@ def test_predict_takes_folders_and_patterns(trained: Path, tmp_path: Path, monke
     for name in ("b/2.png", "b/1.png", "b/deep/3.PNG", "[odd].png"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("L", (9, 9)).save(name)
-    Path("b/notes.txt").write_text("not an image")
+    Path("b/notes.txt").write_text("not an image", encoding="utf-8")
     Path("none").mkdir()
     folder = ["b/1.png", "b/2.png", "b/deep/3.PNG"]
     for names, expected in (
@@ -253,7 +253,7 @@ def test_classes_are_matched_by_name_and_sizes_must_fit(succeed: Printed, tmp_pa
     for name in names[1:]:  # without the first class, the others would be counted from 0
         shutil.copytree(folder / name, other / name)
     evaluation = evaluate(run, [f"data.dataset.path={other}", root], None, None)
-    assert set(evaluation.predictions.targets.tolist()) == {1, 2}
+    assert set(evaluation.predictions.labels.tolist()) == {1, 2}
     with pytest.raises(ConfigError, match=r"the model takes images \[1, 28, 28\], the dataset has \[1, 9, 9\]"):
         evaluate(run, [f"data.dataset.path={other}", root, "data.dataset.size=9"], None, None)
     shutil.move(other / "eel", other / "zebra")

@@ -143,11 +143,11 @@ def truncate(file: Path) -> None:
 
 
 def become_deep(file: Path) -> None:
-    file.write_text("[" * 100_000)
+    file.write_text("[" * 100_000, encoding="utf-8")
 
 
 def change_notes(file: Path) -> None:
-    file.write_text(file.read_text().replace('"notes": {}', '"notes": {"mean": 0.9}'))
+    file.write_text(file.read_text(encoding="utf-8").replace('"notes": {}', '"notes": {"mean": 0.9}'), encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_a_cache_in_a_read_only_folder_is_used(tmp_path: Path, monkeypatch: pyte
     def refuse(path: Path) -> None:  # permissions would not stop root
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(cache_file, "FileLock", refuse)
+    monkeypatch.setattr(cache_file, "wait_for_lock", refuse)
     assert values(samples, tmp_path, fingerprint="counted") == EXPECTED
     assert samples.reads == 10
 

@@ -19,7 +19,7 @@ from vitmnist.data.randomness import preserved_random_state
 from vitmnist.diagnosis.candidates import BASELINE, add_candidates
 from vitmnist.errors import DataError
 from vitmnist.replacement.original import rebuild
-from vitmnist.runtime.device import create_backend
+from vitmnist.runtime.device import create_backend, refuse_mps
 from vitmnist.store.tree import map_tensors
 from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, adapt_step, make_timings
 from vitmnist.timing.table import Bottleneck, LoaderTiming, Spread, format_bottleneck, format_timings
@@ -92,11 +92,13 @@ def diagnose(
         optimizer: its state is restored afterwards.
 
     Raises:
+        ConfigError: the model is on a device of type mps.
         DataError: the loader has no batches, or is an iterator, which cannot be restarted.
     """
     device = torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
     if model is not None:
         device = next((parameter.device for parameter in model.parameters()), device)
+    refuse_mps(device.type)
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         stack.enter_context(_preserved_state(model, optimizer))
