@@ -48,7 +48,10 @@ def run(command: str, limit_s: float) -> tuple[str, str]:
     """
     words = [sys.executable if word == "python" else word for word in shlex.split(command)]
     # Files, not pipes: a child that outlives the command would keep a pipe open.
-    with TemporaryFile("w+", errors="replace") as output, TemporaryFile("w+", errors="replace") as errors:
+    with (
+        TemporaryFile("w+", encoding="utf-8", errors="replace") as output,
+        TemporaryFile("w+", encoding="utf-8", errors="replace") as errors,
+    ):
         with subprocess.Popen(words, cwd=ROOT, stdout=output, stderr=errors, start_new_session=True) as process:
             try:
                 code = process.wait(limit_s)

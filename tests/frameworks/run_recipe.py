@@ -52,7 +52,7 @@ def train(source: str, file: Path, ranks: int, rank: int, port: int) -> None:
     weights = b"".join(value.numpy().tobytes() for value in names["model"].state_dict().values())
     dataset = type(names["loader"].dataset).__name__
     record = {"seen": seen, "weights": hashlib.sha256(weights).hexdigest(), "dataset": dataset}
-    file.write_text(json.dumps(record))
+    file.write_text(json.dumps(record), encoding="utf-8")
 
 
 def main() -> None:
@@ -60,7 +60,7 @@ def main() -> None:
     for module in (*modules, "torchvision", "vitmnist.replacement.from_dataloader"):
         importlib.import_module(module)
     fork = multiprocessing.get_context("fork")
-    text = Path(script).read_text()
+    text = Path(script).read_text(encoding="utf-8")
     for name, (changes, sizes) in VARIANTS.items():
         if not all(before in text for before in changes):
             continue

@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def blocks(language: str, page: Path) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
 
 
 def write_block(folder: Path, content: str) -> None:

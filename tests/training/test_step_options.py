@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch._dynamo
+import torch._dynamo  # noqa: F401
 from torch import Tensor, nn
 
 from tests.conftest import Printed, Train, assert_same_run, result_of, weights
