@@ -3,9 +3,10 @@
 import re
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -64,11 +65,12 @@ def registered(own_loaders: None) -> None:
                 time.sleep(0.03)
                 yield batch
 
-    def broken(*parts: object) -> Loader:
-        raise DataError("its disk is gone")
+    class Broken(DirectLoader):
+        def __init__(self, *parts: object) -> None:
+            raise DataError("its disk is gone")
 
     LOADERS.register("slow")(Slow)
-    LOADERS.register("broken")(broken)
+    LOADERS.register("broken")(Broken)
 
 
 def chosen(*names: str, data: TensorSet = TENSORS, **options: object) -> LoaderSelection:
@@ -91,6 +93,26 @@ def test_the_fastest_is_chosen_and_the_table_says_why() -> None:
     assert re.search(r"chosen: ram, [\d.e-]+ s an epoch expected, the least$", table)
     with pytest.raises(ConfigError, match="no candidate can be used:\nbroken: its disk is gone"):
         chosen("broken")
+
+
+@pytest.mark.usefixtures("own_loaders")
+def test_a_function_is_a_candidate_if_its_options_say_what_its_loader_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`auto` would otherwise build a loader without knowing whether its samples fit into memory."""
+
+    @dataclass
+    class Options:
+        """The loader keeps all samples in memory."""
+
+        storage: ClassVar[Storage] = Storage.HOST
+
+    monkeypatch.setattr(LOADERS, "names", lambda: ["named", "unnamed"])
+    monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=MAPPED.nbytes - 1))
+    LOADERS.register("named", Options)(partial(DirectLoader))
+    LOADERS.register("unnamed")(partial(DirectLoader))
+    with pytest.raises(ConfigError, match=r"^no candidate can be used:\nnamed: named: the set takes .*$"):
+        select_loader(AutoOptions(), MAPPED, SAMPLER, CPU)
+    with pytest.raises(ConfigError, match=r"candidates=unnamed: its options do not say what it keeps \(`storage`\)"):
+        chosen("unnamed")
 
 
 @pytest.mark.usefixtures("registered")

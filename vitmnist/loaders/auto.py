@@ -99,10 +99,10 @@ def select_loader(
     builder = CandidateBuilder(data, sampler, device, as_candidate)
     with ExitStack() as stack:
         benchmark = Benchmark(stack)
-        for name in _names_to_try(options, data):
+        for name, storage in _loaders_to_try(options, data).items():
             # A file would only hold what is in memory already.
-            if options.candidates or storage_of(name, data) is not Storage.FILE or builder.decoded_set is None:
-                benchmark.add(name, partial(builder.build, name))
+            if options.candidates or storage is not Storage.FILE or builder.decoded_set is None:
+                benchmark.add(name, partial(builder.build, name, storage))
         benchmark.run(options.batches, options.seconds * len(benchmark.candidates))
         timings = make_timings(benchmark.candidates, len(sampler), has_baseline=False)
         epochs_s = {timing.name: timing.epoch_s for timing in timings if timing.epoch_s}
@@ -116,16 +116,18 @@ def select_loader(
     return LoaderSelection(name, _reason(name, epochs_s), timings), builder.loaders[name]
 
 
-def _names_to_try(options: AutoOptions, data: SampleSource) -> list[str]:
-    """The names of the loaders to try: `options.candidates`, or all registered ones."""
-    names = [name for name in LOADERS.names() if LOADERS.options_of(name) is not AutoOptions]
+def _loaders_to_try(options: AutoOptions, data: SampleSource) -> dict[str, Storage]:
+    """The names of the loaders to try, in order, each with where it keeps the samples."""
+    storages = {name: storage for name in LOADERS.names() if (storage := storage_of(name, data))}
     for name in options.candidates or ():
-        if name not in names:
-            raise ConfigError(f"data.loader.candidates={name}: not known; {suggest_names(name, names)}")
+        if name not in storages:
+            problem = "its options do not say what it keeps (`storage`)" if name in LOADERS.names() else "not known"
+            raise ConfigError(f"data.loader.candidates={name}: {problem}; {suggest_names(name, list(storages))}")
     # Loaders that decode into memory come first, because others reuse the decoded set, and those that decode into a
     # file last, because they are then not needed.
     order = (Storage.HOST, Storage.DEVICE, Storage.STREAMED, Storage.FILE)
-    return sorted(options.candidates or names, key=lambda name: order.index(storage_of(name, data)))
+    names = sorted(options.candidates or storages, key=lambda name: order.index(storages[name]))
+    return {name: storages[name] for name in names}
 
 
 @dataclass
@@ -146,11 +148,10 @@ class CandidateBuilder:
             candidate.is_required = True  # A step that fails here cannot be timed with any loader.
             self.model_memory = peak_memory(candidate.time_window, self.device)
 
-    def build(self, name: str) -> LoaderCandidate:
+    def build(self, name: str, storage: Storage) -> LoaderCandidate:
         """Build a loader; raises `OutOfSpaceError` if it does not fit next to the model and the loaders before it."""
-        data, storage = self.data, storage_of(name, self.data)
-        if self.decoded_set is not None and storage in (Storage.HOST, Storage.DEVICE):
-            data = self.decoded_set
+        in_memory = storage in (Storage.HOST, Storage.DEVICE)
+        data = self.decoded_set if self.decoded_set is not None and in_memory else self.data
         check_fits(name, required_memory(storage, data, self.device), self.device, self.model_memory)
         started = time.perf_counter()
         loader = LOADERS.build(LOADERS.with_defaults({"name": name}), data, self.sampler, self.device)
