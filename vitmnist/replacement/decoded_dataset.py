@@ -175,7 +175,7 @@ class EagerDataLoader(DecodedDataLoader):
         return chain([*islice(batches, 1)], batches)
 
 
-def decode_rows(dataloader: DataLoader[Any], example: RowTensors, destination: Destination) -> RowTensors:
+def decode_rows(dataloader: DataLoader[Any], example: RowTensors, target: Destination) -> RowTensors:
     """Decode all samples of a dataset into rows of tensors.
 
     Args:
@@ -190,17 +190,17 @@ def decode_rows(dataloader: DataLoader[Any], example: RowTensors, destination: D
     size = len(dataset)
     read = partial(_read_rows, dataset, dataloader.collate_fn, example)
     chunks = partial(_read_all, dataloader, read, example.sample_nbytes)
-    if destination.placement is not Placement.FILE:
+    if target.placement is not Placement.FILE:
         needed = example.sample_nbytes * size
-        is_cuda = destination.placement is Placement.DEVICE and destination.device.type == "cuda"
-        check_fits(destination.placement.value, Memory(needed, needed if is_cuda else 0), destination.device)
-    contents = destination.fingerprint and f"{destination.fingerprint}, {size} samples, {example.signature}"
+        is_cuda = target.placement is Placement.DEVICE and target.device.type == "cuda"
+        check_fits(target.placement.value, Memory(needed, needed if is_cuda else 0), target.device)
+    contents = target.fingerprint and f"{target.fingerprint}, {size} samples, {example.signature}"
     files = [str(index) for index in range(len(example.tensors))]
-    return RowTensors(store_rows(chunks, size, replace(destination, fingerprint=contents), files), example.structure)
+    return RowTensors(store_rows(chunks, size, replace(target, fingerprint=contents), files), example.structure)
 
 
 def decode_samples(
-    dataloader: DataLoader[Any], decode: Callable[[int], object], examples: Sequence[object], destination: Destination
+    dataloader: DataLoader[Any], decode: Callable[[int], object], examples: Sequence[object], target: Destination
 ) -> EncodedSamples:
     """Decode all samples of a dataset into objects of any structure.
 
@@ -213,12 +213,12 @@ def decode_samples(
         OutOfSpaceError: memory or disk is too small.
     """
     size = len(dataloader.dataset)  # type: ignore[arg-type]
-    structure = flatten_tree(examples[0])[1] if destination.placement is Placement.FILE else None
+    structure = flatten_tree(examples[0])[1] if target.placement is Placement.FILE else None
     sample_nbytes = len(encode_samples(examples, structure).blocks[0]) / len(examples)
     chunks = partial(_read_all, dataloader, partial(_read_samples, decode, structure), sample_nbytes)
     if structure:
-        contents = destination.fingerprint and f"{destination.fingerprint}, {size} samples of {structure}"
-        return write_samples(chunks, size, structure, destination.folder, contents)
+        contents = target.fingerprint and f"{target.fingerprint}, {size} samples of {structure}"
+        return write_samples(chunks, size, structure, target.folder, contents)
     return collect_samples(chunks(), int(sample_nbytes * size))
 
 

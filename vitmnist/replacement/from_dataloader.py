@@ -120,20 +120,20 @@ def from_dataloader(
         return dataloader
 
 
-def _replace(dataloader: DataLoader[Any], destination: Destination, to_tensors: bool) -> DataLoader[Any]:
-    """Build a replacement that keeps its samples in `destination`. Raises the errors of `from_dataloader`.
+def _replace(dataloader: DataLoader[Any], target: Destination, to_tensors: bool) -> DataLoader[Any]:
+    """Build a replacement that keeps its samples in `target`. Raises the errors of `from_dataloader`.
 
     A few samples, the probes, show whether samples are random. If decoding finds another random sample, it becomes a
     probe too, and the replacement is built again.
     """
     check_replaceable(dataloader)
     dataset: Any = dataloader.dataset
-    loader = destination.placement.value
+    loader = target.placement.value
     probes = choose_probes(len(dataset))
     while True:
         try:
             with preserved_random_state(dataset, dataloader.collate_fn):
-                return _build(dataloader, destination, to_tensors, probes)
+                return _build(dataloader, target, to_tensors, probes)
         except RandomSampleError as error:
             if error.index in probes:
                 raise ConfigError(
@@ -149,7 +149,7 @@ def _replace(dataloader: DataLoader[Any], destination: Destination, to_tensors: 
 
 
 def _build(
-    dataloader: DataLoader[Any], destination: Destination, to_tensors: bool, probes: Sequence[int]
+    dataloader: DataLoader[Any], target: Destination, to_tensors: bool, probes: Sequence[int]
 ) -> DataLoader[Any]:
     """Build one of four kinds of replacement.
 
@@ -168,28 +168,28 @@ def _build(
     try:
         samples = read_probes(partial(fetch_sample, dataset.__getitem__), probes, dataset)
     except RandomSampleError as error:
-        _check_on_host(destination, error)
+        _check_on_host(target, error)
         build = _build_with_tensors if to_tensors else _build_transformed
-        return build(dataloader, destination, SplitTransforms(dataset, probes))
+        return build(dataloader, target, SplitTransforms(dataset, probes))
     first = samples[: dataloader.batch_size or COMPARED_SIZE]
     collate = partial(collate_batch, dataloader.collate_fn, indices=probes)
     batch, reason = detect_randomness(lambda: collate(copy_tree(first)), (dataset, collate), always_repeat=True)
     try:
         if reason:
             raise NotRowsError(f"the collate function is random ({reason})")
-        return _build_gathered(dataloader, destination, RowTensors.from_batch(batch, len(first)))
+        return _build_gathered(dataloader, target, RowTensors.from_batch(batch, len(first)))
     except NotRowsError as error:
-        _check_on_host(destination, error)
-        return _build_collated(dataloader, destination, samples)
+        _check_on_host(target, error)
+        return _build_collated(dataloader, target, samples)
 
 
-def _check_on_host(destination: Destination, reason: Exception) -> None:
+def _check_on_host(target: Destination, reason: Exception) -> None:
     """Raise `ConfigError` if samples are kept on a device, where batches can only be gathered."""
-    if destination.placement is Placement.DEVICE:
+    if target.placement is Placement.DEVICE:
         raise ConfigError(f"gpu_slice: {reason}, so batches are made on the host; use ram") from reason
 
 
-def _build_gathered(dataloader: DataLoader[Any], destination: Destination, example: RowTensors) -> DataLoader[Any]:
+def _build_gathered(dataloader: DataLoader[Any], target: Destination, example: RowTensors) -> DataLoader[Any]:
     """Build a replacement that gathers batches from rows of tensors.
 
     Args:
@@ -199,12 +199,12 @@ def _build_gathered(dataloader: DataLoader[Any], destination: Destination, examp
         NotRowsError: a batch cannot be gathered from rows.
     """
     dataset: Any = dataloader.dataset
-    on_device = destination.placement is Placement.DEVICE
+    on_device = target.placement is Placement.DEVICE
     workers = count_order_workers(dataloader)
     if on_device and workers:
         raise NotRowsError("the order of this DataLoader depends on its workers")
     guard = TransformGuard(dataset, [*list_transforms(dataset), dataloader.collate_fn])
-    rows = decode_rows(dataloader, example, destination)
+    rows = decode_rows(dataloader, example, target)
     replacement = rebuild(
         dataloader,
         EagerDataLoader if dataloader.num_workers and not workers else DecodedDataLoader,
@@ -216,14 +216,12 @@ def _build_gathered(dataloader: DataLoader[Any], destination: Destination, examp
     try:
         check_same_batches(dataloader, replacement, with_single_samples=True)
     except DataError as error:  # The file of a fingerprint may hold other samples.
-        raise error if destination.fingerprint else NotRowsError(f"rows depend on the batch: {error}") from error
+        raise error if target.fingerprint else NotRowsError(f"rows depend on the batch: {error}") from error
     guard.ignore_changes()
     return replacement
 
 
-def _build_collated(
-    dataloader: DataLoader[Any], destination: Destination, examples: Sequence[object]
-) -> DataLoader[Any]:
+def _build_collated(dataloader: DataLoader[Any], target: Destination, examples: Sequence[object]) -> DataLoader[Any]:
     """Build a replacement that makes batches with the original's collate function.
 
     Args:
@@ -231,23 +229,19 @@ def _build_collated(
     """
     dataset: Any = dataloader.dataset
     guard = TransformGuard(dataset, list_transforms(dataset))
-    samples = decode_samples(dataloader, dataset.__getitem__, examples, destination)
+    samples = decode_samples(dataloader, dataset.__getitem__, examples, target)
     return _replace_dataset(dataloader, TransformedDataset(dataset, guard, samples, identity))
 
 
-def _build_transformed(
-    dataloader: DataLoader[Any], destination: Destination, split: SplitTransforms
-) -> DataLoader[Any]:
+def _build_transformed(dataloader: DataLoader[Any], target: Destination, split: SplitTransforms) -> DataLoader[Any]:
     """Build a replacement that applies random transforms in the workers of the original."""
     dataset: Any = dataloader.dataset
     guard = TransformGuard(dataset, chain.from_iterable(split.deterministic))
-    samples = decode_samples(dataloader, split.decode, split.decoded_probes, destination)
+    samples = decode_samples(dataloader, split.decode, split.decoded_probes, target)
     return _replace_dataset(dataloader, TransformedDataset(dataset, guard, samples, split.transform))
 
 
-def _build_with_tensors(
-    dataloader: DataLoader[Any], destination: Destination, split: SplitTransforms
-) -> DataLoader[Any]:
+def _build_with_tensors(dataloader: DataLoader[Any], target: Destination, split: SplitTransforms) -> DataLoader[Any]:
     """Build a replacement that applies random transforms to tensors, in threads.
 
     Raises:
@@ -257,7 +251,7 @@ def _build_with_tensors(
         raise ConfigError("transforms='tensor' is not for a collate_fn; use transforms='exact'")
     for transforms in split.random:
         build_tensor_pipeline(transforms)
-    exact: Any = _build_transformed(dataloader, destination, split).dataset
+    exact: Any = _build_transformed(dataloader, target, split).dataset
     on_tensors = TensorTransformDataset(exact, split.random)
     try:
         check_rounding(split, exact._samples, on_tensors._samples)
