@@ -15,7 +15,7 @@ from vitmnist.runtime.device import Backend, Event, create_backend
 from vitmnist.runtime.files import expand_home
 from vitmnist.runtime.memory import check_fits
 from vitmnist.store.cache_file import DEFAULT_FOLDER
-from vitmnist.store.rows import Destination, Placement, allocate_row_buffers, gather_rows
+from vitmnist.store.rows import Destination, Placement, as_contiguous_rows, gather_rows
 
 
 class HostLoader(Loader):
@@ -60,7 +60,10 @@ class PinnedBuffers:
             event.synchronize()
         else:
             with torch.inference_mode(False):  # The buffers are also filled outside of inference mode.
-                buffers = allocate_row_buffers(self._tensors, self._batch_size, self._backend.empty_pinned)
+                buffers = tuple(
+                    self._backend.empty_pinned((self._batch_size, *rows.shape[1:]), rows.dtype)
+                    for rows in map(as_contiguous_rows, self._tensors)
+                )
         # If this fails, the buffers are dropped, because a copy out of them can still be under way.
         images, labels = map(self._backend.to_device, gather_rows(self._tensors, indices, out=buffers))
         self._in_flight.append((buffers, self._backend.record_event()))

@@ -76,19 +76,12 @@ def as_contiguous_rows(images: Tensor) -> Tensor:
     return images.permute(0, 2, 3, 1) if is_last and images.shape[1] > 1 else images
 
 
-def allocate_row_buffers(
-    tensors: Sequence[Tensor], size: int, empty: Callable[[tuple[int, ...], torch.dtype], Tensor]
-) -> tuple[Tensor, ...]:
-    """Allocate buffers of `size` rows for `gather_rows` with `empty(shape, dtype)`."""
-    return tuple(empty((size, *rows.shape[1:]), rows.dtype) for rows in map(as_contiguous_rows, tensors))
-
-
 def gather_rows(tensors: Sequence[Tensor], indices: slice | Tensor, out: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
     """Gather the rows at `indices`, int64 `[B]` on the device of the tensors; a slice gives views.
 
     Args:
         tensors: `[N, …]` each, of any dtype, on one device.
-        out: buffers of at least B rows from `allocate_row_buffers`; the result is written into their first rows.
+        out: buffers of at least B rows with the shapes of `as_contiguous_rows`; the first B rows are overwritten.
     """
     buffers: Sequence[Tensor | None] = out or [None] * len(tensors)
     return tuple(_gather(*pair, indices) for pair in zip(tensors, buffers, strict=True))

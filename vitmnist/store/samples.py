@@ -32,14 +32,13 @@ BYTE_MODES = ("L", "LA", "RGB", "RGBA")
 """The modes of PIL images with 8 bits for each channel."""
 TV_TENSORS = ("Image", "Mask", "Video")
 """The tv_tensors of torchvision that have no attributes besides their values."""
-PLAIN_TYPES = "images, tensors, arrays, numbers and text in dicts, lists and tuples"
-"""The contents that a file can have."""
-FILE_ADVICE = f"a file keeps only {PLAIN_TYPES}, of one structure; convert it, or use ram"
+FILE_ADVICE = (
+    "a file keeps only images, tensors, arrays, numbers and text in dicts, lists and tuples, of one structure; convert "
+    "it, or use ram"
+)
 """The end of a message about a sample that a file cannot have."""
 MAX_STORAGE_RATIO = 2
 """A tensor is copied out of a storage that is more than this many times as large, instead of storing all of it."""
-FILE_NAMES = ("samples", "spans")
-"""The names of a cache's files."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ def write_samples(
             yield chunk.blocks[0], chunk.spans + torch.tensor([0, filled, filled])
             filled += len(chunk.blocks[0])
 
-    (content, spans), _ = decode_once(folder, fingerprint, size, chunks_of_tensors, names=FILE_NAMES)
+    (content, spans), _ = decode_once(folder, fingerprint, size, chunks_of_tensors, names=("samples", "spans"))
     return EncodedSamples([content], spans, structure)
 
 
@@ -213,7 +212,7 @@ def encode_without_pickle(sample: object, structure: Structure) -> list[Buffer]:
     """Encode a sample without pickle: a JSON text that describes its leaves, and the bytes of images and arrays.
 
     Raises:
-        DataError: the sample has another structure, or a leaf that is none of the `PLAIN_TYPES`.
+        DataError: the sample has another structure, or a leaf of a type that a file cannot keep.
     """
     leaves, sample_structure = flatten_tree(sample)
     if sample_structure != structure:
