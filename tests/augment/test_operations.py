@@ -28,6 +28,7 @@ JITTER = {"brightness": 0, "contrast": 0, "saturation": 0}
 # Parameters that change no image.
 IDENTITY = {
     "shift": {"pixels": 0},
+    "affine": {"degrees": 0, "pixels": 0, "scale": 0, "shear_degrees": 0},
     "random_resized_crop": {"scale": [1, 1], "ratio": [1, 1]},
     "horizontal_flip": {"p": 0},
     "color_jitter": JITTER,
@@ -105,6 +106,22 @@ def test_boxes_have_the_areas_and_shapes_asked_for_and_lie_anywhere() -> None:
         assert end.max() == side
         room = side - (end - first)
         assert (first[room > 0] / room[room > 0]).mean() == pytest.approx(0.5, abs=0.02)
+
+
+@pytest.mark.parametrize("alone", [None, "degrees", "pixels", "scale", "shear_degrees"])
+def test_affine_images_are_those_of_torchvision(alone: str | None) -> None:
+    """Pixels differ by at most 1e-4, for each parameter alone and for all together."""
+    bounds = {"degrees": 30.0, "pixels": 4.0, "scale": 0.3, "shear_degrees": 20.0}
+    bounds = {name: bound * (alone in (None, name)) for name, bound in bounds.items()}
+    found = operation("affine", **bounds)(images(50), keys(50))
+    names = ("degrees", "shear_degrees", "scale", "pixels", "pixels")
+    uniform = (random_uniform(keys(50), index, -1, 1).float() for index in range(5))
+    params = torch.stack([bounds[name] * values for name, values in zip(names, uniform, strict=True)], dim=1)
+    for name, values in zip(names, params.T, strict=True):
+        assert 0.9 * bounds[name] <= values.abs().max() <= bounds[name]
+    for image, (angle, shear, scale, down, right), ours in zip(images(50), params.tolist(), found, strict=True):
+        theirs = TF.affine(image, angle, [right, down], 1 + scale, [shear, 0.0], TF.InterpolationMode.BILINEAR)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
 
 
 def test_flips_are_those_of_torchvision_and_as_frequent_as_p() -> None:

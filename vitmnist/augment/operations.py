@@ -1,5 +1,6 @@
 """The augmentation operations: first the ones for single images, then mixup and cutmix."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -47,6 +48,48 @@ class Shift(Operation):
         rows = first_rows + (down[:, None] + torch.arange(height, device=images.device))[:, None, :]
         starts = rows * padded.shape[3] + right[:, None, None]
         return padded.flatten().unfold(0, width, 1).index_select(0, starts.flatten()).view(images.shape)
+
+
+@dataclass
+class AffineOptions:
+    """degrees, pixels, scale, shear_degrees: the largest rotation, translation, change of size, and shear."""
+
+    degrees: float = config_field(10.0, at_least=0, at_most=180)
+    pixels: float = config_field(2.0, at_least=0)
+    scale: float = config_field(0.1, at_least=0, below=1)
+    shear_degrees: float = config_field(5.0, at_least=0, below=90)
+
+
+@OPERATIONS.register("affine", AffineOptions)
+class Affine(Operation):
+    """Shears, rotates and scales each image about its centre and then moves it; each amount is drawn uniformly.
+
+    The interpolation is bilinear, and pixels outside of the image are black.
+    """
+
+    def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor]:
+        """The inverse transforms for `affine_grid`, float32 `[B, 2, 3]`."""
+        uniform = [random_uniform(keys, index, -1, 1).float() for index in range(5)]
+        angle = math.radians(self.options.degrees) * uniform[0]
+        shear = torch.tan(math.radians(self.options.shear_degrees) * uniform[1])
+        scale = 1 + self.options.scale * uniform[2]
+        down = self.options.pixels * uniform[3]
+        right = self.options.pixels * uniform[4]
+        cos, sin = torch.cos(angle) / scale, torch.sin(angle) / scale
+        # The transform maps an output pixel to its source: x' = xx * (x - right) + xy * (y - down), …
+        xx, xy, yx, yy = cos - sin * shear, sin + cos * shear, -sin, cos
+        # affine_grid's unit is half a side, so without the aspect ratio a rotation would shear images that are not
+        # square.
+        aspect = height / width
+        rows = [
+            torch.stack([xx, xy * aspect, -2 * (xx * right + xy * down) / width], dim=1),
+            torch.stack([yx / aspect, yy, -2 * (yx * right + yy * down) / height], dim=1),
+        ]
+        return (torch.stack(rows, dim=1),)
+
+    def forward(self, images: Tensor, transforms: Tensor) -> Tensor:
+        grid = F.affine_grid(transforms, list(images.shape), align_corners=False)
+        return F.grid_sample(images, grid, align_corners=False)
 
 
 @dataclass

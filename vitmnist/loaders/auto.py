@@ -22,8 +22,8 @@ from vitmnist.runtime.device import create_backend
 from vitmnist.runtime.memory import Memory, check_fits, peak_memory
 from vitmnist.store.rows import Storage
 from vitmnist.store.tree import map_tensors
-from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, adapt_step, make_rows
-from vitmnist.timing.table import Spread, TimingRow, format_rows
+from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, adapt_step, make_timings
+from vitmnist.timing.table import LoaderTiming, Spread, format_timings
 
 
 @dataclass
@@ -41,10 +41,10 @@ class LoaderSelection:
 
     name: str
     reason: str
-    candidates: list[TimingRow]
+    candidates: list[LoaderTiming]
 
     def table(self) -> str:
-        return f"{format_rows(self.candidates)}\nchosen: {self.name}, {self.reason}"
+        return f"{format_timings(self.candidates)}\nchosen: {self.name}, {self.reason}"
 
 
 class OnDemandLoader(Loader):
@@ -104,15 +104,16 @@ def select_loader(
             if options.candidates or storage is not Storage.FILE or builder.decoded_set is None:
                 benchmark.add(name, partial(builder.build, name, storage))
         benchmark.run(options.batches, options.seconds * len(benchmark.candidates))
-        rows = make_rows(benchmark.candidates, len(sampler), has_baseline=False)
-        epochs_s = {row.name: row.epoch_s for row in rows if row.epoch_s}
+        timings = make_timings(benchmark.candidates, len(sampler), has_baseline=False)
+        epochs_s = {timing.name: timing.epoch_s for timing in timings if timing.epoch_s}
         if not epochs_s:
-            raise ConfigError("\n".join(["no candidate can be used:", *(f"{row.name}: {row.error}" for row in rows)]))
+            errors = [f"{timing.name}: {timing.error}" for timing in timings]
+            raise ConfigError("\n".join(["no candidate can be used:", *errors]))
         name = min(epochs_s, key=lambda name: epochs_s[name].median)
         stack.pop_all()  # The selected loader stays open.
     for other in builder.loaders.keys() - {name}:
         builder.loaders[other].close()
-    return LoaderSelection(name, _reason(name, epochs_s), rows), builder.loaders[name]
+    return LoaderSelection(name, _reason(name, epochs_s), timings), builder.loaders[name]
 
 
 def _loaders_to_try(options: AutoOptions, data: SampleSource) -> dict[str, Storage]:
@@ -145,7 +146,7 @@ class CandidateBuilder:
         if self.as_candidate:
             candidate = self.as_candidate(OnDemandLoader(self.data, self.sampler, self.device))
             candidate.is_required = True  # A step that fails here cannot be timed with any loader.
-            self.model_memory = peak_memory(candidate.time_block, self.device)
+            self.model_memory = peak_memory(candidate.time_window, self.device)
 
     def build(self, name: str, storage: Storage) -> LoaderCandidate:
         """Build a loader; raises `OutOfSpaceError` if it does not fit next to the model and the loaders before it."""
