@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import logging
+import multiprocessing
 import shlex
 import signal
 import sys
@@ -114,16 +115,18 @@ def _exit(process: ProcessState, error: BaseException) -> NoReturn:
 
 def import_trainer() -> type[Trainer]:
     """Import `Trainer`, and with it torch; not before, because `--help` needs neither."""
+    # The default of Python 3.14 on Linux, a fork server, imports torch once for all workers of a loader.
+    multiprocessing.set_forkserver_preload(["__main__", "vitmnist.loaders.disk"])
     # The garbage collector would scan the imported objects again and again.
     gc.disable()
     import torch
 
     from vitmnist.trainer import Trainer
 
-    # The first optimizer imports torch's compiler.
-    torch.optim.SGD([torch.zeros(1)])
-    # Each job of a sweep collects garbage, and would spend 0.3 s on millions of imported objects.
+    # Each job of a sweep collects garbage, as does the exit, and would spend 0.3 s on hundreds of thousands of objects.
     if not gc.get_freeze_count():
         gc.freeze()
+    # The first optimizer imports torch's compiler, which imports Triton. Triton reports frozen objects as leaks at exit.
+    torch.optim.SGD([torch.zeros(1)])
     gc.enable()
     return Trainer
