@@ -3,6 +3,7 @@
 import atexit
 import gc
 import json
+import multiprocessing
 import os
 import struct
 import subprocess
@@ -24,7 +25,6 @@ from tests.support.processes import (
     TrainRanks,
     kill_leftovers,
     run_python,
-    start_method,
     start_ranks,
 )
 from vitmnist.cli.train import main
@@ -74,13 +74,6 @@ def write_mnist_like(folder: Path, train: int = 23, test: int = 7, side: int = 2
         write_idx(folder / names[1], labels)
 
 
-@pytest.fixture
-def forked_workers() -> Iterator[None]:
-    """Fork workers, so that their dataset does not need to be picklable."""
-    with start_method("fork"):
-        yield
-
-
 @pytest.fixture(scope="session")
 def tiny_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data root whose `kmnist` has 23 training and 7 test images."""
@@ -117,6 +110,8 @@ def call_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     def call(program: Callable[[], None], *arguments: str, folder: Path = tmp_path) -> subprocess.CompletedProcess[str]:
         monkeypatch.chdir(folder)
         monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+        # A fork server that starts here also forks the processes of later tests. Keep the modules that they need.
+        monkeypatch.setattr(multiprocessing, "set_forkserver_preload", lambda modules: None)
         capsys.readouterr()
         code: object = 0
         try:

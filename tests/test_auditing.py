@@ -45,8 +45,8 @@ class CustomLoader:
         if fault == "leaves a thread":
             threading.Thread(target=ENDED.wait, name="reader", daemon=True).start()
         if fault == "leaves a process":
-            fork = multiprocessing.get_context("fork")
-            fork.Process(target=time.sleep, args=(60,), name="reader", daemon=True).start()
+            forkserver = multiprocessing.get_context("forkserver")
+            forkserver.Process(target=time.sleep, args=(60,), name="reader", daemon=True).start()
 
     def indices(self, number: int) -> list[int]:
         shift = {"same order": 0, "order depends on workers": number + self.workers}.get(self.fault, number)

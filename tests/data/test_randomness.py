@@ -46,7 +46,6 @@ def test_a_single_draw_changes_a_generator(name: str, draw: Callable[[], object]
     assert before.changed() == [name]
 
 
-@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize(
     ("options", "error", "raised", "message"),
     [

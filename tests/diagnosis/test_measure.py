@@ -215,7 +215,6 @@ def test_where_the_length_of_an_epoch_is_unknown_waiting_is_that_between_steps()
     assert "the length of an epoch is not known" in str(diagnosis)
 
 
-@pytest.mark.usefixtures("forked_workers")
 def test_a_loop_keeps_its_persistent_workers() -> None:
     loader = DataLoader(samples(), 4, shuffle=True, num_workers=1, persistent_workers=True)
     brief(loader)

@@ -270,7 +270,6 @@ def test_the_median_decides_and_differences_within_the_noise_are_called_that(mon
     assert (ram.epoch_s.low, ram.epoch_s.high, ram.break_even_epoch) == (12.0, 36.0, None)
 
 
-@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("fastest", ["RamLoader", "GpuSliceLoader", "WorkerLoader"])
 def test_any_loader_of_a_map_style_dataset_may_win_and_uses_what_was_decoded_for_a_trial(
     fastest: str, monkeypatch: pytest.MonkeyPatch
@@ -288,7 +287,6 @@ def test_any_loader_of_a_map_style_dataset_may_win_and_uses_what_was_decoded_for
         assert find_difference(found, list(loader.epoch(0))) is None
 
 
-@pytest.mark.usefixtures("forked_workers")
 def test_a_step_of_the_user_is_timed_with_each_loader(capsys: pytest.CaptureFixture[str]) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Dropout())
     calls: list[int] = []

@@ -1,5 +1,6 @@
 """`disk` reads image files in threads: the batches of all loaders, in bounded memory, without a process."""
 
+import multiprocessing
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +12,7 @@ import torch
 
 from tests.support.contract import check_contract
 from tests.support.pictures import smooth
-from tests.support.processes import becomes_true, fork
+from tests.support.processes import FORKS, becomes_true
 from vitmnist import load_dataset, make_loader
 from vitmnist.auditing import find_leftovers, find_running
 from vitmnist.data.datasets.base import Split
@@ -150,6 +151,7 @@ def test_a_reader_of_grey_images_may_leave_out_the_channel(folder: Path) -> None
         assert torch.equal(torch.cat([images for images, _ in loader.epoch(0)]), split.images)
 
 
+@FORKS
 def test_ranks_and_a_fork_while_threads_read(split: Split) -> None:
     with disk(split) as whole:
         alive = whole.epoch(0)
@@ -162,7 +164,8 @@ def test_ranks_and_a_fork_while_threads_read(split: Split) -> None:
                     parts.append(next(loader.epoch(0))[0])
             assert torch.equal(torch.cat(parts), expected)
 
-        child = fork(read_ranks)
+        child = multiprocessing.get_context("fork").Process(target=read_ranks, daemon=True)
+        child.start()
         child.join(60)
         assert child.exitcode == 0
         assert len([*alive]) == IMAGES // BATCH_SIZE - 1

@@ -8,7 +8,7 @@ import torch
 
 from tests.conftest import REPOSITORY
 from tests.support.pages import blocks, write_block
-from tests.support.processes import fork, run_python
+from tests.support.processes import call_in_process, run_python
 from vitmnist import make_loader
 from vitmnist.errors import ConfigError
 
@@ -34,7 +34,7 @@ def test_the_ranks_of_torch_distributed_are_the_default(tmp_path: Path) -> None:
         (tmp_path / str(rank)).write_text(repr(labels()))
         torch.distributed.barrier()
 
-    processes = [fork(lambda rank=rank: run(rank)) for rank in range(2)]
+    processes = [call_in_process(lambda rank=rank: run(rank)) for rank in range(2)]
     for process in processes:
         process.join(60)
     assert [eval((tmp_path / str(rank)).read_text()) for rank in range(2)] == [

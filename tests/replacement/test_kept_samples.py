@@ -16,6 +16,7 @@ from torchvision import transforms as v1
 from torchvision import tv_tensors
 
 from tests.support.pictures import Pictures, assert_same, check_same, draw, run
+from tests.support.processes import FORKS
 from tests.support.samples import Made, Pairs
 from vitmnist import from_dataloader
 from vitmnist.data import randomness
@@ -108,7 +109,6 @@ MADE: dict[str, tuple[Callable[[int], Any], Callable[[list[Any]], Any]]] = {
 }
 
 
-@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize(("kind", "workers"), [*((kind, 0) for kind in MADE), ("detection", 2), ("requires_grad", 2)])
 def test_batches_without_rows_are_those_of_the_original(kind: str, workers: int) -> None:
     make, collate = MADE[kind]
@@ -266,11 +266,11 @@ def address(samples: list[Any]) -> int:
     return int(get_worker_info().dataset._samples.blocks[0].data_ptr())
 
 
-@pytest.mark.usefixtures("forked_workers")
+@FORKS
 def test_forked_workers_share_the_memory(folder: Path) -> None:
     dataset = from_dataloader(DataLoader(Pictures(folder, FLIP), 4, num_workers=2), "ram").dataset
-    addresses = set(DataLoader(dataset, 4, num_workers=2, collate_fn=address))
-    assert addresses == {dataset._samples.blocks[0].data_ptr()}
+    forked = DataLoader(dataset, 4, num_workers=2, collate_fn=address, multiprocessing_context="fork")
+    assert set(forked) == {dataset._samples.blocks[0].data_ptr()}
 
 
 def look_at_dataset(worker: int) -> None:

@@ -26,7 +26,6 @@ def check_batches(batch_type: type, build: Callable[[], DataLoader[Any]]) -> Non
     assert isinstance(next(iter(replaced)), batch_type)
 
 
-@pytest.mark.usefixtures("forked_workers")
 def test_tokenizers(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     words = [*"abcdefgh", "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

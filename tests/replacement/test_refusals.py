@@ -45,7 +45,6 @@ def add_noise_seldom(image: Tensor) -> Tensor:
     return image + (torch.rand(()) if image[0, 0] == 38 else 0.0)
 
 
-@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_single_random_sample_is_never_frozen(workers: int) -> None:
     with pytest.raises(ConfigError, match=r"^ram: sample 38 is random \(it draws from Python\) apart from the transf"):

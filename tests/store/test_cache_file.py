@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
-from tests.support.processes import fork
+from tests.support.processes import call_in_process
 from tests.support.samples import Made
 from vitmnist import make_loader
 from vitmnist.data import sources
@@ -80,7 +80,7 @@ def test_without_a_fingerprint_nothing_is_found_again_and_nothing_is_left(tmp_pa
         with make_loader("cache", counted(), folder=str(tmp_path), **ORDER):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    process = fork(cache_and_die)
+    process = call_in_process(cache_and_die)
     process.join(60)
     assert process.exitcode == -signal.SIGKILL
     assert list(tmp_path.iterdir()) == []
@@ -233,7 +233,7 @@ def test_processes_that_start_together_decode_once(tmp_path: Path) -> None:
         assert len(images) == 10_000
         assert torch.equal(images[:, 0].long(), labels)
 
-    processes = [fork(decode) for _ in range(3)]
+    processes = [call_in_process(decode) for _ in range(3)]
     for process in processes:
         process.join(100)
     assert [process.exitcode for process in processes] == [0, 0, 0]

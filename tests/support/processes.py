@@ -17,7 +17,12 @@ from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+import cloudpickle
+import pytest
+
 multiprocessing.get_context("forkserver").set_forkserver_preload(["__main__", "tests.support.preload"])
+# Marks tests of forked processes. From Python 3.12 on, a fork warns about threads, and pytest-xdist always runs one.
+FORKS = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork")
 TIMEOUT_S = 150
 REPOSITORY = Path(__file__).parents[2]
 
@@ -45,11 +50,16 @@ def becomes_true(condition: Callable[[], object], seconds: float = 10) -> bool:
     return bool(condition())
 
 
-def fork(target: Callable[[], object]) -> multiprocessing.process.BaseProcess:
-    """Call a function in a copy of this process, which does not outlive it."""
-    process = multiprocessing.get_context("fork").Process(target=target, daemon=True)
+def call_in_process(function: Callable[[], object]) -> multiprocessing.process.BaseProcess:
+    """Call a function, such as a lambda, in another process, which does not outlive this one."""
+    pickled = cloudpickle.dumps(function)
+    process = multiprocessing.get_context("forkserver").Process(target=_call, args=(pickled,), daemon=True)
     process.start()
     return process
+
+
+def _call(pickled: bytes) -> None:
+    cloudpickle.loads(pickled)()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import cloudpickle
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -37,3 +38,10 @@ class Made(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         self.reads += 1
         return self.make(index)
+
+    def __getstate__(self) -> bytes:
+        # Only cloudpickle can pickle a lambda for a worker.
+        return cloudpickle.dumps(self.__dict__)
+
+    def __setstate__(self, state: bytes) -> None:
+        self.__dict__ |= cloudpickle.loads(state)
