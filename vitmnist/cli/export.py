@@ -23,7 +23,7 @@ from torch.export import ExportedProgram
 import vitmnist
 from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
 from vitmnist.cli.command import create_parser, echo, errors_as_messages
-from vitmnist.cli.trained_run import IMAGE_KEYS, add_run_arguments, load_evaluation_config, load_evaluation_dataset
+from vitmnist.cli.trained_run import IMAGE_KEYS, add_dataset_arguments, load_evaluation_config, load_evaluation_dataset
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.images import ImageReader
 from vitmnist.errors import ConfigError, MissingExtraError, UserError
@@ -133,8 +133,7 @@ def export_model(file_format: Format, trained: InferenceModel, dataset: Dataset,
 @errors_as_messages()
 def main() -> None:
     parser = create_parser("export", __doc__)
-    add_run_arguments(parser)
-    parser.add_argument("overrides", nargs="*", help="changes to its configuration, such as data.dataset.path=other")
+    add_dataset_arguments(parser)
     parser.add_argument("--format", choices=[*FORMATS], required=True, help="ONNX, or a torch.export program (.pt2)")
     default = "default: model.onnx or model.pt2 in the run's folder"
     parser.add_argument("--output", type=Path, metavar="FILE", help=default)
@@ -150,7 +149,7 @@ def main() -> None:
             raise ConfigError(f"{file}: exists; remove it, or choose another --output")
     config = load_evaluation_config(options.run, options.overrides, IMAGE_KEYS)
     trained = load_inference_model(options.run, torch.device("cpu"), options.weights)
-    dataset = load_evaluation_dataset(options.run, config.data, options.overrides)
+    dataset = load_evaluation_dataset(options.run, config.data, options.overrides, options.images)
     content, summary = export_model(file_format, trained, dataset, config.batch_size)
     text = describe_model(output.name, content, trained, summary)
     write_atomic(output, content)
