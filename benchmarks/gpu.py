@@ -86,7 +86,7 @@ def main() -> str | None:
         rows.append([f"`{command}`", outcome, f"{time.monotonic() - began:.0f}"])
         parts.append(f"## `{command}`\n\n{printed}")
         page = report("One GPU, short runs", environment, "", table(["command", "result", "s"], rows), *parts)
-        arguments.output.write_text(page)
+        arguments.output.write_text(page, encoding="utf-8")
     return print(f"Please open an issue in the project's issue tracker and attach {arguments.output}.")
 
 

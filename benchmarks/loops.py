@@ -82,8 +82,8 @@ def our_loop(overrides: list[str], stack: ExitStack, is_resident: bool = False) 
         metrics = train_epoch(step, loader, EpochProgress(number, loader.sampler, device))
         return metrics["train_s"], metrics["data_wait_pct"]
 
-    remark = step.backend.config.describe().replace("\n", "; ")
-    return epoch, remark + (f"; compilation took {step.backend.compile_s:.1f} s" if step.backend.compile_s else "")
+    remark = step.runner.config.describe().replace("\n", "; ")
+    return epoch, remark + (f"; compilation took {step.runner.compile_s:.1f} s" if step.runner.compile_s else "")
 
 
 def timed(train: Callable[[], object], device: torch.device) -> Epoch:

@@ -68,7 +68,7 @@ def main(parser: argparse.ArgumentParser, report: Callable[[argparse.Namespace],
         parser.error(failure.message)
     print(text, end="")
     if output:
-        output.write_text(text)
+        output.write_text(text, encoding="utf-8")
 
 
 def take_turns(candidates: Mapping[Name, Callable[[int], Result]], rounds: int) -> dict[Name, list[Result]]:

@@ -48,7 +48,7 @@ CANDIDATES = {
 def seconds(arguments: list[str], folder: str, number: int) -> float:
     """Seconds that `python ARGUMENTS` takes in `folder`; the round's number is not used."""
     started = time.perf_counter()
-    ended = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    ended = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, encoding="utf-8", check=False)
     if ended.returncode:
         raise UserError(ended.stderr.strip()[-2000:])
     return time.perf_counter() - started
@@ -64,7 +64,9 @@ def compare(arguments: argparse.Namespace) -> str:
     names = [name for name in CANDIDATES if name in (IMPORT, FLOOR) or arguments.only in name]
     with tempfile.TemporaryDirectory() as folder:
         times = take_turns({name: partial(seconds, CANDIDATES[name], folder) for name in names}, arguments.rounds)
-        results = [json.loads(path.read_text()) for path in Path(folder, "outputs").rglob("result.json")]
+        results = [
+            json.loads(path.read_text(encoding="utf-8")) for path in Path(folder, "outputs").rglob("result.json")
+        ]
     rows = []
     for name, values in times.items():
         beyond = [spread(differences(values, times[reference]), 2) for reference in (IMPORT, FLOOR)]

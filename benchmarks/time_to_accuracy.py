@@ -55,7 +55,7 @@ def train_once(overrides: list[str]) -> dict[str, Any]:
         "warm_s": seconds,
         "epochs": epochs,
         "batch_size": loader.sampler.batch_size,
-        "trainer": asdict(step.backend.config),
+        "trainer": asdict(step.runner.config),
         "environment": describe_environment(step.device),
     }
 
@@ -71,7 +71,7 @@ def in_process(overrides: list[str], cache: str) -> dict[str, Any]:
         [sys.executable, __file__, "--once", *overrides],
         env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/triton"},
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         check=False,
     )
     seconds = time.perf_counter() - start

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from io import TextIOWrapper
 
 from vitmnist.errors import ExitCode, suggest_names
 from vitmnist.runtime.signals import end_interrupted, signal_handler
@@ -25,6 +26,8 @@ COMMANDS = {
 
 def command_main(command: str) -> Callable[[], None]:
     """Import the function that runs a command with the arguments in `sys.argv`, and what the command needs."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # The code page of Windows has no ≈, and a pipe gets the code page.
     with signal_handler(lambda *_: end_interrupted(), signal.SIGINT):
         main: Callable[[], None] = import_module(f"vitmnist.cli.{command}").main
         return main

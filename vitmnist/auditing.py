@@ -1,4 +1,4 @@
-"""Checks a data loader for silent faults, such as repeated samples; prints a report, or raises errors in a test."""
+"""Checks a data loader for silent faults, such as repeated samples, and reports them or raises errors in a test."""
 
 import gc
 import multiprocessing
@@ -23,40 +23,41 @@ from vitmnist.data.randomness import GLOBAL_GENERATORS, preserved_random_state, 
 from vitmnist.errors import DataError, UserError, first_line
 from vitmnist.store.tree import flatten_tree
 
-GRACE_S = 5.0  # Threads and processes have this time to end. On a busy machine, most need a second.
+GRACE_S = 5.0
+"""The time (s) in which threads and processes must end. On a busy machine, most need a second."""
 
 
 class ProbeBatch(NamedTuple):
-    """Copies of the indices `[B]` and the values `[B, 3]` of a batch; None if the loader does not deliver values."""
+    """Copies of the indices `[B]` and the values `[B, 3]` of a batch. A loader may deliver no values."""
 
     indices: np.ndarray[Any, Any]
     values: Any
 
 
-class Property(NamedTuple):
-    """A line of the report; `detail` is the first divergence, the extent of the check, or why there was no check."""
+class CheckResult(NamedTuple):
+    """A line of the report. `detail` is the extent of the check, the first fault, or why nothing was checked."""
 
     name: str
     status: Literal["ok", "FAILED", "not checked"]
     detail: str
 
 
-class Audit(NamedTuple):
-    """The result of `audit`; its string is the printed report."""
+class AuditReport(NamedTuple):
+    """The results of `audit`. Its string is the printed report."""
 
-    properties: tuple[Property, ...]
+    results: tuple[CheckResult, ...]
 
     @property
     def ok(self) -> bool:
-        """Whether no property failed; a property that was not checked did not fail."""
-        return all(item.status != "FAILED" for item in self.properties)
+        """Whether no check failed. A property that was not checked did not fail."""
+        return all(result.status != "FAILED" for result in self.results)
 
     def __str__(self) -> str:
-        return "\n".join(f"{status:<11}  {name}: {detail}" for name, status, detail in self.properties)
+        return "\n".join(f"{status:<11}  {name}: {detail}" for name, status, detail in self.results)
 
 
 class AuditDataset(torch.utils.data.Dataset[tuple[int, Any]]):
-    """Sample i is i and float64 `[3]`: a number from each global generator, or i three times if it is not random."""
+    """Sample i is `(i, values)`. The values, float64 `[3]`, are numbers of the global generators, or i if constant."""
 
     def __init__(self, size: int, is_random: bool = True) -> None:
         self.size, self.is_random = size, is_random
@@ -71,15 +72,15 @@ class AuditDataset(torch.utils.data.Dataset[tuple[int, Any]]):
         return sample, np.array([torch.rand((), dtype=torch.float64).item(), np.random.rand(), random.random()])
 
 
-def audit(loader_factory: Callable[..., Any], *, samples: int = 1009, strict: bool = False) -> Audit:
-    """Check a loader for repeated and missing samples, shared random numbers, leaks, …; print a line per property.
+def audit(loader_factory: Callable[..., Any], *, samples: int = 1009, strict: bool = False) -> AuditReport:
+    """Check a loader for repeated and missing samples, shared random numbers and leaks; print a line for each check.
 
     Args:
-        loader_factory: `loader_factory(dataset)` returns a new loader over a dataset whose sample i is (i, random
-            numbers `[3]`), and may collate them; `num_workers` and `seed` are passed too, if it takes them. The loader
-            has `epoch(number, start)`, or its n-th `iter` is epoch n; its `set_epoch`, or its sampler's, is called.
-        samples: the size of the dataset, at least 16. A full check needs four batches, the last one a short batch.
-        strict: raise `AssertionError` at the first property that fails; the message begins with its name.
+        loader_factory: `loader_factory(dataset)` returns a new loader over a dataset whose sample i is `(i, values)`,
+            with random values `[3]`. `num_workers` and `seed` are passed too if it takes them. The loader has
+            `epoch(number, start)`, or its n-th `iter` is epoch n; its own or its sampler's `set_epoch` is called.
+        samples: size of the dataset, at least 16. A full check needs four batches, of which the last is shorter.
+        strict: raise `AssertionError` at the first check that fails. The message begins with its name.
     """
     settings = {"num_workers": 2, "seed": 0}
     accepted = {name: settings[name] for name in settings.keys() & signature(loader_factory).parameters}
@@ -92,23 +93,23 @@ def audit(loader_factory: Callable[..., Any], *, samples: int = 1009, strict: bo
         "samples do not share random numbers": loader.check_random_numbers,
         "an abandoned epoch and a closed loader leave nothing running": loader.check_leftovers,
     }
-    properties = []
+    results: list[CheckResult] = []
     with preserved_random_state():
         for name, check in checks.items():
             try:
-                result = Property(name, "ok", check())
+                result = CheckResult(name, "ok", check())
             except SkipTest as reason:
-                result = Property(name, "not checked", str(reason))
-            except Exception as error:  # A loader can fail in any way.
+                result = CheckResult(name, "not checked", str(reason))
+            except Exception as error:  # A loader may fail in any way.
                 detail = f"{type(error).__name__}: ".removeprefix("AssertionError: ") + first_line(error)
                 if strict:
                     raise AssertionError(f"{name}: {detail}") from error
-                result = Property(name, "FAILED", detail)
-            print(Audit((result,)), flush=True)  # Some loaders take seconds to start.
-            properties.append(result)
+                result = CheckResult(name, "FAILED", detail)
+            print(AuditReport((result,)), flush=True)  # Some loaders take seconds to start.
+            results.append(result)
             if "epochs" not in vars(loader):  # Without batches, nothing else can be checked.
                 break
-    return Audit(tuple(properties))
+    return AuditReport(tuple(results))
 
 
 @dataclass
@@ -118,21 +119,17 @@ class _AuditedLoader:
     build: Callable[..., Any]
     data: AuditDataset
     settings: dict[str, int]
-    batching_workers: int = 1
-    """The number of workers that make batches of their own part of the data. Each can drop a short last batch."""
 
     def open(self, **settings: int) -> AbstractContextManager[Any]:
-        seed_generators(0, 0, 0)  # Training scripts often seed the generators.
+        seed_generators(0, 0, 0)  # Training scripts seed the generators before they build a loader.
         loader = self.build(self.data, **{**self.settings, **settings})
         return closing(loader) if hasattr(loader, "close") else nullcontext(loader)
 
     def read(self, **settings: int) -> list[list[ProbeBatch]]:
-        """Read epochs 0 and 1 of a new loader; raises `DataError` if an epoch is empty or endless."""
+        """Read epochs 0 and 1 of a new loader. Raises `DataError` if an epoch is empty or endless."""
         size = self.data.size
         with self.open(**settings) as loader:
             epochs = [[_copy(batch) for batch in islice(_start(loader, epoch), size + 1)] for epoch in (0, 1)]
-            is_divided = isinstance(getattr(loader, "dataset", None), torch.utils.data.IterableDataset)
-            self.batching_workers = max(getattr(loader, "num_workers", 0), 1) if is_divided else 1
         for epoch, batches in enumerate(epochs):
             if not 0 < len(batches) <= size:
                 raise DataError(f"epoch {epoch} has {len(batches) or 'no'} batches of {size} samples, or more")
@@ -140,7 +137,7 @@ class _AuditedLoader:
 
     @cached_property
     def epochs(self) -> list[list[ProbeBatch]]:
-        """Epochs 0 and 1 with the default settings; their samples are constant if the loader refuses random ones."""
+        """Epochs 0 and 1 with the default settings. A loader that refuses random samples gets constant ones."""
         try:
             return self.read()
         except UserError:
@@ -148,11 +145,11 @@ class _AuditedLoader:
             return self.read()
 
     def check_indices(self) -> str:
-        """An index may be missing only from a dropped last batch. Its samples must differ if the orders differ."""
+        """Check that indices are missing only from a dropped last batch, and from another one if the orders differ."""
         orders = [_order(epoch) for epoch in self.epochs]
         missing = [sorted(set(range(self.data.size)) - set(order)) for order in orders]
         batch_sizes = {len(batch.indices) for batch in self.epochs[0]}
-        can_drop = (batch_sizes.pop() - 1) * self.batching_workers if len(batch_sizes) == 1 else 0
+        can_drop = batch_sizes.pop() - 1 if len(batch_sizes) == 1 else 0
         for epoch, order in enumerate(orders):
             if repeated := [index for index, count in Counter(order).items() if count > 1]:
                 raise AssertionError(f"epoch {epoch}: index {repeated[0]} came twice; such indices: {len(repeated)}")
@@ -197,7 +194,7 @@ class _AuditedLoader:
         before = find_running()
         with self.open() as loader:
             next(_start(loader, 0), None)
-        del loader  # Without a `close`, its threads and processes end with its last reference.
+        del loader  # The threads and processes of a loader without `close` end with its last reference.
         if leftovers := find_leftovers(before):
             raise AssertionError(f"left: {', '.join(leftovers)}")
         return "no thread and no process"
@@ -217,7 +214,7 @@ def _start(loader: Iterable[object], epoch: int) -> Iterator[object]:
 
 
 def _copy(batch: object) -> ProbeBatch:
-    """Copy the indices and values of a batch of any structure, because the loader can reuse its memory."""
+    """Copy the indices and values of a batch of any structure, because the loader may reuse its memory."""
     arrays = [np.array(leaf.tolist() if torch.is_tensor(leaf) else leaf, ndmin=1) for leaf in flatten_tree(batch)[0]]
     if not arrays or not np.issubdtype(arrays[0].dtype, np.integer):
         raise DataError("the first value of a batch must be the indices of its samples; deliver samples as they are")
@@ -235,12 +232,12 @@ def _compare(expected: list[ProbeBatch], actual: list[ProbeBatch], context: str,
 
 
 def find_running() -> set[threading.Thread | BaseProcess]:
-    """The threads of this process, and the processes that it has started with `multiprocessing`."""
+    """Return the threads of this process, and the processes that it has started with `multiprocessing`."""
     return {*threading.enumerate(), *multiprocessing.active_children()}
 
 
 def find_leftovers(before: set[threading.Thread | BaseProcess]) -> list[str]:
-    """The names of threads and processes that have started since `before` and do not end within `GRACE_S`."""
+    """Return the names of threads and processes that have started since `before` and do not end within `GRACE_S`."""
     deadline = time.monotonic() + GRACE_S
     while (leftovers := find_running() - before) and time.monotonic() < deadline:
         gc.collect()

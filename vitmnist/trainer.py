@@ -1,4 +1,4 @@
-"""A run, from its configuration to its records. `Trainer` is the only class that knows all parts."""
+"""Trains a model as configured, and records the run. `Trainer` is the only class that knows all parts."""
 
 import logging
 import math
@@ -22,7 +22,6 @@ from vitmnist.checkpoint.storage import read_initial_weights
 from vitmnist.config.schema import Config, to_plain_dict
 from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.sampler import EpochSampler, build_sampler
-from vitmnist.epoch_recorder import EpochRecorder
 from vitmnist.loaders.auto import AutoOptions, select_loader
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.losses import LOSSES
@@ -30,6 +29,7 @@ from vitmnist.metrics.epoch_record import Monitor, check_metrics
 from vitmnist.metrics.epoch_table import find_metric
 from vitmnist.optim.optimizers import EMA, OPTIMIZERS
 from vitmnist.optim.schedules import build_schedule
+from vitmnist.run_recorder import RunRecorder
 from vitmnist.runtime.device import choose_device, use_deterministic_kernels
 from vitmnist.runtime.memory import keep_freed_memory
 from vitmnist.runtime.signals import StopSignal
@@ -45,8 +45,8 @@ from vitmnist.training.loop import evaluate, train_epoch
 from vitmnist.training.progress import EpochProgress
 from vitmnist.training.setup import build_model, check_batch_norm, check_config, read_dataset
 from vitmnist.training.step import TrainStep
-from vitmnist.training.step_backend import StepBackend
 from vitmnist.training.step_options import StepConfig, resolve_step_config
+from vitmnist.training.step_runner import StepRunner
 
 log = logging.getLogger(__name__)
 
@@ -58,14 +58,14 @@ class Trainer:
     records.
 
     Args:
-        config: with `resume`, the run continues from the newest checkpoint in the folder, if there is one.
-        folder: an existing folder, which the caller has locked; receives `result.json`, `epochs.csv`, the files of the
-            loggers, and checkpoints.
-        overrides: command-line overrides, which are only recorded.
+        config: the configuration. With `resume`, the run continues from the newest checkpoint in `folder`, if any.
+        folder: the folder of the run. It exists, and the caller has locked it. It receives `result.json`, `epochs.csv`,
+            checkpoints and the files of the loggers.
+        overrides: the command-line overrides, for the record only.
         stop: requests an early stop; listens for signals once training begins.
 
     Raises:
-        ConfigError: there is no such device, logger or metric.
+        ConfigError: the device, a logger or the monitored metric does not exist.
     """
 
     def __init__(
@@ -117,11 +117,10 @@ class Trainer:
                 checkpoints.restore(checkpoint, progress)
             recorder = self._open_recorder(dataset, step, train_loader, checkpoints, open_loggers)
             del checkpoint, weights  # Free their memory.
-            # From here on, a signal stops the run after the current step, so progress can be saved; earlier there is
-            # nothing to lose.
+            # From here on, a signal finishes the current step and saves. Before, there was nothing to save.
             signal_handling.enter_context(self.stop.listening(deadline))
 
-            while progress.metrics.num_batches or not recorder.is_done():  # Complete an epoch under way.
+            while progress.metrics.num_batches or not recorder.is_done():  # Also complete an interrupted epoch.
                 with recorder.progress_bar(progress, "train", len(train_loader)) as after_step:
                     train = train_epoch(step, train_loader, progress, after_step)
                 with recorder.progress_bar(progress, dataset.eval_split, len(eval_loader)) as after_step:
@@ -133,16 +132,16 @@ class Trainer:
             log_early_stop(result, self.monitor)
             checkpoints.save_final_weights()
             open_loaders.close()
-            del train_loader, eval_loader  # Free their samples: there may be no memory for another set.
+            del train_loader, eval_loader  # Free their samples: the test split may not fit next to them.
             self._evaluate_on_test(dataset, step, checkpoints, loader_config)
         log_bottleneck(result, len(sampler))
         return result
 
     def load_initial_state(self) -> tuple[Checkpoint | None, Mapping[str, Tensor] | None]:
-        """Load the checkpoint to resume from, or else the initial weights that `init` names.
+        """Load the checkpoint to resume from; without one, load the weights that `init` names.
 
         Raises:
-            ConfigError: a key differs that may not change on resuming, or there are no such weights.
+            ConfigError: a key that must not change on resuming differs, or the weights do not exist.
             DataError: the checkpoint or the weights cannot be read.
         """
         config = self.config
@@ -154,10 +153,10 @@ class Trainer:
         return None, None
 
     def build_data(self) -> tuple[Dataset, EpochSampler]:
-        """Read the dataset, and build the sampler of this rank's part of the training batches.
+        """Read the dataset, and build the sampler for this rank's part of the training batches.
 
         Raises:
-            ConfigError: the configuration has an unknown value, or values that do not fit together.
+            ConfigError: a value of the configuration is unknown, or values do not fit together.
             DataError: the data cannot be read.
         """
         config, world = self.config, self.world
@@ -175,24 +174,24 @@ class Trainer:
         return dataset, sampler
 
     def build_step(self, train: Split, sampler: EpochSampler, weights: Mapping[str, Tensor] | None) -> TrainStep:
-        """Build model, loss, optimizer and schedule, and the step that uses them."""
+        """Build the model, loss, optimizer and schedule, and the training step that uses them."""
         config, device = self.config, self.device
         batch_size = min(sampler.rank_batch_size, sampler.size)
         step_config = self._resolve_step_config(batch_size, config.epochs * sampler.size)
         model = build_model(config, train, device, weights)
         preprocess = Preprocess(train, build_augment(config.data.augment)).to(device)
         loss = LOSSES.build(config.loss, train.labels, train.classes, device)
-        backend = StepBackend(model, preprocess, loss, batch_size, step_config)
+        runner = StepRunner(model, preprocess, loss, batch_size, step_config)
         optimizer = OPTIMIZERS.build(config.optimizer, model, step_config.fused)
         frozen_norms = scale_learning_rates(optimizer, model, config.lr_scale)
         schedule = build_schedule(config.schedule, config.epochs, len(sampler))
         ema = EMA(model, config.ema_decay) if config.ema_decay else None
-        step = TrainStep(backend, optimizer, schedule, config.trainer.clip_norm, ema, frozen_norms)
-        check_batch_norm(config.model["name"], backend, train, sampler)
+        step = TrainStep(runner, optimizer, schedule, config.trainer.clip_norm, ema, frozen_norms)
+        check_batch_norm(config.model["name"], runner, train, sampler)
         return step
 
     def _resolve_step_config(self, batch_size: int, images: int) -> StepConfig:
-        """Resolve the options of the step on rank 0 for all ranks; the arguments are those of `resolve_step_config`."""
+        """Resolve the options of the step on rank 0 for all ranks; see `resolve_step_config`."""
         resolve = partial(resolve_step_config, self.config.trainer, self.device, batch_size, images, self.world.size)
         step_config = StepConfig(**self.world.broadcast_object(lambda: asdict(resolve())))
         if step_config.reasons:
@@ -202,10 +201,10 @@ class Trainer:
     def build_loaders(
         self, dataset: Dataset, sampler: EpochSampler, step: TrainStep, open_loaders: ExitStack
     ) -> tuple[Loader, Loader, Mapping[str, Any]]:
-        """Build the loaders of training and evaluation, which `open_loaders` closes.
+        """Build the training and evaluation loaders; `open_loaders` closes them.
 
         Returns:
-            Both loaders, and the values of `data.loader` with the selected loader in place of `auto`.
+            Both loaders, and the values of `data.loader`, where the selected loader replaces `auto`.
         """
         if self.device.type == "cpu":
             keep_freed_memory()
@@ -218,14 +217,14 @@ class Trainer:
         return train_loader, eval_loader, loader_config
 
     def _build_eval_sampler(self, split: Split, step: TrainStep) -> EpochSampler:
-        """Build the sampler of this rank's part of a split, in the order of its images."""
-        # Evaluation keeps no activations, so a microbatch that fits in training fits here. The microbatch sizes of the
-        # ranks may differ by one image, so all ranks use that of rank 0.
-        batch_size = self.world.broadcast_object(lambda: step.backend.microbatch_size) * self.world.size
+        """Build a sampler that visits this rank's part of a split in order."""
+        # Evaluation stores no activations, so the training microbatch fits. All ranks use the size on rank 0, because
+        # the sizes of the ranks can differ by one image.
+        batch_size = self.world.broadcast_object(lambda: step.runner.microbatch_size) * self.world.size
         return build_sampler(len(split), batch_size, rank=self.world.rank, world_size=self.world.size)
 
     def _select_loader(self, train: Split, sampler: EpochSampler, step: TrainStep) -> Mapping[str, Any]:
-        """Return the values of `data.loader`, or those of the fastest loader on rank 0 in place of `auto`."""
+        """Return the values of `data.loader`; the loader that is fastest on rank 0 replaces `auto`."""
         options = LOADERS.resolve(self.config.data.loader)[1]
         if not isinstance(options, AutoOptions):
             return self.config.data.loader
@@ -233,10 +232,10 @@ class Trainer:
         return LOADERS.with_defaults({"name": name})
 
     def _find_fastest_loader(self, options: AutoOptions, train: Split, sampler: EpochSampler, step: TrainStep) -> str:
-        """Time the loaders with the training step of the run, restore its state, and return the fastest one's name."""
+        """Time the loaders with the training step, restore its state, and return the name of the fastest loader."""
 
         def as_candidate(loader: Loader) -> LoaderCandidate:
-            step.prepare(loader)  # A loader that delivers float32 needs another compilation.
+            step.prepare(loader)  # Compile again for a loader that delivers float32.
             return LoaderCandidate(loader, step.device, step, partial(step.batches, loader))
 
         log.info("timing %s for a few batches each", ", ".join(options.candidates or ()) or "all loaders")
@@ -252,8 +251,9 @@ class Trainer:
         self.world.connect(self.device, self.config.distributed.timeout_s)
         step.distribute(self.world)
         seed = self.config.seed
-        if self.world.rank:  # Dropout must differ between ranks; the sum of seed and rank is the seed of other runs.
-            # The order of an epoch has the key (epoch,), and its augmentation (epoch, 1).
+        if self.world.rank:
+            # Ranks need different dropout. `seed + rank` would collide with the seed of another run. The sampler uses
+            # the keys (epoch,), and the augmentation the keys (epoch, 1).
             key = self.world.rank, 2
             (seed,) = np.random.SeedSequence(seed, spawn_key=key).generate_state(1, np.uint64).tolist()
         torch.manual_seed(seed)
@@ -261,12 +261,12 @@ class Trainer:
         np.random.seed(seed % 2**32)
 
     def _record_setup(self, dataset: Dataset, step: TrainStep, train_loader: Loader) -> None:
-        """Record dataset, loader choice, options of the step and environment."""
+        """Record the dataset, the selected loader, the options of the step and the environment."""
         result, world = self.result, self.world
         result.loader = dict(train_loader.resolved_options)
         result.eval_split = dataset.eval_split
-        result.trainer = asdict(step.backend.config)
-        result.compile_s = step.backend.compile_s or None
+        result.trainer = asdict(step.runner.config)
+        result.compile_s = step.runner.compile_s or None
         result.dataset = {
             "name": dataset.name,
             **{f"{name}_size": len(split) for name, split in dataset.splits.items()},
@@ -277,34 +277,32 @@ class Trainer:
         result.environment = describe_environment(self.device) if world.is_main else None
 
     def _create_progress(self, sampler: EpochSampler) -> EpochProgress:
-        """Return the progress of the next epoch, at its beginning."""
+        """Create the progress of the next epoch, before its first batch."""
         return EpochProgress(len(self.result.epochs), sampler, self.device, self.config.log.every_steps, self.world)
 
     def _open_recorder(
         self, dataset: Dataset, step: TrainStep, loader: Loader, checkpoints: CheckpointManager, open_loggers: ExitStack
-    ) -> EpochRecorder:
-        """Log the set-up, open the loggers, and remove records that are newer than the checkpoint."""
+    ) -> RunRecorder:
+        """Log the set-up, open the loggers, and remove records newer than the checkpoint."""
         config, folder, result, world = self.config, self.folder, self.result, self.world
-        peak_memory = PeakMemory(self.device)  # The peak does not count the set-up.
+        peak_memory = PeakMemory(self.device)  # The peak excludes the set-up.
         log_setup(config, result, dataset, step, loader, world)
         loggers: list[Logger] = []
         if world.is_main:
             for values in self.logger_options:
                 loggers.append(open_loggers.enter_context(LOGGERS.build(values, folder, result)))
             result.write_config(folder)
-            result.write_epochs(folder)  # Drop a torn row, and rows that are newer than the checkpoint.
+            result.write_epochs(folder)  # Drop an incomplete row, and rows newer than the checkpoint.
             for name in ("result.json", f"{storage.FOLDER}/final.safetensors"):
                 (folder / name).unlink(missing_ok=True)
         result.setup_s = time.time() - result.began_at - (result.compile_s or 0.0)
         draw_images = partial(draw_epoch_images, dataset, loader.sampler, step.preprocess)
-        return EpochRecorder(
-            config, folder, result, world, self.monitor, checkpoints, loggers, draw_images, peak_memory
-        )
+        return RunRecorder(config, folder, result, world, self.monitor, checkpoints, loggers, draw_images, peak_memory)
 
     def _evaluate_on_test(
         self, dataset: Dataset, step: TrainStep, checkpoints: CheckpointManager, loader_config: Mapping[str, Any]
     ) -> None:
-        """Evaluate the best weights on the test split, if epochs were evaluated on a validation split."""
+        """Evaluate the best weights on the test split, if the epochs were evaluated on a validation split."""
         if dataset.validation is None or dataset.test is None:
             return
         weights = checkpoints.load_best_weights()

@@ -37,4 +37,4 @@ def _anchor(*names: str) -> str:
 
 
 def _listing(file: Path) -> str:
-    return f"```yaml\n{file.read_text()}```"
+    return f"```yaml\n{file.read_text(encoding='utf-8')}```"

@@ -51,8 +51,8 @@ def on_page_read_source(page: Page, config: MkDocsConfig) -> str | None:
 def _markdown(path: str) -> str:
     file = ROOT / path
     if file.suffix == ".md":
-        return file.read_text()
-    text = _listing(file) if file.is_dir() else f"~~~~~{file.suffix[1:]}\n{file.read_text()}\n~~~~~"
+        return file.read_text(encoding="utf-8")
+    text = _listing(file) if file.is_dir() else f"~~~~~{file.suffix[1:]}\n{file.read_text(encoding='utf-8')}\n~~~~~"
     return f"---\nsearch: {{exclude: true}}\n---\n# `{path}`\n\n{text}\n"
 
 
@@ -71,7 +71,7 @@ def _opening(file: Path) -> str:
     """The first line of a file's docstring or opening comment."""
     if file.suffix == ".csv":
         return ""
-    lines = (line.strip('"# ') for line in file.read_text().splitlines() if "@package" not in line)
+    lines = (line.strip('"# ') for line in file.read_text(encoding="utf-8").splitlines() if "@package" not in line)
     return next((line for line in lines if line), "")
 
 

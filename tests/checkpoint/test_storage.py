@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.conftest import CallHere, Printed, Train
+from tests.conftest import CallHere
 from vitmnist.__main__ import main
 from vitmnist.checkpoint import storage
 from vitmnist.data.randomness import RandomState
 from vitmnist.errors import DataError
-from vitmnist.metrics import METRICS, BatchMetric
 
 
 def make_state(number: int) -> dict:
@@ -165,13 +164,3 @@ def test_a_damaged_record_is_named_in_one_line(
     else:
         assert ended.stderr.startswith("error: ")
         assert re.search("is damaged|restore the file, or start a new run", named)
-
-
-def test_a_metric_that_the_epoch_under_way_lacks_is_named(
-    quick: list[str], train_here: Train, refuse: Printed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert train_here(*quick, "max_minutes=0", "hydra.run.dir=cut").returncode == 75
-    monkeypatch.setitem(METRICS._registered, "late", (BatchMetric("%", tag="late"), max))
-    printed = refuse("resume=cut", "max_minutes=null")
-    assert "first steps did not measure late; resume without it until the epoch is completed" in printed
-    assert "damaged" not in printed

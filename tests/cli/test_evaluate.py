@@ -258,7 +258,7 @@ def test_classes_are_matched_by_name_and_sizes_must_fit(succeed: Printed, tmp_pa
     for name in names[1:]:  # without the first class, the others would be counted from 0
         shutil.copytree(folder / name, other / name)
     evaluation = evaluate(run, [f"data.dataset.path={other}", root], images="all")
-    assert set(evaluation.predictions.targets.tolist()) == {1, 2}
+    assert set(evaluation.predictions.labels.tolist()) == {1, 2}
     with pytest.raises(ConfigError, match=r"the model takes images \[1, 28, 28\], the dataset has \[1, 9, 9\]"):
         evaluate(run, [f"data.dataset.path={other}", root, "data.dataset.size=9"], images="all")
     shutil.move(other / "eel", other / "zebra")

@@ -16,12 +16,12 @@ from vitmnist import from_dataloader
 from vitmnist.diagnosis import candidates
 from vitmnist.diagnosis.candidates import (
     ImitatedStep,
-    best_change,
-    replacement_candidate,
+    build_replacement,
+    find_best_change,
     time_parts,
     try_loaders,
 )
-from vitmnist.diagnosis.loop import LoaderInfo, LoaderPass, Loop
+from vitmnist.diagnosis.loop import DataPass, LoaderInfo, Loop
 from vitmnist.timing.benchmark import LoaderCandidate
 from vitmnist.timing.table import Spread, TimingRow, format_rows
 
@@ -56,7 +56,7 @@ def add_noise(sample: Tensor) -> Tensor:
 def loop_over(dataset: Any, **options: Any) -> Loop:
     """A loop of a script over 10 batches, with a step of 1 ms."""
     loader, info = DataLoader(dataset, 4, **options), LoaderInfo("Made", 40, 4, 0, "mine.py:1")
-    passes = [LoaderPass(0.0, 1.0, batches=10, is_exhausted=True)]
+    passes = [DataPass(0.0, 1.0, batches=10, is_exhausted=True)]
     return Loop(info, plain_copy=loader, passes=passes, batches=10, steps_s=[0.001])
 
 
@@ -136,7 +136,7 @@ def test_set_up_is_that_of_from_dataloader_for_all_samples(monkeypatch: pytest.M
     """Only some samples are decoded, and reading them is the largest part."""
     monkeypatch.setattr("vitmnist.diagnosis.candidates.DECODING_S", 0.1)
     samples = Made(lambda index: slow(ones(index)), 800)
-    candidate = replacement_candidate(DataLoader(samples, 4), LoaderCandidate(), "exact", 0.002)
+    candidate = build_replacement(DataLoader(samples, 4), LoaderCandidate(), "exact", 0.002)
     assert candidate.length < 800 / 4
     samples.reads = 0
     from_dataloader(DataLoader(samples, 4))
@@ -155,14 +155,4 @@ def test_a_change_is_named_if_the_epochs_of_the_script_pay_for_it(
         TimingRow("as it is", epoch_s=Spread.of([1.0])),
         TimingRow("x", None, Spread.of([epoch_s]), 0.0, set_up_s, 1, "x"),
     ]
-    assert best_change([*rows, TimingRow("failed", error="why", change="y")], epochs) == expected
-
-
-@pytest.mark.parametrize("options", [{"shuffle": True}, {"sampler": [*range(40)]}])
-def test_a_part_keeps_the_workers_that_the_whole_would_keep(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(candidates, "DECODING_S", 0.0)
-    loader = DataLoader(Transformed(slow, add_noise), 4, num_workers=2, **options)
-    whole, part = from_dataloader(loader), replacement_candidate(loader, LoaderCandidate(), "exact", 1.0).loader
-    assert (part.num_workers, type(part)) == (whole.num_workers, type(whole))
+    assert find_best_change([*rows, TimingRow("failed", error="why", change="y")], epochs) == expected

@@ -58,7 +58,7 @@ def measure(folder: Path, script: str) -> str:
 
 def bottleneck_of(printed: str) -> str:
     """input-bound, balanced or compute-bound."""
-    (bottleneck,) = re.findall(r"([\w-]+): (?:\d+% of the time is spent waiting|waiting for data)", printed)
+    (bottleneck,) = re.findall(r"([\w-]+): \d+% of the time is spent waiting", printed)
     return bottleneck
 
 

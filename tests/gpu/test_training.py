@@ -71,7 +71,7 @@ def test_an_epoch_waits_for_the_gpu_only_at_its_borders(
     batches, votes = step.batches, []
     with test_step.make_loader(tiny, name, device=cuda) as loader:
         step.prepare(loader)
-        assert step.backend.config.graph == graph
+        assert step.runner.config.graph == graph
         world.connect(cuda, 60)  # As in a run, NCCL's threads begin after the capture, which they could break.
         if not graph:
             step.distribute(world)
@@ -87,7 +87,7 @@ def test_an_epoch_waits_for_the_gpu_only_at_its_borders(
 
 def test_replaced_loaders_wait_for_the_gpu_only_at_the_borders_of_an_epoch(tiny: Dataset, cuda: torch.device) -> None:
     dataset = TensorDataset(tiny.train.images.float(), tiny.train.labels)
-    replaced = from_dataloader(DataLoader(dataset, 4, shuffle=True), "gpu_slice", device=cuda)
+    replaced = from_dataloader(DataLoader(dataset, 4, shuffle=True), "gpu_slice")
     list(replaced)
     for images, _ in watched(replaced, len(replaced)):
         assert images.device.type == cuda.type
@@ -186,7 +186,7 @@ def test_a_graphed_step_on_the_gpu_is_the_eager_step_to_the_bit(
         step = test_step.make_step(tiny, "sgd", device=cuda, graph=graph, **parts)
         with test_step.make_loader(tiny, name, device=cuda) as loader:
             step.prepare(loader)
-            assert step.backend.config.graph == graph
+            assert step.runner.config.graph == graph
             metrics.append((test_step.train(step, loader), step.model.state_dict()))
     (ours, our_weights), (theirs, their_weights) = metrics
     assert [epoch["train_loss"] for epoch in ours] == [epoch["train_loss"] for epoch in theirs]

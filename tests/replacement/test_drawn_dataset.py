@@ -4,7 +4,6 @@ import multiprocessing
 import random
 import threading
 from copy import deepcopy
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from vitmnist.data.images import to_tensor
 from vitmnist.data.randomness import preserved_random_state, seed_generators
 from vitmnist.errors import DataError
 from vitmnist.replacement.drawn_dataset import DrawnDataset
-from vitmnist.replacement.tensor_transforms import tensor_pipeline
+from vitmnist.replacement.tensor_transforms import build_tensor_pipeline
 
 CLOSE = [v1.ToTensor(), v1.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))]
 CLOSE_V2 = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))]
@@ -58,7 +57,7 @@ class Photos(Dataset[Any]):
 
 def for_tensors(transforms: list[Any]) -> list[Any]:
     """The transforms of torchvision for uint8 tensors, which draw and apply at once."""
-    pipeline = tensor_pipeline(transforms)
+    pipeline = build_tensor_pipeline(transforms)
     to_float = [pipeline.to_float] if pipeline.to_float else []
     return [*pipeline.transforms, *to_float, *(step for step in transforms if type(step).__name__ == "Normalize")]
 
@@ -210,13 +209,11 @@ def test_a_dataloader_that_a_framework_builds_gets_the_same_batches_from_real_wo
         assert_same(epochs(other, (None,)), expected)
 
 
-def test_an_error_comes_in_place_of_its_batch_and_names_the_sample() -> None:
+def test_an_error_of_a_transform_names_the_sample() -> None:
     for workers in (0, 2):
         ours = replaced(DataLoader(Photos([v1.RandomCrop(130), *CLOSE], small=4), 4, num_workers=workers))
-        batches = iter(ours)
-        assert [len(label["label"]) for _, label in islice(batches, 1)] == [4]
         with pytest.raises(DataError, match=r"^sample 4: the transform RandomCrop: get_params raised Value"):
-            next(batches)
+            list(ours)
 
 
 def test_kept_pictures_stay_as_they_are_and_batches_are_new_and_contiguous() -> None:

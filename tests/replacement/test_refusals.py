@@ -79,7 +79,6 @@ class WithEpochs(Pairs):
     [
         (DataLoader(Pairs()), {"loader": "rem"}, r"^loader=rem: did you mean 'ram'\? allowed: auto, cache, gpu_slice"),
         (DataLoader(Pairs()), {"loader": "disk"}, r"^loader=disk: .*allowed"),
-        (DataLoader(Pairs()), {"device": "cpu"}, r"^device=cpu: only loader='gpu_slice' delivers batches on a dev"),
         (DataLoader(Pairs()), {"transforms": "tensors"}, r"^transforms=tensors: did you mean 'tensor'\? allow"),
         (DataLoader(Pairs(), collate_fn=list), {"loader": "gpu_slice"}, r"^gpu_slice: batch.* no plain tensor .*; use"),
         (DataLoader(Endless()), {}, r"is an IterableDataset.*; use the DataLoader as it is"),

@@ -207,7 +207,7 @@ def test_a_cache_in_a_read_only_folder_is_used(tmp_path: Path, monkeypatch: pyte
     def refuse(path: Path) -> None:  # permissions would not stop root
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(cache_file, "FileLock", refuse)
+    monkeypatch.setattr(cache_file, "wait_for_lock", refuse)
     assert values(samples, tmp_path, fingerprint="counted") == EXPECTED
     assert samples.reads == 10
 

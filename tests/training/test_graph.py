@@ -15,7 +15,7 @@ from tests.training.test_step import BATCH, CUTMIX, SHIFT, make_loader, make_ste
 from vitmnist.augment.preprocess import Compose
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.errors import ConfigError
-from vitmnist.training.step_backend import GraphedModule
+from vitmnist.training.step_runner import GraphedModule
 
 
 def simulated_graph(
@@ -74,7 +74,7 @@ def test_a_graphed_step_is_the_eager_step(name: str, augment: Compose | None, ti
         loader = make_loader(tiny, name)
         torch.manual_seed(1)
         step.prepare(loader)
-        assert isinstance(step.backend.module, GraphedModule) == graph
+        assert isinstance(step.runner.module, GraphedModule) == graph
         metrics.append((train(step, loader), step.state_dict(), torch.get_rng_state()))
     (ours, our_state, our_rng), (theirs, their_state, their_rng) = metrics
     assert torch.equal(our_rng, their_rng)
@@ -92,7 +92,7 @@ def test_a_replay_takes_no_arguments_of_another_shape_or_dtype(tiny: Dataset) ->
     images, labels = tiny.train.images[:BATCH], tiny.train.labels[:BATCH]
     for changed in (images[:1], images.float() / 255):
         inputs = {"images": changed, "labels": labels[: len(changed)]}
-        assert torch.equal(step.backend.module(inputs)["loss"], step.backend.eager(inputs)["loss"])
+        assert torch.equal(step.runner.module(inputs)["loss"], step.runner.eager(inputs)["loss"])
 
 
 def test_a_step_that_cannot_be_captured_stays_eager_or_is_refused(
@@ -104,9 +104,9 @@ def test_a_step_that_cannot_be_captured_stays_eager_or_is_refused(
     monkeypatch.setattr(torch.cuda, "make_graphed_callables", fail)
     step = make_step(tiny, micro_batch=None, graph=True, reasons={"graph": "the GPU does not wait for Python"})
     step.prepare(make_loader(tiny, "ram"))
-    assert step.backend.module is step.backend.eager
-    assert not step.backend.config.graph
-    assert step.backend.config.reasons["graph"] == "failed: operation not permitted when stream is capturing"
+    assert step.runner.module is step.runner.eager
+    assert not step.runner.config.graph
+    assert step.runner.config.reasons["graph"] == "failed: operation not permitted when stream is capturing"
     with pytest.raises(ConfigError, match=r"^trainer.graph=true: failed: .*; set trainer.graph=false$"):
         make_step(tiny, micro_batch=None, graph=True).prepare(make_loader(tiny, "ram"))
 

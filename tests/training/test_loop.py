@@ -20,7 +20,7 @@ from vitmnist.runtime.timer import EpochTimer
 from vitmnist.training.loop import evaluate, train_epoch
 from vitmnist.training.progress import EpochProgress
 from vitmnist.training.step import TrainStep
-from vitmnist.training.step_backend import StepBackend
+from vitmnist.training.step_runner import StepRunner
 
 CPU = torch.device("cpu")
 LOSS = partial(F.cross_entropy, reduction="sum")
@@ -38,7 +38,7 @@ def make_model() -> nn.Module:
 def make_step(model: nn.Module, tiny: Dataset, lr: float = 0.01) -> TrainStep:
     # The optimizer is not Adam, which on the CPU reads its step count, a tensor that never leaves the host.
     optimizer = torch.optim.SGD(model.parameters(), lr)
-    return TrainStep(StepBackend(model, Preprocess(tiny.train), LOSS, batch_size=5), optimizer, lambda step: 1.0)
+    return TrainStep(StepRunner(model, Preprocess(tiny.train), LOSS, batch_size=5), optimizer, lambda step: 1.0)
 
 
 def new_progress(loader: Loader, epoch: int = 0, log_every: int | None = None) -> EpochProgress:
@@ -104,9 +104,9 @@ def test_evaluation_counts_every_image_and_changes_nothing(tiny: Dataset, shuffl
     assert metrics["eval_loss"] == pytest.approx(float(F.cross_entropy(logits, tiny.train.labels)), rel=1e-5)
     assert metrics["eval_acc"] == pytest.approx(100 * float((logits.argmax(1) == tiny.train.labels).double().mean()))
     if shuffle == Shuffle.none:
-        assert predictions.labels.equal(logits.argmax(1))
+        assert predictions.predicted.equal(logits.argmax(1))
         torch.testing.assert_close(predictions.confidence, logits.softmax(1).amax(1))
-        pairs = list(zip(tiny.train.labels.tolist(), predictions.labels.tolist(), strict=True))
+        pairs = list(zip(tiny.train.labels.tolist(), predictions.predicted.tolist(), strict=True))
         expected = [[pairs.count((actual, predicted)) for predicted in range(10)] for actual in range(10)]
         assert predictions.confusion_matrix(10).tolist() == expected
     train_epoch(make_step(make_model(), tiny), loader, new_progress(loader))

@@ -25,8 +25,8 @@ from vitmnist.training.batch import IGNORED, Batch
 from vitmnist.training.loop import train_epoch
 from vitmnist.training.progress import EpochProgress
 from vitmnist.training.step import TrainStep
-from vitmnist.training.step_backend import StepBackend
 from vitmnist.training.step_options import StepConfig
+from vitmnist.training.step_runner import StepRunner
 
 CPU = torch.device("cpu")
 SHIFT = Compose([{"name": "shift", "pixels": 2}])
@@ -65,9 +65,9 @@ def make_step(
     one_cycle = {"name": "one_cycle", "warmup": 0.3, "start_factor": 0.04, "end_factor": 1e-4}
     values = LOSSES.with_defaults({"name": "cross_entropy", "label_smoothing": smoothing})
     loss = LOSSES.build(values, data.train.labels, data.train.classes, device)
-    backend = StepBackend(model, Preprocess(data.train, augment).to(device), loss, BATCH, config)
+    runner = StepRunner(model, Preprocess(data.train, augment).to(device), loss, BATCH, config)
     schedule = build_schedule(one_cycle, 1, steps)
-    return TrainStep(backend, built, schedule, clip_norm, EMA(model, decay) if decay else None)
+    return TrainStep(runner, built, schedule, clip_norm, EMA(model, decay) if decay else None)
 
 
 def make_loader(data: Dataset, name: str, device: torch.device = CPU) -> Loader:
@@ -138,8 +138,8 @@ def test_microbatches_give_the_same_gradient(
 ) -> None:
     """A full batch, a short batch and a single image; the whole batch decides which images are mixed."""
     step = make_step(tiny, augment=augment, micro_batch=micro_batch, smoothing=0.1)
-    step.backend.must_pad = pad
-    assert step.backend.microbatch_size <= (micro_batch or BATCH)
+    step.runner.must_pad = pad
+    assert step.runner.microbatch_size <= (micro_batch or BATCH)
     for size in (BATCH, 7, 1):
         check_gradient(step, tiny, size, 1e-5, smoothing=0.1)
 
@@ -156,7 +156,7 @@ def test_a_rank_without_a_valid_image_adds_nothing(tiny: Dataset, augment: Compo
 def test_microbatches_have_nearly_the_same_size(tiny: Dataset) -> None:
     step = make_step(tiny)
     parts = (step.model, step.preprocess, F.cross_entropy, 500)
-    sizes = {size: StepBackend(*parts, StepConfig(size)).microbatch_size for size in (500, 400, 250, 200, 130)}
+    sizes = {size: StepRunner(*parts, StepConfig(size)).microbatch_size for size in (500, 400, 250, 200, 130)}
     assert sizes == {500: 500, 400: 250, 250: 250, 200: 167, 130: 125}
 
 
@@ -228,7 +228,7 @@ def test_compiled_is_the_gradient_and_a_short_batch_compiles_nothing(
     before, random = copy.deepcopy(step.model.state_dict()), torch.get_rng_state()
     batches = make_loader(tiny, "ram")
     step.prepare(batches)
-    assert step.backend.config.compile
+    assert step.runner.config.compile
     assert all(torch.equal(value, before[name]) for name, value in step.model.state_dict().items())
     assert all(parameter.grad is None for parameter in step.model.parameters())
     assert torch.equal(torch.get_rng_state(), random)

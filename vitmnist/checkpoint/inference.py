@@ -23,9 +23,9 @@ class InferenceModel:
 
     Args:
         shape: `(C, H, W)` of the images.
-        mean: the mean of each channel, to normalise images; likewise `std`.
+        mean, std: the statistics of each channel, to normalise images.
         size: height and width of the centre crop that the model sees.
-        dataset: the options of the dataset, except those that may change on resuming.
+        dataset: the options of the dataset, without the options that may change on resuming.
     """
 
     model: nn.Module
@@ -49,7 +49,7 @@ class InferenceModel:
         """Return the split with the channel statistics and the class indices of the model.
 
         Raises:
-            ConfigError: it has no images, or its images or classes do not fit the model.
+            ConfigError: the split has no images, or its images or classes do not fit the model.
         """
         if not len(split):
             raise ConfigError("the split to evaluate has no images")
@@ -66,9 +66,9 @@ class InferenceModel:
 
 
 def make_model_info(config: Config, train: Split) -> dict[str, Any]:
-    """Return the metadata of the weights as JSON values: how to build the model, and how files become its images."""
+    """Return the metadata of the weights as JSON values: how to build the model, and how to read files for it."""
     values = config.data.dataset
-    changeable = {item.name for item in fields(DATASETS.options_of(values["name"])) if may_change(item.metadata)}
+    changeable = {option.name for option in fields(DATASETS.options_of(values["name"])) if may_change(option.metadata)}
     info = {
         "model": config.model,
         "shape": train.images.shape[1:],
@@ -86,11 +86,11 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
     """Load the model of a run.
 
     Args:
-        weights: best, final or last; None: the first of them that exists.
+        weights: best, final or last; None: the first kind that exists.
 
     Raises:
         ConfigError: the folder does not contain these weights, or their model cannot be built.
-        DataError: they are damaged.
+        DataError: the weights are damaged.
     """
     path = find_weights_file(folder, [weights] if weights else [*WEIGHT_FILES])
     with as_damaged_error(path):

@@ -28,19 +28,19 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Checkpoint:
-    """Everything that a run needs to continue bit for bit, and that its weights need to be used.
+    """Everything needed to continue a run bit for bit, and to use its weights.
 
     A new field needs a default for checkpoints without it. If no default is right, increase `storage.FORMAT`.
 
     Args:
         config: the configuration, with all keys.
-        model_info: `make_model_info()`: how to build the model, and how files become its images.
+        model_info: `make_model_info()`: how to build the model, and how to read files for it.
         dataset_sha256: the checksum of each part of the dataset.
-        step: `TrainStep.state_dict()`: weights, optimizer, number of steps, loss scale, and averaged weights.
+        step: `TrainStep.state_dict()`: weights, optimizer, number of steps, loss scale and averaged weights.
         epochs: the records of the completed epochs.
         rng: `RandomState.to_dict()` of each rank.
-        progress: `EpochProgress.state_dict()` of an epoch under way: sums, learning rates, gradient norms and seconds
-            of its steps; None between two epochs.
+        progress: `EpochProgress.state_dict()` of an unfinished epoch: sums, learning rates, gradient norms and seconds
+            of its steps; None between epochs.
     """
 
     config: dict[str, Any]
@@ -56,7 +56,7 @@ class Checkpoint:
 class CheckpointManager:
     """Saves and restores the checkpoints of a run; rank 0 writes them for all ranks.
 
-    A checkpoint does not depend on the number of ranks: they all have the same weights, and their sums are added up.
+    A checkpoint does not depend on the number of ranks: all ranks have the same weights, and their sums are combined.
     """
 
     folder: Path
@@ -72,7 +72,7 @@ class CheckpointManager:
         self._saved_at = time.monotonic()
 
     def save(self, progress: EpochProgress | None, best: bool = False) -> None:
-        """Write a checkpoint; `progress` is that of an epoch under way."""
+        """Write a checkpoint; `progress` is None between epochs."""
         step = self.step
         if not all(bool(parameter.isfinite().all()) for parameter in step.model.parameters()):
             raise TrainingError("the weights are no longer finite; try a smaller optimizer.lr")
@@ -99,7 +99,7 @@ class CheckpointManager:
             self.step.load_state_dict(checkpoint.step)
             if checkpoint.progress:
                 progress.load_state_dict(checkpoint.progress)
-            # A rank that the earlier start did not have keeps the seed of `Trainer.distribute`.
+            # A rank that did not exist in the earlier start keeps the seed from `Trainer.distribute`.
             if self.world.rank < len(checkpoint.rng):
                 RandomState(device=self.step.device).load_dict(checkpoint.rng[self.world.rank])
         log.info("resumed after %d epochs and %d batches", len(checkpoint.epochs), progress.metrics.num_batches)
@@ -115,7 +115,8 @@ class CheckpointManager:
         stopping, saving = self.world.all_reduce_max([self.stop.code, is_due])
         if stopping or saving:
             timer.begin("saving")
-            # With several ranks, the votes above are from the previous step. Drop this step's: they would save again.
+            # With several ranks, the values above are the votes of the previous step. Discard the votes of this step,
+            # which would save again.
             stopping, _ = self.world.all_reduce_max([self.stop.code, False], wait=True)
             progress.check_finite()
             self.save(progress)
@@ -124,7 +125,7 @@ class CheckpointManager:
             self._interrupt(stopping)
 
     def after_epoch(self, is_last: bool, is_best: bool, must_save: bool = False) -> None:
-        """Save after an epoch, once it is in `result`, if due; if the run is to stop, save and raise `RunInterrupted`.
+        """Save after an epoch that is in `result`, if due; if the run is to stop, save and raise `RunInterrupted`.
 
         Args:
             is_best: also write `best.pt`.
@@ -139,7 +140,7 @@ class CheckpointManager:
             self._interrupt(stopping)
 
     def _interrupt(self, stop_code: int) -> NoReturn:
-        """End the run, which is saved."""
+        """End the run after it has been saved."""
         # Rank 0 may still be writing, and torchrun kills all ranks when one exits.
         self.world.barrier()
         raise create_interruption(stop_code)
@@ -158,7 +159,7 @@ class CheckpointManager:
         """Write `final.safetensors` with its `model_info`; raises `OSError`."""
         if not self.world.is_main:
             return
-        # Each weight is a copy, because safetensors refuses weights that share memory, as tied weights do.
+        # Copy each weight: safetensors refuses weights that share memory, such as tied weights.
         weights = {name: value.contiguous().cpu().clone() for name, value in self.step.eval_model.state_dict().items()}
         content = to_safetensors(weights, {"vitmnist": json.dumps(self._model_info)})
         write_atomic(self.folder / storage.FOLDER / storage.WEIGHT_FILES["final"], content)
@@ -168,7 +169,7 @@ def load_checkpoint(config: Config, folder: Path, world: World) -> Checkpoint | 
     """Load the checkpoint to resume from, which rank 0 reads for all ranks; None if there is none.
 
     Raises:
-        ConfigError: the configuration differs in a key that may not change, or ends before the epoch under way.
+        ConfigError: a key that must not change differs, or the run has already started more epochs than configured.
         DataError: the checkpoint cannot be read.
     """
     state = world.broadcast_object(lambda: storage.load(folder))
@@ -186,7 +187,7 @@ def load_checkpoint(config: Config, folder: Path, world: World) -> Checkpoint | 
 
 
 def check_resumable(before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raise `ConfigError` if keys have changed that may not; its message names all of them."""
+    """Raise `ConfigError` if keys that must not change have changed; the message names all of them."""
     # The order of the patterns in `lr_scale` matters, so they are compared as text.
     old, new = (dotted_keys(config | {"lr_scale": str(config["lr_scale"])}) for config in (before, now))
     allowed = keys_where(may_change, now)

@@ -1,4 +1,4 @@
-"""Reads and writes checkpoints, and reads the weights for `init`. A complete checkpoint exists at any moment.
+"""Reads and writes checkpoints, and reads the weights for `init`. A complete checkpoint exists at any time.
 
 checkpoints/last.pt            the newest checkpoint
 checkpoints/previous.pt        the checkpoint before it
@@ -31,12 +31,12 @@ log = logging.getLogger(__name__)
 
 FOLDER = "checkpoints"
 FORMAT = 10
-"""The version of the checkpoint format; increase it when a field changes its meaning."""
+"""The version of the checkpoint format. Increase it when the meaning of a field changes."""
 DIGEST_SIZE = hashlib.sha256().digest_size
 WEIGHT_FILES = {"best": "best.pt", "final": "final.safetensors", "last": "last.pt"}
-"""The file of each kind of weights that a run has."""
+"""The file of each kind of weights."""
 STATE_DICT_KEYS = ("step", "ema", "state_dict_ema", "state_dict", "model_state_dict", "model", "net")
-"""The keys of the weights in checkpoints of this project, timm, Lightning and others, averaged weights first."""
+"""Keys of the weights in checkpoints of this project, timm, Lightning and others; averaged weights come first."""
 
 
 class DamagedError(DataError):
@@ -47,7 +47,7 @@ def save(folder: Path, state: dict[str, Any], best: bool = False) -> None:
     """Write `last.pt` in the folder of a run, and `best.pt` if `best` is true; the old `last.pt` becomes `previous.pt`.
 
     Args:
-        state: dicts, lists, numbers, strings and tensors: unpickling must call nothing.
+        state: dicts, lists, numbers, strings and tensors only, because unpickling must run no code.
 
     Raises:
         DataError: the checkpoint cannot be written; the earlier ones are unchanged.
@@ -60,7 +60,7 @@ def save(folder: Path, state: dict[str, Any], best: bool = False) -> None:
     content += hashlib.sha256(content).digest()
     try:
         checkpoints.mkdir(exist_ok=True)
-        # Write `best.pt` first: a run that is killed before `last.pt` repeats the epoch, and writes both.
+        # Write `best.pt` first: a run that is killed in between repeats the epoch and writes both again.
         if best:
             write_atomic(checkpoints / "best.pt", content)
         write_atomic(last, content, previous if last.exists() else None)
@@ -109,7 +109,7 @@ def read(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def as_damaged_error(path: Path) -> Iterator[None]:
-    """Raise `DamagedError` for almost any error in the block: unpickling, or a value of a wrong type, may raise any."""
+    """Raise `DamagedError` for almost any error in the block: unpickling damaged content can raise any type."""
     try:
         yield
     except Exception as error:
@@ -117,7 +117,7 @@ def as_damaged_error(path: Path) -> Iterator[None]:
             raise
         message = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         reason = " ".join(message.split()) or type(error).__name__
-        # Do not show torch's message: it suggests to load the file without protection.
+        # Hide torch's message, which suggests loading the file unsafely.
         if isinstance(error, pickle.UnpicklingError) or "weights_only" in reason:
             reason = "its content is not only plain values and tensors; save the state_dict of the model alone"
         raise DamagedError(
@@ -126,7 +126,7 @@ def as_damaged_error(path: Path) -> Iterator[None]:
 
 
 def find_weights_file(folder: Path, names: Sequence[str]) -> Path:
-    """Return the file of the first of these weights that a run has; raises `ConfigError` if it has none."""
+    """Return the first of the named weights files that exists; raises `ConfigError` if there is none."""
     for name in names:
         if (path := folder / FOLDER / WEIGHT_FILES[name]).is_file():
             return path
@@ -137,20 +137,20 @@ def find_weights_file(folder: Path, names: Sequence[str]) -> Path:
 
 
 def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Read `model_info` and the weights of a file of this project; the averaged weights if there are any."""
+    """Read `model_info` and the weights from a file of this project; averaged weights take precedence."""
     if path.suffix == ".pt":
         state = read(path)
         return state["model_info"], (state["step"]["ema"] or state["step"])["model"]
     with safe_open(path, framework="pt") as file:
         info = json.loads((file.metadata() or {})["vitmnist"])
-        return info, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # It is not a dict.
+        return info, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # The file is not a dict.
 
 
 def read_initial_weights(init: str) -> dict[str, torch.Tensor]:
-    """Read the weights and statistics in a file, or the best or else the final ones in the folder of a run.
+    """Read the weights in a file, or the best (without a validation split, the final) weights of a run.
 
     Raises:
-        ConfigError: there is no such file, or no weights in the folder.
+        ConfigError: the file does not exist, or the folder has no weights.
         DataError: the file is damaged.
     """
     path = expand_home(init)
@@ -168,10 +168,10 @@ def read_initial_weights(init: str) -> dict[str, torch.Tensor]:
 
 
 def _read_foreign(path: Path) -> dict[str, torch.Tensor]:
-    """Read the weights in a file of any program; those of `.pt` and `.pth` can be under `STATE_DICT_KEYS`."""
+    """Read the weights in a file of any program; in `.pt` and `.pth` files, they can be under `STATE_DICT_KEYS`."""
     if path.suffix == ".safetensors":
         return load_file(path)
-    with safe_globals([Namespace]):  # timm's checkpoints hold the arguments of its command.
+    with safe_globals([Namespace]):  # timm's checkpoints contain its command-line arguments.
         state = torch.load(path, map_location="cpu", weights_only=True)
     while isinstance(state, dict) and (keys := [key for key in STATE_DICT_KEYS if isinstance(state.get(key), dict)]):
         log.info("init: the weights are read from %s", keys[0])

@@ -55,7 +55,7 @@ def parse_arguments(argv: list[str]) -> Arguments:
         config_dir = Path(options.config_dir).resolve()
         if not config_dir.is_dir():
             raise ConfigError(f"--config-dir: {options.config_dir}: there is no such folder")
-        overrides.append(f"hydra.searchpath=[{quote(config_dir.as_uri())}]")
+        overrides.append(f"hydra.searchpath=[{quote(f'file://{config_dir.as_posix()}')}]")
     if options.multirun:
         overrides.append("hydra.mode=MULTIRUN")
     resume = find_value("resume", overrides)

@@ -61,7 +61,7 @@ def main() -> None:
         print(format_report(report), file=sys.__stderr__)
     if json_file:
         json_file = json_file if report.rank is None else json_file.with_stem(f"{json_file.stem}-rank{report.rank}")
-        json_file.write_text(json.dumps(asdict(report), indent=2) + "\n")
+        json_file.write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
     sys.exit(exit_code)
 
 

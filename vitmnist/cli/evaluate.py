@@ -50,7 +50,7 @@ class Evaluation:
 
     def rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """File name (or index), true class, predicted class and its probability, for each image."""
-        predicted, probabilities = self.predictions.labels.tolist(), self.predictions.confidence.tolist()
+        predicted, probabilities = self.predictions.predicted.tolist(), self.predictions.confidence.tolist()
         actual, classes = self.split.labels.tolist(), self.split.classes
         return [
             {

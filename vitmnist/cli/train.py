@@ -143,7 +143,7 @@ def share_with_ranks(process: ProcessState, run: ConfiguredRun | None) -> Config
     if data_root := find_value("data.root", process.argv):
         shared["config"]["data"]["root"] = data_root
     folder = Path(shared["folder"])
-    handler = logging.FileHandler(folder / f"rank-{process.world.rank}.log")
+    handler = logging.FileHandler(folder / f"rank-{process.world.rank}.log", encoding="utf-8")
     handler.setFormatter(PrintableFormatter("%(asctime)s  %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
     return ConfiguredRun(validate(Config, shared["config"]), folder, [])

@@ -1,5 +1,6 @@
 """Composes the configuration from `conf/` and overrides, as Hydra does, and names the folder of a run after them."""
 
+import os
 import re
 import secrets
 from collections.abc import Sequence
@@ -15,7 +16,11 @@ from vitmnist.config.schema import Config
 
 
 def run_label(overrides: Sequence[str] | ListConfig) -> str:
-    """A folder name of at most 80 characters: `["data/loader=ram", "batch_size=300"]` gives `ram-bs300`."""
+    """A name for a folder: `["data/loader=ram", "batch_size=300"]` gives `ram-bs300`.
+
+    It has at most 80 characters, or fewer if the working directory has a long path. Windows limits a path to 260
+    characters, allows few special ones, and ignores a dot at the end.
+    """
     if isinstance(overrides, ListConfig):
         overrides = OmegaConf.to_container(overrides)  # type: ignore[assignment]  # interpolations as they were typed
     parts = []
@@ -26,7 +31,9 @@ def run_label(overrides: Sequence[str] | ListConfig) -> str:
             parts.append(f"no_{short}")
         elif name not in ("data.root", "repeats"):
             parts.append(value if is_group(name) and "@" not in name else f"{short}{value}")
-    return re.sub(r"[^\w.+-]+", "_", "-".join(parts))[:80] or "defaults"
+    # The path of a run has 40 characters more, that of a job about 50, and those of their files another 60.
+    size = min(80, max(150 - len(os.getcwd()), 20))
+    return re.sub(r"[^\w.+-]+", "_", "-".join(parts))[:size].rstrip(".") or "defaults"
 
 
 _schema = OmegaConf.structured(Config)

@@ -1,1 +1,1 @@
-"""Measures what limits a training loop, and how fast it would be with other loaders."""
+"""Measures what limits a training loop, and how fast it is with other loaders."""

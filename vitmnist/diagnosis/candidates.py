@@ -1,4 +1,4 @@
-"""Times other ways to load the batches of a `DataLoader`, with its step or, after a script, with an imitated one."""
+"""Times alternatives to a `DataLoader`, with its own training step or, after a script, with an imitated step."""
 
 import time
 import warnings
@@ -18,13 +18,13 @@ from vitmnist.diagnosis.loop import Loop
 from vitmnist.errors import ConfigError
 from vitmnist.replacement.decoded_dataset import DecodedDataset, TransformedDataset
 from vitmnist.replacement.from_dataloader import from_dataloader
-from vitmnist.replacement.original import check_replaceable, rebuild, workers_for_order
+from vitmnist.replacement.original import check_replaceable, rebuild
 from vitmnist.replacement.split_transforms import (
     Transform,
-    replaced_transforms,
-    single_transforms,
-    transform_attributes,
-    transform_name,
+    find_transform_attributes,
+    flatten_transforms,
+    get_transform_name,
+    replace_transforms,
 )
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.memory import Memory, check_fits
@@ -34,37 +34,39 @@ from vitmnist.timing.table import NOTICEABLE_SHARE, TimingRow
 BASELINE = "as it is"
 """The name of the row of the loader in use."""
 DECODING_S = 3.0
-"""The seconds for which one process reads samples to time `from_dataloader`."""
-TIMED_BATCHES, TIMED_S = 50, 6.0
-"""The number of batches to time for each candidate, and the approximate limit in seconds for all candidates."""
+"""How long one process reads samples (s) to time `from_dataloader`."""
+TIMED_BATCHES = 50
+"""The number of batches to time for each candidate."""
+TIMED_S = 6.0
+"""The approximate time limit (s) for timing all candidates."""
 PROFILED_SAMPLES = 8
-"""The number of samples that are read to measure the parts of their time."""
+"""The number of samples that are read to time the parts of a sample."""
 MIN_SAVING = 0.2
-"""The smallest share of a script's time that a recommended change saves."""
+"""A recommended change saves at least this share of a script's time."""
 WORKER_TIMEOUT_S = 30.0
-"""The seconds after which workers without a batch count as failed."""
+"""Workers that deliver no batch for this time (s) have failed."""
 
 
 def add_alternatives(benchmark: Benchmark, loader: DataLoader[object], baseline: LoaderCandidate) -> dict[str, float]:
-    """Add other numbers of workers if the step waits, and `from_dataloader`; returns the result of `time_parts`."""
+    """Add `from_dataloader` and, if the step waits, other numbers of workers. Returns the result of `time_parts`."""
     parts = time_parts(loader)
     block = baseline.warm_up
     if block and block.waiting_s > NOTICEABLE_SHARE * block.batch_s:
-        # Try no workers, and enough to make a batch per step.
+        # Try no workers, and as many as are needed to make a batch per step.
         step_s = max(block.batch_s - block.waiting_s, 1e-6)
         enough = ceil(max(loader.num_workers, 1) * block.batch_s / step_s)
         for workers in sorted({0, max(2, min(enough, available_cores()))} - {loader.num_workers}):
-            benchmark.add(f"num_workers={workers}", partial(_with_workers, loader, baseline, workers))
+            benchmark.add(f"num_workers={workers}", partial(_change_workers, loader, baseline, workers))
     if not isinstance(loader.dataset, DecodedDataset):
         sample_s = sum(parts.values())
-        exact = benchmark.add("from_dataloader", partial(replacement_candidate, loader, baseline, "exact", sample_s))
+        exact = benchmark.add("from_dataloader", partial(build_replacement, loader, baseline, "exact", sample_s))
         if isinstance(getattr(exact.loader, "dataset", None), TransformedDataset):
             name = 'from_dataloader, transforms="tensor"'
-            benchmark.add(name, partial(replacement_candidate, loader, baseline, "tensor", sample_s))
+            benchmark.add(name, partial(build_replacement, loader, baseline, "tensor", sample_s))
     return parts
 
 
-def _with_workers(loader: DataLoader[object], baseline: LoaderCandidate, workers: int) -> LoaderCandidate:
+def _change_workers(loader: DataLoader[object], baseline: LoaderCandidate, workers: int) -> LoaderCandidate:
     options: dict[str, object] = {"num_workers": workers}
     if workers and isinstance(loader.dataset, IterableDataset):
         raise ConfigError("not tried: each worker may deliver all samples of an IterableDataset")
@@ -74,48 +76,46 @@ def _with_workers(loader: DataLoader[object], baseline: LoaderCandidate, workers
         # Workers of a forkserver, the default from Python 3.14 on, would import the script again too.
         options["multiprocessing_context"] = "fork"
     change = f"DataLoader(…, {', '.join(f'{name}={value!r}' for name, value in options.items())})"
-    changed = _with_timeout(rebuild(loader, **options))
+    changed = _set_timeout(rebuild(loader, **options))
     return LoaderCandidate(changed, baseline.device, baseline.step, change=change)
 
 
-def replacement_candidate(
+def build_replacement(
     loader: DataLoader[object], baseline: LoaderCandidate, transforms: Literal["exact", "tensor"], sample_s: float
 ) -> LoaderCandidate:
-    """Build a `from_dataloader` replacement of as many samples as time allows, with the set-up time of all samples."""
+    """Build the `from_dataloader` replacement of as many samples as time allows, and estimate its full set-up time."""
     check_replaceable(loader)
     size = len(loader.dataset)  # type: ignore[arg-type]
     batch_size = loader.batch_size or ceil(size / len(loader))
     count = min(size, max(8 * batch_size, int(DECODING_S / max(sample_s, 1e-6))))
     if count < size:
-        # If from_dataloader keeps the workers for the order of all samples, a generator makes it keep them here too.
-        generator = torch.Generator() if workers_for_order(loader) else None
-        order = {"batch_size": batch_size, "sampler": None, "shuffle": True, "generator": generator}
-        loader = rebuild(loader, dataset=Subset(loader.dataset, range(count)), **order)
+        part = Subset(loader.dataset, range(count))
+        loader = rebuild(loader, dataset=part, batch_size=batch_size, sampler=None, shuffle=True)
     start = time.perf_counter()
     replaced = from_dataloader(loader, "ram", transforms=transforms)
     set_up_s = (time.perf_counter() - start) * size / count
     check_fits("ram", Memory(getattr(replaced.dataset, "sample_nbytes", 0) * size), torch.device("cpu"))
     change = "loader = vitmnist.from_dataloader(loader)" if transforms == "exact" else None
-    return LoaderCandidate(_with_timeout(replaced), baseline.device, baseline.step, set_up_s=set_up_s, change=change)
+    return LoaderCandidate(_set_timeout(replaced), baseline.device, baseline.step, set_up_s=set_up_s, change=change)
 
 
-def _with_timeout(loader: DataLoader[object]) -> DataLoader[object]:
-    """Set a timeout for workers: after a fork, they lack the threads of the script's pools, and can wait for ever."""
+def _set_timeout(loader: DataLoader[object]) -> DataLoader[object]:
+    """Set a timeout for workers. A forked worker lacks the threads of the script's pools, and can wait for them."""
     if loader.num_workers:
         loader.timeout = loader.timeout or WORKER_TIMEOUT_S
     return loader
 
 
 def time_parts(loader: DataLoader[object]) -> dict[str, float]:
-    """Measure the seconds per sample of each part, by name; empty if a sample cannot be read or collated."""
+    """Return the seconds per sample of each part, by name; empty if a sample cannot be read or collated."""
     dataset: Any = loader.dataset
-    attributes = list(transform_attributes(dataset))
+    attributes = list(find_transform_attributes(dataset))
     transforms_s: dict[str, float] = defaultdict(float)
     timed = [partial(_apply_timed, vars(owner)[name], transforms_s) for owner, name in attributes]
-    with suppress(Exception):  # The rows of the table say why.
-        dataset[0]  # Reading the first sample can open files.
+    with suppress(Exception):  # The rows of the table have the error.
+        dataset[0]  # Warm up: the first read may open files.
         count = min(PROFILED_SAMPLES, len(dataset))
-        with replaced_transforms(attributes, timed):
+        with replace_transforms(attributes, timed):
             start = time.perf_counter()
             samples = [dataset[index] for index in range(count)]
             reading_s = time.perf_counter() - start - sum(transforms_s.values())
@@ -129,28 +129,29 @@ def time_parts(loader: DataLoader[object]) -> dict[str, float]:
 
 
 def _apply_timed(transform: Transform, transforms_s: dict[str, float], /, *args: object, **kwargs: object) -> object:
-    """Apply a transform, and add the seconds of each of its parts to `transforms_s`, by the name of the part."""
-    # A Compose of several arguments, or of keyword arguments, converts them for its parts.
+    """Apply a transform, and add the seconds of each of its parts to `transforms_s`, by name."""
+    # A Compose with several arguments, or with keyword arguments, converts them for its parts.
     is_divisible = len(args) == 1 and not kwargs
-    for part in single_transforms(transform) if is_divisible else [transform]:
+    for part in flatten_transforms(transform) if is_divisible else [transform]:
         start = time.perf_counter()
         args = (part(*args, **kwargs),)
-        transforms_s[transform_name(part)] += time.perf_counter() - start
+        transforms_s[get_transform_name(part)] += time.perf_counter() - start
     return args[0]
 
 
 class ImitatedStep:
-    """Takes as long as a step of a script, with as much processor time, on as many threads.
+    """A step that takes as much time, processor time and threads as the step of a script.
 
-    The work is a fixed number of hashes, calibrated while no workers run. Like the step of the script, it therefore
-    takes longer while workers use the cores. For the rest of the time it sleeps.
+    It computes a fixed number of hashes, and sleeps for the rest of the time. The number is calibrated while no workers
+    run, so the step slows down when workers use the cores, as that of the script does.
 
     Args:
-        cores: the processor time of a step of the script, divided by its duration `step_s`.
+        step_s: duration of a step of the script in seconds.
+        cores: processor time of a step of the script, divided by `step_s`.
     """
 
     def __init__(self, step_s: float, cores: float) -> None:
-        self.threads = max(1, ceil(cores - 0.1))  # A tenth of a core needs no other thread.
+        self.threads = max(1, ceil(cores - 0.1))  # A tenth of a core does not need another thread.
         busy_share = min(cores / self.threads, 1.0)
         self._pool = ThreadPoolExecutor(self.threads)
         self._block = bytes(2**15)
@@ -169,34 +170,33 @@ class ImitatedStep:
 
     def _compute(self) -> None:
         for _ in range(self._hashes):
-            sha256(self._block)  # Hashing releases the interpreter's lock.
+            sha256(self._block)  # Hashing releases the GIL.
 
 
 def try_loaders(loop: Loop) -> tuple[list[TimingRow], dict[str, float]]:
-    """Time the loader of a loop and its alternatives with an imitated step; returns the rows and `time_parts`."""
+    """Time the loader of a loop and its alternatives with an imitated step. Returns their rows and `time_parts`."""
     loader = loop.plain_copy
     if loader is None:
         return [TimingRow(BASELINE, error="this loader cannot be built again")], {}
     step = ImitatedStep(loop.step_s, cores=loop.steps_cpu_s / (sum(loop.steps_s) or inf))
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")  # For example, torch warns about more workers than cores.
+        warnings.simplefilter("ignore")  # For example, torch warns if there are more workers than cores.
         benchmark = Benchmark(stack)
-        baseline = benchmark.add(BASELINE, lambda: LoaderCandidate(_with_timeout(rebuild(loader)), step=step))
+        baseline = benchmark.add(BASELINE, lambda: LoaderCandidate(_set_timeout(rebuild(loader)), step=step))
         parts = add_alternatives(benchmark, loader, baseline)
         benchmark.run(TIMED_BATCHES, TIMED_S)
         return make_rows(benchmark.candidates, loop.epoch_length), parts
 
 
-def best_change(rows: Sequence[TimingRow], repeats: float = inf) -> str | None:
-    """The change that saves most in so many epochs, or batches if the length of an epoch is unknown; None if little."""
-    baseline_s = _seconds(rows[0], repeats)
-    changes = [(_seconds(row, repeats), row.change) for row in rows if row.change]
+def find_best_change(rows: Sequence[TimingRow], epochs: float = inf) -> str | None:
+    """Return the change that saves most over so many epochs, including the set-up; None if it saves little.
+
+    Args:
+        rows: the loader in use, followed by its alternatives.
+    """
+    # The mean time of an epoch, including its share of the set-up
+    means_s = [row.epoch_s.median + (row.set_up_s or 0.0) / epochs if row.epoch_s else inf for row in rows]
+    changes = [(mean_s, row.change) for mean_s, row in zip(means_s, rows, strict=True) if row.change]
     best_s, change = min(changes, default=(inf, None))
-    return change if best_s <= (1 - MIN_SAVING) * baseline_s < inf else None
-
-
-def _seconds(row: TimingRow, repeats: float) -> float:
-    """The seconds of an epoch or batch, including its share of the set-up."""
-    repeated_s = row.epoch_s or row.batch_s
-    return repeated_s.median + (row.set_up_s or 0.0) / repeats if repeated_s else inf
+    return change if best_s <= (1 - MIN_SAVING) * means_s[0] < inf else None

@@ -1,4 +1,4 @@
-"""The loops of a script: their loaders, passes, steps, and the time spent waiting."""
+"""The loops of a script: loaders, passes, steps, and the time spent waiting."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 LIBRARY_PREFIXES = (sysconfig.get_paths()["stdlib"], str(Path(__file__).parent.parent), "<frozen")
-"""The prefixes of the paths of files that belong to Python's standard library or to this package."""
+"""Path prefixes of Python's standard library and of this package."""
 COLLECTS = "collects its batches, and works on them later"
+"""The reason why a loop such as `list(loader)` has no share of waiting."""
 OTHER_THREAD = "is iterated in another thread than the main one"
+"""The reason why a loop in a background thread has no share of waiting."""
 COLLECTING_S = 0.0002
-"""The smallest median step in seconds of a loop that works on its batches while it keeps them."""
+"""A loop that keeps its batches and has a shorter median step (s) only collects them."""
 
 
 @dataclass(frozen=True)
 class LoaderInfo:
-    """The settings of a loader, and the line of the script that iterates it first; None if unknown."""
+    """The settings of a loader, and the line of the script that iterates it first. Unknown values are None."""
 
     dataset: str
     samples: int | None
@@ -37,16 +39,17 @@ class LoaderInfo:
     where: str
 
     @classmethod
-    def of(cls, loader: DataLoader[object]) -> LoaderInfo:
+    def from_loader(cls, loader: DataLoader[object]) -> LoaderInfo:
+        """Read the settings of a loader. Call this from the line that iterates the loader."""
         samples = None
-        with suppress(Exception):  # An error of `len()` does not concern a script that never calls it.
+        with suppress(Exception):  # The script may never call `len()`, so ignore its errors.
             samples = len(loader.dataset)  # type: ignore[arg-type]
         batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
-        return cls(type(loader.dataset).__name__, samples, batch_size, loader.num_workers, _line_of_script())
+        return cls(type(loader.dataset).__name__, samples, batch_size, loader.num_workers, _find_script_line())
 
 
-def _line_of_script() -> str:
-    """The file and line of the innermost frame outside this package and libraries such as tqdm."""
+def _find_script_line() -> str:
+    """Return the file and line of the innermost frame outside this package and installed ones such as tqdm."""
     for frame, line in walk_stack(inspect.currentframe()):
         file = frame.f_code.co_filename
         if not file.startswith(LIBRARY_PREFIXES) and {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts):
@@ -55,11 +58,12 @@ def _line_of_script() -> str:
 
 
 @dataclass
-class LoaderPass:
-    """The use of one iterator, from `iter()` to `last_return`, the end of the last `next()`.
+class DataPass:
+    """A pass over a loader: the use of one iterator. Times are those of `perf_counter`.
 
     Args:
-        next_start: the start of the next pass after that; None if there is none.
+        start, last_return: the start of `iter()`, and the end of the latest `next()`.
+        next_start: start of the next pass over any loader; None if there is none.
         iterator_ref, first_batch_ref: weak references to the iterator and to its first batch.
     """
 
@@ -73,24 +77,24 @@ class LoaderPass:
 
     @property
     def is_open(self) -> bool:
-        """Whether the script can request further batches."""
+        """Whether the script can still request batches."""
         return not self.is_exhausted and self.iterator_ref() is not None
 
 
 @dataclass
 class Loop:
-    """All passes over one `DataLoader`, or over several with the same settings that are built in turn.
+    """All passes over one `DataLoader`, or over several with the same settings that are built one after another.
 
     Args:
-        plain_copy: a plain `DataLoader` with the settings of the last loader; None if it cannot be built.
-        steps_s, steps_cpu_s: the seconds between consecutive calls of `next()`, and their processor time in total.
+        plain_copy: a plain `DataLoader` with the settings of the latest loader; None if it cannot be built.
+        steps_s, steps_cpu_s: seconds of each step, from `next()` to the next call, and their total processor time.
         unmeasured_reason: why the share of waiting is unknown.
     """
 
     info: LoaderInfo
     loader_ref: Callable[[], object] = object
     plain_copy: DataLoader[object] | None = None
-    passes: list[LoaderPass] = field(default_factory=list)
+    passes: list[DataPass] = field(default_factory=list)
     batches: int = 0
     waiting_s: float = 0.0
     steps_s: list[float] = field(default_factory=list)
@@ -99,42 +103,43 @@ class Loop:
 
     @property
     def step_s(self) -> float:
-        """The seconds of the median step. If each pass has a single batch, a step lasts until the next pass."""
-        single = [pass_.next_start - pass_.last_return for pass_ in self.passes if pass_.batches and pass_.next_start]
-        steps_s = self.steps_s or single
-        return median_low(steps_s) if steps_s else 0.0
+        """Duration of the median step in seconds. If every pass has a single batch, a step ends at the next pass."""
+        between_passes_s = [p.next_start - p.last_return for p in self.passes if p.batches and p.next_start]
+        return median_low(self.steps_s or between_passes_s or [0.0])
 
     @property
     def epoch_length(self) -> int | None:
-        """The number of batches in an epoch; None if the loader has no length and no pass has reached its end."""
+        """Number of batches in an epoch; None if the loader has no length and no pass has reached its end."""
         if self.plain_copy is not None:
-            with suppress(Exception):  # An error of `len()` does not concern a script that never calls it.
+            with suppress(Exception):  # The script may never call `len()`, so ignore its errors.
                 return len(self.plain_copy)
-        return max((pass_.batches for pass_ in self.passes if pass_.is_exhausted and pass_.batches), default=None)
+        return max((p.batches for p in self.passes if p.is_exhausted and p.batches), default=None)
 
     def mark_if_collecting(self) -> None:
-        """Set `unmeasured_reason` if the script keeps the batches and does not work between requests for them."""
-        is_kept = any(pass_.batches > 1 and pass_.first_batch_ref() is not None for pass_ in self.passes)
+        """Set `unmeasured_reason` if the script keeps the batches, and does no work between its requests for them."""
+        is_kept = any(p.batches > 1 and p.first_batch_ref() is not None for p in self.passes)
         if is_kept and self.step_s < COLLECTING_S:
             self.unmeasured_reason = self.unmeasured_reason or COLLECTS
 
     def reset(self, now: float) -> None:
-        """Discard all measurements; open passes start now."""
-        self.passes = [pass_ for pass_ in self.passes if pass_.is_open]
-        for pass_ in self.passes:
-            pass_.start, pass_.last_return, pass_.next_start, pass_.batches = now, now, None, 0
+        """Discard all measurements, and let open passes start now."""
+        self.passes = [p for p in self.passes if p.is_open]
+        for data_pass in self.passes:
+            data_pass.start = data_pass.last_return = now
+            data_pass.next_start, data_pass.batches = None, 0
         self.batches, self.waiting_s, self.steps_s, self.steps_cpu_s = 0, 0.0, [], 0.0
 
 
 def merge_passes(loops: Iterable[Loop], end: float) -> list[tuple[float, float]]:
-    """The start and end of all passes up to the time `end`, in order; overlapping passes are merged."""
+    """Return the start and end of all passes until `end`, in order. Overlapping passes are merged."""
     intervals = []
     for loop in loops:
         step_s = loop.step_s
-        for pass_ in loop.passes:
-            # After a `break`, the script works on the last batch for a step, or until another pass.
-            last_step_s = 0.0 if pass_.is_exhausted else step_s
-            intervals.append((pass_.start, min(pass_.last_return + last_step_s, pass_.next_start or inf, end)))
+        for data_pass in loop.passes:
+            # After a `break`, assume that the work on the last batch takes a median step, or ends at the next pass.
+            last_step_s = 0.0 if data_pass.is_exhausted else step_s
+            stop = min(data_pass.last_return + last_step_s, data_pass.next_start or inf, end)
+            intervals.append((data_pass.start, stop))
     merged: list[tuple[float, float]] = []
     for start, stop in sorted(intervals):
         if merged and start <= merged[-1][1]:

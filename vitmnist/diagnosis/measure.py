@@ -1,4 +1,4 @@
-"""`diagnose`: times a loader and a training step separately, together, and with other loaders."""
+"""`diagnose` times a loader and a training step alone, together, and with other loaders."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from vitmnist.data.randomness import preserved_random_state
 from vitmnist.diagnosis.candidates import BASELINE, add_alternatives
 from vitmnist.errors import DataError
 from vitmnist.replacement.original import rebuild
-from vitmnist.runtime.device import create_backend
+from vitmnist.runtime.device import create_backend, refuse_mps
 from vitmnist.store.tree import map_tensors
-from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, as_one_argument_step, make_rows
-from vitmnist.timing.table import Bottleneck, Spread, TimingRow, format_bottleneck, format_ms, format_rows
+from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, adapt_step, make_rows
+from vitmnist.timing.table import Bottleneck, Spread, TimingRow, format_bottleneck, format_rows
 
 if TYPE_CHECKING:
     from vitmnist.loaders.base import Loader
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What limits a training loop. Times are seconds per batch, with their range over blocks of batches.
+    """The result of `diagnose`. Times are in seconds per batch, each with its range over blocks of batches.
 
     Args:
         loading_s: T1, loading alone.
         step_s: T2, the step on a batch that is already on the device.
         batch_s: T, both together.
-        waiting_pct: the percentage of T that the step waits for its batch.
-        steps: the number of steps while T was measured.
+        waiting_pct: percentage of T in which the step waits for its batch.
+        steps: number of steps in the measurement of T.
         rows: the loader in use, and other ways to load the same batches.
     """
 
@@ -50,30 +50,19 @@ class Diagnosis:
 
     @property
     def bottleneck(self) -> Bottleneck:
-        """What limits the loop. T is compared with T2, because workers can slow the step down without a wait."""
-        least_s = min(spread.median for spread in self._batch_times)
-        return Bottleneck.of(100 * (1 - least_s / self.batch_s.median), self.steps)
-
-    @property
-    def _batch_times(self) -> list[Spread]:
-        """The times of a batch with the step alone, and with each loader, which can be even less."""
-        return [self.step_s, self.batch_s, *(row.batch_s for row in self.rows if row.batch_s)]
+        """What limits the loop."""
+        return Bottleneck.of(self.waiting_pct.median, self.steps)
 
     def __str__(self) -> str:
         lines = [
-            f"loading alone (T1)  {self.loading_s.text(format_ms)} a batch",
-            f"step alone (T2)     {self.step_s.text(format_ms)} a batch",
-            f"both together (T)   {self.batch_s.text(format_ms)} a batch",
+            f"loading alone (T1)  {self.loading_s.format_times()} a batch",
+            f"step alone (T2)     {self.step_s.format_times()} a batch",
+            f"both together (T)   {self.batch_s.format_times()} a batch",
+            format_bottleneck(self.bottleneck, self.waiting_pct.median, self.steps),
+            "",
+            format_rows(self.rows),
         ]
-        if self.bottleneck is Bottleneck.TOO_FEW_STEPS:
-            few_steps = format_bottleneck(self.bottleneck, self.waiting_pct.median, self.steps)
-            lines.append(f"{few_steps}; give larger batches= or seconds=")
-        else:
-            # The bound uses the ends of the ranges, because a loader can exceed the ratio of the medians by noise.
-            most = self.batch_s.high / min(spread.low for spread in self._batch_times)
-            waiting = f"waiting for data {self.waiting_pct.text('{:.0f}%'.format)}"
-            lines.append(f"{self.bottleneck.value}: {waiting}; no loader can make the loop {most:.3g} times faster")
-        return "\n".join([*lines, "", format_rows(self.rows)])
+        return "\n".join(lines)
 
 
 def diagnose(
@@ -85,35 +74,38 @@ def diagnose(
     model: nn.Module | None = None,
     optimizer: Optimizer | None = None,
 ) -> Diagnosis:
-    """Measure what limits a training loop, and how fast it would be with other loaders; prints the result.
+    """Measure and print what limits a training loop, and how fast it is with other loaders.
 
     Three measurements take turns: loading alone (T1), the step on a batch that is already on the device (T2), and both
     together (T). A plain `DataLoader` is also compared with its replacement by `from_dataloader`, for as many samples
-    as time allows, and with other numbers of workers if the step waits for data.
+    as time allows, and with other numbers of workers if the step waits for data. The states of random generators are
+    restored afterwards.
 
     Args:
         loader: a `DataLoader`, a loader of `make_loader`, or any iterable of batches.
-        step: trains on a batch: `step(batch)`, or `step(images, labels)` if it has several required arguments. It
-            moves the batch to the device itself, as in the training loop.
-        batches: the number of batches of each measurement; fewer if they would exceed `seconds`.
-        seconds: the approximate limit for all measurements, after the loaders have been built.
-        model: its state is restored afterwards, and its gradients are zeroed. Times are those of its device. Without a
-            model, they are those of CUDA if it is in use.
-        optimizer: its state is restored afterwards. The states of random generators are always restored.
+        step: trains on a batch. It is called as `step(batch)`, or as `step(images, labels)` if it has several required
+            arguments, and moves the batch to the device itself, as in the training loop.
+        batches: number of batches of each measurement; fewer if they would exceed `seconds`.
+        seconds: approximate time limit for all measurements, without the set-up of the loaders.
+        model: its state is restored afterwards, and its gradients are zeroed. Its device is the one that is timed, by
+            default CUDA if it is in use.
+        optimizer: its state is restored afterwards.
 
     Raises:
+        ConfigError: the model is on a device of type mps.
         DataError: the loader has no batches, or is an iterator, which cannot be restarted.
     """
     device = torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
     if model is not None:
         device = next((parameter.device for parameter in model.parameters()), device)
+    refuse_mps(device.type)
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
-        stack.enter_context(_restored(model, optimizer))
+        stack.enter_context(_preserved_state(model, optimizer))
         stack.enter_context(preserved_random_state(loader, device=device))
-        warnings.simplefilter("ignore")  # For example, torch warns about more workers than cores.
+        warnings.simplefilter("ignore")  # For example, torch warns if there are more workers than cores.
         benchmark = Benchmark(stack)
-        loading, step_alone, together = _add_candidates(benchmark, loader, as_one_argument_step(step), device)
+        loading, step_alone, together = _add_candidates(benchmark, loader, adapt_step(step), device)
         benchmark.run(batches, seconds)
     diagnosis = Diagnosis(
         loading_s=Spread.of(block.batch_s for block in loading.blocks),
@@ -132,12 +124,12 @@ def diagnose(
 def _add_candidates(
     benchmark: Benchmark, loader: Iterable[object] | Loader, step: StepFunction, device: torch.device
 ) -> tuple[LoaderCandidate, LoaderCandidate, LoaderCandidate]:
-    """Add loading alone, the step alone, both together, and the alternatives; returns the first three."""
+    """Add loading alone, the step alone, both together, and the alternatives. Returns the first three."""
     if isinstance(loader, Iterator):
         raise DataError("the loader is an iterator, which cannot begin again; give a DataLoader or a list")
     plain = None
     if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
-        loader = plain = rebuild(loader)  # The persistent workers of the original belong to the training loop.
+        loader = plain = rebuild(loader)  # The training loop owns the persistent workers of the original.
     loading = LoaderCandidate(loader, device, is_required=True)
     first_batch = next(iter(loading.batches(0)), None)
     if first_batch is None:
@@ -154,13 +146,13 @@ def _add_candidates(
 
 
 @contextmanager
-def _restored(model: nn.Module | None, optimizer: Optimizer | None) -> Iterator[None]:
+def _preserved_state(model: nn.Module | None, optimizer: Optimizer | None) -> Iterator[None]:
     """Restore the states of the model and the optimizer on exit, and zero the gradients."""
     owners = [owner for owner in (model, optimizer) if owner is not None]
     states = [deepcopy(owner.state_dict()) for owner in owners]
     modules = list(model.modules()) if model is not None else []
     modes = [module.training for module in modules]
-    # A state_dict does not have the buffers that are not persistent.
+    # A state_dict lacks the buffers that are not persistent.
     named_buffers = [(module, *named) for module in modules for named in module.named_buffers(recurse=False)]
     buffers = [(module, name, buffer, buffer.detach().clone()) for module, name, buffer in named_buffers]
     try:

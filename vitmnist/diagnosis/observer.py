@@ -15,7 +15,7 @@ from threading import current_thread, get_ident, main_thread
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Any
 
-from vitmnist.diagnosis.loop import OTHER_THREAD, LoaderInfo, LoaderPass, Loop
+from vitmnist.diagnosis.loop import OTHER_THREAD, DataPass, LoaderInfo, Loop
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -25,8 +25,8 @@ class Observer:
     """Times the passes over the `DataLoader`s of this process.
 
     Args:
-        steps: how many batches to observe after the warm-up, of the loader that delivers most; None for all.
-        warm_up: how many batches to ignore, of the loader that delivers most.
+        steps: number of batches to observe after the warm-up, of the loader that delivers most; None: all.
+        warm_up: number of batches to ignore at first, of the loader that delivers most.
         stop: end the script after these batches.
     """
 
@@ -37,21 +37,21 @@ class Observer:
         self.is_stopped = False
         self.warm_up_done = not warm_up
         self.process_id = os.getpid()
-        # Threads that are inside a call of a loader.
         self._threads_inside: set[int] = set()
+        """The threads that are inside a call of a loader."""
         self._wrapped_classes: set[type] = set()
         self._wrap_torch("import", ())
         sys.addaudithook(self._wrap_torch)
 
     @property
     def is_active(self) -> bool:
-        """Whether a call of a loader counts: not after the end, in a forked process, or within another call."""
+        """Whether a call of a loader counts. It does not after the end, in a forked process, or inside another call."""
         is_inside = get_ident() in self._threads_inside
         return self.end_time is None and not is_inside and os.getpid() == self.process_id
 
     @contextmanager
-    def waiting(self, loop: Loop, pass_: LoaderPass) -> Iterator[None]:
-        """Add the duration of the block to the waiting of a loop."""
+    def waiting(self, loop: Loop, data_pass: DataPass) -> Iterator[None]:
+        """Add the duration of the block to the waiting time of a loop."""
         thread = get_ident()
         self._threads_inside.add(thread)
         start = perf_counter()
@@ -60,13 +60,13 @@ class Observer:
         finally:
             self._threads_inside.discard(thread)
             if self.end_time is None:
-                pass_.last_return, pass_.next_start = perf_counter(), None
-                loop.waiting_s += pass_.last_return - start
+                data_pass.last_return, data_pass.next_start = perf_counter(), None
+                loop.waiting_s += data_pass.last_return - start
                 if current_thread() is not main_thread():
                     loop.unmeasured_reason = OTHER_THREAD
 
     def check_limits(self) -> None:
-        """End the warm-up or the observation when enough batches have been delivered; `stop` raises `SystemExit`."""
+        """End the warm-up or the observation after enough batches. With `stop`, the end raises `SystemExit`."""
         batches = max((loop.batches for loop in self.loops), default=0)
         if not self.warm_up_done and batches >= self.warm_up:
             self.warm_up_done = True
@@ -85,7 +85,7 @@ class Observer:
             loop.mark_if_collecting()
 
     def _wrap_torch(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Audit hook: wrap `DataLoader` at the first import event after torch has defined it."""
+        """Audit hook that wraps `DataLoader` at the first import event after torch has defined it."""
         if event != "import" or self._wrapped_classes:
             return
         loader_class: Any = getattr(sys.modules.get("torch.utils.data.dataloader"), "DataLoader", None)
@@ -96,7 +96,7 @@ class Observer:
 
         @wraps(original_init)
         def observed_init(loader: DataLoader[object], *args: object, **kwargs: object) -> None:
-            # Imported here, so that the first pass does not include the import.
+            # Import here so that the first pass does not include the import.
             import vitmnist.replacement.original  # noqa: F401
 
             original_init(loader, *args, **kwargs)
@@ -114,51 +114,51 @@ class Observer:
 
     def _iterate(self, loader: DataLoader[object], original_iter: Callable[..., Iterator[object]]) -> Iterator[object]:
         """Begin a pass over a loader, if it counts."""
-        from vitmnist.store.read_once import ChunkDataset  # This imports torch.
+        from vitmnist.store.read_once import ChunkDataset  # Imports torch.
 
         is_internal = isinstance(loader.dataset, ChunkDataset)
         if self.is_active and not is_internal:
             self.check_limits()
         if not self.is_active or is_internal:
             return original_iter(loader)
-        loop = self._loop_of(loader)
+        loop = self._get_loop(loader)
         now = perf_counter()
         for earlier in (other.passes[-1] for other in self.loops if other.passes):
             earlier.next_start = earlier.next_start or now
-        pass_ = LoaderPass(now, now)
-        loop.passes.append(pass_)
-        with self.waiting(loop, pass_):
+        data_pass = DataPass(now, now)
+        loop.passes.append(data_pass)
+        with self.waiting(loop, data_pass):
             iterator = original_iter(loader)
-        return ObservedIterator(self, loop, pass_, iterator)
+        return ObservedIterator(self, loop, data_pass, iterator)
 
-    def _loop_of(self, loader: DataLoader[object]) -> Loop:
-        """The loop of a loader. A loader that is built for each epoch continues the loop of the previous one."""
-        from vitmnist.replacement.original import rebuild  # This imports torch.
+    def _get_loop(self, loader: DataLoader[object]) -> Loop:
+        """Return the loop of a loader. A loader that is built for each epoch continues the loop of the previous one."""
+        from vitmnist.replacement.original import rebuild  # Imports torch.
 
         for loop in self.loops:
             if loop.loader_ref() is loader:
                 return loop
-        info = LoaderInfo.of(loader)
+        info = LoaderInfo.from_loader(loader)
         for loop in self.loops:
-            if loop.info == info and not any(pass_.is_open for pass_ in loop.passes):
+            if loop.info == info and not any(data_pass.is_open for data_pass in loop.passes):
                 break
         else:
             loop = Loop(info)
             self.loops.append(loop)
         loop.loader_ref, loop.plain_copy = weakref.ref(loader), None
-        with suppress(Exception):  # A subclass can lack any attribute.
+        with suppress(Exception):  # A subclass may lack any attribute.
             loop.plain_copy = rebuild(loader)
         return loop
 
 
 class ObservedIterator:
-    """Times the calls of `next()` on an iterator; has its length and attributes."""
+    """Times the calls of `next()` on an iterator, and has its length and attributes."""
 
-    def __init__(self, observer: Observer, loop: Loop, pass_: LoaderPass, iterator: Iterator[object]) -> None:
-        self._observer, self._loop, self._pass, self._iterator = observer, loop, pass_, iterator
+    def __init__(self, observer: Observer, loop: Loop, data_pass: DataPass, iterator: Iterator[object]) -> None:
+        self._observer, self._loop, self._data_pass, self._iterator = observer, loop, data_pass, iterator
         self._step_start: float | None = None
         self._step_cpu_start = 0.0
-        pass_.iterator_ref = weakref.ref(self)
+        data_pass.iterator_ref = weakref.ref(self)
 
     def __iter__(self) -> ObservedIterator:
         return self
@@ -170,7 +170,7 @@ class ObservedIterator:
         return getattr(self._iterator, name)
 
     def __next__(self) -> object:
-        loop, pass_ = self._loop, self._pass
+        loop, data_pass = self._loop, self._data_pass
         if self._observer.is_active:
             if self._step_start is not None:
                 loop.steps_s.append(perf_counter() - self._step_start)
@@ -179,22 +179,22 @@ class ObservedIterator:
         if not self._observer.is_active:
             return next(self._iterator)
         try:
-            with self._observer.waiting(loop, pass_):
+            with self._observer.waiting(loop, data_pass):
                 batch = next(self._iterator)
         except StopIteration:
-            pass_.is_exhausted = True
+            data_pass.is_exhausted = True
             loop.mark_if_collecting()
             raise
         loop.batches += 1
-        pass_.batches += 1
+        data_pass.batches += 1
         if self._step_start is None:
-            pass_.first_batch_ref = _weak_reference(batch)
+            data_pass.first_batch_ref = _create_weak_reference(batch)
         self._step_start, self._step_cpu_start = perf_counter(), process_time()
         return batch
 
 
-def _weak_reference(batch: object) -> Callable[[], object]:
-    """A weak reference to the first element of a batch. If it cannot have one, the batch counts as kept."""
+def _create_weak_reference(batch: object) -> Callable[[], object]:
+    """Return a weak reference to the first element of a batch. An element without weak references counts as kept."""
     while isinstance(batch, list | tuple | dict) and batch:
         batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
     with suppress(TypeError):

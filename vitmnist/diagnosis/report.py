@@ -1,4 +1,4 @@
-"""The report on a script: dataclasses, which `--json` writes unchanged, and their text."""
+"""The report on a script, as text and as dataclasses that `--json` writes."""
 
 from __future__ import annotations
 
@@ -22,19 +22,22 @@ from vitmnist.timing.table import (
 )
 
 NO_LOADER = "no DataLoader was iterated in this process before the script's last statement had ended"
+"""The reason for a report without loops."""
 NO_BATCHES = "there were no batches after the warm-up; lower --warm-up"
+"""The reason for a report without measurements, if there were loops."""
 
 
 @dataclass
 class LoopReport:
-    """A loop over a loader; times are in seconds.
+    """A loop over a loader. Times are in seconds, percentages from 0 to 100.
 
     Args:
-        seconds: the duration of all passes; overlapping passes count once.
-        step_s: the median time between two requests for batches.
+        seconds: duration of all passes, where overlapping passes count once.
+        step_s: duration of the median step.
         unmeasured_reason: why the share of waiting is unknown.
-        parts: the seconds per sample of reading, of each transform, and of collating.
-        rows: the loader in use and others, timed with an imitated step after the script.
+        parts: time per sample of reading, of each transform, and of collating.
+        rows: the loader in use and its alternatives, timed with an imitated step after the script.
+        change: line of code of the best alternative; None if it would save little.
     """
 
     loader: LoaderInfo
@@ -50,22 +53,24 @@ class LoopReport:
     change: str | None = None
 
     @classmethod
-    def of(cls, loop: Loop, end_time: float) -> LoopReport:
+    def from_loop(cls, loop: Loop, end_time: float) -> LoopReport:
+        """Summarise what was measured until `end_time`."""
         seconds = sum(end - start for start, end in merge_passes([loop], end_time))
-        passes = sum(pass_.batches > 0 for pass_ in loop.passes)
+        passes = sum(p.batches > 0 for p in loop.passes)
         pct = None if loop.unmeasured_reason else 100 * loop.waiting_s / seconds
         return cls(loop.info, passes, loop.batches, seconds, loop.waiting_s, pct, loop.step_s, loop.unmeasured_reason)
 
 
 @dataclass(frozen=True)
 class Report:
-    """A script; times are in seconds, percentages from 0 to 100, and None is unknown.
+    """A script and its loops. Times are in seconds, percentages from 0 to 100. Unknown values are None.
 
     Args:
-        steps: the number of batches after the warm-up, of the loader that delivered most.
+        stopped: whether `--stop` ended the script.
+        steps: number of batches after the warm-up, of the loader that delivered most.
         incomplete: why nothing was measured.
-        not_observed: the classes of other loaders than torch's, if none of torch's was iterated.
-        seconds, between_s: the duration of all passes, where overlapping passes count once, and the time between them.
+        not_observed: classes of loaders that are not torch's, if none of torch's was iterated.
+        seconds, between_s: duration of all passes, where overlapping passes count once, and the time between them.
     """
 
     exit_code: int
@@ -84,7 +89,7 @@ class Report:
 
 
 def describe_script(observer: Observer, exit_code: int) -> Report:
-    """Summarise what a script did, and time other loaders for each loop that waits for its data."""
+    """Summarise the observations of a script, and time other loaders for each loop that waits for its data."""
     end_time = observer.end_time or inf
     loops = [loop for loop in observer.loops if loop.batches and observer.warm_up_done]
     measured_loops = [loop for loop in loops if not loop.unmeasured_reason]
@@ -95,17 +100,16 @@ def describe_script(observer: Observer, exit_code: int) -> Report:
     if seconds and all(loop.unmeasured_reason != OTHER_THREAD for loop in loops):
         waiting_pct = 100 * waiting_s / seconds
         bottleneck = Bottleneck.of(waiting_pct, steps)
-    reports = [LoopReport.of(loop, end_time) for loop in loops]
+    reports = [LoopReport.from_loop(loop, end_time) for loop in loops]
     if bottleneck in (Bottleneck.INPUT, Bottleneck.BALANCED) and exit_code == 0:
-        # This imports much that other scripts do not need.
-        from vitmnist.diagnosis.candidates import best_change, try_loaders
+        # Import here, because most scripts do not need these modules.
+        from vitmnist.diagnosis.candidates import find_best_change, try_loaders
 
         longest_s = max(loop.waiting_s for loop in measured_loops)
         for loop, report in zip(loops, reports, strict=True):
             if report.waiting_s >= longest_s / 2 and (report.waiting_pct or 0.0) >= COMPUTE_BOUND_PCT:
                 report.rows, report.parts = try_loaders(loop)
-                repeats = report.batches if loop.epoch_length is None else report.passes
-                report.change = best_change(report.rows, inf if observer.is_stopped else repeats)
+                report.change = find_best_change(report.rows, inf if observer.is_stopped else report.passes)
     passes = merge_passes(loops, end_time)
     return Report(
         exit_code=exit_code,
@@ -114,7 +118,7 @@ def describe_script(observer: Observer, exit_code: int) -> Report:
         warm_up=observer.warm_up,
         steps=steps,
         incomplete=None if steps else NO_BATCHES if observer.loops else NO_LOADER,
-        not_observed=[] if observer.loops else _other_loaders(),
+        not_observed=[] if observer.loops else _find_other_loaders(),
         seconds=seconds,
         waiting_s=waiting_s,
         waiting_pct=waiting_pct,
@@ -124,12 +128,12 @@ def describe_script(observer: Observer, exit_code: int) -> Report:
     )
 
 
-def _other_loaders() -> list[str]:
-    """The names of the loader classes of this process that are not torch's."""
-    kinds = {kind for kind in map(type, gc.get_objects()) if hasattr(kind, "__iter__")}
-    # fastai's `TfmdDL` is recognised by the name of its base class.
-    loaders = (kind for kind in kinds if any(base.__name__.endswith("Loader") for base in kind.__mro__))
-    return sorted(f"{kind.__module__}.{kind.__name__}" for kind in loaders if not kind.__module__.startswith("torch."))
+def _find_other_loaders() -> list[str]:
+    """Return the names of the loader classes in this process that are not torch's."""
+    classes = {cls for cls in map(type, gc.get_objects()) if hasattr(cls, "__iter__")}
+    # Search the base classes too: fastai's `TfmdDL` is a subclass of its `DataLoader`.
+    loaders = (cls for cls in classes if any(base.__name__.endswith("Loader") for base in cls.__mro__))
+    return sorted(f"{cls.__module__}.{cls.__name__}" for cls in loaders if not cls.__module__.startswith("torch."))
 
 
 def format_report(report: Report) -> str:
@@ -158,9 +162,8 @@ def _format_loop(index: int, loop: LoopReport) -> list[str]:
     loader = loop.loader
     size = f"batch size {loader.batch_size or 'unknown'}, num_workers={loader.num_workers}"
     samples = "" if loader.samples is None else f" {loader.samples:,} samples,"
-    waiting = (
-        f"waiting {loop.waiting_pct or 0.0:.0f}% of {format_seconds(loop.seconds)} s, a step {format_ms(loop.step_s)}"
-    )
+    share, step = f"{loop.waiting_pct or 0.0:.0f}%", format_ms(loop.step_s)
+    waiting = f"waiting {share} of {format_seconds(loop.seconds)} s, a step {step}"
     if loop.unmeasured_reason:
         waiting = f"{loop.unmeasured_reason}; {format_seconds(loop.waiting_s)} s for them"
     passes = "1 pass" if loop.passes == 1 else f"{loop.passes} passes"

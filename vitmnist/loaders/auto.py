@@ -22,7 +22,7 @@ from vitmnist.runtime.device import create_backend
 from vitmnist.runtime.memory import Memory, check_fits, peak_memory
 from vitmnist.store.rows import Storage
 from vitmnist.store.tree import map_tensors
-from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, as_one_argument_step, make_rows
+from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, adapt_step, make_rows
 from vitmnist.timing.table import Spread, TimingRow, format_rows
 
 
@@ -72,7 +72,7 @@ def build_fastest_loader(
 
     `step` is a training step to time the candidates with; without it, batches are dropped. Raises as `select_loader`.
     """
-    as_candidate = partial(LoaderCandidate, device=device, step=as_one_argument_step(step)) if step else None
+    as_candidate = partial(LoaderCandidate, device=device, step=adapt_step(step)) if step else None
     # The number of steps depends on their time, so the random numbers that they draw must not change the run.
     with preserved_random_state(device=device):
         selection, loader = select_loader(options, data, sampler, device, as_candidate=as_candidate)

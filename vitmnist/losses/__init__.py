@@ -1,4 +1,4 @@
-"""The registry of losses: every module in this folder registers one."""
+"""The registry of losses. Each module in this folder registers a loss."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """Computes the sum of the loss over the images, a scalar tensor, from float32 logits `[B, classes]` and targets.
 
 Targets are int64 labels `[B]`, or float32 class probabilities `[B, classes]` if images are mixed. A label of -100 or a
-row of zeros is padding, and has a loss of 0. The step divides the sum by the size of the global batch, so that neither
+row of zeros is padding and has a loss of 0. The step divides the sum by the global batch size, so that neither
 microbatches nor ranks change the gradient.
 """
 

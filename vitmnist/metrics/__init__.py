@@ -1,6 +1,6 @@
-"""The registry of metrics, which the modules in this folder register.
+"""The registry of metrics. The modules in this folder register them.
 
-The report starts without torch, and imports these modules too, so they import torch for type hints only.
+Reports import these modules but not torch, so the modules import torch only for type hints.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BatchMetric:
-    """Describes a metric `NAME` of a batch, recorded as `train_NAME` and `eval_NAME`.
+    """The description of a metric `NAME` of a batch, recorded as `train_NAME` and `eval_NAME`.
 
     The function takes float32 logits `[B, classes]` and int64 labels `[B]`; labels of padding are negative. It returns
     the sum over the other images as a scalar tensor on the same device, without waiting for the device. The recorded
@@ -39,7 +39,7 @@ class BatchMetric:
 
 
 class ConfusionMetric(BatchMetric):
-    """Describes a metric `NAME` of all predictions of an evaluation, recorded as `eval_NAME`.
+    """The description of a metric `NAME` of all predictions of an evaluation, recorded as `eval_NAME`.
 
     The function takes the confusion matrix, float64 `[classes, classes]` on the CPU: the number of images by true class
     (rows) and predicted class (columns). It returns a scalar tensor.

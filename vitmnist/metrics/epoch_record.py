@@ -25,13 +25,13 @@ def check_metrics(metrics: Mapping[str, float | None], where: str) -> None:
 
 
 def select_last_start(epochs: Sequence[EpochRecord]) -> Sequence[EpochRecord]:
-    """Return the epochs since the last start; earlier ones may have had another loader or machine."""
+    """Return the epochs since the last start; earlier epochs may have used another loader or machine."""
     starts = [index for index, epoch in enumerate(epochs) if epoch.get("first_of_start")]
     return epochs[max(starts, default=0) :]
 
 
 def select_steady_epochs(epochs: Sequence[EpochRecord]) -> Sequence[EpochRecord]:
-    """Return the epochs of the last start without the first one, which warms up caches and allocators."""
+    """Return the epochs since the last start without the first, which warms up caches and allocators."""
     return select_last_start(epochs)[1:]
 
 

@@ -1,7 +1,7 @@
 """The table of the metrics of an epoch.
 
-A metric of logits and labels, or of the confusion matrix, is a module of its own in this folder. Any other metric is a
-row of `TIMES` or `MACHINE_METRICS`, and an entry of the dict that `EpochProgress.compute` (training/progress.py),
+A metric of logits and labels, or of the confusion matrix, has its own module in this folder. Any other metric is a row
+of `TIMES` or `MACHINE_METRICS`, and an entry of the dict that `EpochProgress.compute` (training/progress.py),
 `evaluate` (training/loop.py) or `PeakMemory` (tracking/environment.py) returns.
 """
 
@@ -22,8 +22,8 @@ class Metric:
     Args:
         name: the key in the record of an epoch.
         unit: s, %, MiB or images/s; empty for a loss.
-        tag: its tag in TensorBoard.
-        column: the title of its column in the report; None: it has no column there.
+        tag: the tag in TensorBoard.
+        column: the title of the column in the report; None: no column.
         digits: decimal places in the report; None: seconds with three significant digits.
         direction: whether the highest or the lowest value is the best.
         over_epochs: how the report summarises the epochs of a run.
@@ -61,7 +61,7 @@ TIMES = (
 )
 """Where the time of an epoch goes."""
 LOSS = BatchMetric("", tag="loss", direction="min")
-"""Describes the loss, which no module registers: `config.loss` in training, the cross-entropy in evaluation."""
+"""The description of the loss: `config.loss` in training, the cross-entropy in evaluation."""
 MACHINE_METRICS = (
     IMAGES_PER_S := Metric(
         "images_per_s", "images/s", "throughput/images_per_s", "images/s", digits=0, direction="max"
@@ -73,7 +73,7 @@ MACHINE_METRICS = (
 
 
 def build_epoch_table() -> dict[str, Metric]:
-    """Return the metrics of an epoch, by name, in the order of the report's columns.
+    """Return the metrics of an epoch by name, in the order of the report's columns.
 
     Each call builds the table, because a metric can be registered at any time.
 
@@ -104,10 +104,10 @@ def _row(split: str, name: str, description: BatchMetric) -> Metric:
 
 
 def find_metric(name: str, key: str) -> Metric:
-    """Return the metric of an epoch called `name` or `eval_NAME`; `key` is where the configuration names it.
+    """Return the metric of an epoch called `name` or `eval_NAME`; the error message begins with `key`.
 
     Raises:
-        ConfigError: there is no such metric.
+        ConfigError: the metric does not exist.
     """
     by_name = build_epoch_table()
     if metric := by_name.get(name) or by_name.get(join_metric_name("eval", name)):
@@ -116,6 +116,6 @@ def find_metric(name: str, key: str) -> Metric:
 
 
 def find_objective(config: Config | DictConfig) -> Metric:
-    """Return the metric that a search optimises: `sweep.objective`, or else `monitor`. Raises as `find_metric`."""
+    """Return the metric that a search optimises: `sweep.objective`, by default `monitor`; raises as `find_metric`."""
     name = config.sweep.objective
     return find_metric(config.monitor, "monitor") if name is None else find_metric(name, "sweep.objective")

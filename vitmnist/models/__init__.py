@@ -1,4 +1,4 @@
-"""The registry of models: every module in this folder registers one, built with (options, image shape, classes)."""
+"""The registry of models. Each module in this folder registers a model, built with (options, image shape, classes)."""
 
 from torch import nn
 

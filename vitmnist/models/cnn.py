@@ -1,4 +1,4 @@
-"""A small convolutional network: cheaper than the transformer, so that loading takes a larger share of the time."""
+"""A small convolutional network. It is cheaper than the transformer, so loading takes a larger share of the time."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class CNNOptions:
 
 @MODELS.register("cnn", CNNOptions)
 class CNN(nn.Module):
-    """Two convolutions of 3×3, each halved by max pooling, and a linear layer.
+    """Two 3×3 convolutions, each followed by 2×2 max pooling, and a linear layer.
 
     Args:
         shape: channels, height and width of an image.

@@ -12,12 +12,12 @@ from vitmnist.errors import ConfigError
 from vitmnist.models import MODELS
 
 MAX_UNFUSED_TOKENS = {"cpu": 64, "cuda": 32}
-"""The largest number of tokens, by type of device, for which attention is two matrix products and a softmax. With more
-tokens, torch's fused attention saves the memory of the attention matrix.
+"""Up to this many tokens, by device type, attention is two matrix products and a softmax, which beat the fused kernel.
+With more tokens, torch's fused attention saves the memory of the attention matrix.
 
-With 17 tokens and 8 heads of 8, forward and backward take 3.5 ms in place of 6.3 for 250 images on two cores of a CPU,
-and on an H100 813 µs in place of 3,214 for 5,000 images (bf16: 1,290 in place of 1,726). With 33 tokens, the
-products take half the time of fused attention in float32, and 1.6 times its time in bf16.
+With 17 tokens and 8 heads of 8, forward and backward take 3.5 ms instead of 6.3 for 250 images on two CPU cores. On an
+H100, they take 813 µs instead of 3,214 for 5,000 images (bf16: 1,290 instead of 1,726). With 33 tokens, the products
+take half the time of fused attention in float32, and 1.6 times its time in bf16.
 """
 
 
@@ -34,7 +34,7 @@ class ViTOptions:
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention; like the articles, it scales the logits by dim^-0.5, not by head_dim^-0.5."""
+    """Multi-head self-attention. As in the articles, the logits are scaled by dim^-0.5, not by head_dim^-0.5."""
 
     def __init__(self, options: ViTOptions) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Attention(nn.Module):
         self.to_out = nn.Linear(inner_dim, options.dim)
 
     def forward(self, tokens: Tensor, num_queries: int | None = None) -> Tensor:
-        """Map `[B, T, dim]` to the same shape, or to `[B, num_queries, dim]`: queries from the first tokens only."""
+        """Map `[B, T, dim]` to the same shape, or to `[B, num_queries, dim]` with queries from the first tokens."""
         if num_queries is None:
             q, k, v = rearrange(self.to_qkv(tokens), "b t (qkv h d) -> qkv b h t d", qkv=3, h=self.heads)
         else:
@@ -74,7 +74,7 @@ class Block(nn.Module):
         )
 
     def forward(self, tokens: Tensor, num_queries: int | None = None) -> Tensor:
-        """Map `[B, T, dim]` to the same shape, or to `[B, num_queries, dim]`: outputs for the first tokens only."""
+        """Map `[B, T, dim]` to the same shape, or to `[B, num_queries, dim]` with outputs for the first tokens only."""
         norm, attend = self.attention
         tokens = tokens[:, :num_queries] + attend(norm(tokens), num_queries)
         outputs: Tensor = tokens + self.mlp(tokens)
@@ -83,10 +83,10 @@ class Block(nn.Module):
 
 @MODELS.register("vit", ViTOptions)
 class ViT(nn.Module):
-    """A class token and one token per patch; the class token's output is classified.
+    """A vision transformer with a class token and one token per patch; the output of the class token is classified.
 
-    Class token and position embeddings are initialised with a standard deviation of 1, as in the articles, and not with
-    the usual 0.02: with 0.02, the accuracy after three epochs is ten points lower.
+    The class token and the position embeddings are initialised with a standard deviation of 1, as in the articles. With
+    the usual 0.02, the accuracy after three epochs is ten points lower.
 
     Args:
         shape: channels, height and width of an image.
@@ -97,7 +97,7 @@ class ViT(nn.Module):
     """
 
     no_weight_decay = frozenset({"class_token", "positions"})
-    """Embeddings have several dimensions but are not weights of a matrix product; see `make_decay_groups`."""
+    """Parameters that have several dimensions but are not weights of a matrix product; see `make_decay_groups`."""
 
     def __init__(self, options: ViTOptions, shape: tuple[int, int, int], classes: int) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class ViT(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Map float32 `[B, C, H, W]` to logits `[B, classes]`."""
         patches = rearrange(images, "b c (h p) (w q) -> b (h w) (p q c)", p=self.patch, q=self.patch)
-        # torch.export would treat len(images) as a constant.
+        # Not `len(images)`, which `torch.export` would treat as a constant.
         class_token = repeat(self.class_token, "1 1 d -> b 1 d", b=images.shape[0])
         tokens = torch.cat((class_token, self.embed(patches)), dim=1) + self.positions
         *blocks, last = self.blocks

@@ -52,10 +52,10 @@ def adamw(options: AdamOptions, model: nn.Module, fused: bool) -> Optimizer:
 
 
 def make_decay_groups(model: nn.Module) -> list[dict[str, Any]]:
-    """Return two parameter groups: with weight decay, and without.
+    """Return two parameter groups: with and without weight decay.
 
     As in timm's `param_groups_weight_decay`, parameters with fewer than two dimensions (biases, norm weights) have no
-    weight decay, nor do those that the model names in `no_weight_decay`.
+    weight decay. Neither have the parameters that the model names in `no_weight_decay`.
     """
     no_decay = getattr(model, "no_weight_decay", ())
     decayed: list[nn.Parameter] = []
@@ -71,7 +71,7 @@ def _adam_arguments(options: AdamOptions, fused: bool) -> dict[str, Any]:
         "betas": (options.beta1, options.beta2),
         "eps": options.eps,
         "weight_decay": options.weight_decay,
-        "fused": fused or None,  # False would also disable the foreach implementation of torch.
+        "fused": fused or None,  # False would also disable torch's foreach implementation.
     }
 
 
@@ -97,8 +97,8 @@ def sgd(options: SGDOptions, model: nn.Module, fused: bool) -> Optimizer:
 class EMA:
     """An exponential moving average of the weights (Polyak, Juditsky, 1992, doi:10.1137/0330046).
 
-    In update n, counted from 1, the decay is at most n / (9 + n); otherwise the initial weights would dominate for
-    long. Buffers are copied. torch's `AveragedModel` waits for the device in each step.
+    In update n, counted from 1, the decay is at most n / (9 + n), so that the initial weights do not dominate for long.
+    Buffers are copied. Unlike torch's `AveragedModel`, an update does not wait for the device.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:

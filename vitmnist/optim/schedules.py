@@ -10,22 +10,22 @@ from vitmnist.errors import ConfigError
 from vitmnist.registry import NoOptions, OptionsClass, Registry
 
 SCHEDULES: Registry[OptionsClass, float] = Registry("schedule", __package__)
-"""Functions of (options, step, steps of the run, steps of an epoch): the factor of the learning rate in a step.
+"""Functions of (options, step, steps of the run, steps of an epoch) that return the factor of the learning rate.
 
-Steps count from 0. The factor depends on these arguments alone, so that a resumed run may have more epochs.
+Steps count from 0. The factor depends only on these arguments, so that a resumed run can have more epochs.
 """
 
 
 def build_schedule(values: Mapping[str, Any], epochs: int, steps_per_epoch: int) -> Callable[[int], float]:
-    """Return the factor of the learning rate by step; raises `ConfigError` if the options do not fit."""
+    """Return a function from a step to the learning-rate factor; raises `ConfigError` if the options do not fit."""
     compute_factor, options = SCHEDULES.resolve(values)
     steps = epochs * steps_per_epoch
 
     def factor(step: int) -> float:
-        # Timing the loaders for `data/loader=auto` may take more steps than the run has. They use the last factor.
+        # `data/loader=auto` can time more steps than the run has. They use the last factor.
         return float(compute_factor(options, min(step, steps - 1), steps, steps_per_epoch))
 
-    factor(0)  # This raises if the options do not fit.
+    factor(0)  # Raises if the options do not fit.
     return factor
 
 
@@ -56,8 +56,8 @@ def constant(options: NoOptions, step: int, steps: int, steps_per_epoch: int) ->
 def cosine(options: CosineOptions, step: int, steps: int, steps_per_epoch: int) -> float:
     """Linear warm-up and cosine decay (Loshchilov, Hutter, arXiv:1608.03983; Goyal et al., arXiv:1706.02677).
 
-    As in torch's `CosineAnnealingLR` with `T_max` steps of decay, the curve reaches `final_factor` in the step after
-    the last one, so that no step has a learning rate of 0.
+    As in torch's `CosineAnnealingLR` with `T_max` steps of decay, the curve would reach `final_factor` one step after
+    the last step, so that no step has a learning rate of 0.
 
     Raises:
         ConfigError: no step is left for the decay.
@@ -76,8 +76,8 @@ def cosine(options: CosineOptions, step: int, steps: int, steps_per_epoch: int) 
 def one_cycle(options: OneCycleOptions, step: int, steps: int, steps_per_epoch: int) -> float:
     """Cosine warm-up to the optimizer's learning rate and cosine decay (Smith, Topin, arXiv:1708.07120).
 
-    The curve reaches `end_factor` in the step after the last one. torch's `OneCycleLR` reaches it in the last step, and
-    divides by zero if the warm-up is a single step.
+    The curve would reach `end_factor` one step after the last step. torch's `OneCycleLR` reaches it in the last step,
+    and divides by zero if the warm-up is a single step.
     """
     warmup = options.warmup * steps
     if step < warmup:

@@ -1,4 +1,4 @@
-"""Decodes the samples of a `DataLoader` once, as rows of tensors or one by one, and serves them as datasets."""
+"""Decodes the samples of a `DataLoader` once, as rows of tensors or one by one, and wraps them as datasets."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ Chunk = TypeVar("Chunk")
 
 @dataclass(frozen=True)
 class RowTensors:
-    """The tensors of a batch, each with one row per sample, and the structure of the batch."""
+    """The tensors of a batch, each with a row for each sample, and the structure of the batch."""
 
     tensors: tuple[Tensor, ...]
     structure: Structure
 
     @classmethod
     def from_batch(cls, batch: object, size: int) -> RowTensors:
-        """Flatten a batch of `size` samples; raises `NotRowsError` unless it has only tensors with `size` rows."""
+        """Flatten a batch of `size` samples. Raises `NotRowsError` unless it has only tensors with `size` rows."""
         leaves, structure = flatten_tree(batch)
         if not leaves:
             raise NotRowsError("the batch has no tensor")
         for path, leaf in zip(structure.paths(), leaves, strict=True):
-            # Gathering would lose the type of a subclass, and the gradient.
+            # Gathering would lose the type of a subclass, and `requires_grad`.
             is_plain = type(leaf) is Tensor and leaf.layout == torch.strided and not leaf.is_nested
             if not is_plain or leaf.requires_grad or not leaf.dim() or len(leaf) != size:
                 raise NotRowsError(f"batch{path} is no plain tensor with a row for each sample")
@@ -59,12 +59,12 @@ class RowTensors:
         return sum(tensor[0].nbytes for tensor in self.tensors)
 
     def gather(self, indices: Sequence[int]) -> Any:
-        """Gather the batch with these samples; raises `DataError` for an index out of range."""
+        """Gather a batch of samples. Raises `DataError` for an index out of range."""
         size = len(self.tensors[0])
         try:
-            # This takes a third of the time of torch.tensor for 256 indices.
+            # For 256 indices, this takes a third of the time of torch.tensor.
             rows = torch.frombuffer(array("q", indices), dtype=torch.int64)
-            if rows.min() < 0 or rows.max() >= size:  # On a GPU, index_select would end the process.
+            if rows.min() < 0 or rows.max() >= size:  # On a GPU, index_select would abort the process.
                 raise IndexError
         except (IndexError, TypeError) as error:
             shown = ", ".join(map(str, list(indices)[:3]))
@@ -72,7 +72,7 @@ class RowTensors:
                 f"the sampler gives {shown}, …; decoded samples have the indices 0 to {size - 1}"
             ) from error
         backend = create_backend(self.tensors[0].device)
-        if backend.is_async:  # A copy from pageable memory would wait for all work of the device.
+        if backend.is_async:  # A copy from pageable memory would wait for all queued work of the device.
             rows = backend.to_device(backend.empty_pinned(rows.shape, rows.dtype).copy_(rows))
         return unflatten_tree(gather_rows(self.tensors, rows), self.structure)
 
@@ -81,17 +81,18 @@ class DecodedDataset(WrappedDataset):
     """The samples of another dataset, decoded once.
 
     It has the attributes of the original dataset, such as `classes`. Setting an attribute sets it on the original, and
-    does not change the decoded samples. The constructor of a subclass therefore sets its own attributes first.
+    does not change the decoded samples. The constructor of a subclass must therefore set its own attributes before it
+    calls this one.
 
     Args:
-        original: the dataset.
+        original: the other dataset.
         guard: detects changes of its transforms.
         sample_nbytes: average size of a decoded sample in bytes.
     """
 
     def __init__(self, original: MapStyleDataset, guard: TransformGuard, sample_nbytes: float) -> None:
         self._guard, self.sample_nbytes = guard, sample_nbytes
-        self.original = original  # From here on, attributes are set on the original.
+        self.original = original  # From here on, `__setattr__` sets attributes of the original.
 
     def __len__(self) -> int:
         return len(self.original)
@@ -108,7 +109,7 @@ class DecodedDataset(WrappedDataset):
 
 
 class LazyBatch:
-    """A batch that the collate function makes; a decoded dataset returns it in place of a list of samples.
+    """A batch that a decoded dataset returns in place of a list of samples, and that the collate function makes.
 
     Args:
         make: returns the batch.
@@ -125,7 +126,7 @@ class LazyBatch:
 
 
 def make_or_collate(collate: Callable[[list[Any]], object], batch: LazyBatch | list[Any]) -> object:
-    """Make a deferred batch, or collate samples, for example of a `ConcatDataset` of decoded datasets."""
+    """Make a `LazyBatch`, or collate samples, such as those of a `ConcatDataset` of decoded datasets."""
     return batch.make() if isinstance(batch, LazyBatch) else collate(batch)
 
 
@@ -156,12 +157,9 @@ class TransformedDataset(DecodedDataset):
     def __getitem__(self, index: int) -> object:
         return self._transform(self._samples[index])
 
-    def __getitems__(self, indices: Sequence[int]) -> LazyBatch | list[object]:
-        return [fetch_sample(self.__getitem__, index) for index in indices]
-
 
 class DecodedDataLoader(DataLoader[Any]):
-    """A `DataLoader` over decoded samples; `iter` raises `ConfigError` if a transform has changed."""
+    """A `DataLoader` over decoded samples. `iter` raises `ConfigError` if a transform has changed."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self.check_transforms()
@@ -169,16 +167,16 @@ class DecodedDataLoader(DataLoader[Any]):
 
     def check_transforms(self) -> None:
         """Raise `ConfigError` if a transform has changed since the samples were decoded."""
-        # Frameworks can build this class over another dataset, such as a Subset.
+        # A framework may build this class over another dataset, such as a Subset.
         if isinstance(self.dataset, DecodedDataset):
             self.dataset._guard.check()
 
 
 class EagerDataLoader(DecodedDataLoader):
-    """Draws the order of an epoch in `iter`, as a `DataLoader` with workers does because they read ahead.
+    """Draws the order of an epoch in `iter`, as a `DataLoader` does whose workers read ahead.
 
-    So the order does not depend on random numbers that the loop draws between `iter` and the first batch, such as the
-    order of another loader in a `zip`.
+    The order is then independent of random numbers that the loop draws before the first batch, for example for another
+    loader in a `zip`.
     """
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
@@ -217,10 +215,10 @@ def decode_samples(
 
     Args:
         decode: returns the decoded sample for an index.
-        examples: some decoded samples, from which the memory is estimated.
+        examples: decoded samples, from which the memory is estimated.
 
     Raises:
-        DataError: a sample cannot be read or kept; the message names it.
+        DataError: a sample cannot be read or kept. The message names the sample.
         OutOfSpaceError: memory or disk is too small.
     """
     size = len(dataloader.dataset)  # type: ignore[arg-type]
@@ -234,7 +232,7 @@ def decode_samples(
 
 
 def _read_all(dataloader: DataLoader[Any], read: Callable[[range], Chunk], sample_nbytes: float) -> Iterator[Chunk]:
-    """Yield the results of `read` for ranges that cover all indices, with worker processes where possible."""
+    """Yield the results of `read` for ranges that cover all indices, from worker processes if possible."""
     dataset: Any = dataloader.dataset
     workers = count_reading_workers(dataset, dataloader.num_workers)
     context, worker_init_fn = dataloader.multiprocessing_context, dataloader.worker_init_fn
@@ -244,7 +242,7 @@ def _read_all(dataloader: DataLoader[Any], read: Callable[[range], Chunk], sampl
 def _read_rows(
     dataset: Any, collate: Callable[[list[Any]], object], example: RowTensors, indices: range
 ) -> tuple[Tensor, ...]:
-    """Decode some samples into rows; raises `RandomSampleError` if one is random."""
+    """Decode samples into rows. Raises `RandomSampleError` if a sample is random."""
     with refuse_random_samples(dataset.__getitem__, indices, dataset):
         rows = RowTensors.from_batch(fetch_batch(dataset, collate, indices), len(indices))
     if (rows.structure, rows.signature) != (example.structure, example.signature):
@@ -254,6 +252,6 @@ def _read_rows(
 
 
 def _read_samples(decode: Callable[[int], object], structure: Structure | None, indices: range) -> EncodedSamples:
-    """Decode some samples into bytes; raises `RandomSampleError` if one is random."""
+    """Decode samples into bytes. Raises `RandomSampleError` if a sample is random."""
     with refuse_random_samples(decode, indices, decode):
         return encode_samples((fetch_sample(decode, index) for index in indices), structure)

@@ -1,4 +1,4 @@
-"""Decoded images with random transforms that are drawn as in the workers of a `DataLoader`, and applied in threads."""
+"""Decoded images whose random transforms are drawn as by the workers of a `DataLoader`, and applied in threads."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle, islice
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,22 +25,22 @@ from vitmnist.replacement.split_transforms import SplitTransforms, Transform, Tr
 from vitmnist.replacement.tensor_transforms import (
     Shape,
     TensorPipeline,
+    build_tensor_pipeline,
     draw_parameters,
-    tensor_pipeline,
-    torchvision_name,
+    get_torchvision_name,
 )
 from vitmnist.runtime.ordered_map import map_slices, ordered_map
 from vitmnist.store.samples import EncodedSamples
 from vitmnist.store.tree import flatten_tree, map_tensors
 
 TOLERANCE = 8
-"""The largest accepted difference from PIL's pixels, in steps of 1/255. Resizing rounds by up to 5."""
-AHEAD = 2
+"""The largest accepted difference from PIL's pixels, in steps of 1/255. Resizing differs by up to 5."""
+BATCHES_AHEAD = 2
 """The number of batches that are made ahead of the training loop."""
 
 
 class DrawnImage(NamedTuple):
-    """A decoded image, its transforms with their parameters, and its shape after them. The image is read-only."""
+    """A decoded, read-only image, its transforms with drawn parameters, and the shape of their result."""
 
     image: Tensor
     steps: Sequence[Transform]
@@ -50,7 +50,7 @@ class DrawnImage(NamedTuple):
 
 @dataclass(frozen=True)
 class PendingSample:
-    """A sample with drawn parameters; `decoded` has placeholders for the images."""
+    """A sample with drawn parameters. `decoded` has placeholders for the images."""
 
     index: int
     decoded: object
@@ -58,7 +58,7 @@ class PendingSample:
 
 
 class DrawnDataset(DecodedDataset):
-    """A decoded dataset that draws the parameters of random transforms, and applies these to uint8 tensors.
+    """A decoded dataset that draws the parameters of random transforms, and applies the transforms to uint8 tensors.
 
     Args:
         exact: the same samples with PIL images.
@@ -71,15 +71,15 @@ class DrawnDataset(DecodedDataset):
 
     def __getitems__(self, indices: Sequence[int]) -> LazyBatch:
         samples = draw_samples(self._samples, self._random, indices)
-        # Memory is allocated in the consumer's thread, because glibc returns the memory of threads that end.
-        return LazyBatch(partial(finish_batch, samples, empty_batches(samples)))
+        # Allocate in the consumer's thread: glibc returns the memory of threads that end to the system.
+        return LazyBatch(partial(finish_batch, samples, allocate_batches(samples)))
 
 
 def draw_samples(
     samples: EncodedSamples, random: Sequence[Sequence[Transform]], indices: Sequence[int]
 ) -> list[PendingSample]:
-    """Draw the parameters of the random transforms of some samples from torch's global generator."""
-    pipelines = list(map(tensor_pipeline, random))
+    """Draw the parameters of the random transforms of samples from torch's global generator."""
+    pipelines = list(map(build_tensor_pipeline, random))
     drawn = []
     for index in indices:
         with as_data_error(f"sample {index}"):
@@ -96,7 +96,7 @@ def _draw_image(inputs: Any, pipeline: TensorPipeline) -> DrawnImage:
     return DrawnImage(image, *draw_parameters(pipeline.transforms, tuple(image.shape)), pipeline)
 
 
-def empty_batches(samples: Sequence[PendingSample]) -> list[Tensor]:
+def allocate_batches(samples: Sequence[PendingSample]) -> list[Tensor]:
     """Allocate a batch `[B, C, H, W]` for each call of a transform in a sample."""
     return [
         torch.empty((len(samples), *drawn.shape), dtype=torch.float32 if drawn.pipeline.to_float else drawn.image.dtype)
@@ -108,7 +108,7 @@ def finish_batch(samples: Sequence[PendingSample], batches: Sequence[Tensor]) ->
     """Apply the drawn transforms in threads, and collate the samples as torch's `default_collate` does.
 
     Args:
-        batches: the result of `empty_batches`. The images are written into it.
+        batches: the result of `allocate_batches`, into which the images are written.
     """
 
     def finish_sample(position: slice) -> None:
@@ -151,14 +151,14 @@ def check_rounding(split: SplitTransforms, images: EncodedSamples, tensors: Enco
         images: the decoded samples with PIL images.
         tensors: the decoded samples with tensors.
     """
-    random = [[step for step in steps if torchvision_name(step) != "Normalize"] for steps in split.random]
-    with preserved_random_state():
-        seed_generators(0, 0, 0)
-        all_expected = [default_collate([split.transform(images[index], random)]) for index in split.probes]
-        seed_generators(0, 0, 0)
-        drawn = [draw_samples(tensors, random, [index]) for index in split.probes]
-    all_actual = [finish_batch(samples, empty_batches(samples)) for samples in drawn]
-    for index, expected, actual in zip(split.probes, all_expected, all_actual, strict=True):
+    random = [[step for step in steps if get_torchvision_name(step) != "Normalize"] for steps in split.random]
+    for index in split.probes:
+        with preserved_random_state():
+            seed_generators(0, 0, index)
+            expected = default_collate([split.transform(images[index], random)])
+            seed_generators(0, 0, index)
+            samples = draw_samples(tensors, random, [index])
+        actual = finish_batch(samples, allocate_batches(samples))
         with as_data_error(f"sample {index}"):
             for leaf, expected_leaf in zip(flatten_tree(actual)[0], flatten_tree(expected)[0], strict=True):
                 if isinstance(leaf, Tensor):
@@ -177,16 +177,11 @@ def _check_close(actual: Tensor, expected: Tensor) -> None:
 
 
 class SimulatedWorkers(Iterator[LazyBatch]):
-    """Draws batches with the random generators that the workers of a `DataLoader` would have.
-
-    The iterator returns the batches that have been sent, in their order. An error is raised when its batch is made.
-
-    Attributes:
-        sent: the indices of each batch that is not drawn yet, and the index of the worker.
+    """Draws the batches of `pending_indices` with the random generators that the workers of a `DataLoader` would have.
 
     Args:
         base_seed: the seed of the `DataLoader`, to which each worker adds its index.
-        count: the number of workers.
+        count: number of workers.
     """
 
     def __init__(self, dataset: DrawnDataset, base_seed: int, count: int) -> None:
@@ -194,6 +189,7 @@ class SimulatedWorkers(Iterator[LazyBatch]):
         seeds = [base_seed + worker for worker in range(count)]
         self._states = [torch.Generator().manual_seed(seed).get_state() for seed in seeds]
         self.pending_indices: deque[tuple[list[int], int]] = deque()
+        """The indices of each batch that is not drawn yet, and the index of its worker."""
 
     def __next__(self) -> LazyBatch:
         if not self.pending_indices:
@@ -202,17 +198,15 @@ class SimulatedWorkers(Iterator[LazyBatch]):
         state = torch.get_rng_state()
         torch.set_rng_state(self._states[worker])
         try:
-            with torch.inference_mode(False):  # A batch can be used in another mode than the one before it.
+            with torch.inference_mode(False):  # The loop may use the batch in another mode than the current one.
                 return self._dataset.__getitems__(indices)
-        except Exception as error:
-            return LazyBatch(partial(_raise, error))
         finally:
             self._states[worker] = torch.get_rng_state()
             torch.set_rng_state(state)
 
 
 class ThreadedDataLoader(DecodedDataLoader):
-    """Makes batches in threads if the result of workers would depend only on torch's generator.
+    """Makes batches in threads in place of workers.
 
     A plain `DataLoader` with the same arguments gets the same batches from workers.
     """
@@ -221,7 +215,7 @@ class ThreadedDataLoader(DecodedDataLoader):
     """The workers of the previous epoch, if they persist."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """Draw the numbers that torch draws in this call: the seed, and the indices that workers get in advance."""
+        """Draw what torch draws in this call: the seed, and the indices that workers get in advance."""
         depends_on_workers = not self.in_order or self.worker_init_fn is not None
         if not self.num_workers or depends_on_workers or not isinstance(self.dataset, DrawnDataset):
             return super().__iter__()
@@ -229,17 +223,17 @@ class ThreadedDataLoader(DecodedDataLoader):
         sampler: Any = self.batch_sampler or self.sampler
         if self._persistent:
             workers = self._persistent
-            deque(workers, maxlen=0)  # After a `break`, persistent workers still draw the batches that were sent.
+            deque(workers, maxlen=0)  # After a `break`, persistent workers still draw all batches of their queues.
         else:
-            iter(sampler)  # Before torch draws the seed, it creates an iterator that it does not use.
+            iter(sampler)  # Before it draws the seed, torch creates an iterator that it does not use.
             seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator))
             workers = SimulatedWorkers(self.dataset, seed, self.num_workers)
             self._persistent = workers if self.persistent_workers else None
         batches_with_worker = zip(sampler, cycle(range(self.num_workers)), strict=False)
         sent_ahead = self.num_workers * (self.prefetch_factor or 0)
         workers.pending_indices.extend(islice(batches_with_worker, sent_ahead))
-        batches = ordered_map(self._collate_and_pin, workers, AHEAD, min(AHEAD, sent_ahead - 1))
-        return _send_after_each(batches, workers, batches_with_worker)
+        batches = ordered_map(self._collate_and_pin, workers, BATCHES_AHEAD, min(BATCHES_AHEAD, sent_ahead - 1))
+        return _yield_and_send(batches, workers, batches_with_worker)
 
     def _collate_and_pin(self, fetched: Any) -> object:
         batch = self.collate_fn(fetched)
@@ -248,15 +242,11 @@ class ThreadedDataLoader(DecodedDataLoader):
         return batch
 
 
-def _send_after_each(
+def _yield_and_send(
     batches: ordered_map[Any, object], workers: SimulatedWorkers, batches_with_worker: Iterator[tuple[list[int], int]]
 ) -> Iterator[object]:
-    """Yield batches. Before each, send the indices of another batch, as a `DataLoader` does."""
+    """Before each batch, send the indices of another one to its worker, as a `DataLoader` does."""
     with closing(batches):
         for batch in batches:
             workers.pending_indices.extend(islice(batches_with_worker, 1))
             yield batch
-
-
-def _raise(error: Exception) -> NoReturn:
-    raise error

@@ -1,4 +1,4 @@
-"""Replaces a `DataLoader` with one that has the same batches but decodes each sample only once."""
+"""Replaces a `DataLoader` by one that has the same batches but decodes each sample only once."""
 
 import warnings
 from collections.abc import Sequence
@@ -7,7 +7,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch.utils.data import DataLoader, default_collate
 
 from vitmnist.data.randomness import (
@@ -36,12 +35,12 @@ from vitmnist.replacement.original import (
     check_replaceable,
     check_same_batches,
     collate_batch,
+    count_order_workers,
     fetch_sample,
     rebuild,
-    workers_for_order,
 )
-from vitmnist.replacement.split_transforms import SplitTransforms, TransformGuard, dataset_transforms
-from vitmnist.replacement.tensor_transforms import tensor_pipeline
+from vitmnist.replacement.split_transforms import SplitTransforms, TransformGuard, list_transforms
+from vitmnist.replacement.tensor_transforms import build_tensor_pipeline
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.memory import OutOfSpaceError, keep_freed_memory
 from vitmnist.store.cache_file import DEFAULT_FOLDER
@@ -49,15 +48,16 @@ from vitmnist.store.read_once import identity
 from vitmnist.store.rows import Location, Storage
 from vitmnist.store.tree import copy_tree
 
-STORAGE_CHOICES = ("auto", "ram", "cache", "gpu_slice")
+LOADER_NAMES = ("auto", "ram", "cache", "gpu_slice")
+"""The values of the argument `loader`."""
 TRANSFORM_MODES = ("exact", "tensor")
+"""The values of the argument `transforms`."""
 
 
 def from_dataloader(
     dataloader: DataLoader[Any],
     loader: str = "auto",
     *,
-    device: torch.device | str | None = None,
     folder: str = DEFAULT_FOLDER,
     fingerprint: str | None = None,
     transforms: Literal["exact", "tensor"] = "exact",
@@ -65,49 +65,47 @@ def from_dataloader(
     """Return a `DataLoader` with the same batches, in the same order, over samples that are decoded once.
 
     It has the arguments of the original, so Accelerate and Lightning shard it in the same way. Its `dataset` is a
-    `DecodedDataset`. It has workers only where the order or random transforms depend on them, because gathering a batch
+    `DecodedDataset`. It has workers only if the order or random transforms depend on them, because gathering a batch
     takes less time than receiving one from a worker. A replacement is returned unchanged. On the CPU, glibc keeps freed
     memory for the next batch, as after `make_loader`.
 
     If samples are random, the transforms of the dataset are split at the first random one. Those before it are applied
-    once. The others are applied in each epoch, in the workers of the original, or in threads with transforms="tensor".
+    once. The others are applied in each epoch, in the workers of the original or, with transforms="tensor", in threads.
     The transforms are the attributes `transform` and `transforms` of the dataset, or of the datasets in a `Subset` or
     `ConcatDataset`.
 
     A sample is random if reading it uses a random generator, unless the sample seeds the generator. All samples are
-    checked while they are decoded. Generators that are created for each sample, such as `default_rng()`, and `secrets`
-    are not detected. Later changes of the transforms are an error; later changes of the data are not detected.
+    checked while they are decoded. The module `secrets` and generators that are created for each sample, such as
+    `default_rng()`, are not detected. Later changes of the transforms are an error. Later changes of the data are not
+    detected.
 
     Args:
-        loader: where the samples are kept. ram: in memory; cache: in a memory-mapped file; gpu_slice: on the device,
-            not for random samples. auto: ram, or cache if they do not fit in memory. If the samples cannot be kept,
-            auto warns with the reason, and returns the original; with transforms="tensor", that is an error.
-        device: where gpu_slice keeps samples and delivers batches; by default the current CUDA device.
+        loader: where the samples are kept. ram: in memory. cache: in a memory-mapped file. gpu_slice: on the current
+            CUDA device; not for random samples. auto: ram, or cache if they do not fit in memory. If the samples cannot
+            be kept, auto warns and returns the original. With transforms="tensor", it raises an error instead.
         folder: where cache writes its files.
-        fingerprint: names the decoded contents, so that later processes find them in `folder`. Without one, the file is
-            for this process only.
-        transforms: the inputs of the random transforms. exact: the same as before, such as PIL images; batches are
-            equal bit for bit. tensor: uint8 tensors `[C, H, W]`; resizing and colours round differently. This is for
-            torchvision's common transforms, whose parameters are drawn as before; they run in threads of this process.
+        fingerprint: names the decoded contents, so that later processes find them in `folder`. Without a name, only
+            this process uses the file.
+        transforms: the inputs of the random transforms. exact: the same as before, such as PIL images. Batches are
+            equal bit for bit. tensor: uint8 tensors `[C, H, W]`, for torchvision's common transforms. The same
+            parameters are drawn, but resizing and colours round differently.
 
     Raises:
-        ConfigError: a loader or an option is unknown or cannot be used; samples are random apart from their transforms;
-            with transforms="tensor", a transform is not supported, or pixels differ by more than rounding.
+        ConfigError: an argument is unknown or cannot be used, or samples are random apart from their transforms. With
+            transforms="tensor", a transform is not supported, or pixels differ by more than rounding.
         DataError: samples cannot be read or kept, or batches differ from the original's.
         OutOfSpaceError: memory or the disk of `folder` is too small.
     """
-    if loader not in STORAGE_CHOICES:
-        raise ConfigError(f"loader={loader}: {suggest_names(loader, STORAGE_CHOICES)}")
+    if loader not in LOADER_NAMES:
+        raise ConfigError(f"loader={loader}: {suggest_names(loader, LOADER_NAMES)}")
     if transforms not in TRANSFORM_MODES:
         raise ConfigError(f"transforms={transforms}: {suggest_names(transforms, TRANSFORM_MODES)}")
-    if device is not None and loader != "gpu_slice":
-        raise ConfigError(f"device={device}: only loader='gpu_slice' delivers batches on a device; leave device out")
     if isinstance(getattr(dataloader, "dataset", None), DecodedDataset):
         return dataloader
-    target = choose_device("auto" if device is None else str(device))
-    if target.type == "cpu":
+    device = choose_device("auto")
+    if device.type == "cpu":
         keep_freed_memory()
-    locate = partial(Location, device=target, folder=Path(folder).expanduser(), fingerprint=fingerprint)
+    locate = partial(Location, device=device, folder=Path(folder).expanduser(), fingerprint=fingerprint)
     to_tensors = transforms == "tensor"
     if loader != "auto":
         return _replace(dataloader, locate(Storage(loader)), to_tensors)
@@ -124,10 +122,10 @@ def from_dataloader(
 
 
 def _replace(dataloader: DataLoader[Any], location: Location, to_tensors: bool) -> DataLoader[Any]:
-    """Build a replacement that keeps its samples in `location`; raises the errors of `from_dataloader`.
+    """Build a replacement that keeps its samples in `location`. Raises the errors of `from_dataloader`.
 
-    The probes show whether samples are random. If another sample turns out to be random, it becomes a probe too, and
-    the replacement is built again.
+    A few samples, the probes, show whether samples are random. If decoding finds another random sample, it becomes a
+    probe too, and the replacement is built again.
     """
     check_replaceable(dataloader)
     dataset: Any = dataloader.dataset
@@ -147,23 +145,23 @@ def _replace(dataloader: DataLoader[Any], location: Location, to_tensors: bool) 
             probes = [*probes, error.index]
         except ConfigError:
             raise
-        except Exception as error:  # Samples and the collate function can raise anything.
+        except Exception as error:  # Samples and the collate function may raise anything.
             raise DataError(f"{loader}: {describe_error(error)}") from error
 
 
 def _build(dataloader: DataLoader[Any], location: Location, to_tensors: bool, probes: Sequence[int]) -> DataLoader[Any]:
     """Build one of four kinds of replacement.
 
-    If samples are random, they are kept as they are before their first random transform:
+    If samples are random, they are kept in the state before their first random transform:
     - `_build_drawn`, with `to_tensors`: threads apply the random transforms to tensors.
     - `_build_transformed`, otherwise: the workers of the original apply them to the same inputs as before.
 
     If samples are not random, they are kept as they are:
-    - `_build_gathered`, if all batches are tensors with a row for each sample: a batch is gathered from these rows.
+    - `_build_gathered`, if every tensor of a batch has a row for each sample: a batch is gathered from these rows.
     - `_build_collated`, otherwise: the collate function of the original makes the batches.
 
     Raises:
-        RandomSampleError: a sample other than `probes` is random.
+        RandomSampleError: a sample that is no probe is random.
     """
     dataset: Any = dataloader.dataset
     try:
@@ -185,26 +183,26 @@ def _build(dataloader: DataLoader[Any], location: Location, to_tensors: bool, pr
 
 
 def _check_on_host(location: Location, reason: Exception) -> None:
-    """Raise `ConfigError` if the samples are to be kept on a device, where batches can only be gathered."""
+    """Raise `ConfigError` if samples are kept on a device, where batches can only be gathered."""
     if location.storage is Storage.DEVICE:
         raise ConfigError(f"gpu_slice: {reason}, so batches are made on the host; use ram") from reason
 
 
 def _build_gathered(dataloader: DataLoader[Any], location: Location, example: RowTensors) -> DataLoader[Any]:
-    """Build a replacement whose batches are gathered from rows of tensors.
+    """Build a replacement that gathers batches from rows of tensors.
 
     Args:
         example: a batch of the original.
 
     Raises:
-        NotRowsError: not all batches are such rows.
+        NotRowsError: a batch cannot be gathered from rows.
     """
     dataset: Any = dataloader.dataset
     on_device = location.storage is Storage.DEVICE
-    workers = workers_for_order(dataloader)
+    workers = count_order_workers(dataloader)
     if on_device and workers:
         raise NotRowsError("the order of this DataLoader depends on its workers")
-    guard = TransformGuard(dataset, [*dataset_transforms(dataset), dataloader.collate_fn])
+    guard = TransformGuard(dataset, [*list_transforms(dataset), dataloader.collate_fn])
     rows = decode_rows(dataloader, example, location)
     replacement = rebuild(
         dataloader,
@@ -216,22 +214,22 @@ def _build_gathered(dataloader: DataLoader[Any], location: Location, example: Ro
     )
     try:
         check_same_batches(dataloader, replacement, with_single_samples=True)
-    except DataError as error:  # The file of a fingerprint can hold other samples.
+    except DataError as error:  # The file of a fingerprint may hold other samples.
         raise error if location.fingerprint else NotRowsError(f"rows depend on the batch: {error}") from error
     guard.ignore_changes()
     return replacement
 
 
 def _build_collated(dataloader: DataLoader[Any], location: Location, examples: Sequence[object]) -> DataLoader[Any]:
-    """Build a replacement that keeps samples, and makes batches with the original's collate function.
+    """Build a replacement that makes batches with the original's collate function.
 
     Args:
         examples: some samples of the dataset.
     """
     dataset: Any = dataloader.dataset
-    guard = TransformGuard(dataset, dataset_transforms(dataset))
+    guard = TransformGuard(dataset, list_transforms(dataset))
     samples = decode_samples(dataloader, dataset.__getitem__, examples, location)
-    return _with_checked_dataset(dataloader, TransformedDataset(dataset, guard, samples, identity))
+    return _replace_dataset(dataloader, TransformedDataset(dataset, guard, samples, identity))
 
 
 def _build_transformed(dataloader: DataLoader[Any], location: Location, split: SplitTransforms) -> DataLoader[Any]:
@@ -239,7 +237,7 @@ def _build_transformed(dataloader: DataLoader[Any], location: Location, split: S
     dataset: Any = dataloader.dataset
     guard = TransformGuard(dataset, chain.from_iterable(split.deterministic))
     samples = decode_samples(dataloader, split.decode, split.decoded_probes, location)
-    return _with_checked_dataset(dataloader, TransformedDataset(dataset, guard, samples, split.transform))
+    return _replace_dataset(dataloader, TransformedDataset(dataset, guard, samples, split.transform))
 
 
 def _build_drawn(dataloader: DataLoader[Any], location: Location, split: SplitTransforms) -> DataLoader[Any]:
@@ -251,7 +249,7 @@ def _build_drawn(dataloader: DataLoader[Any], location: Location, split: SplitTr
     if dataloader.collate_fn is not default_collate:
         raise ConfigError("transforms='tensor' is not for a collate_fn; use transforms='exact'")
     for transforms in split.random:
-        tensor_pipeline(transforms)
+        build_tensor_pipeline(transforms)
     exact: Any = _build_transformed(dataloader, location, split).dataset
     drawn = DrawnDataset(exact, split.random)
     try:
@@ -261,8 +259,8 @@ def _build_drawn(dataloader: DataLoader[Any], location: Location, split: SplitTr
     return rebuild(dataloader, ThreadedDataLoader, dataset=drawn, collate_fn=partial(make_or_collate, default_collate))
 
 
-def _with_checked_dataset(dataloader: DataLoader[Any], decoded: TransformedDataset) -> DataLoader[Any]:
-    """Replace the dataset of a `DataLoader`; raises `DataError` if batches then differ from the original's."""
+def _replace_dataset(dataloader: DataLoader[Any], decoded: TransformedDataset) -> DataLoader[Any]:
+    """Replace the dataset of a `DataLoader`. Raises `DataError` if batches then differ from the original's."""
     replacement = rebuild(dataloader, DecodedDataLoader, dataset=decoded)
     check_same_batches(dataloader, replacement)
     decoded._guard.ignore_changes()

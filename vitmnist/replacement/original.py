@@ -1,4 +1,4 @@
-"""The user's `DataLoader`: whether it can be replaced, a copy with other arguments, and some of its batches."""
+"""Checks whether a `DataLoader` can be replaced, rebuilds it with other arguments, and compares its batches."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,10 +21,10 @@ from vitmnist.store.tree import find_difference
 COMPARED_BATCHES = 3
 """The number of batches of a replacement that are compared with the original's."""
 COMPARED_SIZE = 16
-"""The largest number of samples in a compared batch. Each of them is decoded again."""
+"""The largest number of samples in a compared batch. Comparing decodes each of them again."""
 COMPARED_SINGLE = 32
 """The number of samples that are also compared as batches of one."""
-DRAW_AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
+EAGER_SAMPLERS = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 """The samplers that draw all indices of an epoch when the first one is requested."""
 
 
@@ -33,7 +33,7 @@ class NotRowsError(DataError):
 
 
 def check_replaceable(dataloader: object) -> None:
-    """Raise `ConfigError` unless the object is a `DataLoader` that makes batches of indexed samples."""
+    """Raise `ConfigError` unless the object is a `DataLoader` over a map-style dataset that can be replaced."""
     kind = type(dataloader).__name__
     if not isinstance(dataloader, DataLoader):
         reason = f"must be a torch.utils.data.DataLoader, found {kind}; give the DataLoader that it wraps"
@@ -59,7 +59,7 @@ def rebuild(
     names = ["dataset", "num_workers", "collate_fn", "pin_memory", "worker_init_fn", "generator", "in_order"]
     if changed.get("num_workers", dataloader.num_workers):
         names += ["timeout", "multiprocessing_context", "prefetch_factor", "persistent_workers"]
-    # A batch sampler that the DataLoader has created is left out: frameworks build another one around the sampler.
+    # Leave out a batch sampler that the DataLoader has created, because frameworks build another around the sampler.
     if dataloader.batch_size is None and dataloader.batch_sampler is not None and "batch_size" not in changed:
         names += ["batch_sampler"]
     else:
@@ -68,29 +68,28 @@ def rebuild(
     return cls(**{name: getattr(dataloader, name) for name in names} | changed)
 
 
-def workers_for_order(dataloader: DataLoader[Any]) -> int:
-    """The number of workers that the order of samples depends on: 0, unless reading ahead draws random numbers."""
-    sampler, workers = dataloader.sampler, int(dataloader.num_workers)
-    if dataloader.batch_size is None or type(sampler) not in DRAW_AT_ONCE:
-        return workers
-    if isinstance(sampler, RandomSampler) and sampler.generator is not None:
-        return workers  # The sampler draws again at the end of an epoch.
-    # Persistent workers get one seed. A DataLoader without workers draws a seed in each epoch.
-    return workers if dataloader.persistent_workers else 0
+def count_order_workers(dataloader: DataLoader[Any]) -> int:
+    """Return the number of workers, or 0 unless the order of samples depends on them, because they read ahead."""
+    sampler = dataloader.sampler
+    is_eager = dataloader.batch_size is not None and type(sampler) in EAGER_SAMPLERS
+    # With a generator of its own, the sampler draws again at the end of an epoch.
+    draws_again = isinstance(sampler, RandomSampler) and sampler.generator is not None
+    # Persistent workers are seeded once, but a DataLoader without workers draws a seed in each epoch.
+    return 0 if is_eager and not draws_again and not dataloader.persistent_workers else dataloader.num_workers
 
 
 def fetch_sample(read: Callable[[int], Any], index: int) -> Any:
-    """Call `read` with an index; an error becomes a `DataError` that names the sample."""
+    """Call `read` with an index. An error becomes a `DataError` that names the sample."""
     with as_data_error(f"sample {index}"):
         return read(index)
 
 
 def collate_batch(collate: Callable[[list[Any]], object], samples: list[Any], indices: Sequence[int]) -> object:
-    """Collate samples; an error becomes a `NotRowsError` that names their indices."""
+    """Collate samples. An error becomes a `NotRowsError` that names their indices."""
     try:
         with as_data_error(f"the collate function, for samples {', '.join(map(str, indices[:3]))}, …"):
             return collate(samples)
-    except DataError as error:  # A batch of one can fail where no batch of the DataLoader does.
+    except DataError as error:  # A batch of one may fail even if all batches of the DataLoader work.
         raise NotRowsError(str(error)) from error
 
 
@@ -111,11 +110,11 @@ def fetch_batch(dataset: Any, collate: Callable[[list[Any]], object], indices: S
 def check_same_batches(
     original: DataLoader[Any], replacement: DataLoader[Any], with_single_samples: bool = False
 ) -> None:
-    """Compare some batches bit for bit; raises `DataError` if they differ.
+    """Compare some batches bit for bit. Raises `DataError` if they differ.
 
     Args:
-        with_single_samples: compare batches of one sample too. If batches are padded to their longest sample, all
-            compared batches of more samples can happen to be equally long.
+        with_single_samples: also compare batches of one sample. They show whether batches are padded to their longest
+            sample, even if the other compared batches happen to be equally long.
     """
     size = min(original.batch_size or COMPARED_SIZE, COMPARED_SIZE)
     shuffled = torch.randperm(len(original.dataset), generator=torch.Generator().manual_seed(0))  # type: ignore[arg-type]

@@ -21,13 +21,13 @@ from vitmnist.store.tree import copy_tree, tree_map
 
 Transform = Callable[..., Any]
 Inputs = Any
-"""The arguments of a transform: a tuple of an image, and of its target if the transform is joint, or a dict by name."""
+"""The arguments of a transform: a tuple of an image and, for a joint transform, its target; or a dict by name."""
 ADVICE = "leave all that follows to its attribute transform"
 """The end of messages about a dataset that cannot be split."""
 
 
 class TransformCall(NamedTuple):
-    """A call while a sample is decoded: the index of the transform's attribute, and the deterministic results."""
+    """A call while a sample is decoded: the index of the attribute, and the inputs of its random transforms."""
 
     attribute: int
     inputs: Inputs
@@ -41,7 +41,7 @@ class TransformPlaceholder(NamedTuple):
 
 
 class DecodedSample(NamedTuple):
-    """A sample with placeholders for the results of its random transforms, and the calls that return them."""
+    """A sample with placeholders for the results of its random transforms, and the calls of these."""
 
     sample: object
     calls: list[TransformCall]
@@ -50,11 +50,11 @@ class DecodedSample(NamedTuple):
 class SplitTransforms:
     """Reads the samples of a dataset in two steps: `decode` applies deterministic transforms, `transform` the others.
 
-    The transforms are those of `transform_attributes`, split at the first random one. The transform of a target belongs
-    to the first step.
+    Each attribute of `find_transform_attributes` is split at its first random transform. The transforms of targets
+    belong to the first step.
 
     Args:
-        probes: the indices of the samples on which the transforms are tried.
+        probes: indices of the samples on which the transforms are tried.
 
     Attributes:
         decoded_probes: the decoded samples with the indices `probes`.
@@ -68,8 +68,8 @@ class SplitTransforms:
 
     def __init__(self, dataset: Any, probes: Sequence[int]) -> None:
         self._dataset, self.probes = dataset, probes
-        self._attributes = list(transform_attributes(dataset))
-        self.random = [single_transforms(vars(owner)[name]) for owner, name in self._attributes]
+        self._attributes = list(find_transform_attributes(dataset))
+        self.random = [flatten_transforms(vars(owner)[name]) for owner, name in self._attributes]
         self.deterministic: list[list[Transform]] = [[] for _ in self._attributes]
         self._recorders = [partial(self._record, attribute) for attribute in range(len(self._attributes))]
         self._calls: list[TransformCall] = []
@@ -84,7 +84,7 @@ class SplitTransforms:
         if not all_inputs:
             return
         if isinstance(all_inputs[0], dict):
-            # A Compose converts arguments with names and the results, so it is not divided.
+            # A Compose with keyword arguments converts them and its results, so it cannot be divided.
             owner, name = self._attributes[attribute]
             self.random[attribute] = [vars(owner)[name]]
         random, deterministic = self.random[attribute], self.deterministic[attribute]
@@ -98,13 +98,13 @@ class SplitTransforms:
                     calls[position] = TransformCall(attribute, next(transformed))
 
     def decode(self, index: int) -> DecodedSample:
-        """Read a sample with the first step only."""
+        """Read a sample, and apply the first step only."""
         self._calls.clear()
         try:
-            with replaced_transforms(self._attributes, self._recorders):
+            with replace_transforms(self._attributes, self._recorders):
                 sample = self._dataset[index]
         except Exception as error:
-            self._dataset[index]  # If the dataset raises an error itself, that error says more.
+            self._dataset[index]  # An error of the dataset itself is more helpful.
             raise DataError(
                 f"its dataset uses its transform, or what that returns ({describe_error(error)}); {ADVICE}"
             ) from error
@@ -132,7 +132,7 @@ class SplitTransforms:
         decoded = apply_transforms(self.deterministic[attribute], named or inputs)
         for value in decoded.values() if isinstance(decoded, dict) else decoded:
             if isinstance(value, Image.Image):
-                value.load()  # The dataset can close the file afterwards.
+                value.load()  # The dataset may close the file afterwards.
         self._calls.append(TransformCall(attribute, decoded))
         if named:
             return {name: TransformPlaceholder(call, name) for name in named}
@@ -140,16 +140,16 @@ class SplitTransforms:
         return outputs if len(outputs) > 1 else outputs[0]
 
 
-def transform_attributes(dataset: object) -> Iterator[tuple[Any, str]]:
-    """Yield the objects that hold the transforms of a dataset, each with the name of the attribute.
+def find_transform_attributes(dataset: object) -> Iterator[tuple[Any, str]]:
+    """Yield each attribute with transforms of a dataset, as its owner and name.
 
-    The attributes are `transform` and `transforms` of the dataset. If it has neither, they are those of the datasets in
-    its attributes, as in a `Subset` or `ConcatDataset`.
+    The attributes are `transform` and `transforms`. A dataset that has neither, such as a `Subset` or `ConcatDataset`,
+    has those of the datasets in its attributes.
     """
     attributes = getattr(dataset, "__dict__", {})
     joint = attributes.get("transforms")
     candidates = [(dataset, "transform"), (dataset, "transforms")]
-    if hasattr(joint, "target_transform"):  # torchvision's pair of a transform of the image and one of the target.
+    if hasattr(joint, "target_transform"):  # torchvision's pair of transforms of the image and of the target
         candidates[1] = joint, "transform"
     holders = [(owner, name) for owner, name in candidates if callable(getattr(owner, "__dict__", {}).get(name))]
     if holders:
@@ -158,12 +158,12 @@ def transform_attributes(dataset: object) -> Iterator[tuple[Any, str]]:
     for value in attributes.values():
         for part in value if isinstance(value, list) else [value]:
             if isinstance(part, Dataset):
-                yield from transform_attributes(part)
+                yield from find_transform_attributes(part)
 
 
 @contextmanager
-def replaced_transforms(attributes: Sequence[tuple[Any, str]], transforms: Iterable[Transform]) -> Iterator[None]:
-    """Set the attributes of `transform_attributes` to other transforms, and restore them on exit."""
+def replace_transforms(attributes: Sequence[tuple[Any, str]], transforms: Iterable[Transform]) -> Iterator[None]:
+    """Set the attributes of `find_transform_attributes` to other transforms, and restore them on exit."""
     originals = [vars(owner)[name] for owner, name in attributes]
     try:
         for (owner, name), transform in zip(attributes, transforms, strict=True):
@@ -174,25 +174,25 @@ def replaced_transforms(attributes: Sequence[tuple[Any, str]], transforms: Itera
             vars(owner)[name] = transform
 
 
-def dataset_transforms(dataset: object) -> list[Transform]:
-    """All transforms of a dataset, without the `Compose` around them."""
-    holders = transform_attributes(dataset)
-    return [transform for owner, name in holders for transform in single_transforms(vars(owner)[name])]
+def list_transforms(dataset: object) -> list[Transform]:
+    """Return all transforms of a dataset, without the `Compose` around them."""
+    holders = find_transform_attributes(dataset)
+    return [transform for owner, name in holders for transform in flatten_transforms(vars(owner)[name])]
 
 
-def single_transforms(transform: Transform) -> list[Transform]:
-    """The transforms in a `Compose` or `nn.Sequential`, which can be nested, in order."""
+def flatten_transforms(transform: Transform) -> list[Transform]:
+    """Return the transforms in a `Compose` or `nn.Sequential` in order. Either may be nested."""
     if isinstance(transform, nn.Sequential):
         parts = list(transform)
     elif type(transform).__name__ == "Compose" and isinstance(getattr(transform, "transforms", None), list | tuple):
         parts = list(transform.transforms)  # type: ignore[attr-defined]
     else:
         return [transform]
-    return [single for part in parts for single in single_transforms(part)]
+    return [single for part in parts for single in flatten_transforms(part)]
 
 
 def apply_transforms(transforms: Sequence[Transform], inputs: Inputs) -> Inputs:
-    """Apply transforms one after another; returns the results in the form of `inputs`."""
+    """Apply transforms one after another. Returns the results in the form of `inputs`."""
     for transform in transforms:
         if isinstance(inputs, dict):
             inputs = transform(**inputs)
@@ -205,8 +205,8 @@ def apply_transforms(transforms: Sequence[Transform], inputs: Inputs) -> Inputs:
 
 
 def is_random(transform: Transform, inputs: Inputs) -> bool:
-    """Whether a transform uses a random generator, or returns two results for the same inputs."""
-    trial = deepcopy(transform)  # The call can change the state of a transform.
+    """Whether a transform uses a random generator, or returns different results for the same inputs."""
+    trial = deepcopy(transform)  # A call may change the state of a transform.
     with preserved_random_state(trial):
         _, reason = detect_randomness(lambda: apply_transforms([trial], copy_tree(inputs)), trial, always_repeat=True)
     return reason is not None
@@ -219,11 +219,11 @@ class TransformGuard:
     by a hash of their pickle. An attribute that cannot be pickled is not compared.
 
     Args:
-        deterministic: the transforms that are applied only once, and the collate function if batches are stored.
+        deterministic: the transforms that are applied only once, and the collate function if batches are kept.
     """
 
     def __init__(self, dataset: object, deterministic: Iterable[object]) -> None:
-        self._dataset, self._transforms = dataset, dataset_transforms(dataset)
+        self._dataset, self._transforms = dataset, list_transforms(dataset)
         self._deterministic = list(deterministic)
         self._digests = self._attribute_digests()
         self._ignored: set[tuple[int, str]] = set()
@@ -233,40 +233,40 @@ class TransformGuard:
         return vars(self) | {"_deterministic": [], "_digests": {}}
 
     def ignore_changes(self) -> None:
-        """Ignore the attributes that have changed by now, such as a counter or a cache that is filled lazily."""
+        """Ignore the attributes that have changed so far, such as a counter or a lazily filled cache."""
         self._ignored = self._changed_attributes()
 
     def check(self) -> None:
         """Raise `ConfigError` if a transform has changed."""
-        pairs = zip_longest(dataset_transforms(self._dataset), self._transforms)
+        pairs = zip_longest(list_transforms(self._dataset), self._transforms)
         changed: list[object] = [before if now is None else now for now, before in pairs if now is not before]
         changed += [self._deterministic[index] for index, _ in sorted(self._changed_attributes())]
         if changed:
             raise ConfigError(
-                f"{transform_name(changed[0])} has changed since the samples were "
+                f"{get_transform_name(changed[0])} has changed since the samples were "
                 "decoded, which do not have the change; set it before from_dataloader, or use the DataLoader as it is"
             )
 
     def _changed_attributes(self) -> set[tuple[int, str]]:
-        """The keys of the digests that have changed."""
+        """Return the keys of the digests that have changed."""
         return {key for key, _ in self._digests.items() ^ self._attribute_digests().items()} - self._ignored
 
     def _attribute_digests(self) -> dict[tuple[int, str], bytes]:
-        """The digests of all attributes, by the index of the transform and the name of the attribute.
+        """Return the digest of each attribute, by the index of the transform and the name of the attribute.
 
-        The attributes of a bound method, such as a collate function that the dataset defines, are those of its object.
-        A transform without attributes has a digest itself, under an empty name.
+        A bound method, such as a collate function that the dataset defines, has the attributes of its object. A
+        transform without attributes has a digest of its own, under an empty name.
         """
         digests: dict[tuple[int, str], bytes] = {}
         for index, transform in enumerate(self._deterministic):
             owner = transform.__self__ if isinstance(transform, MethodType) else transform
             attributes = getattr(owner, "__dict__", None) or {"": owner}
             for name, value in attributes.items():
-                with suppress(Exception):  # Any method of an object can fail.
+                with suppress(Exception):  # Any method of an object may fail.
                     digests[index, name] = blake2b(pickle.dumps(value)).digest()
         return digests
 
 
-def transform_name(transform: object) -> str:
-    """The name of a transform in messages."""
+def get_transform_name(transform: object) -> str:
+    """Return the name of a transform for messages."""
     return getattr(transform, "__name__", type(transform).__name__)

@@ -1,4 +1,4 @@
-"""torchvision's transforms for uint8 tensors in place of PIL images, with parameters that are drawn in advance."""
+"""Applies torchvision's transforms to uint8 tensors in place of PIL images, and draws their parameters in advance."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -11,14 +11,18 @@ import torch
 from torch import Tensor
 
 from vitmnist.errors import ConfigError, as_data_error
-from vitmnist.replacement.split_transforms import Transform, transform_name
+from vitmnist.replacement.split_transforms import Transform, get_transform_name
 
 Shape = tuple[int, ...]
+"""The shape `[C, H, W]` of an image."""
 V1, V2 = "torchvision.transforms.transforms", "torchvision.transforms.v2."
+"""The module of torchvision's transforms of v1, and the prefix of the modules of v2."""
 SAME_DRAWS_IN_V2 = ("RandomResizedCrop", "RandomHorizontalFlip", "RandomVerticalFlip", "ColorJitter", "RandomRotation")
-"""The random transforms that draw the same numbers in v1 and v2 of torchvision."""
+"""The random transforms that draw the same numbers in v1 and v2."""
 RANDOM = ("RandomCrop", *SAME_DRAWS_IN_V2)
+"""The supported random transforms."""
 RESIZING = ("Resize", "CenterCrop", "Pad", "Grayscale")
+"""The supported deterministic transforms that change the shape."""
 NO_CHANGE = ("PILToTensor", "ToImage", "ToPureTensor")
 """The conversions that do not change the values of a uint8 tensor."""
 
@@ -28,8 +32,8 @@ class TensorPipeline:
     """Transforms of uint8 tensors `[C, H, W]`, followed by the conversion to floats and by normalisation.
 
     Args:
-        to_float: called as `to_float(image, out=row)`; None keeps the dtype.
-        mean_and_std: `[C, 1, 1]` each; None does not normalise.
+        to_float: called as `to_float(image, out=row)`. None keeps the dtype.
+        mean_and_std: `[C, 1, 1]` each. None does not normalise.
     """
 
     transforms: list[Transform] = field(default_factory=list)
@@ -37,21 +41,21 @@ class TensorPipeline:
     mean_and_std: tuple[Tensor, Tensor] | None = None
 
 
-def tensor_pipeline(transforms: Iterable[Any]) -> TensorPipeline:
+def build_tensor_pipeline(transforms: Iterable[Any]) -> TensorPipeline:
     """Convert transforms of PIL images to transforms of uint8 tensors, with their current attributes.
 
     A transform of v1 becomes one of v2, which is faster on uint8, if both draw the same numbers.
 
     Raises:
-        ConfigError: a transform is not supported, or not in this place.
+        ConfigError: a transform is not supported, or not in its position.
     """
     pipeline = TensorPipeline()
     for transform in transforms:
-        name = torchvision_name(transform)
+        name = get_torchvision_name(transform)
         is_uint8 = pipeline.to_float is None and pipeline.mean_and_std is None
         changes_shape = getattr(transform, "expand", False) or getattr(transform, "pad_if_needed", False)
         if name in (*RANDOM, *RESIZING) and is_uint8 and not changes_shape:
-            pipeline.transforms += _for_tensors(transform, name)
+            pipeline.transforms += _convert_transform(transform, name)
         elif name == "ToTensor" or (name == "ConvertImageDtype" and transform.dtype == torch.float32):
             pipeline.to_float = partial(torch.div, other=255)
         elif name == "ToDtype" and transform.dtype == torch.float32 and transform.scale:
@@ -62,25 +66,25 @@ def tensor_pipeline(transforms: Iterable[Any]) -> TensorPipeline:
         elif name not in NO_CHANGE:
             raise ConfigError(
                 f"transforms='tensor' applies crops, flips, ColorJitter, RandomRotation and resizing of torchvision, "
-                f"then ToTensor and Normalize, not {transform_name(transform)} as it is; use transforms='exact'"
+                f"then ToTensor and Normalize, not {get_transform_name(transform)} as it is; use transforms='exact'"
             )
     return pipeline
 
 
-def torchvision_name(transform: Transform) -> str:
-    """The name of a transform's class if it is torchvision's; otherwise an empty text."""
+def get_torchvision_name(transform: Transform) -> str:
+    """Return the name of the class of a transform of torchvision, and an empty string for any other transform."""
     cls = type(transform)
     return cls.__name__ if cls.__module__.startswith((V1, V2)) else ""
 
 
-def _for_tensors(transform: Any, name: str) -> list[Transform]:
+def _convert_transform(transform: Any, name: str) -> list[Transform]:
     from torchvision.transforms import v2
 
     if type(transform).__module__ != V1:
         return [transform]
     if name in ("Resize", *SAME_DRAWS_IN_V2):
         cls = getattr(v2, name)
-        return [cls(**{parameter: getattr(transform, parameter) for parameter in _parameters(cls)})]
+        return [cls(**{parameter: getattr(transform, parameter) for parameter in _get_parameters(cls)})]
     if name != "RandomCrop" or transform.padding is None:
         return [transform]
     unpadded = copy(transform)
@@ -89,7 +93,7 @@ def _for_tensors(transform: Any, name: str) -> list[Transform]:
 
 
 @lru_cache
-def _parameters(cls: type) -> tuple[str, ...]:
+def _get_parameters(cls: type) -> tuple[str, ...]:
     return tuple(inspect.signature(cls).parameters)
 
 
@@ -97,25 +101,25 @@ def draw_parameters(transforms: Iterable[Any], shape: Shape) -> tuple[list[Trans
     """Draw the parameters of the transforms of an image from torch's global generator, in torchvision's order.
 
     Args:
-        shape: `[C, H, W]` of the image.
+        shape: the shape of the image.
 
     Returns:
-        The deterministic transforms that are to be applied, and the shape of their result.
+        The transforms with their parameters, and the shape of their result.
     """
     steps: list[Transform] = []
     for transform in transforms:
-        name = torchvision_name(transform)
-        with as_data_error(f"the transform {name}"):  # For example, a crop can be larger than the image.
-            steps += _draw(transform, _meta_image(shape)) if name in RANDOM else [transform]
+        name = get_torchvision_name(transform)
+        with as_data_error(f"the transform {name}"):  # For example, a crop may be larger than the image.
+            steps += _draw(transform, _create_meta_image(shape)) if name in RANDOM else [transform]
         if name in RESIZING:
-            shape = tuple(transform(_meta_image(shape)).shape)
+            shape = tuple(transform(_create_meta_image(shape)).shape)
         elif name in ("RandomCrop", "RandomResizedCrop"):
             shape = (shape[0], *transform.size)
     return steps, shape
 
 
 @lru_cache(maxsize=1024)
-def _meta_image(shape: Shape) -> Tensor:
+def _create_meta_image(shape: Shape) -> Tensor:
     return torch.empty(shape, dtype=torch.uint8, device="meta")
 
 
@@ -124,12 +128,12 @@ def _draw(transform: Any, image: Tensor) -> list[Transform]:
 
     if hasattr(transform, "p") and torch.rand(1) >= transform.p:
         return []
-    # Of v1, only RandomCrop is left: that of v2 draws no number for a side that is not cropped.
+    # RandomCrop is the only remaining transform of v1. The one of v2 draws no number for a side that it does not crop.
     if type(transform).__module__ == V1:
         top, left, height, width = transform.get_params(image, transform.size)
         return [partial(functional.crop, top=top, left=left, height=height, width=width)]
     params = transform.make_params([image])
-    if torchvision_name(transform) == "RandomResizedCrop":
+    if get_torchvision_name(transform) == "RandomResizedCrop":
         return [partial(_crop_and_resize, transform=transform, **params)]
     return [partial(transform.transform, params=params)]
 
@@ -138,7 +142,7 @@ def _crop_and_resize(image: Tensor, transform: Any, top: int, left: int, height:
     from torchvision.transforms.v2 import functional
 
     crop = image[..., top : top + height, left : left + width]
-    # torch resizes uint8 in half the time if the channels are last in memory, without gaps.
+    # Resizing uint8 takes half the time if the channels are last in memory, without gaps.
     if image.stride(-3) == 1:
         crop = crop[None].contiguous(memory_format=torch.channels_last)[0]
     return functional.resize_image(crop, transform.size, transform.interpolation, None, transform.antialias)  # type: ignore[no-any-return]

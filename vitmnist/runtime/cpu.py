@@ -35,7 +35,7 @@ def cores_per_rank() -> int:
 def read_cpuinfo(*keys: str) -> str | None:
     """Read the first value of one of these keys in `CPUINFO`; None if there is no such file or key."""
     with suppress(OSError):
-        for line in CPUINFO.read_text().splitlines():
+        for line in CPUINFO.read_text(encoding="utf-8").splitlines():
             key, _, value = line.partition(":")
             if key.strip() in keys:
                 return value.strip()

@@ -25,6 +25,7 @@ def choose_device(name: str, world: World = SINGLE_PROCESS) -> torch.device:
     Raises:
         ConfigError: this machine does not have that device, or fewer devices than ranks.
     """
+    refuse_mps(name)
     if not re.fullmatch(r"auto|cpu|cuda(:[1-9]?\d)?", name):
         raise ConfigError(f"device={name}: unknown device; allowed: auto, cpu, cuda, cuda:0, cuda:1, …")
     count, is_available = torch.cuda.device_count(), torch.cuda.is_available()
@@ -55,6 +56,12 @@ def choose_device(name: str, world: World = SINGLE_PROCESS) -> torch.device:
             return torch.device("cpu")
         raise ConfigError(f"device={name}: {reason}; set device=cpu, or install a torch for this GPU")
     return device
+
+
+def refuse_mps(name: str) -> None:
+    """Raise `ConfigError` for the GPU of a Mac."""
+    if name.startswith("mps"):
+        raise ConfigError("mps is not supported yet: float64 and measured times are missing there; type device=cpu")
 
 
 def _missing_kernels(device: torch.device) -> str | None:

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,8 @@ import yaml
 
 from vitmnist.errors import first_line
 
+RENAME_S = 1.0
+"""The longest time to wait for a file that another process has open, in seconds."""
 YAML_LOADER: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The parser of libyaml if there is one: about ten times as fast as that in Python, with a limit of nesting."""
 
@@ -45,10 +48,27 @@ def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> No
                 file.flush()
                 os.fsync(file.fileno())
             if previous:
-                path.replace(previous)
-            temporary.replace(path)
+                rename(path, previous)
+            rename(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Rename a file or folder, in place of the file `target` if there is one.
+
+    Windows refuses this while another process, such as `vitmnist status` or a virus scanner, has the file open, so this
+    function then tries again for up to a second.
+    """
+    deadline = time.monotonic() + RENAME_S
+    while True:
+        try:
+            source.replace(target)
+            return
+        except PermissionError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(RENAME_S / 100)
 
 
 def append_bytes(path: Path, content: bytes) -> None:
@@ -63,9 +83,10 @@ def expand_home(folder: str) -> Path:
 
 
 def display_path(path: Path | str) -> str:
-    """Format a path for messages: relative below the working directory, absolute otherwise."""
-    absolute = os.path.abspath(path)
-    return os.path.relpath(absolute) if Path(absolute).is_relative_to(Path.cwd()) else absolute
+    """Format a path for messages: relative below the working directory, absolute otherwise, with slashes."""
+    absolute = Path(os.path.abspath(path))
+    # A shell and Hydra's grammar take slashes as they are, on Windows too, and would need quotes for backslashes.
+    return (absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else absolute).as_posix()
 
 
 class UnreadableError(ValueError):

@@ -2,10 +2,13 @@
 
 import ctypes
 import gc
+import mmap
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import psutil
 import torch
@@ -15,6 +18,8 @@ from vitmnist.runtime.cpu import local_world_size
 
 CGROUP, PROCESS_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 """The control groups of Linux, and the file with the group of this process."""
+MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
+"""The flag for a mapping without reserved swap. Python's `mmap` has it since 3.11."""
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """The numbers of two parameters of `mallopt`, from glibc's malloc.h."""
 
@@ -48,11 +53,15 @@ def measure_free_memory(device: torch.device) -> Memory:
 
 def _container_limits() -> Iterator[int]:
     """The limits of the control groups (version 2) that contain this process, in bytes, from the innermost one up."""
-    path = PROCESS_GROUPS.read_text().partition("0::/")[2].partition("\n")[0] if PROCESS_GROUPS.exists() else ""
+    path = (
+        PROCESS_GROUPS.read_text(encoding="utf-8").partition("0::/")[2].partition("\n")[0]
+        if PROCESS_GROUPS.exists()
+        else ""
+    )
     # In a container the path is often the path on the host, and the files are at the root.
     for folder in (CGROUP / path, *(CGROUP / path).parents):
         with suppress(OSError, ValueError):  # The file does not exist, or says "max".
-            yield int((folder / "memory.max").read_text())
+            yield int((folder / "memory.max").read_text(encoding="ascii"))
 
 
 def keep_freed_memory() -> None:
@@ -61,10 +70,22 @@ def keep_freed_memory() -> None:
     By default glibc returns every block above 32 MiB to the system, which zeroes its pages before the next use:
     cropping pictures of 224 px into batches of 64 then takes twice as long.
     """
-    with suppress(AttributeError, OSError):  # The C library may not be glibc.
-        libc = ctypes.CDLL(None)
-        libc.mallopt(M_MMAP_MAX, 0)
-        libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+    _call_glibc("mallopt", M_MMAP_MAX, 0)
+    _call_glibc("mallopt", M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def _call_glibc(name: str, *arguments: int) -> None:
+    """Call a function of glibc, unless the C library is another one."""
+    with suppress(AttributeError, OSError, TypeError):
+        getattr(ctypes.CDLL(None), name)(*arguments)
+
+
+def map_private(file: IO[bytes]) -> mmap.mmap:
+    """Map a file into memory. Writing into the mapping copies a page, and never changes the file."""
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    # With reserved swap, Linux refuses to map a file that is larger than memory.
+    return mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE | MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE)
 
 
 def reset_host_peak() -> bool:
@@ -74,10 +95,9 @@ def reset_host_peak() -> bool:
     an earlier, larger job.
     """
     gc.collect()
-    with suppress(AttributeError, OSError):  # The C library may not be glibc.
-        ctypes.CDLL(None).malloc_trim(0)
+    _call_glibc("malloc_trim", 0)
     try:
-        Path("/proc/self/clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError:
         return False
     return True
@@ -85,7 +105,7 @@ def reset_host_peak() -> bool:
 
 def read_host_peak() -> int:
     """The peak resident memory of this process since the reset, in bytes; on Linux only."""
-    status = Path("/proc/self/status").read_text()
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 

@@ -1,4 +1,4 @@
-"""Turns SIGINT, SIGTERM, SIGHUP, SIGUSR1 and a time limit into a clean stop after the current step."""
+"""Turns signals, such as SIGINT and SIGTERM, and a time limit into a clean stop after the current step."""
 
 import math
 import os
@@ -12,8 +12,13 @@ from typing import NoReturn
 
 from vitmnist.errors import ExitCode, RunInterrupted, TimeLimitReached
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""The signals that stop a run; SIGUSR1 serves batch systems, such as Slurm with `--signal=USR1@60`."""
+SIGNAL_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGBREAK")
+"""The signals that stop a run, on all systems. SIGUSR1 serves batch systems, such as Slurm with `--signal=USR1@60`;
+SIGBREAK is Ctrl-Break on Windows."""
+STOP_SIGNALS = tuple(getattr(signal, name) for name in SIGNAL_NAMES if hasattr(signal, name))
+"""The signals that stop a run on this system."""
+PARENT_ENDED = getattr(signal, "SIGHUP", signal.SIGTERM)
+"""The signal that stands for the end of the parent process."""
 
 
 def ignore_stop_signals() -> None:
@@ -66,19 +71,24 @@ class StopSignal:
             self._deadline = math.inf
 
     def follow(self, parent: int | None) -> None:
-        """Record the end of the parent process as SIGHUP; the processes of joblib would outlive it."""
+        """Record the end of the parent process as `PARENT_ENDED`; the processes of joblib would outlive it."""
         self._parent = parent
 
     @property
     def is_orphan(self) -> bool:
         """Whether the parent process that this process follows has ended."""
-        return self._parent not in (None, os.getppid())
+        if self._parent is None:
+            return False
+        import psutil  # Not at the top: this takes 13 ms.
+
+        # Linux and macOS give an orphan another parent. On Windows it keeps the ID of the one that has ended.
+        return self._parent != os.getppid() or not psutil.pid_exists(self._parent)
 
     @property
     def code(self) -> int:
         """0 to continue, 1 at the time limit, N + 1 after signal N: the maximum over all ranks stops the run."""
         if self.is_orphan:
-            self._received = self._received or signal.SIGHUP
+            self._received = self._received or PARENT_ENDED
         return self._received + 1 if self._received else int(time.monotonic() >= self._deadline)
 
     def _record(self, signum: int, frame: FrameType | None) -> None:

@@ -4,6 +4,7 @@ FOLDER/KEY/images.npy   the samples, a file for each tensor; `numpy.load(…, mm
 FOLDER/KEY/labels.npy   the labels. Samples of any structure are bytes in samples.npy, with their offsets in spans.npy
 FOLDER/KEY/cache.json   the fingerprint, the caller's notes, and a checksum of all files, to compare when they are
                         opened
+FOLDER/KEY-2            the same files, where a process that mapped a damaged cache kept it from being removed
 FOLDER/KEY.lock         is held by the process that decodes, while others wait
 FOLDER/.KEY.unfinished  the same files while they are written
 """
@@ -11,10 +12,8 @@ FOLDER/.KEY.unfinished  the same files while they are written
 import hashlib
 import json
 import logging
-import mmap
 import os
 import shutil
-import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -24,19 +23,17 @@ from typing import IO, Any, cast
 
 import numpy as np
 import torch
-from filelock import FileLock
 from torch import Tensor
 
 from vitmnist.errors import DataError
-from vitmnist.runtime.files import read_plain, write_atomic
-from vitmnist.runtime.memory import OutOfSpaceError, format_mib
+from vitmnist.runtime.file_lock import wait_for_lock
+from vitmnist.runtime.files import read_plain, rename, write_atomic
+from vitmnist.runtime.memory import OutOfSpaceError, format_mib, map_private
 
 log = logging.getLogger(__name__)
 
 DEFAULT_FOLDER = "~/.cache/vitmnist/vitmnist-cache"
 """The folder of caches, unless another one is configured."""
-MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
-"""The flag of Linux for a mapping without reserved swap. Python's `mmap` has it since 3.11."""
 RECORD_NAME = "cache.json"
 """The name of the file that completes a cache: without it, the samples are decoded again."""
 READ_SIZE = 2**20
@@ -82,10 +79,10 @@ def decode_once(
     with suppress(*UNUSABLE):  # While another process replaces the cache, this one waits for the lock below.
         return _open(entry, names)
     log.info("decoding once into %s, unless another process does", entry)
-    with _translate_os_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / f"{key}.lock").acquire()
-    with lock:
+    with ExitStack() as stack:
+        with _translate_os_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(wait_for_lock(folder / f"{key}.lock"))
         try:
             return _open(entry, names)
         except UNUSABLE as damage:
@@ -98,11 +95,22 @@ def decode_once(
             with _translate_os_errors(folder):
                 record["crc32"] = _checksum(record, unfinished, names)
                 write_atomic(unfinished / RECORD_NAME, json.dumps(record, indent=2).encode())
-                shutil.rmtree(entry, ignore_errors=True)
-                unfinished.rename(entry)
+                entry = _remove_damaged(entry)
+                rename(unfinished, entry)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
         return _map_files(entry, names), record["notes"]
+
+
+def _remove_damaged(entry: Path) -> Path:
+    """Remove a cache, and return a folder for a new one: another one if a process maps the files, on Windows."""
+    number, folder = 1, entry
+    shutil.rmtree(folder, ignore_errors=True)
+    while folder.exists():
+        number += 1
+        folder = Path(f"{entry}-{number}")
+        shutil.rmtree(folder, ignore_errors=True)
+    return folder
 
 
 def _decode_named(folder: Path, size: int, chunks: Chunks, names: Sequence[str]) -> None:
@@ -173,18 +181,21 @@ def _map(file: IO[bytes]) -> Tensor:
     file.seek(0)
     np.lib.format.read_magic(file)
     shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-    if sys.platform == "linux":  # With reserved swap, Linux refuses to map a file that is larger than memory.
-        pages = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE | MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE)
-    else:
-        pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    array = np.ndarray(shape, dtype, pages, offset=file.tell())
+    array = np.ndarray(shape, dtype, map_private(file), offset=file.tell())
     if dtype.names:  # The only field has the name of the dtype in torch; see `_to_array`.
         return torch.from_numpy(array[dtype.names[0]]).view(getattr(torch, dtype.names[0]))
     return torch.from_numpy(array)
 
 
 def _open(entry: Path, names: Sequence[str]) -> CacheEntry:
-    """Open the cache in the folder `entry`; raises `UNUSABLE` if it is missing or damaged."""
+    """Open the cache in the folder `entry`, or under another name; raises `UNUSABLE` if it is missing or damaged."""
+    for candidate in entry.parent.glob(f"{entry.name}-*"):
+        with suppress(*UNUSABLE):
+            return _open_folder(candidate, names)
+    return _open_folder(entry, names)
+
+
+def _open_folder(entry: Path, names: Sequence[str]) -> CacheEntry:
     record = cast("dict[str, Any]", read_plain(entry / RECORD_NAME))
     if record.pop("crc32") != _checksum(record, entry, names):
         raise ValueError("it is damaged")

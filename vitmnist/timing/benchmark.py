@@ -1,4 +1,4 @@
-"""Times ways to load batches, the candidates, with a training step: in blocks of batches that take turns."""
+"""Times candidates, which are ways to load batches, with a training step, in blocks of batches that take turns."""
 
 import inspect
 import time
@@ -19,8 +19,10 @@ from vitmnist.errors import describe_error
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.timing.table import Spread, TimingRow
 
-NUM_BLOCKS = 5  # The range of the timed blocks of a candidate is the noise.
-WARM_UP_BATCHES = 2  # Discard the first block: it includes compilation and first-touch page faults.
+NUM_BLOCKS = 5
+"""The number of timed blocks of a candidate. Their range is the noise."""
+WARM_UP_BATCHES = 2
+"""The number of batches in the first block, which is discarded: it includes compilation and page faults."""
 CPU = torch.device("cpu")
 Item = TypeVar("Item")
 StepFunction = Callable[..., object]
@@ -33,7 +35,7 @@ class TimedBlock:
 
     Args:
         first_s: from the start of the epoch to the end of the first step; `first_waiting_s` is the wait in it.
-        batch_s: the mean of each further batch with its step; `waiting_s` is the wait in it.
+        batch_s: mean time of each further batch with its step; `waiting_s` is the wait in it.
     """
 
     first_s: float
@@ -42,11 +44,11 @@ class TimedBlock:
     waiting_s: float
 
     def epoch_s(self, batches: float) -> float:
-        """The seconds of an epoch of this many batches."""
+        """Return the seconds of an epoch with this many batches."""
         return self.first_s + self.batch_s * (batches - 1)
 
     def waiting_pct(self, batches: float | None) -> float:
-        """The percentage of such an epoch that is spent waiting; if `batches` is None, without its first batch."""
+        """Return the percentage of an epoch that is spent waiting. If `batches` is None, leave out the first batch."""
         if batches is None:
             return 100 * self.waiting_s / (self.batch_s or 1.0)
         return 100 * (self.first_waiting_s + self.waiting_s * (batches - 1)) / (self.epoch_s(batches) or 1.0)
@@ -58,10 +60,10 @@ class LoaderCandidate:
 
     Args:
         loader: a `DataLoader`, a loader of this project, or any iterable of batches.
-        step: trains on a batch; None times loading alone.
+        step: trains on a batch. None times loading alone.
         epoch: returns the batches of an epoch; by default `loader.epoch`, or the loader itself if it is iterable.
-        change: the line of code that puts this candidate into a script.
-        is_required: raise an error, instead of storing it as the reason why this candidate cannot be used.
+        change: line of code that puts this candidate into a script.
+        is_required: raise errors, instead of storing them as the reason why this candidate cannot be used.
         warm_up: the first block, which is discarded.
     """
 
@@ -79,20 +81,22 @@ class LoaderCandidate:
 
     def __post_init__(self) -> None:
         self._epochs = count()
-        self.num_batches = 0  # Batches loaded so far
-        self.length: int | None = None  # Batches in an epoch, if the loader has a length
+        self.num_batches = 0
+        """The number of batches that have been loaded."""
+        self.length: int | None = None
+        """The number of batches in an epoch, if the loader has a length."""
         if isinstance(self.loader, Sized):
             with suppress(TypeError):  # A DataLoader has `__len__` even if its sampler has none.
                 self.length = len(self.loader)
 
     def batches(self, epoch: int) -> Iterable[object]:
-        """The batches of an epoch, counted from 0."""
+        """Return the batches of an epoch. Epochs count from 0."""
         if self.epoch or not isinstance(self.loader, Iterable):
             return (self.epoch or self.loader.epoch)(epoch)  # type: ignore[attr-defined]
         return self.loader
 
     def time_block(self, size: int = WARM_UP_BATCHES) -> TimedBlock | None:
-        """Time `size` batches of a new epoch; None if an error occurs or there is no batch."""
+        """Time `size` batches of a new epoch. Returns None after an error, or if there is no batch."""
         if self.error:
             return None
         try:
@@ -110,12 +114,12 @@ class LoaderCandidate:
         return block
 
     def _time(self, size: int) -> TimedBlock | None:
-        """Time a block of `size` batches, after the batches that can be ready when the epoch starts."""
+        """Time a block of `size` batches, after those that may have been read ahead when the first step ends."""
         workers = getattr(self.loader, "num_workers", 0)
         ahead = getattr(self.loader, "batches_ahead", 0)
         if isinstance(self.loader, DataLoader):
             ahead = workers * (self.loader.prefetch_factor or 0)
-        if workers:  # Workers deliver in turn, so each must load the same number of batches.
+        if workers:  # Workers take turns, so each must load the same number of batches.
             size = ceil(size / workers) * workers
         if self.length is not None:
             ahead = max(0, min(ahead, self.length - 1 - size))
@@ -131,23 +135,23 @@ class LoaderCandidate:
         batches = [(waiting_s, step_s) for (phase, waiting_s), (_, step_s) in spans if phase == "waiting"]
         if not batches:
             return None
-        later_batches = batches[1 + ahead :] or batches[1:] or batches  # The epoch can be shorter.
+        later_batches = batches[1 + ahead :] or batches[1:] or batches  # The epoch may be shorter.
         waiting_s, step_s = map(fmean, zip(*later_batches, strict=True))
         return TimedBlock(sum(batches[0]), batches[0][0], waiting_s + step_s, waiting_s)
 
 
 @dataclass
 class Benchmark:
-    """Builds candidates, all open at once, and times them in turns; `stack` closes their loaders."""
+    """Builds candidates and times them in turns. All of them stay open; `stack` closes their loaders."""
 
     stack: ExitStack
     candidates: list[LoaderCandidate] = field(init=False, default_factory=list)
 
     def add(self, name: str, build: Callable[[], LoaderCandidate]) -> LoaderCandidate:
-        """Build a candidate and time its first block; an error is stored as the reason why it cannot be used."""
+        """Build a candidate and time its first block. An error is stored as the reason why it cannot be used."""
         try:
             candidate = build()
-        except Exception as error:  # For example, a sample that the user's loop never reads can be broken.
+        except Exception as error:  # For example, a sample that the user's loop never reads may be broken.
             candidate = LoaderCandidate(error=describe_error(error))
         candidate.name = name
         candidate.time_block()
@@ -163,7 +167,7 @@ class Benchmark:
         """Time up to `NUM_BLOCKS` further blocks of each candidate, in turns.
 
         Args:
-            batches: the number of batches of each candidate; fewer are timed if `seconds` for all would be exceeded.
+            batches: number of batches of each candidate; fewer if all candidates would take more than `seconds`.
         """
         deadline = time.perf_counter() + seconds
         live = [candidate for candidate in self.candidates if not candidate.error]
@@ -173,14 +177,14 @@ class Benchmark:
         size = max(1, min(affordable, ceil(batches / NUM_BLOCKS)))
         rounds = tqdm(rotate(live, NUM_BLOCKS), "timing", NUM_BLOCKS, leave=False, disable=None)
         for index, candidates in enumerate(rounds):
-            if index and time.perf_counter() > deadline:  # The first batch of an epoch can take long in each block.
+            if index and time.perf_counter() > deadline:  # The first batch of each block may take long.
                 break
             for candidate in candidates:
                 candidate.time_block(size)
 
 
 def rotate(candidates: Sequence[Item], rounds: int) -> Iterator[list[Item]]:
-    """Yield the candidates for each round, rotated, so that no candidate is always the first."""
+    """Yield the candidates for each round, rotated so that no candidate is always the first."""
     for index in range(rounds):
         first = index % max(len(candidates), 1)
         yield [*candidates[first:], *candidates[:first]]
@@ -189,11 +193,11 @@ def rotate(candidates: Sequence[Item], rounds: int) -> Iterator[list[Item]]:
 def make_rows(
     candidates: Sequence[LoaderCandidate], length: float | None, has_baseline: bool = True
 ) -> list[TimingRow]:
-    """The rows of the table.
+    """Return the rows of the table.
 
     Args:
-        length: the number of batches in an epoch; None if it is unknown.
-        has_baseline: the first candidate is the loader in use, with which `break_even_epoch` compares the others.
+        length: number of batches in an epoch; None if it is unknown.
+        has_baseline: the first candidate is the loader in use, and `break_even_epoch` compares the others with it.
     """
     rows: list[TimingRow] = []
     for candidate in candidates:
@@ -212,8 +216,8 @@ def make_rows(
     return rows
 
 
-def as_one_argument_step(step: StepFunction) -> Callable[[Any], object]:
-    """The step as a function of a batch; the batch is unpacked if the step has several required arguments."""
+def adapt_step(step: StepFunction) -> Callable[[Any], object]:
+    """Return the step as a function of a batch, which is unpacked if the step has several required arguments."""
     try:
         inspect.signature(step).bind(None)
     except TypeError:

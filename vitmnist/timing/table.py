@@ -1,14 +1,22 @@
-"""The table of a benchmark: a row for each candidate. Does not import torch."""
+"""The table of a benchmark, with a row for each candidate. This module does not import torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from statistics import median
 
 NOTICEABLE_SHARE = 0.05
 """Smaller shares of the time are not reported."""
+COMPUTE_BOUND_PCT = 10.0
+"""Below this percentage of waiting, the step limits the loop."""
+INPUT_BOUND_PCT = 60.0
+"""Above this percentage of waiting, the loader limits the loop."""
+MIN_STEPS = 20
+"""With fewer steps, there is no verdict."""
+MIN_HOST_LEAD = 0.5
+"""If the host is fewer steps ahead of the GPU, the GPU waits for Python."""
 
 
 @dataclass(frozen=True)
@@ -22,22 +30,24 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
-        """Summarise at least one value."""
+        """Summarise one or more values."""
         values = list(values)
         return cls(median(values), min(values), max(values), len(values))
 
-    def text(self, write: Callable[[float], str] = "{:.3g}".format) -> str:
-        """The text `median (low–high)`; without the range if all values are equal."""
-        return write(self.median) + ("" if self.low == self.high else f" ({write(self.low)}–{write(self.high)})")
+    def format_times(self) -> str:
+        """Format times in seconds as `median (low–high)`, without the range if all values are equal."""
+        spread = "" if self.low == self.high else f" ({format_ms(self.low)}–{format_ms(self.high)})"
+        return format_ms(self.median) + spread
 
 
 @dataclass(frozen=True)
 class TimingRow:
-    """A row of the table, with times in seconds; `error` says why a candidate could not be timed.
+    """A row of the table. Times are in seconds.
 
     Args:
-        break_even_epoch: the epoch in which the set-up has paid off, compared with the first row; None if never.
-        change: the line of code that puts this candidate into a script.
+        break_even_epoch: the epoch in which the set-up pays off, compared with the first row; None if it never does.
+        change: line of code that puts this candidate into a script.
+        error: why the candidate could not be timed.
     """
 
     name: str
@@ -51,7 +61,7 @@ class TimingRow:
 
 
 def format_rows(rows: Sequence[TimingRow]) -> str:
-    """Format the rows as a table; a row with an error has the error in place of figures."""
+    """Format the rows as a table. An error takes the place of the figures of its row."""
     width = max((len(row.name) for row in rows), default=0) + 2
     lines = [" " * width + "".join(f"{title:>11}" for title in ("waiting", "epoch", "set-up", "pays from"))]
     for row in rows:
@@ -70,16 +80,6 @@ def format_rows(rows: Sequence[TimingRow]) -> str:
     return "\n".join(lines)
 
 
-COMPUTE_BOUND_PCT = 10.0
-"""Below this percentage of waiting, the step limits the loop."""
-INPUT_BOUND_PCT = 60.0
-"""Above this percentage of waiting, the loader limits the loop."""
-MIN_STEPS = 20
-"""With fewer steps, there is no verdict."""
-MIN_HOST_LEAD = 0.5
-"""The lead of the host over the GPU, in steps, below which the GPU waits for Python."""
-
-
 class Bottleneck(str, Enum):
     """What limits a training loop."""
 
@@ -91,10 +91,10 @@ class Bottleneck(str, Enum):
 
     @classmethod
     def of(cls, waiting_pct: float, steps: int, host_lead: float | None = None) -> Bottleneck:
-        """What limits a loop that spends this percentage of its time waiting for batches.
+        """Return what limits a loop that spends this percentage of its time waiting for batches.
 
         Args:
-            host_lead: how many steps the host had queued on a GPU when the loop ended; None if that is not known.
+            host_lead: number of steps that were queued on a GPU when the loop ended; None if it is unknown.
         """
         if steps < MIN_STEPS:
             return cls.TOO_FEW_STEPS
@@ -104,7 +104,7 @@ class Bottleneck(str, Enum):
 
 
 def format_bottleneck(bottleneck: Bottleneck, waiting_pct: float, steps: int) -> str:
-    """A sentence about the bottleneck, without a possible gain: the time of the step without loading is unknown."""
+    """Return a sentence about the bottleneck."""
     if bottleneck is Bottleneck.TOO_FEW_STEPS:
         return f"no verdict: it needs {MIN_STEPS} steps, and only {steps} {'was' if steps == 1 else 'were'} measured"
     waiting = f"{waiting_pct:.0f}% of the time is spent waiting for data"

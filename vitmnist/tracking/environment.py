@@ -42,7 +42,7 @@ def read_source_state(root: Path) -> dict[str, Any]:
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(root), *arguments]
-        return subprocess.run(command, capture_output=True, check=True, timeout=10, text=True).stdout.strip()
+        return subprocess.run(command, capture_output=True, check=True, timeout=10, encoding="utf-8").stdout.strip()
 
     try:
         if Path(git("rev-parse", "--show-toplevel")) == root.resolve():

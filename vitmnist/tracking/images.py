@@ -70,7 +70,7 @@ def format_caption(split: Split, predictions: Predictions, index: int) -> str:
     """Format the file name or index, the true class, and the predicted class with its probability, in three lines."""
     name = str(split.name(index))[-CAPTION_LENGTH:]  # File names differ at their ends.
     actual = split.classes[int(split.labels[index])]
-    predicted = split.classes[int(predictions.labels[index])]
+    predicted = split.classes[int(predictions.predicted[index])]
     confidence = 100 * float(predictions.confidence[index])
     lines = (name, f"true: {actual}", f"{confidence:.1f}% {predicted}")
     return "\n".join(escape_unprintable(line)[:CAPTION_LENGTH] for line in lines)

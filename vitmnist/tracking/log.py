@@ -37,8 +37,8 @@ def log_setup(config: Config, result: Result, dataset: Dataset, step: TrainStep,
     log.info("%s loader%s, %s batches of %d%s", loader_name, options, f"{len(loader):,}", config.batch_size, ranks)
     log.info("device=%s is %s", config.device, step.device)
     log.info("each epoch is evaluated on the %s", dataset.describe_evaluation())
-    if compile_s := step.backend.compile_s:
-        action = "compilation" if step.backend.config.compile else "capturing the graph"
+    if compile_s := step.runner.compile_s:
+        action = "compilation" if step.runner.config.compile else "capturing the graph"
         log.info("%s took %.1f s, which no epoch includes", action, compile_s)
 
 
@@ -86,6 +86,9 @@ def _host_lead(result: Result, batches: int, has_graph: bool) -> float | None:
     lead_s, train_s = summarize(result.epochs, HOST_LEAD_S), summarize(result.epochs, TRAIN_S)
     if lead_s is None or not train_s or not str(result.device).startswith("cuda"):
         return None
-    # With a graph, a short last batch runs eagerly, and while Python launches it, the GPU catches up.
-    images, batch_size = (result.dataset or {}).get("train_size", 0), (result.config or {}).get("batch_size", 1)
-    return None if has_graph and images % batch_size else lead_s / (train_s / batches)
+    if has_graph and result.config and result.dataset:
+        # A short last batch runs eagerly, and while Python launches it, the GPU catches up.
+        short = result.dataset["train_size"] % result.config["batch_size"]
+        if short and not result.config["data"]["drop_last"]:
+            return None
+    return lead_s / (train_s / batches)

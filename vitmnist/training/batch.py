@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 IGNORED = -100
-"""The label of padding, the default `ignore_index` of `cross_entropy`: it adds neither loss nor gradient."""
+"""The label of padding: the default `ignore_index` of `cross_entropy`. Padding adds neither loss nor gradient."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,7 +19,7 @@ class Batch:
     Args:
         images: uint8 or normalised float32 `[B, C, H, W]`.
         labels: int64 `[B]`; padding has the label `IGNORED`.
-        keys: int64 `[B]`, the random keys of the augmentation; None without augmentation, and after mixing.
+        keys: int64 `[B]`, the random keys of the augmentation; None without augmentation and after mixing.
         size: images in the global batch.
         targets: class probabilities of mixed images, float32 `[B, classes]`; None for images that are not mixed.
     """
@@ -40,7 +40,7 @@ class Batch:
         return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
     def padded(self, length: int) -> Batch:
-        """Return the batch with images labelled `IGNORED` appended, up to `length` images."""
+        """Return the batch, padded to `length` images with images labelled `IGNORED`."""
         missing = length - len(self)
         if not missing:
             return self

@@ -1,4 +1,4 @@
-"""Fine-tuning: the weights that `init` names, and other learning rates for the parameters that `lr_scale` names."""
+"""Fine-tuning: initial weights (`init`), and learning rates by parameter (`lr_scale`)."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,16 +12,16 @@ from vitmnist.errors import ConfigError, join_names
 log = logging.getLogger(__name__)
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-"""The modules whose output in training mode depends on the batch."""
+"""Modules whose output depends on the whole batch in training mode."""
 PREFIXES = {"module.", "_orig_mod.", "model.", "backbone."}
-"""The prefixes that DataParallel, `torch.compile`, Lightning's modules and others add to the names of all weights."""
+"""Prefixes that DataParallel, `torch.compile`, Lightning and other wrappers add to the names of all weights."""
 
 
 def load_initial_weights(model: nn.Module, weights: Mapping[str, Tensor], skip: Sequence[str]) -> None:
-    """Load weights and statistics by their names in `state_dict()`, which `_rename_weights` adapts to the model.
+    """Load weights and buffers by name. `_rename_weights` first adapts the names to the model.
 
     Args:
-        skip: patterns of names that may differ; the model keeps its initial values for them.
+        skip: patterns of the names that may be missing or differ in shape. The model keeps its initial values for them.
 
     Raises:
         ConfigError: names or shapes differ, a pattern matches no name, or no weights are left.
@@ -50,10 +50,10 @@ def load_initial_weights(model: nn.Module, weights: Mapping[str, Tensor], skip: 
 
 
 def _rename_weights(weights: Mapping[str, Tensor], model: nn.Module, skip: Sequence[str]) -> Mapping[str, Tensor]:
-    """Return the weights by the names of a model.
+    """Rename weights to match the names in a model.
 
-    If the model has none of the names, a prefix that all of them share is removed; skipped names need not have it. If
-    it still has none, the weights are those of a child of the model, such as a `backbone`.
+    If no name matches, remove a known prefix that all names share, except skipped names. If there is still no match,
+    treat the weights as the weights of a child of the model, such as `backbone`.
     """
     state = model.state_dict()
     while not state.keys() & weights.keys():
@@ -78,16 +78,15 @@ def _format_shape(weights: Mapping[str, Tensor], name: str) -> str:
 
 
 def scale_learning_rates(optimizer: Optimizer, model: nn.Module, factors: Mapping[str, float]) -> list[nn.Module]:
-    """Multiply the learning rates of a new optimizer, and freeze the parameters of factor 0.
+    """Scale the learning rates of a new optimizer by parameter, and freeze the parameters with factor 0.
 
-    The parameter groups are divided, and keep their other options, such as weight decay.
+    Parameter groups are split by factor. They keep their other options, such as weight decay.
 
     Args:
-        factors: the factors by patterns of parameter names. The last matching pattern counts; without any, the factor
-            is 1.
+        factors: the factor for each pattern of parameter names. The last matching pattern wins; the default is 1.
 
     Returns:
-        The frozen batch normalisations, whose statistics must not change either.
+        The frozen batch normalisations. Their running statistics must not change either.
 
     Raises:
         ConfigError: a pattern matches no parameter, or all parameters are frozen.
@@ -99,14 +98,14 @@ def scale_learning_rates(optimizer: Optimizer, model: nn.Module, factors: Mappin
         if not any(fnmatchcase(name, pattern) for name in names.values()):
             raise ConfigError(f"lr_scale: {pattern!r} fits no parameter; the model has {join_names(names.values())}")
 
-    def factor_of(name: str) -> float:
+    def find_factor(name: str) -> float:
         return next((factor for pattern, factor in reversed([*factors.items()]) if fnmatchcase(name, pattern)), 1.0)
 
     groups = []
     for group in optimizer.param_groups:
         by_factor: dict[float, list[nn.Parameter]] = {}
         for parameter in group["params"]:
-            by_factor.setdefault(factor_of(names[parameter]), []).append(parameter)
+            by_factor.setdefault(find_factor(names[parameter]), []).append(parameter)
         groups += [
             {**group, "params": parameters, "lr": factor * group["lr"]}
             for factor, parameters in by_factor.items()
@@ -116,7 +115,7 @@ def scale_learning_rates(optimizer: Optimizer, model: nn.Module, factors: Mappin
         raise ConfigError(f"lr_scale={dict(factors)}: freezes all parameters; leave some of them to train")
     optimizer.param_groups[:] = groups
     for parameter, name in names.items():
-        if not factor_of(name):
+        if not find_factor(name):
             parameter.requires_grad_(False)
     norms = {name: module for name, module in model.named_modules() if isinstance(module, BATCH_NORMS)}
-    return [norm for name, norm in norms.items() if not factor_of(f"{name}.weight")]
+    return [norm for name, norm in norms.items() if not find_factor(f"{name}.weight")]

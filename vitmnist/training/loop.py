@@ -23,13 +23,13 @@ from vitmnist.training.step import TrainStep
 log = logging.getLogger(__name__)
 
 AfterStep = Callable[[EpochTimer], object]
-"""Called after each batch, for the progress bar, checkpoints and signals; its time does not count as computing."""
+"""Called after each batch for the progress bar, checkpoints and signals. Its time does not count as computing."""
 
 
 def train_epoch(
     step: TrainStep, loader: Loader, progress: EpochProgress, after_step: AfterStep = lambda timer: None
 ) -> dict[str, float]:
-    """Train on the remaining batches of an epoch, and return its metrics by their names in `epoch_table`.
+    """Train on the remaining batches of an epoch, and return its metrics, named as in `epoch_table`.
 
     Raises:
         DataError: the loader delivers too few batches.
@@ -38,7 +38,7 @@ def train_epoch(
     metrics = progress.metrics
     step.train_mode()
     timer = progress.timer
-    timer.start()  # This waits for the device, so that the epoch does not count work that was queued before.
+    timer.start()  # Synchronises first, so that work queued earlier does not count towards this epoch.
     for batch in timer.waiting(step.batches(loader, progress.epoch, start=metrics.num_batches)):
         sums = step(batch, progress.log_step)
         metrics.update(sums)
@@ -60,8 +60,8 @@ def evaluate(
 ) -> tuple[dict[str, float], Predictions]:
     """Evaluate a model on the loader's epoch 0, in float32 and without augmentation.
 
-    `eval_loss` is the cross-entropy, whatever loss is trained, so that runs can be compared. Each rank evaluates its
-    part of the images, and returns the metrics (by their names in `epoch_table`) and predictions of all of them.
+    `eval_loss` is always the cross-entropy, so that runs with different losses can be compared. Each rank evaluates its
+    part of the images. Every rank returns the metrics, named as in `epoch_table`, and the predictions for all images.
 
     Raises:
         DataError: the loader delivers too few batches.
@@ -76,7 +76,7 @@ def evaluate(
     timer.start()
     with torch.inference_mode():
         for images, labels in timer.waiting(loader.epoch(0)):
-            # A rank without images in the last batch gets an image of padding; `count` is then 0.
+            # A rank without images in the last batch receives one image of padding; `count` is then 0.
             count, size = sampler.num_rank_images(metrics.num_batches), sampler.num_images(metrics.num_batches)
             logits, targets = model(preprocess(images))[:count], labels[:count]
             cross_entropy = F.cross_entropy(logits, targets, reduction="sum") / size
@@ -101,40 +101,40 @@ class Predictions:
     """Predicted class and softmax confidence per image, in split order, on the device.
 
     Args:
-        labels: int64 `[N]`, the most likely class.
+        predicted: int64 `[N]`, the most likely class.
         confidence: float `[N]`, its softmax probability.
-        targets: int64 `[N]`, the true class.
+        labels: int64 `[N]`, the true class.
     """
 
-    labels: Tensor
+    predicted: Tensor
     confidence: Tensor
-    targets: Tensor
+    labels: Tensor
 
     def confusion_matrix(self, classes: int) -> Tensor:
         """Count the images by true class (rows) and predicted class (columns): int64 `[classes, classes]`, CPU."""
-        pairs = self.targets * classes + self.labels
+        pairs = self.labels * classes + self.predicted
         return torch.bincount(pairs, minlength=classes * classes).view(classes, classes).cpu()
 
     def mistakes(self) -> list[int]:
         """Return the indices of the misclassified images, the most confident first."""
-        wrong = (self.labels != self.targets).nonzero().flatten()
+        wrong = (self.predicted != self.labels).nonzero().flatten()
         order = self.confidence[wrong].argsort(descending=True, stable=True)
         indices: list[int] = wrong[order].tolist()
         return indices
 
 
 def gather_predictions(batches: Sequence[Predictions], sampler: EpochSampler, world: World) -> Predictions:
-    """Gather the predictions of all ranks, given those of this rank's batches; every rank must call it."""
+    """Gather the predictions of all ranks from the batches of each rank; every rank must call this."""
 
     def gather(values: list[Tensor]) -> Tensor:
         rank_values = torch.cat(values)
-        # An image of padding comes last, and has no prediction.
+        # Padding comes last, and has no prediction.
         indices = sampler.indices(0, device=rank_values.device)[: len(rank_values)]
         gathered = rank_values.new_zeros(sampler.size).index_copy_(0, indices, rank_values)
         return world.all_reduce_sum(gathered)
 
     return Predictions(
-        gather([batch.labels for batch in batches]),
+        gather([batch.predicted for batch in batches]),
         gather([batch.confidence for batch in batches]),
-        gather([batch.targets for batch in batches]),
+        gather([batch.labels for batch in batches]),
     )

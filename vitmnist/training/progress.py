@@ -1,4 +1,4 @@
-"""The progress of an epoch: sums of its batches, times, and logged steps."""
+"""The progress of an epoch: metrics, times and logged steps."""
 
 import math
 from operator import mul
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.errors import DataError, TrainingError, join_names
+from vitmnist.errors import DataError, TrainingError
 from vitmnist.metrics import METRICS, epoch_table, get_batch_metrics
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
@@ -16,11 +16,11 @@ from vitmnist.training.step import TrainStep
 
 
 class EpochProgress:
-    """The progress of a training epoch: metrics, times and logged steps. It can be saved at any step.
+    """The progress of a training epoch. It can be saved after any step.
 
     Args:
         epoch: the epoch, counted from 0.
-        log_every: log loss, learning rate and gradient norm every this many steps of the run; None: never.
+        log_every: log loss, learning rate and gradient norm every `log_every` steps of the run; None: never.
     """
 
     def __init__(
@@ -40,12 +40,12 @@ class EpochProgress:
         self._lrs: list[float] = []
         """The learning rate of each step of the epoch."""
         self._gradient_norms: dict[int, Tensor | float] = {}
-        """The gradient norms of the logged steps, by the step of the epoch; they stay on the device until read."""
+        """The gradient norm of each logged step, by step of the epoch. It stays on the device until it is read."""
         self._seconds_before_resume: dict[str, float] = {}
-        """The seconds of this epoch before the run was resumed within it."""
+        """The seconds spent on this epoch before the run was resumed."""
 
     def log_step(self, step: TrainStep) -> None:
-        """Store the learning rate and, if the step is logged, the gradient norm; does not wait for the device."""
+        """Store the learning rate and, for a logged step, the gradient norm; does not wait for the device."""
         index = self.metrics.num_batches
         self._lrs.append(step.max_lr)
         if self._log_every and (self._first_step + index) % self._log_every == 0:
@@ -53,7 +53,7 @@ class EpochProgress:
             self._gradient_norms[index] = nn.utils.get_total_norm(gradients)
 
     def logged_steps(self) -> list[dict[str, Any]]:
-        """Return step (counted over the run), loss, lr and grad_norm (None if not finite) of the logged steps."""
+        """Return `step` (over the run), `loss`, `lr` and `grad_norm` (None if not finite) of each logged step."""
         losses = self.metrics.batch_sums("loss")
         return [
             {
@@ -75,7 +75,7 @@ class EpochProgress:
                 )
 
     def compute(self) -> dict[str, float]:
-        """Return the metrics so far, by their names in `epoch_table`; raises as `check_finite`."""
+        """Return the metrics so far, named as in `epoch_table`; raises as `check_finite`."""
         self.check_finite()
         seconds = self._seconds()
         train_s = seconds["waiting"] + seconds["computing"] + seconds["other"]
@@ -108,7 +108,7 @@ class EpochProgress:
         self._seconds_before_resume = state["seconds"]
 
     def _seconds(self) -> dict[str, float]:
-        """Return the seconds of each phase of the timer, and of the wait for the first batch of the epoch."""
+        """Return the seconds of each phase of the timer, and of the wait for the first batch, over all starts."""
         before, seconds = self._seconds_before_resume, self.timer.seconds()
         first_batch = before.get("first_batch", self.timer.first_wait())
         return {phase: before.get(phase, 0.0) + seconds[phase] for phase in seconds} | {"first_batch": first_batch}
@@ -124,14 +124,14 @@ class MetricAccumulator:
         self.num_batches = 0
         """The number of batches so far."""
         self._sampler, self._world = sampler, world
-        # float64 holds counts and the float32 losses exactly.
+        # float64 represents counts and float32 losses exactly.
         self._sums = {
             name: torch.zeros(len(sampler), dtype=torch.float64, device=device)
             for name in ("loss", *get_batch_metrics())
         }
 
     def update(self, sums: dict[str, Tensor]) -> None:
-        """Add the sums over this rank's images of a batch; `loss` is divided by the size of the global batch."""
+        """Store the sums of a batch over this rank's images. The `loss` is already divided by the global batch size."""
         for name, values in self._sums.items():
             values[self.num_batches] = sums[name]
         self.num_batches += 1
@@ -152,7 +152,7 @@ class MetricAccumulator:
         return values
 
     def compute(self, split: str) -> dict[str, float]:
-        """Return the means over the images so far, in percent where that is the unit: `SPLIT_loss`, `SPLIT_acc`, …"""
+        """Return the means over the images so far, in the units of the metrics: `SPLIT_loss`, `SPLIT_acc`, …"""
         sizes = self.batch_sizes
         # Weight the batches by their size: the last one may be smaller.
         means = {"loss": math.fsum(map(mul, self.batch_sums("loss"), sizes)) / sum(sizes)}
@@ -167,17 +167,8 @@ class MetricAccumulator:
         return {"steps": self.num_batches, "sums": sums}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`, also with another number of ranks.
-
-        Raises:
-            DataError: a metric was registered after the state was saved.
-        """
-        if added := self._sums.keys() - state["sums"].keys():
-            raise DataError(
-                "the checkpoint was saved within an epoch, whose first steps did not measure "
-                f"{join_names(sorted(added))}; resume without it until the epoch is completed, or start a new run"
-            )
+        """Continue from `state_dict()`, also with another number of ranks; raises `KeyError` for a new metric."""
         self.num_batches = int(state["steps"])
-        if self._world.is_main:  # The sums are over all ranks, so the other ranks start from zero.
+        if self._world.is_main:  # The saved sums are over all ranks, so the other ranks start from 0.
             for name, values in self._sums.items():
                 values[:] = state["sums"][name]

@@ -16,27 +16,27 @@ from vitmnist.errors import ConfigError, DataError, PeerError, describe_error, f
 from vitmnist.models import MODELS
 from vitmnist.runtime.world import World
 from vitmnist.training.fine_tuning import load_initial_weights
-from vitmnist.training.step_backend import StepBackend, preserved_buffers
+from vitmnist.training.step_runner import StepRunner, preserved_buffers
 
 log = logging.getLogger(__name__)
 
 
 def check_config(config: Config, device: torch.device | str = "cpu") -> None:
-    """Raise `ConfigError` for errors that show without the data; if possible, run the model on zeros."""
+    """Raise `ConfigError` for errors that show without the data; run the model on zeros if the image size is known."""
     for key, registry in registries():
         registry.resolve(attrgetter(key)(config))
     augment = build_augment(config.data.augment)
     _, options = DATASETS.resolve(config.data.dataset)
     shape = getattr(options, "shape", None)
     configured_statistics(config.data.normalize, shape and shape[0])
-    if shape:  # The number of classes is not known yet; use two.
+    if shape:  # The number of classes is unknown before the data is read; use two.
         size = shape[0], *input_size(augment, *shape[1:])
         model = MODELS.build(config.model, size, 2).to(device)
         _check_outputs(config.model["name"], model, torch.zeros(2, *size, device=device), 2)
 
 
 def read_dataset(config: Config, world: World) -> Dataset:
-    """Read the dataset: on each machine, the first rank downloads or decodes it, and then the others read the files.
+    """Read the dataset. On each machine, the first rank downloads or decodes it before the other ranks read the files.
 
     Raises:
         ConfigError, DataError: the dataset cannot be read or evaluated, or differs between machines.
@@ -56,7 +56,7 @@ def read_dataset(config: Config, world: World) -> Dataset:
         )
     checksums = [sums for sums in world.all_gather_object(None if world.local_rank else dataset.sha256) if sums]
     if differing := [name for name in checksums[0] if len({sums[name] for sums in checksums}) > 1]:
-        kind = DataError if world.is_main else PeerError  # Every rank sees the difference, and rank 0 shows it for all.
+        kind = DataError if world.is_main else PeerError  # Every rank finds the difference; only rank 0 shows it.
         raise kind(f"data.root={config.data.root}: {', '.join(differing)} differ between the machines")
     return dataset
 
@@ -74,11 +74,11 @@ def build_model(config: Config, split: Split, device: torch.device, weights: Map
 
 
 def _check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) -> None:
-    """Raise `ConfigError` unless the model returns one logit per image and class: with more, it would still train."""
+    """Raise `ConfigError` unless the model returns one logit per image and class; with more, it would still train."""
     try:
         with torch.no_grad():
-            logits = model.eval()(images)  # Evaluation changes no state, and draws no random number.
-    # Torch and libraries of models raise these types for a wrong size. Any other type is a bug of the model.
+            logits = model.eval()(images)  # In evaluation mode, no state changes.
+    # PyTorch and model libraries raise these types for a wrong input size. Any other type is a bug in the model.
     except (RuntimeError, ValueError, AssertionError) as error:
         if to_failure(error).is_user_error:
             raise
@@ -95,24 +95,24 @@ def _check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) ->
         )
 
 
-def check_batch_norm(name: str, backend: StepBackend, train: Split, sampler: EpochSampler) -> None:
-    """Warn if batch normalisation sees microbatches; raise `ConfigError` if it would see one value per channel."""
-    if not backend.has_batch_norm:
+def check_batch_norm(name: str, runner: StepRunner, train: Split, sampler: EpochSampler) -> None:
+    """Warn if batch normalisation runs on microbatches; raise `ConfigError` if it would see one value per channel."""
+    if not runner.has_batch_norm:
         return
-    if backend.microbatch_size < backend.batch_size:
+    if runner.microbatch_size < runner.batch_size:
         log.warning(
             "trainer.micro_batch=%d: the model has batch normalisation, which takes its statistics from a microbatch; "
             "trainer.micro_batch=null takes them from the whole batch",
-            backend.config.micro_batch,
+            runner.config.micro_batch,
         )
-    # The first and the last batch of an epoch may differ in size. A rank without images has one image of padding.
+    # The last batch of an epoch can be shorter. A rank without images receives one image of padding.
     sizes = [max(sampler.num_rank_images(batch), 1) for batch in (0, len(sampler) - 1)]
-    if all((size - 1) % backend.microbatch_size for size in sizes):  # No last microbatch has a single image.
+    if all((size - 1) % runner.microbatch_size for size in sizes):  # No last microbatch has a single image.
         return
-    image = backend.preprocess(train.images[:1].to(backend.preprocess.mean.device))
+    image = runner.preprocess(train.images[:1].to(runner.preprocess.mean.device))
     try:
-        with torch.no_grad(), preserved_buffers(backend.model):  # `distribute` seeds the random generators later.
-            backend.model(image)
+        with torch.no_grad(), preserved_buffers(runner.model):  # `Trainer.distribute` seeds the generators later.
+            runner.model(image)
     except ValueError as error:
         raise ConfigError(
             f"model={name}: a batch or microbatch has one image: {first_line(error)}; set data.drop_last=true if it is "

@@ -1,4 +1,4 @@
-"""One training step: learning rate, forward and backward, clipping, optimizer, averaged weights."""
+"""One training step: learning rate, forward and backward pass, clipping, optimizer and weight average."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vitmnist.loaders.base import Loader
 from vitmnist.optim.optimizers import EMA
 from vitmnist.runtime.world import World
 from vitmnist.training.batch import IGNORED, Batch
-from vitmnist.training.step_backend import StepBackend, Sums, preserved_buffers
+from vitmnist.training.step_runner import StepRunner, Sums, preserved_buffers
 
 log = logging.getLogger(__name__)
 
@@ -26,32 +26,32 @@ log = logging.getLogger(__name__)
 class TrainStep:
     """Trains a model on one batch at a time.
 
-    Whatever the options, the gradient equals that of the mean loss over the batch in float32, up to rounding (summation
-    order, lower-precision products). For the articles' transformer the difference is below 1e-5 of the gradient's norm
+    With any options, the gradient is the float32 gradient of the mean loss over the batch, up to rounding (summation
+    order, lower-precision products). For the articles' transformer, the difference is below 1e-5 of the gradient's norm
     with microbatches and compiled code, and below 2% with bf16 (`tests/training/test_step.py`). This does not hold for
-    models whose output for an image depends on its batch (batch normalisation) or is random.
+    models whose output is random, or depends on the whole batch (batch normalisation).
 
-    With `precision=fp16` the loss is scaled, so that small gradients do not become zero (Micikevicius et al.,
+    With `precision=fp16`, the loss is scaled so that small gradients do not underflow (Micikevicius et al.,
     arXiv:1710.03740). A step whose gradients overflow leaves the weights unchanged, but counts as a step.
 
     Args:
-        backend: runs the model and the loss.
-        schedule: the factor of the learning rate in a step; steps count from 0 over the run.
+        runner: runs the model and the loss.
+        schedule: maps a step, counted from 0 over the run, to the factor of the learning rate.
         clip_norm: the maximum norm of all gradients together (Pascanu et al., arXiv:1211.5063); None: no clipping.
         ema: the moving average of the weights; None: no average.
-        frozen_norms: batch normalisations whose statistics do not change in training.
+        frozen_norms: batch normalisations whose running statistics do not change in training.
     """
 
     def __init__(
         self,
-        backend: StepBackend,
+        runner: StepRunner,
         optimizer: Optimizer,
         schedule: Callable[[int], float],
         clip_norm: float | None = None,
         ema: EMA | None = None,
         frozen_norms: Sequence[nn.Module] = (),
     ) -> None:
-        self.backend, self.model, self.preprocess = backend, backend.model, backend.preprocess
+        self.runner, self.model, self.preprocess = runner, runner.model, runner.preprocess
         self.optimizer, self.schedule, self.ema = optimizer, schedule, ema
         self.device = self.preprocess.mean.device
         self.completed_steps = 0
@@ -60,18 +60,18 @@ class TrainStep:
         self._clip_norm = clip_norm
         self._frozen_norms = frozen_norms
         self._world_size = 1
-        self._scaler = torch.amp.GradScaler(self.device.type, enabled=backend.config.precision == Precision.fp16)
+        self._scaler = torch.amp.GradScaler(self.device.type, enabled=runner.config.precision == Precision.fp16)
         self._skipped_steps = torch.zeros((), dtype=torch.int64, device=self.device)
         self.train_mode()  # `prepare` compiles the code of this mode.
 
     @property
     def eval_model(self) -> nn.Module:
-        """The model to evaluate, and to save at the end: the averaged one, if there is an EMA."""
+        """The model to evaluate, and to save at the end: the averaged model, if there is an EMA."""
         return self.ema.model if self.ema else self.model
 
     @property
     def max_lr(self) -> float:
-        """The learning rate of the latest step; the highest, if `lr_scale` sets several."""
+        """The learning rate of the latest step; the highest if `lr_scale` sets several."""
         return max(float(group["lr"]) for group in self.optimizer.param_groups)
 
     def train_mode(self) -> None:
@@ -81,14 +81,14 @@ class TrainStep:
             norm.eval()
 
     def batches(self, loader: Loader, epoch: int, start: int = 0) -> Generator[Batch, None, None]:
-        """Return the batches of an epoch from batch `start` on, for `__call__`."""
+        """Return the batches of an epoch from batch `start` on, each an argument of `__call__`."""
         sampler = loader.sampler
         # Draw the epoch's keys up front so that their cost is not counted as waiting for the loader.
         batches = zip(loader.epoch(epoch, start), self.preprocess.keys(sampler, epoch, start), strict=False)
 
         def generate() -> Generator[Batch, None, None]:
             for index, ((images, loaded), keys) in enumerate(batches, start):
-                # A rank without images in the last batch has an image of padding; see `EpochSampler`.
+                # A rank without images in the last batch receives one image of padding; see `EpochSampler`.
                 labels = loaded if sampler.num_rank_images(index) else torch.full_like(loaded, IGNORED)
                 yield Batch(images, labels, keys, sampler.num_images(index))
 
@@ -109,7 +109,7 @@ class TrainStep:
             group["lr"] = base_lr * factor
         sums = self.forward_backward(batch)
         self._unscale_gradients()
-        on_gradients(self)  # Call this first: clipping, and SGD with Nesterov momentum, write into the gradients.
+        on_gradients(self)  # Run this before clipping and Nesterov SGD, which modify the gradients in place.
         if self._clip_norm:
             nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
         self._scaler.step(self.optimizer)
@@ -120,17 +120,17 @@ class TrainStep:
         return sums
 
     def forward_backward(self, batch: Batch) -> Sums:
-        """Compute the gradient of the summed loss divided by `batch.size`; return the sums of `__call__`."""
+        """Compute the gradient of the summed loss divided by `batch.size`; returns as `__call__`."""
         self.model.zero_grad()
         sums: Sums = {}
-        microbatches = self.backend.microbatches(batch)
+        microbatches = self.runner.microbatches(batch)
         for micro in microbatches:
             is_last = micro is microbatches[-1]
-            # DDP all-reduces once, after the last microbatch.
-            with nullcontext() if is_last else self.backend.skip_all_reduce(), self.backend.matmul_precision():
-                outputs = self.backend(micro)
+            # DDP all-reduces the gradients once, in the backward pass of the last microbatch.
+            with nullcontext() if is_last else self.runner.skip_all_reduce(), self.runner.matmul_precision():
+                outputs = self.runner(micro)
                 loss = outputs["loss"] / batch.size
-                # DDP averages the gradients over the ranks; the gradient of the global batch is their sum.
+                # DDP averages the gradients over the ranks, but the gradient of the global batch is their sum.
                 self._scaler.scale(loss * self._world_size).backward()
             for name, value in (outputs | {"loss": loss.detach()}).items():
                 sums[name] = sums.get(name, 0) + value
@@ -143,33 +143,33 @@ class TrainStep:
             self._skipped_steps += ~nn.utils.get_total_norm(gradients).isfinite()
 
     def pop_skipped_steps(self) -> int:
-        """Return the number of steps since the last call that left the weights unchanged; waits for the device."""
+        """Return how many steps since the last call left the weights unchanged; waits for the device."""
         skipped_steps = int(self._skipped_steps)
         self._skipped_steps.zero_()
         return skipped_steps
 
     def prepare(self, loader: Loader) -> None:
-        """Compile the step or capture its graph, if configured, for what the loader delivers: uint8 or float32.
+        """If configured, compile the step or capture its graph for the dtype of the loader's images.
 
-        Drops the gradients; the model's buffers and the random generators keep their states. Raises as
-        `StepBackend.prepare`.
+        Drops the gradients. The model's buffers and the random generators keep their states. Raises as
+        `StepRunner.prepare`.
         """
-        config = self.backend.config
+        config = self.runner.config
         if not (config.compile or config.graph):
             return
-        if config.compile and not self.backend.compile_s:
+        if config.compile and not self.runner.compile_s:
             log.info("compiling the step, which may take a minute")
         with closing(self.batches(loader, 0)) as batches:
             batch = next(batches)
         with preserved_random_state(device=self.device), preserved_buffers(self.model):
             try:
-                self.backend.prepare(batch, self.forward_backward)
+                self.runner.prepare(batch, self.forward_backward)
             finally:
                 self.model.zero_grad()
 
     def distribute(self, world: World) -> None:
-        """Average the gradients over the ranks, so that each step uses the gradient of the global batch."""
-        self.backend.distribute(world)
+        """Let each step use the gradient of the global batch, over all ranks."""
+        self.runner.distribute(world)
         self._world_size = world.size
         if self.ema:  # DDP has copied the weights of rank 0 into the model; start the average from them.
             self.ema.model.load_state_dict(self.model.state_dict())
@@ -185,9 +185,9 @@ class TrainStep:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`; a state of another model or optimizer may raise any error."""
+        """Continue from `state_dict()`; the state of another model or optimizer can raise any error."""
         self.model.load_state_dict(state["model"])
-        # Load no options of the parameter groups: they follow from the configuration and the number of steps.
+        # Keep the options of the parameter groups: they follow from the configuration and the number of steps.
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state["optimizer"]["state"]})
         self.completed_steps = int(state["schedule"]["last_epoch"])
         self._skipped_steps.zero_()
@@ -198,7 +198,7 @@ class TrainStep:
 
     @contextmanager
     def preserved_state(self) -> Iterator[None]:
-        """Restore the state on exit, including buffers that `state_dict()` omits, and drop the gradients."""
+        """Restore the state on exit, including buffers that are not in `state_dict()`, and drop the gradients."""
         before = copy.deepcopy(self.state_dict())
         with preserved_buffers(self.model):
             try:

@@ -11,12 +11,12 @@ from vitmnist.errors import ConfigError
 from vitmnist.runtime.cpu import BF16_UNITS, has_bf16_units
 
 CPU_MICRO_BATCH = 2048
-"""The largest microbatch on a CPU. With 32 MiB of cache, the articles' transformer (bf16, batch 500 and 5000) was
+"""The largest microbatch on a CPU. With 32 MiB of cache, the articles' transformer (bf16, batch sizes 500 and 5000) is
 fastest with microbatches of 1,000 to 2,500 images, compiled or not."""
 COMPILE_FROM_IMAGES = {Precision.bf16: 400_000, Precision.fp32: 4_000_000}
-"""The number of training images, over all epochs, from which compiling pays on two cores of a CPU. It takes 40 s
-without a cache, and saves 0.1 ms per image in bf16 (batch 500: 95 ms per step in place of 147) and 0.01 ms in float32
-(111 in place of 115)."""
+"""The number of training images, over all epochs, from which compiling pays on two CPU cores. Compiling takes 40 s
+without a cache. It saves 0.1 ms per image in bf16 (95 ms instead of 147 per step of 500 images) and 0.01 ms in float32
+(111 ms instead of 115)."""
 AutoChoices = dict[str, tuple[Any, str]]
 """The value that replaces `auto`, and its reason, by the key in `trainer`."""
 
@@ -25,7 +25,7 @@ AutoChoices = dict[str, tuple[Any, str]]
 class StepConfig:
     """How a training step is computed; see `conf/trainer/fast.yaml`.
 
-    The options change the result only by rounding, except that batch normalisation takes its statistics from a
+    The options change the result only by rounding. The exception is batch normalisation, whose statistics are from a
     microbatch.
 
     Args:
@@ -40,7 +40,7 @@ class StepConfig:
     reasons: dict[str, str] = field(default_factory=dict)
 
     def describe(self) -> str:
-        """Return a line for each value that was `auto`."""
+        """Return a line for each value that replaced `auto`."""
         values = {key: json.dumps(getattr(self, key)).strip('"') for key in self.reasons}
         return "\n".join(f"trainer.{key}={values[key]}: {reason}" for key, reason in self.reasons.items())
 
@@ -55,7 +55,7 @@ def resolve_step_config(
         images: training images of the whole run, over all epochs.
 
     Raises:
-        ConfigError: `trainer.graph=true` where no graph is possible, or a precision that the device does not have.
+        ConfigError: `trainer.graph=true` where no graph is possible, or a precision that the device lacks.
     """
     _check_precision(config, device)
     obstacle = _find_graph_obstacle(config, device, batch_size, ranks)
@@ -80,17 +80,17 @@ def _check_precision(config: TrainerConfig, device: torch.device) -> None:
     if precision == Precision.tf32 and not _has_bf16(device):
         raise ConfigError(f"trainer.precision=tf32: needs compute capability 8.0, which {device} lacks; {advice}")
     if precision == Precision.fp16 and not config.fused:
-        # An optimizer that is not fused waits for the GPU in each step, to see whether a gradient overflowed.
+        # An optimizer that is not fused waits for the GPU in each step, to check whether a gradient overflowed.
         raise ConfigError("trainer.precision=fp16: needs a fused optimizer; set trainer.fused=true")
 
 
 def _find_graph_obstacle(config: TrainerConfig, device: torch.device, batch_size: int, ranks: int) -> str | None:
-    """Return why the step cannot be a graph; None if it can. Raises `ConfigError` if `trainer.graph=true` needs one."""
+    """Return why the step cannot be a graph, or None. Raises `ConfigError` if `trainer.graph=true` requires a graph."""
     obstacle = None
     if device.type != "cuda":
         obstacle = "only CUDA devices have graphs"
     elif ranks > 1:
-        obstacle = f"this run has {ranks} ranks, and a graph is for one"
+        obstacle = f"this run has {ranks} ranks, and graphs support only one"
     elif config.compile is True:
         obstacle = "trainer.compile=true"
     elif isinstance(config.micro_batch, int) and config.micro_batch < batch_size:
@@ -117,9 +117,9 @@ def _choose_for_cpu(config: TrainerConfig, device: torch.device, batch_size: int
 def _choose_for_cuda(config: TrainerConfig, device: torch.device, has_graph: bool) -> AutoChoices:
     precision, reason = Precision.fp32, "the GPU lacks compute capability 8.0 or higher"
     if _has_bf16(device):
-        # Without a graph, the host launches the casts of every weight in every step: on an H100, an epoch at batch 500
-        # took 2.83 s in float32 and 3.78 s in bf16.
-        reason = "bf16 pays in a graph or in compiled code only"
+        # Without a graph, the host launches a cast of every weight in every step. On an H100, an epoch at batch size
+        # 500 takes 2.83 s in float32 and 3.78 s in bf16.
+        reason = "bf16 pays only in a graph or in compiled code"
         if has_graph or config.compile is True:
             precision, reason = Precision.bf16, "the GPU has compute capability 8.0 or higher"
     return {

@@ -50,7 +50,7 @@ class Wandb(Logger):
                 project=options.project,
                 name=folder.name,
                 dir=folder,
-                id=path.read_text().strip() if is_continued else None,
+                id=path.read_text(encoding="ascii").strip() if is_continued else None,
                 resume="allow",
                 config=result.config,
                 # The folder of the run already has its log.
@@ -61,7 +61,7 @@ class Wandb(Logger):
         for prefix, axis in (("*", "epoch"), ("step/*", "step/number")):
             self._run.define_metric(prefix, step_metric=axis)
         if not self._run.offline:
-            path.write_text(self._run.id)
+            path.write_text(self._run.id, encoding="ascii")
         # The server can have epochs after the last checkpoint. They are trained again, with the same result.
         self._epochs_sent = int(dict(self._run.summary).get("epoch", 0)) if self._run.resumed else 0
         for record in result.epochs:

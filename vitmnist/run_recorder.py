@@ -1,4 +1,4 @@
-"""The end of an epoch: its record, log line, images and checkpoint."""
+"""Records, logs and saves each completed epoch."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +25,7 @@ from vitmnist.training.progress import EpochProgress
 
 
 @dataclass(eq=False)
-class EpochRecorder:
+class RunRecorder:
     """Records, logs and saves the epochs of a run; only rank 0 has loggers."""
 
     config: Config
@@ -36,7 +36,7 @@ class EpochRecorder:
     checkpoints: CheckpointManager
     loggers: list[Logger]
     draw_images: Callable[[Predictions, int], Mapping[str, Image]]
-    """Draws the images of an epoch for the loggers, from its predictions and its number."""
+    """Draws images for the loggers from the predictions and the index of an epoch."""
     peak_memory: PeakMemory
     is_first_epoch: bool = True
     """Whether no epoch has ended since this process started."""
@@ -48,7 +48,7 @@ class EpochRecorder:
 
     @contextmanager
     def progress_bar(self, progress: EpochProgress, split: str, num_batches: int) -> Iterator[AfterStep]:
-        """Show a progress bar for a pass over a split; yields a callback that updates it and saves checkpoints."""
+        """Show a progress bar for a pass over a split; yield a callback that updates it and saves checkpoints."""
         bar = tqdm(
             desc=f"epoch {progress.epoch + 1} {split}",
             total=num_batches,
@@ -73,8 +73,8 @@ class EpochRecorder:
 
         Raises:
             TrainingError: a loss or metric is not finite.
-            DataError: a record or the checkpoint cannot be written. If a record cannot, the checkpoint is saved first.
-            RunInterrupted: the run was asked to stop; it is saved.
+            DataError: a record or the checkpoint cannot be written. If writing a record fails, the run is saved first.
+            RunInterrupted: the run was asked to stop, and has been saved.
         """
         result = self.result
         record = self._make_record(progress, train, evaluation)
@@ -94,7 +94,7 @@ class EpochRecorder:
     def _make_record(
         self, progress: EpochProgress, train: dict[str, float], evaluation: dict[str, float]
     ) -> EpochRecord:
-        """Make the record of an epoch; all ranks get that of rank 0."""
+        """Make the record of an epoch; rank 0 sends its record to all ranks."""
         save_s = train[SAVE_S.name] + evaluation[SAVE_S.name]
         metrics = {
             **train,
@@ -111,7 +111,7 @@ class EpochRecorder:
             "ended_at": time.time(),
             "steps": progress.logged_steps(),
         }
-        # `monitor` may be a time, and the ranks must agree on the best and the last epoch.
+        # The monitored metric can be a time. The ranks must agree on the best and the last epoch.
         return self.world.broadcast_object(lambda: record)
 
     def _write_records(self, record: EpochRecord, predictions: Predictions, is_last: bool) -> None:

@@ -1,4 +1,4 @@
-"""Runs model and loss on a microbatch: eagerly, compiled, or as a CUDA graph."""
+"""Runs the model and the loss on a microbatch: eagerly, compiled, or as a CUDA graph."""
 
 import logging
 import math
@@ -27,16 +27,16 @@ from vitmnist.training.step_options import StepConfig
 log = logging.getLogger(__name__)
 
 Sums = dict[str, Tensor]
-"""Sums over this rank's images, as scalar tensors on the device: `loss`, and each metric of `vitmnist.metrics`."""
+"""Sums over this rank's images, as scalar tensors on the device: `loss`, and each metric of a batch by its name."""
 AUTOCAST_DTYPES = {Precision.bf16.value: torch.bfloat16, Precision.fp16.value: torch.float16}
-"""The dtype of `torch.autocast` by `trainer.precision`; other precisions do not use it."""
+"""The dtype of `torch.autocast` for each `trainer.precision` that uses it."""
 
 
-class StepBackend:
+class StepRunner:
     """Divides a batch into microbatches, and computes the summed loss and metrics of each.
 
-    The backend is eager until `prepare` compiles it or captures its graph. With `precision=bf16` or `fp16` the model
-    runs under `torch.autocast`; weights, gradients and loss are float32.
+    The runner is eager until `prepare` compiles it or captures its graph. With `precision=bf16` or `fp16`, the model
+    runs under `torch.autocast`; the weights, the gradients and the loss are float32.
 
     Args:
         model: returns logits `[B, classes]`.
@@ -55,17 +55,17 @@ class StepBackend:
         self.compile_s = 0.0
         """The seconds spent on compiling or on capturing graphs."""
         self.must_pad = False
-        """Pad short microbatches with images labelled `IGNORED`, because compiled code has fixed shapes. The statistics
-        of batch normalisation would count the padding, so models with it run short microbatches eagerly."""
+        """Pad short microbatches with `IGNORED` images, so that compiled code sees one shape. Models with batch
+        normalisation run short microbatches eagerly, because its statistics would include the padding."""
         self.eager = ModelAndLoss(model, preprocess, self.config.precision, loss)
         self.module: nn.Module = self.eager
-        """Model and loss: eager, compiled or graphed. With several ranks, DDP wraps it."""
+        """The model and the loss: eager, compiled or graphed. With several ranks, DDP wraps the module."""
         self.mix_batch = preprocess.mix_batch
-        """Augments and mixes a batch, eager or compiled; called only if the augmentation mixes images."""
+        """Augments and mixes a batch, eagerly or compiled. It is called only if the augmentation mixes images."""
 
     @property
     def has_batch_norm(self) -> bool:
-        """Whether the output for an image depends on its batch, because a batch normalisation is in training mode."""
+        """Whether the output for an image depends on its batch: a batch normalisation is in training mode."""
         return any(isinstance(module, BATCH_NORMS) and module.training for module in self.model.modules())
 
     def microbatches(self, batch: Batch) -> list[Batch]:
@@ -77,12 +77,12 @@ class StepBackend:
             batch = batch.padded(math.ceil(length / self.microbatch_size) * self.microbatch_size)
         if must_mix:
             batch = self._mix(batch)
-        # The padding of a mixed batch may fill whole microbatches. Leave these out.
+        # In a mixed batch, padding can fill whole microbatches. Leave them out.
         return list(islice(batch.microbatches(self.microbatch_size), count))
 
     def __call__(self, micro: Batch) -> Sums:
         """Return the summed loss and metrics of a microbatch, not divided by the size of the batch."""
-        with self._eager_unless(len(micro) == self.microbatch_size):
+        with self._eager_for_short_batches(len(micro) == self.microbatch_size):
             sums: Sums = self.module(micro.inputs())
         return sums
 
@@ -92,7 +92,7 @@ class StepBackend:
 
     @contextmanager
     def matmul_precision(self) -> Iterator[None]:
-        """Compute the float32 matrix products within the block in TF32, if configured; evaluation does not."""
+        """Use TF32 for the float32 matrix products within the block, if configured. Evaluation never uses TF32."""
         if self.config.precision != Precision.tf32:
             yield
             return
@@ -110,15 +110,15 @@ class StepBackend:
     def prepare(self, batch: Batch, forward_backward: Callable[[Batch], object]) -> None:
         """Compile the module, or capture its graph, for batches like `batch`; changes gradients and random state.
 
-        If `trainer.compile=auto` or `trainer.graph=auto` fails, the backend stays eager, and `config` says why.
+        If `trainer.compile=auto` or `trainer.graph=auto` fails, the runner stays eager, and `config` has the reason.
 
         Raises:
             ConfigError: `trainer.compile=true` or `trainer.graph=true` failed.
         """
         started = time.perf_counter()
         if self.module is self.eager:
-            # Call the model eagerly first. Libraries such as einops then fill their caches, which would otherwise cause
-            # a recompilation, and an error of the model is not reported as an error of compiling.
+            # Call the model eagerly first. Libraries such as einops fill their caches, which would otherwise cause a
+            # recompilation, and an error in the model is not mistaken for a compilation failure.
             forward_backward(batch)
         try:
             if self.config.compile:
@@ -137,9 +137,9 @@ class StepBackend:
             self.mix_batch = torch.compile(self.mix_batch, fullgraph=True, dynamic=False)
             self.must_pad = not self.has_batch_norm
         try:
-            forward_backward(batch)  # This reuses code that earlier jobs of a sweep have compiled.
+            forward_backward(batch)  # Reuses code compiled by earlier jobs of a sweep.
         except Exception:
-            torch.compiler.reset()  # Torch keeps at most eight versions; earlier jobs may have used them up.
+            torch.compiler.reset()  # Earlier jobs may have used up torch's limit of compiled versions.
             forward_backward(batch)
 
     def _capture(self, batch: Batch) -> None:
@@ -151,7 +151,7 @@ class StepBackend:
         self.module.capture(batch.inputs())
 
     def _fall_back(self, error: Exception) -> None:
-        """Stay eager after a failure of `auto`; raise `ConfigError` after one of `true`."""
+        """Stay eager if the option was `auto`; raise `ConfigError` if it was `true`."""
         self.module, self.mix_batch, self.must_pad = self.eager, self.preprocess.mix_batch, False
         key = "compile" if self.config.compile else "graph"
         reason = f"failed: {first_line(error)}"
@@ -167,30 +167,30 @@ class StepBackend:
     def _mix(self, batch: Batch) -> Batch:
         assert batch.keys is not None
         # Mix the whole batch at once: the partner of an image must not depend on the microbatch size.
-        with self._eager_unless(len(batch) == self.batch_size):
+        with self._eager_for_short_batches(len(batch) == self.batch_size):
             images, targets = self.mix_batch(batch.images, batch.labels, batch.keys)
         return Batch(images, batch.labels, None, batch.size, targets)
 
-    def _eager_unless(self, is_full: bool) -> AbstractContextManager[object]:
-        """Run compiled code eagerly on a short batch, unless short batches are padded (see `must_pad`)."""
+    def _eager_for_short_batches(self, is_full: bool) -> AbstractContextManager[object]:
+        """Run compiled code eagerly on a short batch, unless short batches are padded; see `must_pad`."""
         is_eager = self.config.compile and not self.must_pad and not is_full
         return torch.compiler.set_stance("force_eager") if is_eager else nullcontext()
 
 
 class ModelAndLoss(nn.Module):
-    """Preprocessing, model, loss and metrics as one module, to be compiled, captured or wrapped as a whole."""
+    """Preprocessing, model, loss and metrics as one module that can be compiled, captured or wrapped by DDP."""
 
     def __init__(self, model: nn.Module, preprocess: Preprocess, precision: str, loss: Loss) -> None:
         super().__init__()
         self.model = model
-        self._preprocess = preprocess.forward  # DDP would broadcast the constants of a submodule in each step.
-        self._metrics = get_batch_metrics()  # Compiled code cannot look them up in the registry.
+        self._preprocess = preprocess.forward  # As a submodule, its constants would be broadcast by DDP in each step.
+        self._metrics = get_batch_metrics()  # Compiled code cannot access the registry.
         self._device_type = preprocess.mean.device.type
         self._autocast_dtype = AUTOCAST_DTYPES.get(precision)
         self._loss = loss
 
     def forward(self, inputs: dict[str, Tensor]) -> Sums:
-        """Return the sums for `Batch.inputs()`; the loss is not divided by the size of the batch."""
+        """Return the sums for `Batch.inputs()`; the loss is not divided by the batch size."""
         labels = inputs["labels"]
         images = self._preprocess(inputs["images"], inputs.get("keys"))
         with torch.autocast(self._device_type, self._autocast_dtype) if self._autocast_dtype else nullcontext():
@@ -204,11 +204,11 @@ class ModelAndLoss(nn.Module):
 class GraphedModule(nn.Module):
     """Replays forward and backward as a CUDA graph, which the GPU runs without waiting for Python.
 
-    With small batches, launching the kernels of a step takes the host longer than computing them takes the GPU. A graph
+    With small batches, the host needs longer to launch the kernels of a step than the GPU needs to run them. A graph
     launches all of them at once (`torch.cuda.make_graphed_callables`). Inputs whose names, shapes or dtypes were not
-    captured go through the module itself, because a replay would broadcast and convert them silently. Each replay
+    captured go through the module itself, because a replay would silently broadcast and convert them. Each replay
     writes its outputs and gradients to the same memory, so the caller must copy the outputs, and set the gradients to
-    None before each call. The parameters of the module must stay at their addresses.
+    None before each call. The parameters of the module must not move in memory.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -222,17 +222,17 @@ class GraphedModule(nn.Module):
     def capture(self, inputs: dict[str, Tensor]) -> None:
         """Capture forward and backward for inputs of these names, shapes and dtypes, unless they were captured before.
 
-        No other thread may allocate memory on the GPU meanwhile. The capture changes the module's buffers, such as the
-        statistics of batch normalisation, and the state of the random generators. Raises `RuntimeError` if the module
-        waits for the GPU, or does something else that cannot be captured.
+        No other thread may allocate GPU memory during the capture. The capture changes the module's buffers, such as
+        the statistics of batch normalisation, and the random state. Raises `RuntimeError` if the module waits for the
+        GPU, or does anything else that cannot be captured.
         """
         if _signature(inputs) in self._graphs:
             return
         samples = {name: tensor.clone() for name, tensor in inputs.items()}
-        # The graph keeps autograd's nodes alive, and they belong to the stream of the capture.
+        # The graph keeps autograd nodes of the capture stream alive. Torch warns about them, but they are correct here.
         warnings.filterwarnings("ignore", "The AccumulateGrad node's stream does not match")
         make_graphs: Callable[..., Any] = torch.cuda.make_graphed_callables
-        # Torch replaces the `forward` of its argument; wrap `self.module`, which must not change.
+        # Torch replaces the `forward` method of its argument. Wrap `self.module` so that it stays as it is.
         wrapper = nn.Sequential(self.module)
         self._graphs[_signature(inputs)] = make_graphs(wrapper, (samples,), allow_unused_input=True)
 

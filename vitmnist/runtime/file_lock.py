@@ -1,0 +1,113 @@
+"""Locks between processes, and between the threads of each: `fcntl.lockf`, or `filelock` where Python lacks it."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+POLL_S = 0.05
+"""The interval at which a waiting thread tries to lock, in seconds."""
+
+_held: set[tuple[int, Path]] = set()
+"""The process ID and the path of each lock that is held. A forked process inherits this set, but no lock."""
+_held_guard = threading.Lock()
+
+
+def is_held_here(path: Path) -> bool:
+    """Whether this process holds the lock of a file."""
+    return (os.getpid(), path) in _held
+
+
+@contextmanager
+def wait_for_lock(path: Path) -> Iterator[None]:
+    """Hold the lock of a file within the block, after waiting until no process or thread holds it; raises `OSError`."""
+    while (release := try_lock(path)) is None:
+        time.sleep(POLL_S)
+    try:
+        yield
+    finally:
+        release()
+
+
+def try_lock(path: Path) -> Callable[[], None] | None:
+    """Lock a file, which is created if there is none; returns a function that unlocks it, None if it is locked.
+
+    The system unlocks the file when this process ends.
+
+    Raises:
+        OSError: the file cannot be created or written to, or its file system has no locks.
+    """
+    holder = os.getpid(), path
+    with _held_guard:
+        # The system would grant this process its own lock again.
+        if holder in _held or (unlock := _try_lock(path)) is None:
+            return None
+        _held.add(holder)
+
+    def release() -> None:
+        with _held_guard:
+            unlock()
+            _held.discard(holder)
+
+    return release
+
+
+def is_locked(path: Path) -> bool:
+    """Whether another process has locked a file, also on a read-only file system."""
+    # Closing any handle of a file releases the lock of this process on it.
+    with _held_guard:
+        return not is_held_here(path) and path.is_file() and _is_locked(path)
+
+
+try:
+    import fcntl
+except ImportError:
+    from filelock import FileLock, Timeout
+
+    def _try_lock(path: Path) -> Callable[[], object] | None:
+        lock = FileLock(path, thread_local=False)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            return None
+
+        def unlock() -> None:
+            lock.release()
+            path.touch()  # On Windows, `filelock` has removed the file.
+
+        return unlock
+
+    def _is_locked(path: Path) -> bool:
+        try:
+            unlock = _try_lock(path)
+        except OSError:
+            # The file belongs to another user, or is read-only.
+            return False
+        if unlock:
+            unlock()
+        return unlock is None
+
+else:
+
+    def _try_lock(path: Path) -> Callable[[], object] | None:
+        with ExitStack() as stack:
+            file = stack.enter_context(path.open("ab"))
+            try:
+                # Processes inherit a lock of `flock`, so workers that outlive this process would keep it.
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
+                return None
+            return stack.pop_all().close
+
+    def _is_locked(path: Path) -> bool:
+        try:
+            with path.open("rb") as file:
+                fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            # The file system has no locks, or the file belongs to another user.
+            return False
+        return False
