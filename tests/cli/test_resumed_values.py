@@ -125,6 +125,8 @@ def test_a_run_keeps_what_its_yaml_said(quick: list[str], succeed: Printed, refu
     file.write_text(EXPERIMENT.format(test_size=6))
     again = [*quick, *options, "epochs=3", "resume=auto", "data/loader=prefetch", "hydra.run.dir=own"]
     assert "resume=auto: resuming own" in succeed(*again)
+    refused = refuse(*quick, "experiment=article", "resume=auto", "hydra.run.dir=own")
+    assert "error: experiment=article: the run in own began with experiment=small, and its values are kept" in refused
     file.write_text(EXPERIMENT.partition("\n")[2].format(test_size=6))
     assert "error: experiment/small.yaml: experiment: there is no such key" in refuse(*options)
     file.write_text("data: [\n")

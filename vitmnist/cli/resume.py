@@ -5,12 +5,13 @@ A record is only data: it is checked against the schema, and never passed to Hyd
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from vitmnist.cli.arguments import is_hydra_override
+from vitmnist.cli.arguments import find_value, is_hydra_override, parse_key
 from vitmnist.cli.command import echo
 from vitmnist.config import is_group
 from vitmnist.config.compose import compose
@@ -27,7 +28,7 @@ from vitmnist.config.validation import escape_interpolations, validate
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.files import UnreadableError, display_path, read_plain
 from vitmnist.runtime.run_folder import has_checkpoint
-from vitmnist.tracking.result import CONFIG_FILE
+from vitmnist.tracking.result import CONFIG_FILE, OVERRIDES
 from vitmnist.tracking.runs import read_run
 
 # The files of these groups set keys of other groups (`@package _global_`).
@@ -85,6 +86,26 @@ def _recorded_values(folder: Path) -> dict[str, object]:
     except (UnreadableError, ConfigError) as error:
         raise ConfigError(f"{display_path(source)}: {error}; restore the file, or start a new run") from error
     return values
+
+
+def read_global_overrides(folder: Path, overrides: list[str]) -> list[str]:
+    """The overrides of `GLOBAL_GROUPS` that a run began with.
+
+    Raises:
+        ConfigError: `overrides` name another member of these groups.
+    """
+    try:
+        recorded: Any = read_plain(folder / OVERRIDES)
+    except (FileNotFoundError, UnreadableError):
+        recorded = []
+    for group in GLOBAL_GROUPS:
+        typed, begun = find_value(group, overrides), find_value(group, recorded)
+        if typed not in (None, begun):
+            raise ConfigError(
+                f"{group}={typed}: the run in {display_path(folder)} began with {group}={begun or 'null'}, and its values "
+                "are kept; type that again, or name another folder with hydra.run.dir=FOLDER"
+            )
+    return [override for override in recorded if parse_key(override) in GLOBAL_GROUPS]
 
 
 def is_resumable(folder: Path) -> bool:

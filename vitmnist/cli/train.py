@@ -23,7 +23,13 @@ import vitmnist
 from vitmnist.cli.arguments import Arguments, Resume, find_value, is_hydra_override, parse_arguments, without_keys
 from vitmnist.cli.command import PrintableFormatter, echo
 from vitmnist.cli.process import ProcessState, exit_with_message, import_trainer
-from vitmnist.cli.resume import GLOBAL_GROUPS, is_resumable, load_recorded_config, print_if_completed
+from vitmnist.cli.resume import (
+    GLOBAL_GROUPS,
+    is_resumable,
+    load_recorded_config,
+    print_if_completed,
+    read_global_overrides,
+)
 from vitmnist.cli.sweep import run_sweep
 from vitmnist.config import CONF
 from vitmnist.config.schema import Config, to_plain_dict
@@ -117,12 +123,14 @@ def configure_run(process: ProcessState, composed: DictConfig, arguments: Argume
     if not is_resumed:
         values = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
         config = validate(Config, values)
-    elif resume is Resume.AUTO:
-        # The same command line is typed again, and the values of `experiment=` are recorded already.
-        echo(f"resume=auto: resuming {path}")
-        config = load_recorded_config(folder, without_keys(overrides, GLOBAL_GROUPS))
     else:
+        recorded_globals = read_global_overrides(folder, overrides if resume is Resume.AUTO else [])
+        if resume is Resume.AUTO:
+            echo(f"resume=auto: resuming {path}")
+            # The values of `experiment=` are recorded already.
+            overrides = without_keys(overrides, GLOBAL_GROUPS)
         config = load_recorded_config(folder, overrides)
+        overrides = [*recorded_globals, *overrides]
     process.lock_folder(folder, "hydra.run.dir", [f"resume={path}"], must_be_new=resume is Resume.NEVER)
     if is_resumed and print_if_completed(folder, config):
         return None
