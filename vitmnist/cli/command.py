@@ -5,12 +5,12 @@ import os
 import sys
 import traceback
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn, TextIO
 
-from vitmnist.errors import ExitCode, escape_unprintable
+from vitmnist.errors import ExitCode, RunInterrupted, escape_unprintable
 from vitmnist.runtime.files import display_path
 
 
@@ -32,8 +32,12 @@ def create_parser(name: str, description: str | None) -> ArgumentParser:
 
 
 @contextmanager
-def errors_as_messages() -> Iterator[None]:
-    """Turn an exception in the block into one message and an exit code; also a decorator of a command."""
+def errors_as_messages(select: Callable[[BaseException], BaseException] | None = None) -> Iterator[None]:
+    """Turn an exception in the block into one message and an exit code; also a decorator of a command.
+
+    Args:
+        select: returns the exception to report in place of the raised one.
+    """
     # This handler prints warnings while no log is configured.
     if logging.lastResort:
         logging.lastResort.setFormatter(PrintableFormatter())
@@ -41,8 +45,8 @@ def errors_as_messages() -> Iterator[None]:
         yield
         # Raise the error of a closed pipe here, not at interpreter exit. `print` accepts that stdout is None.
         print(end="", flush=True)
-    except (Exception, KeyboardInterrupt) as error:
-        exit_with_error(error)
+    except (Exception, KeyboardInterrupt, RunInterrupted) as error:
+        exit_with_error(select(error) if select else error)
 
 
 def exit_with_error(error: BaseException) -> NoReturn:

@@ -11,10 +11,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from vitmnist.cli.command import exit_with_error, format_command
+from vitmnist.cli.command import errors_as_messages, format_command
 from vitmnist.cli.messages import describe_failure
 from vitmnist.errors import ConfigError, PeerError
 from vitmnist.runtime.files import display_path
@@ -84,21 +85,21 @@ def exit_with_message(process: ProcessState) -> Iterator[None]:
     # The logging module would print a traceback for a closed pipe (`| head`).
     logging.raiseExceptions = False
     try:
-        with signal_handler(lambda *_: end_interrupted(process.resume_hint()), signal.SIGINT), process.resources:
+        with (
+            errors_as_messages(partial(_first_failure, process)),
+            signal_handler(lambda *_: end_interrupted(process.resume_hint()), signal.SIGINT),
+            process.resources,
+        ):
             yield
-        # Raise the error of a closed pipe here, not at interpreter exit.
-        print(end="", flush=True)
-    except SystemExit:
-        raise
-    except BaseException as error:
-        _exit(process, process.world.first_failure(error))
     finally:
-        # Unloading torch takes a second; a signal in that time must not make a completed run look like a failed one.
+        # Unloading torch takes a second; a late signal must not change the exit code.
         atexit.register(ignore_stop_signals)
     process.world.disconnect()
 
 
-def _exit(process: ProcessState, error: BaseException) -> NoReturn:
+def _first_failure(process: ProcessState, raised: BaseException) -> BaseException:
+    """Return the error to report on this rank; exits if another rank or the log has the message."""
+    error = process.world.first_failure(raised)
     failure = describe_failure(error)
     if failure.status == "interrupted":
         # Before Hydra has configured the log, Python prints a warning to stderr.
@@ -109,7 +110,7 @@ def _exit(process: ProcessState, error: BaseException) -> NoReturn:
     # The rank that failed shows its message, and rank 0 repeats it; the other ranks print nothing.
     if isinstance(error, PeerError) and not process.world.is_main:
         sys.exit(failure.exit_code)
-    exit_with_error(error)
+    return error
 
 
 def import_trainer() -> type[Trainer]:

@@ -102,8 +102,8 @@ def read_global_overrides(folder: Path, overrides: list[str]) -> list[str]:
         typed, begun = find_value(group, overrides), find_value(group, recorded)
         if typed not in (None, begun):
             raise ConfigError(
-                f"{group}={typed}: the run in {display_path(folder)} began with {group}={begun or 'null'}, and its values "
-                "are kept; type that again, or name another folder with hydra.run.dir=FOLDER"
+                f"{group}={typed}: the run in {display_path(folder)} began with {group}={begun or 'null'}, and its "
+                "values are kept; type that again, or name another folder with hydra.run.dir=FOLDER"
             )
     return [override for override in recorded if parse_key(override) in GLOBAL_GROUPS]
 
