@@ -193,7 +193,7 @@ def test_the_model_of_the_benchmarks_is_equal_to_ours(monkeypatch: pytest.Monkey
 
 def headings(file: Path) -> set[str]:
     """The anchors of a page's headings."""
-    titles = re.findall(r"^#+ (.+)$", file.read_text(), re.MULTILINE)
+    titles = re.findall(r"^#+ (.+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 

@@ -138,7 +138,7 @@ def test_predict_takes_folders_and_patterns(trained: Path, tmp_path: Path, monke
     for name in ("b/2.png", "b/1.png", "b/deep/3.PNG", "[odd].png"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("L", (9, 9)).save(name)
-    Path("b/notes.txt").write_text("not an image")
+    Path("b/notes.txt").write_text("not an image", encoding="utf-8")
     Path("none").mkdir()
     folder = ["b/1.png", "b/2.png", "b/deep/3.PNG"]
     for names, expected in (

@@ -42,7 +42,7 @@ def test_an_export_needs_nothing_of_this_project_and_predicts_what_the_original_
     before = content(trained)
     model, described, summary = output_of(main, "run", f"--format={name}", "data.dataset.test_size=3").splitlines()
     assert summary.startswith("kmnist, test split, 3 images: accuracy ")
-    file, description = Path(model), json.loads(Path(described).read_text())
+    file, description = Path(model), json.loads(Path(described).read_text(encoding="utf-8"))
     new = {path: data for path, data in content(trained).items() if path not in before}
     assert content(trained) == before | new, "the records of the run are as they were"
     assert {*map(str, new)} == {file.name, f"{file.name}.json"}

@@ -75,7 +75,7 @@ def test_a_module_that_fails_gives_its_own_error_at_each_request(
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(CONF)))
 def test_every_file_opens_with_its_use_and_every_key_has_a_comment(file: Path) -> None:
-    lines = file.read_text().splitlines()
+    lines = file.read_text(encoding="utf-8").splitlines()
     opening = [line for line in lines[: next(i for i, line in enumerate(lines) if not line)] if line[:1] == "#"]
     assert any("python train.py" in line for line in opening)
     if file.parent != CONF:

@@ -1,4 +1,4 @@
-"""Run a script with and without `from_dataloader`, in one and in two ranks; write what each rank trained on.
+"""Run a script with and without `from_dataloader`, in one and in two ranks, and record the batches of each rank.
 
     python -m tests.frameworks.run_recipe SCRIPT FOLDER MODULE…
 
@@ -20,10 +20,11 @@ from torch import nn
 import vitmnist
 from tests.support.processes import free_port
 
-VARIANTS = {  # what is replaced in a script, and in how many ranks it runs
+# The replaced text of each variant, and the numbers of ranks.
+VARIANTS = {
     "plain": ({}, (1, 2)),
     "workers": ({"shuffle=True)": "shuffle=True, num_workers=1)"}, (1,)),
-    "distributed": ({"no_aug=True": "no_aug=True, distributed=True"}, (2,)),  # what timm calls it
+    "distributed": ({"no_aug=True": "no_aug=True, distributed=True"}, (2,)),  # The argument of timm
 }
 
 
@@ -52,7 +53,7 @@ def train(source: str, file: Path, ranks: int, rank: int, port: int) -> None:
     weights = b"".join(value.numpy().tobytes() for value in names["model"].state_dict().values())
     dataset = type(names["loader"].dataset).__name__
     record = {"seen": seen, "weights": hashlib.sha256(weights).hexdigest(), "dataset": dataset}
-    file.write_text(json.dumps(record))
+    file.write_text(json.dumps(record), encoding="utf-8")
 
 
 def main() -> None:
@@ -60,7 +61,7 @@ def main() -> None:
     for module in (*modules, "torchvision", "vitmnist.replacement.from_dataloader"):
         importlib.import_module(module)
     fork = multiprocessing.get_context("fork")
-    text = Path(script).read_text()
+    text = Path(script).read_text(encoding="utf-8")
     for name, (changes, sizes) in VARIANTS.items():
         if not all(before in text for before in changes):
             continue

@@ -7,13 +7,13 @@ from pathlib import Path
 import pandas
 import pytest
 
-from vitmnist.runtime.files import UnreadableError, encode_csv, read_plain, write_atomic
+from vitmnist.runtime.files import UnreadableError, encode_csv, read_json_or_yaml, write_atomic
 
 
 def test_yaml_constructs_no_objects(tmp_path: Path) -> None:
     (tmp_path / "file.yaml").write_text("a: !!python/object/apply:os.getcwd []")
     with pytest.raises(UnreadableError, match=r"^is not YAML: could not determine a constructor.*$"):
-        read_plain(tmp_path / "file.yaml")
+        read_json_or_yaml(tmp_path / "file.yaml")
 
 
 def test_texts_are_quoted_and_numbers_are_not() -> None:

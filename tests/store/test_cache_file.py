@@ -143,11 +143,11 @@ def truncate(file: Path) -> None:
 
 
 def become_deep(file: Path) -> None:
-    file.write_text("[" * 100_000)
+    file.write_text("[" * 100_000, encoding="utf-8")
 
 
 def change_notes(file: Path) -> None:
-    file.write_text(file.read_text().replace('"notes": {}', '"notes": {"mean": 0.9}'))
+    file.write_text(file.read_text(encoding="utf-8").replace('"notes": {}', '"notes": {"mean": 0.9}'), encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ import atexit
 import gc
 
 import matplotlib.backends.backend_agg  # noqa: F401
-import torch._dynamo
+import torch._dynamo  # noqa: F401
 import torch.nn.parallel  # noqa: F401
 
-import vitmnist.report.plots
+import vitmnist.report.plots  # noqa: F401
 import vitmnist.trainer  # noqa: F401
 
 atexit.register(gc.unfreeze)  # Libraries report frozen objects as leaks.

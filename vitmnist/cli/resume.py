@@ -26,7 +26,7 @@ from vitmnist.config.schema import (
 )
 from vitmnist.config.validation import escape_interpolations, validate
 from vitmnist.errors import ConfigError
-from vitmnist.runtime.files import UnreadableError, display_path, read_plain
+from vitmnist.runtime.files import UnreadableError, display_path, read_json_or_yaml
 from vitmnist.runtime.run_folder import has_checkpoint
 from vitmnist.tracking.result import CONFIG_FILE, OVERRIDES
 from vitmnist.tracking.runs import read_run
@@ -75,7 +75,7 @@ def _apply(config: DictConfig, override: Override, hydra_overrides: list[str]) -
 def _recorded_values(folder: Path) -> dict[str, object]:
     source = folder / CONFIG_FILE
     try:
-        recorded = read_plain(source)
+        recorded = read_json_or_yaml(source)
         if not isinstance(recorded, dict):
             raise UnreadableError("is not the configuration of a run")
         values = fill_defaults({key: value for key, value in recorded.items() if key != "hydra"})

@@ -56,9 +56,18 @@ def try_lock(path: Path) -> Callable[[], None] | None:
 
 def is_locked(path: Path) -> bool:
     """Whether another process has locked a file, also on a read-only file system."""
-    # Closing any handle of a file releases the lock of this process on it.
     with _held_guard:
-        return not is_held_here(path) and path.is_file() and _is_locked(path)
+        # Closing any handle of a file releases the lock of this process on it.
+        if is_held_here(path) or not path.is_file():
+            return False
+        try:
+            unlock = _try_lock(path, is_shared=True)
+        except OSError:
+            # The file system has no locks, or the file belongs to another user.
+            return False
+        if unlock:
+            unlock()
+        return unlock is None
 
 
 try:
@@ -66,7 +75,7 @@ try:
 except ImportError:
     from filelock import FileLock, Timeout
 
-    def _try_lock(path: Path) -> Callable[[], object] | None:
+    def _try_lock(path: Path, is_shared: bool = False) -> Callable[[], object] | None:
         lock = FileLock(path, thread_local=False)
         try:
             lock.acquire(blocking=False)
@@ -79,35 +88,14 @@ except ImportError:
 
         return unlock
 
-    def _is_locked(path: Path) -> bool:
-        try:
-            unlock = _try_lock(path)
-        except OSError:
-            # The file belongs to another user, or is read-only.
-            return False
-        if unlock:
-            unlock()
-        return unlock is None
-
 else:
 
-    def _try_lock(path: Path) -> Callable[[], object] | None:
+    def _try_lock(path: Path, is_shared: bool = False) -> Callable[[], object] | None:
         with ExitStack() as stack:
-            file = stack.enter_context(path.open("ab"))
+            file = stack.enter_context(path.open("rb" if is_shared else "ab"))
             try:
                 # Processes inherit a lock of `flock`, so workers that outlive this process would keep it.
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.lockf(file, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):
                 return None
             return stack.pop_all().close
-
-    def _is_locked(path: Path) -> bool:
-        try:
-            with path.open("rb") as file:
-                fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            # The file system has no locks, or the file belongs to another user.
-            return False
-        return False

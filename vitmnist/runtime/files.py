@@ -93,7 +93,7 @@ class UnreadableError(ValueError):
     """A file cannot be used. The message is one line that says why, without the name of the file."""
 
 
-def read_plain(path: Path) -> object:
+def read_json_or_yaml(path: Path) -> object:
     """Read the plain values in a JSON or YAML file; interpolations such as `${oc.env:HOME}` stay text.
 
     Raises:

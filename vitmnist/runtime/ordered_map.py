@@ -26,7 +26,7 @@ Outcome = tuple[Any, BaseException | None]  # A result, or the exception in its 
 
 
 class ordered_map(Iterator[Result], Generic[Item, Result]):  # noqa: N801  # is called like `map`
-    """The results of a function in the order of the items, computed in threads ahead of the consumer.
+    """Like `map`, but runs `fn` in background threads up to `ahead` items early and keeps the order.
 
     An exception is raised in place of its result, with its own type; the next results can still be taken.
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from vitmnist.errors import DataError
 from vitmnist.runtime.file_lock import wait_for_lock
-from vitmnist.runtime.files import read_plain, rename, write_atomic
+from vitmnist.runtime.files import read_json_or_yaml, rename, write_atomic
 from vitmnist.runtime.memory import OutOfSpaceError, format_mib, map_private
 
 log = logging.getLogger(__name__)
@@ -196,7 +196,7 @@ def _open(entry: Path, names: Sequence[str]) -> CacheEntry:
 
 
 def _open_folder(entry: Path, names: Sequence[str]) -> CacheEntry:
-    record = cast("dict[str, Any]", read_plain(entry / RECORD_NAME))
+    record = cast("dict[str, Any]", read_json_or_yaml(entry / RECORD_NAME))
     if record.pop("crc32") != _checksum(record, entry, names):
         raise ValueError("it is damaged")
     return _map_files(entry, names), record["notes"]

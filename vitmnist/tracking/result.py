@@ -17,7 +17,7 @@ from vitmnist.config.schema import Config
 from vitmnist.errors import ConfigError, DataError, PeerError, to_failure
 from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.metrics.epoch_table import build_epoch_table
-from vitmnist.runtime.files import UnreadableError, append_bytes, encode_csv, read_plain, write_atomic
+from vitmnist.runtime.files import UnreadableError, append_bytes, encode_csv, read_json_or_yaml, write_atomic
 from vitmnist.runtime.signals import StopSignal, create_interruption
 from vitmnist.runtime.world import World
 
@@ -75,7 +75,7 @@ class Result:
             FileNotFoundError: there is no such file.
             UnreadableError: it cannot be read, or is not a record.
         """
-        content = read_plain(path)
+        content = read_json_or_yaml(path)
         if not isinstance(content, dict) or content.get("status") not in FINAL_STATUSES:
             raise UnreadableError("is not the result of a run")
         return cls(**{item.name: content[item.name] for item in fields(cls) if item.name in content})

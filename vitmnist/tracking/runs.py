@@ -14,7 +14,7 @@ from vitmnist.config.schema import dotted_keys
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.metrics.epoch_record import Monitor, select_steady_epochs, summarize
 from vitmnist.metrics.epoch_table import EPOCH_S, Metric, build_epoch_table, find_metric
-from vitmnist.runtime.files import UnreadableError, read_plain
+from vitmnist.runtime.files import UnreadableError, read_json_or_yaml
 from vitmnist.runtime.run_folder import is_in_use
 from vitmnist.tracking.result import CONFIG_FILE, Result
 
@@ -134,7 +134,7 @@ def read_run(folder: Path) -> Run:
         else:
             result = Result(status="not started")
     with suppress(FileNotFoundError, UnreadableError):
-        config = read_plain(folder / CONFIG_FILE)
+        config = read_json_or_yaml(folder / CONFIG_FILE)
         result.config = config if isinstance(config, dict) else None
     result.began_at, result.ended_at = _active_times(folder)
     return Run(folder, result)
