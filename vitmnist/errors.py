@@ -1,7 +1,7 @@
 """Errors that the user can fix, and how every exception is reported: its message, exit code and status.
 
 The message of an error says what is wrong, what is allowed and what to type. Runs, sweeps, ranks and the command line
-all ask `to_failure`; the failure of a library is a row of `FAILURES`.
+all ask `classify_error`; the failure of a library is a row of `FAILURES`.
 """
 
 import re
@@ -117,10 +117,10 @@ def as_data_error(what: str) -> Iterator[None]:
             if function in ("__call__", "forward") and "self" in frame.f_locals:
                 transform = type(frame.f_locals["self"]).__name__
         subject = f"{transform or function} raised " if function else ""
-        raise DataError(f"{what}: {subject}{describe_error(error)}") from error
+        raise DataError(f"{what}: {subject}{format_error(error)}") from error
 
 
-def describe_error(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """The type and the first line of an exception; for a `UserError`, its message alone."""
     if isinstance(error, UserError):
         return str(error)
@@ -138,7 +138,7 @@ class Failure:
     is_user_error: bool = True
 
 
-def to_failure(error: BaseException) -> Failure:
+def classify_error(error: BaseException) -> Failure:
     """How an error is reported: by the first row of `FAILURES` that fits, or else as an error of the program."""
     if isinstance(error, UserError):
         return Failure(str(error), error.exit_code)
@@ -147,7 +147,7 @@ def to_failure(error: BaseException) -> Failure:
             return replace(failure, message=failure.message.format(text=match[0].strip(), error=error))
     if isinstance(error, OSError):  # For example, a disk is full. Libraries raise it with a text alone.
         return Failure(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or first_line(error))
-    return Failure(describe_error(error), is_user_error=False)
+    return Failure(format_error(error), is_user_error=False)
 
 
 FEWER_WORKERS = "type fewer workers with data.loader.num_workers=N (0 needs none)"

@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
-from vitmnist.errors import ConfigError, describe_error, suggest_names
+from vitmnist.errors import ConfigError, format_error, suggest_names
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -143,6 +143,6 @@ def import_installed() -> list[str]:
             module.load()
         except Exception as error:
             package = module.dist.name if module.dist else module.name
-            failures.append(f"{module.value} of the package {package} cannot be imported: {describe_error(error)}")
+            failures.append(f"{module.value} of the package {package} cannot be imported: {format_error(error)}")
             log.warning(failures[-1])
     return failures

@@ -23,8 +23,8 @@ class Resume(Enum):
     """Whether a run is resumed: if possible with `resume=auto`, always with `resume=FOLDER`."""
 
     NEVER = auto()
-    AUTO = auto()
-    ALWAYS = auto()
+    IF_POSSIBLE = auto()
+    REQUIRED = auto()
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,12 @@ def parse_arguments(argv: list[str]) -> Arguments:
     if resume == "auto":
         if not any(find_value(key, overrides) for key in ("hydra.run.dir", "hydra.sweep.dir")):
             raise ConfigError(f"resume=auto: in which folder? Type {AUTO_RESUME}, or for a sweep {SWEEP_AUTO_RESUME}")
-        return Arguments(options, overrides, Resume.AUTO)
+        return Arguments(options, overrides, Resume.IF_POSSIBLE)
     if options.multirun:
         advice = f"a sweep is resumed by its own command with {SWEEP_AUTO_RESUME}"
         raise ConfigError(f"-m: resume={resume} resumes one run; {advice}")
     overrides.append(f"hydra.run.dir={quote(os.path.expanduser(resume))}")
-    return Arguments(options, overrides, Resume.ALWAYS)
+    return Arguments(options, overrides, Resume.REQUIRED)
 
 
 @cache

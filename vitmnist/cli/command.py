@@ -56,9 +56,9 @@ def exit_with_error(error: BaseException) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(ExitCode.PIPE_CLOSED)
     # This imports Hydra.
-    from vitmnist.cli.messages import describe_failure
+    from vitmnist.cli.messages import classify_cli_error
 
-    failure = describe_failure(error)
+    failure = classify_cli_error(error)
     if failure.status == "interrupted":
         print(failure.message, file=sys.stderr)
     elif failure.is_user_error and os.environ.get("HYDRA_FULL_ERROR") != "1":

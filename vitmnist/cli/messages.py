@@ -11,14 +11,14 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from vitmnist.config.compose import compose
 from vitmnist.config.schema import dotted_keys
 from vitmnist.config.validation import describe_refused_value
-from vitmnist.errors import Failure, MissingExtraError, UnknownKeyError, suggest_names, to_failure
+from vitmnist.errors import Failure, MissingExtraError, UnknownKeyError, classify_error, suggest_names
 
 # The launchers of Hydra whose plugins the extra `launchers` installs.
 LAUNCHER_PLUGINS = ("joblib", "submitit_local", "submitit_slurm")
 
 
-def describe_failure(error: BaseException) -> Failure:
-    """How an exception is reported: as `to_failure` says, or as an error of Hydra and OmegaConf.
+def classify_cli_error(error: BaseException) -> Failure:
+    """How an exception is reported: as `classify_error` says, or as an error of Hydra and OmegaConf.
 
     An unknown key, an unknown member and a value of the wrong type have advice; Hydra's other errors are shown as they
     are, in one line.
@@ -41,7 +41,7 @@ def describe_failure(error: BaseException) -> Failure:
     elif isinstance(error, OmegaConfBaseException):
         text = describe_refused_value(error)
     elif not isinstance(error, HydraException | yaml.YAMLError):
-        failure = to_failure(error)
+        failure = classify_error(error)
         if failure.is_user_error or not _is_raised_by_hydra(error):
             return failure
         text = f"{failure.message} (HYDRA_FULL_ERROR=1 shows the traceback)"

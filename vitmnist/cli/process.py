@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitmnist.cli.command import errors_as_messages, format_command
-from vitmnist.cli.messages import describe_failure
+from vitmnist.cli.messages import classify_cli_error
 from vitmnist.errors import ConfigError, PeerError
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.run_folder import folder_lock
@@ -51,7 +51,7 @@ class ProcessState:
 
             self.world = TorchWorld()
 
-    def lock_folder(self, folder: Path, key: str, resume_arguments: list[str], *, must_be_new: bool) -> None:
+    def lock_folder(self, folder: Path, key: str, resume_arguments: list[str], *, refuse_existing: bool) -> None:
         """Create the folder that `key` names, and lock it until the process exits.
 
         Raises:
@@ -62,7 +62,7 @@ class ProcessState:
             self.resources.enter_context(folder_lock(folder))
         except OSError as error:
             raise ConfigError(f"{path}: {error.strerror}; name another folder with {key}=FOLDER") from error
-        if must_be_new and any(any(folder.rglob(name)) for name in ("result.json", "checkpoints/*.pt")):
+        if refuse_existing and any(any(folder.rglob(name)) for name in ("result.json", "checkpoints/*.pt")):
             raise ConfigError(
                 f"{key}={path}: holds records already, which would be overwritten; name another folder, or resume "
                 "with resume=auto"
@@ -100,7 +100,7 @@ def exit_with_message(process: ProcessState) -> Iterator[None]:
 def _first_failure(process: ProcessState, raised: BaseException) -> BaseException:
     """Return the error to report on this rank; exits if another rank or the log has the message."""
     error = process.world.first_failure(raised)
-    failure = describe_failure(error)
+    failure = classify_cli_error(error)
     if failure.status == "interrupted":
         # Before Hydra has configured the log, Python prints a warning to stderr.
         log.warning("%s%s", failure.message, process.resume_hint())

@@ -22,7 +22,7 @@ from vitmnist.config.schema import (
     is_ignored_in_comparison,
     is_under,
     keys_where,
-    to_plain_dict,
+    to_json_values,
 )
 from vitmnist.config.validation import escape_interpolations, validate
 from vitmnist.errors import ConfigError
@@ -95,7 +95,7 @@ def read_global_overrides(folder: Path, overrides: list[str]) -> list[str]:
         ConfigError: `overrides` name another member of these groups.
     """
     try:
-        recorded: Any = read_plain(folder / OVERRIDES)
+        recorded: Any = read_json_or_yaml(folder / OVERRIDES)
     except (FileNotFoundError, UnreadableError):
         recorded = []
     for group in GLOBAL_GROUPS:
@@ -140,4 +140,4 @@ def print_if_completed(folder: Path, config: Config) -> bool:
 
 def _effective_values(config: Config) -> dict[str, object]:
     ignored = keys_where(is_ignored_in_comparison)
-    return {key: value for key, value in dotted_keys(to_plain_dict(config)).items() if not is_under(key, ignored)}
+    return {key: value for key, value in dotted_keys(to_json_values(config)).items() if not is_under(key, ignored)}

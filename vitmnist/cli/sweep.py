@@ -19,7 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from vitmnist.cli.arguments import Arguments, Resume, quote, without_keys
-from vitmnist.cli.messages import describe_failure
+from vitmnist.cli.messages import classify_cli_error
 from vitmnist.cli.process import ProcessState, import_trainer
 from vitmnist.cli.resume import print_if_completed
 from vitmnist.config.schema import Config
@@ -78,8 +78,8 @@ def _prepare_sweep(process: ProcessState, composed: DictConfig, arguments: Argum
         overrides = [f"repeat={','.join(map(str, range(1, composed.repeats + 1)))}", *overrides, ROUNDS_SWEEPER]
     resume_arguments = without_keys(process.argv, ["resume", "hydra.sweep.dir"])
     resume_arguments += [f"hydra.sweep.dir={quote(display_path(folder))}", "resume=auto"]
-    must_be_new = arguments.resume is Resume.NEVER
-    process.lock_folder(folder, "hydra.sweep.dir", resume_arguments, must_be_new=must_be_new)
+    refuse_existing = arguments.resume is Resume.NEVER
+    process.lock_folder(folder, "hydra.sweep.dir", resume_arguments, refuse_existing=refuse_existing)
     return overrides
 
 
@@ -152,7 +152,7 @@ class Job:
 
     def _record(self, error: Exception, composed: DictConfig, folder: Path, overrides: list[str]) -> None:
         """Record why a job failed. The records of an earlier start or of another process stay."""
-        failure = describe_failure(error)
+        failure = classify_cli_error(error)
         job = HydraConfig.get().job
         log.error("job %s failed: %s", job.num, failure.message, exc_info=not failure.is_user_error)
         if isinstance(error, InUseError):

@@ -32,7 +32,7 @@ from vitmnist.cli.resume import (
 )
 from vitmnist.cli.sweep import run_sweep
 from vitmnist.config import CONF
-from vitmnist.config.schema import Config, to_plain_dict
+from vitmnist.config.schema import Config, to_json_values
 from vitmnist.config.validation import validate
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.files import display_path
@@ -68,7 +68,7 @@ def main() -> None:
                 run_sweep(process, composed, arguments)
             else:
                 run = configure_run(process, composed, arguments)
-        run = share_with_ranks(process, run)
+        run = broadcast_run(process, run)
         if run:
             train(process, run)
 
@@ -94,7 +94,7 @@ def compose_with_hydra(process: ProcessState, arguments: Arguments) -> DictConfi
     composer = GlobalHydra.instance().hydra
     assert composer
     overrides = arguments.overrides
-    if arguments.resume is Resume.ALWAYS:
+    if arguments.resume is Resume.REQUIRED:
         overrides = [*filter(is_hydra_override, overrides)]
     composed = composer.compose_config("config", overrides, RunMode.MULTIRUN, validate_sweep_overrides=False)
     # Hydra sets it later, and `${hydra:runtime.cwd}` in a value needs it now.
@@ -119,19 +119,19 @@ def configure_run(process: ProcessState, composed: DictConfig, arguments: Argume
     folder = Path(composed.hydra.run.dir)
     path = display_path(folder)
     overrides, resume = arguments.overrides, arguments.resume
-    is_resumed = resume is Resume.ALWAYS or (resume is Resume.AUTO and is_resumable(folder))
+    is_resumed = resume is Resume.REQUIRED or (resume is Resume.IF_POSSIBLE and is_resumable(folder))
     if not is_resumed:
         values = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
         config = validate(Config, values)
     else:
-        recorded_globals = read_global_overrides(folder, overrides if resume is Resume.AUTO else [])
-        if resume is Resume.AUTO:
+        recorded_globals = read_global_overrides(folder, overrides if resume is Resume.IF_POSSIBLE else [])
+        if resume is Resume.IF_POSSIBLE:
             echo(f"resume=auto: resuming {path}")
             # The values of `experiment=` are recorded already.
             overrides = without_keys(overrides, GLOBAL_GROUPS)
         config = load_recorded_config(folder, overrides)
         overrides = [*recorded_globals, *overrides]
-    process.lock_folder(folder, "hydra.run.dir", [f"resume={path}"], must_be_new=resume is Resume.NEVER)
+    process.lock_folder(folder, "hydra.run.dir", [f"resume={path}"], refuse_existing=resume is Resume.NEVER)
     if is_resumed and print_if_completed(folder, config):
         return None
     config = replace(config, resume=str(folder) if is_resumed else None)
@@ -142,9 +142,9 @@ def configure_run(process: ProcessState, composed: DictConfig, arguments: Argume
     return ConfiguredRun(config, folder.absolute(), [text for text in overrides if not is_hydra_override(text)])
 
 
-def share_with_ranks(process: ProcessState, run: ConfiguredRun | None) -> ConfiguredRun | None:
+def broadcast_run(process: ProcessState, run: ConfiguredRun | None) -> ConfiguredRun | None:
     """The run of rank 0, on all ranks. Each rank has its own `data.root`, because it can be on another machine."""
-    values: dict[str, Any] = {"folder": str(run.folder), "config": to_plain_dict(run.config)} if run else {}
+    values: dict[str, Any] = {"folder": str(run.folder), "config": to_json_values(run.config)} if run else {}
     shared = process.world.broadcast_object(lambda: values)
     if process.world.is_main or not shared:
         return run

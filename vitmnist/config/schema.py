@@ -183,7 +183,7 @@ def keys_where(holds: Callable[[Mapping[str, Any]], bool], values: Mapping[str, 
     return [key for key, item in keys if holds(item.metadata)]
 
 
-def to_plain_dict(config: DataclassInstance) -> dict[str, Any]:
+def to_json_values(config: DataclassInstance) -> dict[str, Any]:
     """A configuration dataclass as JSON values."""
     plain: dict[str, Any] = json.loads(json.dumps(asdict(config)))
     return plain

@@ -26,9 +26,9 @@ LOADER = "data/loader"
 """The title of the column that names the loader."""
 LOADER_OPTION = "data.loader."
 """The prefix of the titles of columns with options of the loader."""
-CHECKSUMS = "SHA-256 of the data"
+DATA_CHECKSUM = "SHA-256 of the data"
 """The title of the checksums of a dataset. All hold-outs of one dataset have the same checksums."""
-IDENTITY = ("host", "cpu", "cpu count", CHECKSUMS)
+COMPARABILITY_FACTS = ("host", "cpu", "cpu count", DATA_CHECKSUM)
 """The titles of the facts that must be equal for two runs to be compared."""
 
 
@@ -63,7 +63,7 @@ class Configuration:
         """The runs whose times are compared, by round: the folder of the sweep, and `repeat`."""
         rounds: dict[str, list[Run]] = defaultdict(list)
         for run in self.runs:
-            if run.is_ranked:
+            if run.is_timed:
                 rounds[f"{run.folder.resolve().parent} {run.config.get('repeat')}"].append(run)
         return dict(rounds)
 
@@ -71,13 +71,13 @@ class Configuration:
     def spreads(self) -> dict[str, Spread | None]:
         """The spread of each metric of an epoch and of the test accuracy; None where it was not measured.
 
-        Quality is spread over the seeds, other metrics over the ranked runs, or over all runs if none is ranked.
+        Quality is spread over the seeds, other metrics over the timed runs, or over all runs if none is timed.
         """
-        ranked_runs = [run for runs in self.rounds.values() for run in runs]
+        timed_runs = [run for runs in self.rounds.values() for run in runs]
         spreads: dict[str, Spread | None] = {}
         for name, metric in build_epoch_table().items():
             quality = self.quality(name) if metric.over_epochs == "last" else None
-            spreads[name] = quality or _spread(_measured(ranked_runs or self.runs, metric))
+            spreads[name] = quality or _spread(_measured(timed_runs or self.runs, metric))
         spreads[TEST_ACC] = self.quality(TEST_ACC)
         return spreads
 
@@ -125,19 +125,19 @@ class Comparison:
     """
 
     columns: Sequence[str]
-    rows: Sequence[Configuration]
+    configurations: Sequence[Configuration]
     facts: Mapping[str, str]
 
     @cached_property
-    def ranked_rows(self) -> list[Configuration]:
+    def timed_configurations(self) -> list[Configuration]:
         """The rows whose times are compared, lowest median first."""
-        timed = [(row.epoch_s.median, row) for row in self.rows if row.rounds and row.epoch_s]
+        timed = [(row.epoch_s.median, row) for row in self.configurations if row.rounds and row.epoch_s]
         return [row for _, row in sorted(timed, key=lambda pair: pair[0])]
 
     @cached_property
     def _ratios(self) -> PairwiseComparison[Configuration]:
         times: dict[Configuration, dict[str, float]] = {}
-        for row in self.ranked_rows:
+        for row in self.timed_configurations:
             # Runs of several seeds in a round share the state of the machine: they count as one.
             times[row] = {name: median(_measured(runs, EPOCH_S)) for name, runs in row.rounds.items()}
         return PairwiseComparison(times, as_ratios=True)
@@ -145,14 +145,14 @@ class Comparison:
     def ratio(self, row: Configuration, other: Configuration | None = None) -> Difference | None:
         """How many times as long an epoch of a row takes as an epoch of another, by default of the fastest row.
 
-        It is None if the rows are the same, if either is not ranked, or if they have no round in common.
+        It is None if the rows are the same, if either is not timed, or if they have no round in common.
         """
-        return self._ratios.compare(row, other or self.ranked_rows[0]) if self.ranked_rows else None
+        return self._ratios.compare(row, other or self.timed_configurations[0]) if self.timed_configurations else None
 
     @cached_property
     def metric(self) -> Metric:
         """The metric that the runs monitor."""
-        return find_monitored_metric(run for row in self.rows for run in row.runs)
+        return find_monitored_metric(run for row in self.configurations for run in row.runs)
 
     @cached_property
     def quality_by_seed(self) -> dict[str, dict[str, float]]:
@@ -161,7 +161,7 @@ class Comparison:
         Loaders deliver identical batches, so runs that differ only in the loader are not independent measurements.
         """
         groups: dict[str, dict[str, float]] = {}
-        for shared, rows in group_across_loaders(self.rows).items():
+        for shared, rows in group_across_loaders(self.configurations).items():
             values: dict[str, float] = {}
             for row in reversed(rows):
                 values |= row.quality_by_seed(self.metric.name)
@@ -175,15 +175,15 @@ class Comparison:
         return len({median(values.values()) for values in self.quality_by_seed.values()}) > 1
 
     @cached_property
-    def sorted_rows(self) -> list[Configuration]:
-        """The rows in the order of table and chart: best quality first, ranked rows before others, then by time."""
+    def sorted_configurations(self) -> list[Configuration]:
+        """The rows in the order of table and chart: best quality first, timed rows before others, then by time."""
         rank = {shared: index for index, shared in enumerate(self.quality_by_seed)} if self.quality_differs else {}
 
         def sort_key(row: Configuration) -> tuple[float, ...]:
             time = row.epoch_s.median if row.epoch_s else math.inf
             return rank.get(row.label_without_loader, len(rank)), not row.rounds, time
 
-        return sorted(self.rows, key=sort_key)
+        return sorted(self.configurations, key=sort_key)
 
     @property
     def machine_and_data(self) -> str:
@@ -203,7 +203,7 @@ def compare(runs: Sequence[Run]) -> list[Comparison]:
     for run, facts in zip(runs, facts_by_run, strict=True):
         host = facts.get("host")
         overlapping = host is not None and any(run.overlaps(other) for other in by_host[host])
-        groups[tuple(facts.get(title) for title in IDENTITY)].append(replace(run, overlapping=overlapping))
+        groups[tuple(facts.get(title) for title in COMPARABILITY_FACTS)].append(replace(run, overlapping=overlapping))
     return [_comparison(group) for group in groups.values()]
 
 
@@ -271,7 +271,7 @@ def _facts(run: Run) -> dict[str, str]:
         "device": run.result.device,
         "processes": (run.result.distributed or {}).get("ranks"),
         "data": f"{format_fact(dataset.get('name'))}, images: {images}" if dataset else None,
-        CHECKSUMS: dataset.get("folds_of") or dataset.get("sha256"),
+        DATA_CHECKSUM: dataset.get("folds_of") or dataset.get("sha256"),
     }
     return {title.replace("_", " "): format_fact(value) for title, value in facts.items() if value not in (None, {})}
 

@@ -69,14 +69,14 @@ def draw_epoch_times(comparisons: Sequence[Comparison]) -> Figure | None:
     """Draw the times of each comparison that has any, one below the other, with one legend."""
     shown: list[tuple[Comparison, list[Configuration]]] = []
     for comparison in comparisons:
-        rows = [row for row in comparison.sorted_rows if row.epoch_s]
+        rows = [row for row in comparison.sorted_configurations if row.epoch_s]
         if rows:
             shown.append((comparison, rows[:MAX_ROWS]))
     if not shown:
         return None
     heights = [1.4 + ROW_HEIGHT * len(rows) for _, rows in shown]
     figure = Figure(figsize=(WIDTH, sum(heights) + 0.5), layout="constrained")
-    loaders = dict.fromkeys(row.values.get(LOADER) for comparison, _ in shown for row in comparison.rows)
+    loaders = dict.fromkeys(row.values.get(LOADER) for comparison, _ in shown for row in comparison.configurations)
     colours = {name: COLOURS[position % len(COLOURS)] for position, name in enumerate(loaders)}
     all_axes = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False).flat
     for axes, (comparison, rows) in zip(all_axes, shown, strict=True):
@@ -124,8 +124,8 @@ def _time_text(comparison: Comparison, row: Configuration) -> str:
     assert row.epoch_s
     seconds = f"{format_seconds(row.epoch_s.median)} s"
     if not row.rounds:
-        return f"{seconds}, not ranked"
-    if row is comparison.ranked_rows[0]:
+        return f"{seconds}, not compared"
+    if row is comparison.timed_configurations[0]:
         return f"{seconds}, 1×"
     ratio = comparison.ratio(row)
     return f"{seconds}, {'' if ratio.is_clear else '≈'}{ratio.mean:.2f}×" if ratio else seconds

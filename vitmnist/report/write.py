@@ -95,7 +95,7 @@ def build_table(comparison: Comparison) -> Table:
 
     The status is left out too if all runs completed.
     """
-    rows = [_cells(comparison, row) for row in comparison.sorted_rows]
+    rows = [_cells(comparison, row) for row in comparison.sorted_configurations]
     titles = [title for title in rows[0] if {row[title] for row in rows} - {EMPTY_CELL, "completed"}]
     return [{title: row[title] for title in titles} for row in rows]
 
@@ -132,9 +132,9 @@ def format_csv(comparisons: Sequence[Comparison]) -> str:
     columns = dict.fromkeys(column for comparison in comparisons for column in comparison.columns)
     rows = []
     for index, comparison in enumerate(comparisons, 1):
-        for row in comparison.rows:
+        for row in comparison.configurations:
             cells: dict[str, object] = {"comparison": index, "machine": comparison.machine_and_data}
-            cells |= {**columns, **row.values, "runs": len(row.runs), "runs_ranked": sum(map(len, row.rounds.values()))}
+            cells |= {**columns, **row.values, "runs": len(row.runs), "runs_timed": sum(map(len, row.rounds.values()))}
             ratio = comparison.ratio(row)
             cells["ratio_to_fastest"] = ratio and ratio.mean
             cells["ratio_low"] = ratio and ratio.low

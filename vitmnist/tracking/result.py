@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from vitmnist.config.schema import Config
-from vitmnist.errors import ConfigError, DataError, PeerError, to_failure
+from vitmnist.errors import ConfigError, DataError, PeerError, classify_error
 from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.metrics.epoch_table import build_epoch_table
 from vitmnist.runtime.files import UnreadableError, append_bytes, encode_csv, read_json_or_yaml, write_atomic
@@ -113,7 +113,7 @@ def record_outcome(result: Result, config: Config, folder: Path, stop: StopSigna
         yield
     except BaseException as raised:
         error = world.first_failure(raised)
-        if stop.code and to_failure(error).cause == "worker":
+        if stop.code and classify_error(error).cause == "worker":
             # The signal that stops the run has stopped its workers, too.
             error = create_interruption(stop.code)
         record_failure(error, result, config, folder, world)
@@ -128,7 +128,7 @@ def record_outcome(result: Result, config: Config, folder: Path, stop: StopSigna
 
 def record_failure(error: BaseException, result: Result, config: Config, folder: Path, world: World) -> None:
     """Record why a run has not completed, unless it was refused before it began."""
-    failure = to_failure(error)
+    failure = classify_error(error)
     if failure.status == "interrupted" and result.has_begun:
         world.disconnect()
     is_refused = isinstance(error, ConfigError | DataError | PeerError)
@@ -140,4 +140,4 @@ def record_failure(error: BaseException, result: Result, config: Config, folder:
             result.write(folder)
     except OSError as write_error:
         # This must not hide the error that ended the run.
-        log.warning("cannot write the records: %s", to_failure(write_error).message)
+        log.warning("cannot write the records: %s", classify_error(write_error).message)

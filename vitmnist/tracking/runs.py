@@ -49,7 +49,7 @@ class Run:
         return " ".join(f"{key}={self.config.get(key)}" for key in keys)
 
     @property
-    def is_ranked(self) -> bool:
+    def is_timed(self) -> bool:
         """Whether the times are compared: the run completed, had the machine to itself, and timed a steady epoch."""
         if self.status != "completed" or self.overlapping or not select_steady_epochs(self.result.epochs):
             return False
