@@ -24,7 +24,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch.serialization import safe_globals
 
-from vitmnist.errors import ConfigError, DataError, join_names, classify_error
+from vitmnist.errors import ConfigError, DataError, classify_error, join_names
 from vitmnist.runtime.files import expand_home, write_atomic
 
 log = logging.getLogger(__name__)
