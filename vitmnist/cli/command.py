@@ -8,7 +8,7 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import TextIO
 
 from vitmnist.errors import ExitCode, RunInterrupted, escape_unprintable
 from vitmnist.runtime.files import display_path
@@ -35,6 +35,8 @@ def create_parser(name: str, description: str | None) -> ArgumentParser:
 def errors_as_messages(select: Callable[[BaseException], BaseException] | None = None) -> Iterator[None]:
     """Turn an exception in the block into one message and an exit code; also a decorator of a command.
 
+    A traceback is shown too if the program is at fault, or with `HYDRA_FULL_ERROR=1`.
+
     Args:
         select: returns the exception to report in place of the raised one.
     """
@@ -45,27 +47,23 @@ def errors_as_messages(select: Callable[[BaseException], BaseException] | None =
         yield
         # Raise the error of a closed pipe here, not at interpreter exit. `print` accepts that stdout is None.
         print(end="", flush=True)
-    except (Exception, KeyboardInterrupt, RunInterrupted) as error:
-        exit_with_error(select(error) if select else error)
+    except (Exception, KeyboardInterrupt, RunInterrupted) as raised:
+        error = select(raised) if select else raised
+        if isinstance(error, BrokenPipeError):
+            # The reader of stdout, such as `head`, has ended. At interpreter exit, flushing stdout must not fail.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            sys.exit(ExitCode.PIPE_CLOSED)
+        # This imports Hydra.
+        from vitmnist.cli.messages import classify_cli_error
 
-
-def exit_with_error(error: BaseException) -> NoReturn:
-    """Exit with one message; with a traceback if the program is at fault, or with `HYDRA_FULL_ERROR=1`."""
-    if isinstance(error, BrokenPipeError):
-        # The reader of stdout, such as `head`, has ended. At interpreter exit, flushing stdout must not fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.exit(ExitCode.PIPE_CLOSED)
-    # This imports Hydra.
-    from vitmnist.cli.messages import classify_cli_error
-
-    failure = classify_cli_error(error)
-    if failure.status == "interrupted":
-        print(failure.message, file=sys.stderr)
-    elif failure.is_user_error and os.environ.get("HYDRA_FULL_ERROR") != "1":
-        echo(f"error: {failure.message}", sys.stderr)
-    else:
-        traceback.print_exception(error)
-    sys.exit(failure.exit_code)
+        failure = classify_cli_error(error)
+        if failure.status == "interrupted":
+            print(failure.message, file=sys.stderr)
+        elif failure.is_user_error and os.environ.get("HYDRA_FULL_ERROR") != "1":
+            echo(f"error: {failure.message}", sys.stderr)
+        else:
+            traceback.print_exception(error)
+        sys.exit(failure.exit_code)
 
 
 def format_command(ranks: int = 1) -> str:

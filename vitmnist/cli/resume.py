@@ -11,7 +11,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from vitmnist.cli.arguments import find_value, is_hydra_override, parse_key
+from vitmnist.cli.arguments import find_value, is_hydra_override, parse_key, without_keys
 from vitmnist.cli.command import echo
 from vitmnist.config import is_group
 from vitmnist.config.compose import compose
@@ -58,7 +58,7 @@ def _apply(config: DictConfig, override: Override, hydra_overrides: list[str]) -
     key, value = override.key_or_group, override.value()
     if override.is_sweep_override():
         raise ConfigError(f"{override.input_line}: a list of values is a sweep, and resume= resumes one run")
-    if override.is_delete() or key in GLOBAL_GROUPS:
+    if override.is_delete():
         raise ConfigError(
             f"{override.input_line}: cannot be typed with resume=; keys such as epochs=10 can, and data/loader=NAME"
         )
@@ -88,24 +88,25 @@ def _recorded_values(folder: Path) -> dict[str, object]:
     return values
 
 
-def read_global_overrides(folder: Path, overrides: list[str]) -> list[str]:
-    """The overrides of `GLOBAL_GROUPS` that a run began with.
+def split_global_overrides(folder: Path, overrides: list[str]) -> tuple[list[str], list[str]]:
+    """Return the overrides of `GLOBAL_GROUPS` that a run began with, and the typed overrides of other keys.
 
     Raises:
-        ConfigError: `overrides` name another member of these groups.
+        ConfigError: another member of a global group is typed.
     """
     try:
         recorded: Any = read_json_or_yaml(folder / OVERRIDES)
     except (FileNotFoundError, UnreadableError):
-        recorded = []
+        recorded = overrides
     for group in GLOBAL_GROUPS:
-        typed, begun = find_value(group, overrides), find_value(group, recorded)
-        if typed not in (None, begun):
+        typed, initial = find_value(group, overrides), find_value(group, recorded)
+        if typed not in (None, initial):
             raise ConfigError(
-                f"{group}={typed}: the run in {display_path(folder)} began with {group}={begun or 'null'}, and its "
-                "values are kept; type that again, or name another folder with hydra.run.dir=FOLDER"
+                f"{group}={typed}: the run in {display_path(folder)} began with {group}={initial or 'null'}, and its "
+                "values are kept; type keys such as epochs=10, or begin another run with hydra.run.dir=FOLDER"
             )
-    return [override for override in recorded if parse_key(override) in GLOBAL_GROUPS]
+    global_overrides = [override for override in recorded if parse_key(override) in GLOBAL_GROUPS]
+    return global_overrides, without_keys(overrides, GLOBAL_GROUPS)
 
 
 def is_resumable(folder: Path) -> bool:

@@ -20,16 +20,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, read_write
 
 import vitmnist
-from vitmnist.cli.arguments import Arguments, Resume, find_value, is_hydra_override, parse_arguments, without_keys
+from vitmnist.cli.arguments import Arguments, Resume, find_value, is_hydra_override, parse_arguments
 from vitmnist.cli.command import PrintableFormatter, echo
 from vitmnist.cli.process import ProcessState, exit_with_message, import_trainer
-from vitmnist.cli.resume import (
-    GLOBAL_GROUPS,
-    is_resumable,
-    load_recorded_config,
-    print_if_completed,
-    read_global_overrides,
-)
+from vitmnist.cli.resume import is_resumable, load_recorded_config, print_if_completed, split_global_overrides
 from vitmnist.cli.sweep import run_sweep
 from vitmnist.config import CONF
 from vitmnist.config.schema import Config, to_json_values
@@ -124,13 +118,11 @@ def configure_run(process: ProcessState, composed: DictConfig, arguments: Argume
         values = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
         config = validate(Config, values)
     else:
-        recorded_globals = read_global_overrides(folder, overrides if resume is Resume.IF_POSSIBLE else [])
         if resume is Resume.IF_POSSIBLE:
             echo(f"resume=auto: resuming {path}")
-            # The values of `experiment=` are recorded already.
-            overrides = without_keys(overrides, GLOBAL_GROUPS)
+        global_overrides, overrides = split_global_overrides(folder, overrides)
         config = load_recorded_config(folder, overrides)
-        overrides = [*recorded_globals, *overrides]
+        overrides = [*global_overrides, *overrides]
     process.lock_folder(folder, "hydra.run.dir", [f"resume={path}"], refuse_existing=resume is Resume.NEVER)
     if is_resumed and print_if_completed(folder, config):
         return None

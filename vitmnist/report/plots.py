@@ -1,12 +1,9 @@
-"""Draws the plots of a report.
-
-To add one, write a function that returns a figure, or None if it has nothing to show, and add a row to `PLOTS`.
-"""
+"""Draws the chart of a report: the seconds per epoch of each configuration."""
 
 import io
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
@@ -20,24 +17,15 @@ from vitmnist.report.comparison import LOADER, Comparison, Configuration
 from vitmnist.timing.table import format_seconds
 
 
-class PlotImage(NamedTuple):
-    """A plot as a PNG image."""
-
-    file: str
-    title: str
-    png: bytes
-
-
 @rc_context({"text.parse_math": False})
-def draw_plots(comparisons: Sequence[Comparison]) -> list[PlotImage]:
-    """Draw all plots that have something to show."""
-    images: list[PlotImage] = []
-    for (file, title), function in PLOTS.items():
-        if figure := function(comparisons):
-            png = io.BytesIO()
-            figure.savefig(png, format="png", dpi=160, metadata={"Software": None})
-            images.append(PlotImage(file, title, png.getvalue()))
-    return images
+def draw_chart(comparisons: Sequence[Comparison]) -> bytes | None:
+    """Draw the times of all comparisons as a PNG image; None if there are none."""
+    figure = draw_epoch_times(comparisons)
+    if figure is None:
+        return None
+    png = io.BytesIO()
+    figure.savefig(png, format="png", dpi=160, metadata={"Software": None})
+    return png.getvalue()
 
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
@@ -140,9 +128,3 @@ def _phases(row: Configuration) -> tuple[float, float, float]:
     # The medians can come from different runs, so their sum could exceed the epoch.
     computing = min(compute.median if compute else 0.0, epoch - waiting)
     return waiting, computing, epoch - waiting - computing
-
-
-PLOTS: dict[tuple[str, str], Callable[[Sequence[Comparison]], Figure | None]] = {
-    ("report.png", "Seconds per epoch"): draw_epoch_times,
-}
-"""The function of each plot, by the name of its file and its title."""

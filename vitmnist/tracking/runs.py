@@ -67,14 +67,12 @@ class Run:
         """How the run ended and why, and why its times are not compared."""
         if self.status != "completed":
             return f"{self.status}: {self.result.error}" if self.result.error else self.status
-        parts = ["completed"]
-        if self.result.resumed:
-            parts.append("resumed")
-        if self.overlapping:
-            parts.append("overlapping")
-        if not select_steady_epochs(self.result.epochs):
-            parts.append("first epoch only")
-        return ", ".join(parts)
+        remarks = {
+            "resumed": self.result.resumed,
+            "overlapping": self.overlapping,
+            "first epoch only": not select_steady_epochs(self.result.epochs),
+        }
+        return ", ".join(["completed", *(remark for remark, applies in remarks.items() if applies)])
 
     def quality(self, name: str) -> float | None:
         """A metric after the best epoch if there was a validation split to choose it by, else after the last.
