@@ -1,4 +1,4 @@
-"""A parser for each command, and one way to end for every exception."""
+"""What all commands share: the argument parser, and the handling of exceptions."""
 
 import logging
 import os
@@ -15,19 +15,19 @@ from vitmnist.runtime.files import display_path
 
 
 class PrintableFormatter(logging.Formatter):
-    """The formatter of every log: escapes control characters, such as ESC in a file name."""
+    """Formats log records; escapes control characters, such as ESC in a file name."""
 
     def format(self, record: logging.LogRecord) -> str:
         return escape_unprintable(super().format(record))
 
 
 def echo(text: str, file: TextIO | None = None) -> None:
-    """Print text with control characters escaped, for example those of a file name; to stdout by default."""
+    """Print text with control characters escaped; to stdout by default."""
     print(escape_unprintable(text), file=file)
 
 
 def create_parser(name: str, description: str | None) -> ArgumentParser:
-    """The parser of a command; the description, usually the docstring of its module, is shown as it is."""
+    """Create the parser of a command; its description is shown without reformatting."""
     return ArgumentParser(f"vitmnist {name}", description=description, formatter_class=RawDescriptionHelpFormatter)
 
 
@@ -40,17 +40,17 @@ def errors_as_messages(select: Callable[[BaseException], BaseException] | None =
     Args:
         select: returns the exception to report in place of the raised one.
     """
-    # This handler prints warnings while no log is configured.
+    # Until a log is configured, this handler prints warnings.
     if logging.lastResort:
         logging.lastResort.setFormatter(PrintableFormatter())
     try:
         yield
-        # Raise the error of a closed pipe here, not at interpreter exit. `print` accepts that stdout is None.
+        # Flush here, so that a closed pipe raises now and not at interpreter exit. `print` accepts that stdout is None.
         print(end="", flush=True)
     except (Exception, KeyboardInterrupt, RunInterrupted) as raised:
         error = select(raised) if select else raised
         if isinstance(error, BrokenPipeError):
-            # The reader of stdout, such as `head`, has ended. At interpreter exit, flushing stdout must not fail.
+            # The reader of stdout, such as `head`, has exited. Redirect stdout, so that the flush at exit succeeds.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             sys.exit(ExitCode.PIPE_CLOSED)
         # This imports Hydra.
@@ -67,7 +67,7 @@ def errors_as_messages(select: Callable[[BaseException], BaseException] | None =
 
 
 def format_command(ranks: int = 1) -> str:
-    """The command that starts this program in some processes, such as `vitmnist` or `torchrun … train.py`."""
+    """Format the command that starts this program, such as `vitmnist` or, for several ranks, `torchrun … train.py`."""
     script = Path(sys.argv[0])
     is_script = script.suffix == ".py" and script.name != "__main__.py"
     if ranks == 1 and script.suffix != ".py":

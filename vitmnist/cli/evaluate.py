@@ -32,15 +32,15 @@ from vitmnist.tracking.images import draw_worst_mistakes
 from vitmnist.training import loop
 from vitmnist.training.loop import Predictions
 
-# The options of `tabulate` for columns that are aligned on the right; only the first one, the class, is text.
+# Options of `tabulate`: columns are aligned on the right, and only the first column, the class, is text.
 TABLE_OPTIONS: Any = {"tablefmt": "plain", "disable_numparse": [0], "stralign": "right"}
-# The keys and sections that an evaluation can override.
+# The keys and sections that `evaluate` accepts as overrides.
 OVERRIDABLE_KEYS = (*IMAGE_KEYS, "device")
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Predictions of a run's model on a split of its dataset, and each registered metric by its name."""
+    """The predictions of a model on a split, and the registered metrics by name."""
 
     weights: Path
     split_name: str
@@ -49,7 +49,7 @@ class Evaluation:
     metrics: dict[str, float]
 
     def rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """File name (or index), true class, predicted class and its probability, for each image."""
+        """Return a row per image: file name or index, true class, predicted class and its probability."""
         predicted, probabilities = self.predictions.predicted.tolist(), self.predictions.confidence.tolist()
         actual, classes = self.split.labels.tolist(), self.split.classes
         return [
@@ -70,7 +70,7 @@ def evaluate(
     split_name: str | None = None,
     images: str | None = None,
 ) -> Evaluation:
-    """Run a run's model over a split, by default the split that was evaluated in training.
+    """Evaluate the model of a run on a split; the default is the split that was evaluated in training.
 
     Args:
         overrides: changes to the run's configuration.
@@ -88,7 +88,7 @@ def evaluate(
     if split_name not in dataset.splits:
         raise ConfigError(f"--split {split_name}: the dataset has only {' and '.join(dataset.splits)} images")
     split = trained.adapt_split(dataset.splits[split_name])
-    # All loaders give the same result; this one has no options.
+    # All loaders deliver the same batches; `ram` has no options.
     with make_loader(
         "ram", split, batch_size=config.batch_size, device=device, seed=0, shuffle="none", rank=0, world_size=1
     ) as loader:
@@ -98,7 +98,7 @@ def evaluate(
 
 
 def compute_class_metrics(matrix: Tensor, classes: tuple[str, ...], metrics: Mapping[str, float]) -> dict[str, Any]:
-    """All metrics, and precision, recall and F1 of each class in percent; None if a value is not finite."""
+    """Collect all metrics, and compute precision, recall and F1 of each class in percent; None if not finite."""
     correct, actual, predicted = matrix.diagonal().double(), matrix.sum(dim=1), matrix.sum(dim=0)
     columns = {
         "class": classes,
@@ -148,7 +148,7 @@ def main() -> None:
     evaluation = evaluate(options.run, options.overrides, options.weights, options.split, options.images)
     split = evaluation.split
     if options.mistakes:
-        # The most confident first, in split order among equals.
+        # Rows are sorted by confidence, highest first; ties keep the order of the split.
         rows = evaluation.rows(evaluation.predictions.mistakes())
         columns = ("image", "true_class", "predicted_class", "probability")
         options.mistakes.write_bytes(encode_csv(columns, rows).encode(errors="surrogateescape"))

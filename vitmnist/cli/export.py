@@ -75,11 +75,11 @@ FORMATS = {
 
 
 def describe_model(file: str, content: bytes, trained: InferenceModel, summary: str) -> str:
-    """What a program that uses the exported model needs to know, as JSON.
+    """Describe the exported model, as JSON, for programs that use it.
 
     Args:
         content: the bytes of the exported file.
-        summary: what `export_model` says about the accuracy and the logits.
+        summary: the summary that `export_model` returns.
     """
     reader = trained.build_reader()
     description = {
@@ -96,7 +96,7 @@ def describe_model(file: str, content: bytes, trained: InferenceModel, summary: 
 
 
 def export_model(file_format: Format, trained: InferenceModel, dataset: Dataset, batch_size: int) -> tuple[bytes, str]:
-    """Export a model that is on the CPU, with its normalisation, and compare both on the split of the evaluations.
+    """Export a model on the CPU with its normalisation, and compare its predictions with those of the original.
 
     Returns:
         The content of the file, and a line about the comparison.
@@ -107,11 +107,11 @@ def export_model(file_format: Format, trained: InferenceModel, dataset: Dataset,
     """
     split = trained.adapt_split(dataset.evaluation)
     original = nn.Sequential(trained.build_preprocess(), trained.model).eval()
-    # Two images: torch.export would treat a batch size of one as a constant.
+    # The example has two images, because torch.export treats a batch size of one as a constant.
     example = torch.zeros(2, *trained.shape, dtype=torch.uint8)
     program = torch.export.export(original, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     content = file_format.serialize(program)
-    # The file is compared, not the program in memory.
+    # Compare the file, not the program in memory.
     reloaded = file_format.load(content)
     with torch.inference_mode():
         pairs = [(original(images), reloaded(images)) for images in split.images.split(batch_size)]

@@ -1,4 +1,4 @@
-"""A `train` process from start to exit: its ranks, its locks, and one message and exit code at the end."""
+"""The process of `train`: its connection to other ranks, its locks, and its message and exit code at the end."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ProcessState:
     resume_arguments: list[str] = field(default_factory=list)
 
     def connect_ranks(self) -> None:
-        """Connect to the other ranks, if any."""
+        """Connect to the other ranks if there are any."""
         if is_distributed():
             # This imports torch.
             from vitmnist.runtime.torch_world import TorchWorld
@@ -70,7 +70,7 @@ class ProcessState:
         self.folder, self.resume_arguments = folder, resume_arguments
 
     def resume_hint(self) -> str:
-        """The end of a message about an interruption: where the results are, and the command that resumes."""
+        """Format where the results are, and the command that resumes; this ends the message about an interruption."""
         if self.folder is None:
             return ""
         results = f"; results: {display_path(self.folder)}"
@@ -82,7 +82,7 @@ class ProcessState:
 @contextmanager
 def exit_with_message(process: ProcessState) -> Iterator[None]:
     """Turn an exception in the block into one message and an exit code, on the first rank that fails."""
-    # The logging module would print a traceback for a closed pipe (`| head`).
+    # Otherwise, the logging module prints a traceback for a closed pipe (`| head`).
     logging.raiseExceptions = False
     try:
         with (
@@ -102,7 +102,7 @@ def _first_failure(process: ProcessState, raised: BaseException) -> BaseExceptio
     error = process.world.first_failure(raised)
     failure = classify_cli_error(error)
     if failure.status == "interrupted":
-        # Before Hydra has configured the log, Python prints a warning to stderr.
+        # Before Hydra configures the log, Python prints warnings to stderr.
         log.warning("%s%s", failure.message, process.resume_hint())
         sys.exit(failure.exit_code)
     if process.folder and (process.folder / "result.json").exists():
@@ -114,16 +114,16 @@ def _first_failure(process: ProcessState, raised: BaseException) -> BaseExceptio
 
 
 def import_trainer() -> type[Trainer]:
-    """Import `Trainer`, and with it torch; not before, because `--help` needs neither."""
-    # The garbage collector would scan the imported objects again and again.
+    """Import `Trainer` and torch; this is done late because `--help` needs neither."""
+    # During the imports, the garbage collector would scan the imported objects again and again.
     gc.disable()
     import torch
 
     from vitmnist.trainer import Trainer
 
-    # The first optimizer imports torch's compiler.
+    # The first optimizer imports torch's compiler; that belongs to the imports, too.
     torch.optim.SGD([torch.zeros(1)])
-    # Each job of a sweep collects garbage, and would spend 0.3 s on millions of imported objects.
+    # Each job of a sweep collects garbage; scanning millions of imported objects would take 0.3 s.
     if not gc.get_freeze_count():
         gc.freeze()
     gc.enable()

@@ -31,12 +31,12 @@ from vitmnist.runtime.run_folder import has_checkpoint
 from vitmnist.tracking.result import CONFIG_FILE, OVERRIDES
 from vitmnist.tracking.runs import read_run
 
-# The files of these groups set keys of other groups (`@package _global_`).
+# The files of these groups can set any key (`@package _global_`).
 GLOBAL_GROUPS = ("experiment", "hparams_search")
 
 
 def load_recorded_config(folder: Path, overrides: list[str]) -> Config:
-    """The configuration of a run's last start, changed by overrides; Hydra's own only serve to find members of groups.
+    """Load the configuration of the last start of a run, and apply overrides. Hydra's own only locate group members.
 
     An override of a group replaces that section, unless it names the member that is recorded.
 
@@ -47,10 +47,10 @@ def load_recorded_config(folder: Path, overrides: list[str]) -> Config:
     config = OmegaConf.create(escape_interpolations(_recorded_values(folder)))
     hydra_overrides = [*filter(is_hydra_override, overrides)]
     changes = OverridesParser.create().parse_overrides([text for text in overrides if not is_hydra_override(text)])
-    # Members of groups come first, then members within other members, then keys.
+    # Apply members of groups first, then members within other members, then keys.
     for change in sorted(changes, key=lambda item: (not is_group(item.key_or_group), item.package is not None)):
         _apply(config, change, hydra_overrides)
-    # This also refuses unknown keys.
+    # Validation also refuses unknown keys.
     return validate(Config, config)
 
 
@@ -110,21 +110,21 @@ def split_global_overrides(folder: Path, overrides: list[str]) -> tuple[list[str
 
 
 def is_resumable(folder: Path) -> bool:
-    """Whether `resume=auto` continues the run in this folder, rather than beginning one there."""
+    """Whether `resume=auto` resumes the run in a folder; otherwise it begins one there."""
     return has_checkpoint(folder) or read_run(folder).status == "completed"
 
 
 def print_if_completed(folder: Path, config: Config) -> bool:
-    """Print the result of a run that is completed; False if it has to be trained, also with another configuration.
+    """Print the result of a run that needs no more training; False if it does, for example for more epochs.
 
     Raises:
-        ConfigError: it has to be trained further, and has no checkpoint to continue from.
+        ConfigError: it needs more training, but has no checkpoint.
     """
     run = read_run(folder)
     path = display_path(folder)
     if run.status != "completed":
         return False
-    # Keys that affect neither the result nor the timing, such as `logger`, are no reason to resume a completed run.
+    # A change of keys that affect neither the result nor the timing, such as `logger`, does not resume a completed run.
     if _effective_values(config) != _effective_values(load_recorded_config(folder, [])):
         if has_checkpoint(folder):
             return False

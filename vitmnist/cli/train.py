@@ -1,6 +1,6 @@
-"""Trains a run, or a sweep of several: `main` calls the other functions in the order in which they are defined here.
+"""Trains a run or a sweep. `main` calls the other functions in the order of their definition.
 
-`torchrun` runs the same command line in several processes.
+With `torchrun`, several processes run the same command line.
 """
 
 import logging
@@ -33,13 +33,13 @@ from vitmnist.runtime.files import display_path
 
 log = logging.getLogger(__name__)
 
-# Options of Hydra that print something, and train nothing.
+# Options of Hydra that print information and do not train.
 PRINTING_OPTIONS = ("help", "hydra_help", "cfg", "info", "shell_completion")
 
 
 @dataclass(frozen=True)
 class ConfiguredRun:
-    """A run that is ready to train in its locked folder; the overrides are only recorded."""
+    """A validated run with a locked folder; its overrides are only recorded."""
 
     config: Config
     folder: Path
@@ -47,9 +47,9 @@ class ConfiguredRun:
 
 
 def main() -> None:
-    """Train what the command line says; an exception becomes one message and an exit code.
+    """Run the command line; an exception becomes one message and an exit code.
 
-    Rank 0 alone reads the command line, and runs the sweep or configures the run that all ranks train.
+    Only rank 0 parses the command line. It runs a sweep itself, or configures the run that all ranks train.
     """
     process = ProcessState(sys.argv[1:])
     with exit_with_message(process):
@@ -69,21 +69,21 @@ def main() -> None:
 
 def print_information(argv: list[str]) -> bool:
     """Handle `--version`, `--help` and Hydra's other options that print; False if there is something to train."""
-    # Hydra would print its own version.
+    # Without this, `--version` prints the version of Hydra.
     if "--version" in argv:
         print(f"vitmnist {vitmnist.__version__}")
         return True
     options = parse_arguments(argv).options
     if not any(getattr(options, name) for name in PRINTING_OPTIONS):
         return False
-    # With this variable, Hydra raises its errors instead of printing them.
+    # With this variable, Hydra raises errors instead of printing them.
     with env_override({"HYDRA_FULL_ERROR": "1"}):
         hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(lambda composed: None)()
     return True
 
 
 def compose_with_hydra(process: ProcessState, arguments: Arguments) -> DictConfig:
-    """Compose the configuration. Only the section `hydra` is used if the values of the run are recorded."""
+    """Compose the configuration. For a resumed run, only its section `hydra` is used."""
     process.resources.enter_context(initialize_config_dir(str(CONF), job_name="train", version_base="1.3"))
     composer = GlobalHydra.instance().hydra
     assert composer
@@ -91,13 +91,13 @@ def compose_with_hydra(process: ProcessState, arguments: Arguments) -> DictConfi
     if arguments.resume is Resume.REQUIRED:
         overrides = [*filter(is_hydra_override, overrides)]
     composed = composer.compose_config("config", overrides, RunMode.MULTIRUN, validate_sweep_overrides=False)
-    # Hydra sets it later, and `${hydra:runtime.cwd}` in a value needs it now.
+    # Hydra sets it later, but `${hydra:runtime.cwd}` in a value already needs it.
     HydraConfig.instance().set_config(composed)
     if composed.resume is not None:
         raise ConfigError(f"resume={composed.resume}: is for the command line; remove it from the file")
     if composed.hydra.mode != RunMode.MULTIRUN:
         if any(override.is_sweep_override() for override in OverridesParser.create().parse_overrides(overrides)):
-            # This raises Hydra's own error. It explains -m.
+            # This raises Hydra's own error, which explains -m.
             composer.compose_config("config", overrides, RunMode.RUN)
         if composed.repeats > 1:
             raise ConfigError(f"repeats={composed.repeats}: repeats the jobs of a sweep; type -m as well")
@@ -105,10 +105,10 @@ def compose_with_hydra(process: ProcessState, arguments: Arguments) -> DictConfi
 
 
 def configure_run(process: ProcessState, composed: DictConfig, arguments: Arguments) -> ConfiguredRun | None:
-    """Check the configuration of a run, recorded or composed, lock its folder, and configure its log.
+    """Load or validate the configuration of a run, lock its folder, and configure its log.
 
     Returns:
-        The run; None if it is completed.
+        The run; None if it needs no training.
     """
     folder = Path(composed.hydra.run.dir)
     path = display_path(folder)
@@ -135,7 +135,7 @@ def configure_run(process: ProcessState, composed: DictConfig, arguments: Argume
 
 
 def broadcast_run(process: ProcessState, run: ConfiguredRun | None) -> ConfiguredRun | None:
-    """The run of rank 0, on all ranks. Each rank has its own `data.root`, because it can be on another machine."""
+    """Send the run of rank 0 to all ranks. Each rank keeps its own `data.root`: it can be on another machine."""
     values: dict[str, Any] = {"folder": str(run.folder), "config": to_json_values(run.config)} if run else {}
     shared = process.world.broadcast_object(lambda: values)
     if process.world.is_main or not shared:
@@ -150,7 +150,7 @@ def broadcast_run(process: ProcessState, run: ConfiguredRun | None) -> Configure
 
 
 def train(process: ProcessState, run: ConfiguredRun) -> None:
-    """Train a run; the log says where its results are."""
+    """Train a run, and log where its results are."""
     trainer = import_trainer()(run.config, run.folder, run.overrides, process.stop, process.world)
     trainer.fit()
     if process.world.is_main:

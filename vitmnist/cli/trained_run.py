@@ -16,9 +16,9 @@ from vitmnist.errors import ConfigError
 from vitmnist.runtime.files import expand_home
 from vitmnist.tracking.runs import read_run
 
-# The keys and sections that choose the evaluated images. All other values are those of the run.
+# The keys and sections that select the evaluated images. Other keys keep the values of the run.
 IMAGE_KEYS = ("data.root", "data.dataset", "data.holdout", "data.holdout_seed", "batch_size")
-# The options of a dataset that say where its images and labels are.
+# The options of a dataset that locate its images and labels.
 PATHS = ("path", "labels")
 # The options that limit or divide a dataset, with the values that leave all images in one split.
 UNLIMITED = {"test_share": 0.0, "train_size": None, "test_size": None}

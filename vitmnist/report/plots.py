@@ -29,24 +29,24 @@ def draw_chart(comparisons: Sequence[Comparison]) -> bytes | None:
 
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
-"""The colours of the loaders, in turn. They are distinguishable with any colour vision (Okabe and Ito, Color Universal
-Design, 2008)."""
+"""The colours of the loaders, in turn; distinguishable with any colour vision (Okabe and Ito, Color Universal Design,
+2008)."""
 GREY = "#777777"
 PHASES: dict[str, dict[str, Any]] = {
     "waiting for data": {"fill": False, "hatch": "/////"},
     "computing": {},
     "other (evaluation, saving)": {"alpha": 0.35},
 }
-"""The styles of the parts of an epoch, all in the colour of the loader."""
+"""The parts of an epoch and their styles; the colour is that of the loader."""
 WIDTH, ROW_HEIGHT = 5.0, 0.47
 """The width of the figure and the height of a row, in inches."""
 FONT_SIZE = 10
-"""The size of all texts in points: about 10 pixels on the screen of a phone, 360 pixels wide."""
+"""The size of all texts in points: about 10 pixels on a phone with a width of 360 pixels."""
 MAX_ROWS = 100
-"""The largest number of rows in a chart, because a PNG has at most 2**16 pixels a side."""
+"""The largest number of rows in a chart; a side of a PNG has at most 2**16 pixels."""
 AXIS_LABEL = "seconds per epoch, evaluation included (whiskers: range)\n×: times the lowest median; ≈: may be noise"
 LEGEND_STYLE: dict[str, Any] = {"handlelength": 1.4, "columnspacing": 1.2, "borderaxespad": 0.1}
-"""The style of a legend whose three entries fit in a line."""
+"""The style of the legend; its three entries fit on one line."""
 LABEL_LENGTH = 42
 """The number of characters that fit above a bar next to its time."""
 LINE_LENGTH = 62
@@ -78,7 +78,7 @@ def _draw_times(axes: Axes, comparison: Comparison, rows: Sequence[Configuration
     text_style: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "bottom", "fontsize": FONT_SIZE}
     for position, row in enumerate(rows):
         _draw_bar(axes, position, row, colours[row.values.get(LOADER)])
-        # The title names the keys.
+        # The keys are in the title.
         values = [format_value(row.values[column]) for column in comparison.columns if column in row.values]
         label = escape_unprintable(", ".join(values)) or "all runs"
         label = label if len(label) <= LABEL_LENGTH else f"{label[: LABEL_LENGTH - 1]}…"

@@ -45,11 +45,11 @@ def summarize_quality(comparison: Comparison) -> str:
 def _quality_noise(comparison: Comparison, best: str) -> str:
     """Say whether the best configuration leads the others by more than the noise over the seeds."""
     metric, groups = comparison.metric, comparison.quality_by_seed
-    # All are to be maximised.
+    # A positive gain is an improvement, whatever the direction of the metric.
     gains = {label: {seed: metric.sign * value for seed, value in groups[label].items()} for label in groups}
     differences = PairwiseComparison(gains)
     leads = [differences.compare(best, label) for label in groups if label != best]
-    # A lead that is the same with every seed, such as a few images that change together, does not show the noise.
+    # A lead that is the same with every seed does not show the noise.
     varying = [lead for lead in leads if lead and (lead.low != lead.high or lead.mean == 0)]
     lowest = [lead.low for lead in varying if lead.low is not None]
     if len(lowest) < len(leads):

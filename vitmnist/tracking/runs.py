@@ -1,4 +1,4 @@
-"""Finds runs, and reads their records."""
+"""Finds runs and reads their records."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Run:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The configuration by full keys such as `data.loader.name`; empty if unknown."""
+        """The configuration by dotted keys such as `data.loader.name`; empty if unknown."""
         return dotted_keys(self.result.config or {})
 
     @property
@@ -50,7 +50,7 @@ class Run:
 
     @property
     def is_timed(self) -> bool:
-        """Whether the times are compared: the run completed, had the machine to itself, and timed a steady epoch."""
+        """Whether the run has times to compare: it completed alone on the machine, and timed a steady epoch."""
         if self.status != "completed" or self.overlapping or not select_steady_epochs(self.result.epochs):
             return False
         return summarize(self.result.epochs, EPOCH_S) is not None
@@ -64,7 +64,7 @@ class Run:
 
     @property
     def status_text(self) -> str:
-        """How the run ended and why, and why its times are not compared."""
+        """The status, with the reason for a failure or for times that are not compared."""
         if self.status != "completed":
             return f"{self.status}: {self.result.error}" if self.result.error else self.status
         remarks = {
@@ -89,7 +89,7 @@ class Run:
 
 
 def find_monitored_metric(runs: Iterable[Run]) -> Metric:
-    """The metric that runs monitor; the accuracy if they monitor several, or one that is not registered."""
+    """Find the metric that runs monitor; the accuracy if they monitor several, or an unregistered one."""
     names = {str(run.config.get("monitor", "eval_acc")) for run in runs if run.config}
     if len(names) == 1:
         with suppress(ConfigError):
@@ -98,7 +98,7 @@ def find_monitored_metric(runs: Iterable[Run]) -> Metric:
 
 
 def find_runs(folders: Iterable[Path]) -> list[Path]:
-    """Find the folders of all runs in or below some folders: each run once, in the order of the job numbers.
+    """Find the folders of all runs in or below some folders: each once, in the order of job numbers.
 
     Raises:
         DataError: a folder does not exist, or contains no runs.
@@ -119,7 +119,7 @@ def _natural_key(path: Path) -> list[int | str]:
 
 
 def read_run(folder: Path) -> Run:
-    """Read the run of a folder; its status is `unreadable`, with the reason, if its `result.json` is damaged."""
+    """Read the run in a folder; if its `result.json` is damaged, the status is `unreadable`, with the reason."""
     try:
         return Run(folder, Result.from_json(folder / "result.json"))
     except UnreadableError as error:
@@ -139,7 +139,7 @@ def read_run(folder: Path) -> Run:
 
 
 def _active_times(folder: Path) -> tuple[float, float]:
-    """When a run began and last wrote a file, in seconds since 1970, by the times of its files; 0 without a folder."""
+    """Return when a run began and last wrote a file, in seconds since 1970, from file times; 0 without a folder."""
     config = folder / CONFIG_FILE  # Each start writes it.
     files = (path for path in (folder, *folder.glob("*")) if path.exists())
     last_write = max((path.stat().st_mtime for path in files), default=0.0)
