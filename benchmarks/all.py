@@ -15,9 +15,10 @@ from tempfile import TemporaryDirectory
 
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER / "results"
-# The first without an apostrophe: torch.compile writes what follows `--only` into its code, for benchmarks of its own.
+# The first name has no apostrophe, because torch.compile writes the value of `--only` into its code.
 ARTICLES = ["trainer=fast", "article's loop, disk", "article's loop, RAM"]
-COMMANDS = {  # file without its suffix: script and arguments
+# The script and arguments of each file, by its name without suffix
+COMMANDS = {
     "epoch-cpu-bs500": ["epoch", "--batch-size=500", "--rounds=5", "--train-size=15000", "--compile"],
     "epoch-cpu-bs5000": [
         *("epoch", "--batch-size=5000", "--rounds=3", "--train-size=15000", "--compile"),
@@ -38,13 +39,13 @@ SWEEP = [
 
 
 def run(name: str, program: list[str]) -> bool:
-    """Run a benchmark; returns whether it succeeded."""
+    """Run a benchmark. Returns whether it succeeded."""
     print(f"{name}: {' '.join(program)}", flush=True)
     return not subprocess.run([sys.executable, *program], cwd=FOLDER.parent, check=False).returncode
 
 
 def sweep() -> bool:
-    """The README's sweep, of which the report is kept."""
+    """Run the sweep of the README, and keep its report."""
     with TemporaryDirectory() as folder:
         if not run("sweep", ["train.py", *SWEEP, f"hydra.sweep.dir={folder}"]):
             return False
@@ -54,7 +55,7 @@ def sweep() -> bool:
 
 
 def main(only: list[str]) -> None:
-    """Run the benchmarks whose name begins with one of `only`, or all; exits with 1 if one has failed."""
+    """Run the benchmarks whose names begin with one of `only`. Exits with 1 if a benchmark fails."""
     failed = []
     for name, (script, *arguments) in COMMANDS.items():
         output = RESULTS / f"{name}.md"

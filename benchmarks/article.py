@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from loops import LR, Epoch, new_model, timed
+from loops import LR, Epoch, as_timed_epoch, build_model
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -13,7 +13,7 @@ from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.datasets.base import ImagesOnDisk, Split
 from vitmnist.models.vit import ViT
 
-SYNCHRONISE_EVERY = 100  # steps between two readings of loss and accuracy, which the articles print
+SYNCHRONISE_EVERY = 100  # The articles print loss and accuracy after so many steps.
 
 Batches = Callable[[], Iterable[tuple[Tensor, Tensor]]]
 """Returns the batches of an epoch: normalised images and labels."""
@@ -23,7 +23,7 @@ Way = Callable[[Split, int, torch.device], Batches]
 
 
 class ArticleViT(ViT):
-    """Computes the last block for the patches too, whose output is unused; same weights and logits as `ViT`."""
+    """A `ViT` with the same weights and logits that computes the unused patches of the last block too."""
 
     def forward(self, images: Tensor) -> Tensor:
         patches = rearrange(images, "b c (h p) (w q) -> b (h w) (p q c)", p=self.patch, q=self.patch)
@@ -63,9 +63,9 @@ def slices(split: Split, batch_size: int, device: torch.device) -> Batches:
 WAYS = {"disk": disk, "RAM": ram, "slices": slices}
 
 
-def article_loop(way: Way, kind: type[ViT], split: Split, batch_size: int, device: torch.device) -> Epoch:
-    """The articles' loop over one of their ways of loading."""
-    model = new_model(split, device, kind)
+def build_article_loop(way: Way, kind: type[ViT], split: Split, batch_size: int, device: torch.device) -> Epoch:
+    """Build the articles' loop over one of their ways of loading."""
+    model = build_model(split, device, kind)
     optimizer = torch.optim.Adam(model.parameters(), lr=LR)
     batches = way(split, batch_size, device)
 
@@ -81,4 +81,4 @@ def article_loop(way: Way, kind: type[ViT], split: Split, batch_size: int, devic
             if number % SYNCHRONISE_EVERY == 0:
                 loss.item(), accuracy.item()
 
-    return timed(train, device)
+    return as_timed_epoch(train, device)

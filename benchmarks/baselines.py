@@ -35,7 +35,7 @@ class Target:
 
 
 def plain_loop(target: Target, tensors: TensorSet) -> Epoch:
-    """`x[permutation[i:j]]`, as one writes it for tensors on the device."""
+    """`x[permutation[i:j]]`, the usual loop over tensors on the device."""
     images, labels = tensors.images.to(target.device), tensors.labels.to(target.device)
 
     def epoch(number: int) -> Iterator[Any]:

@@ -31,8 +31,8 @@ from typing import Any
 
 import article
 import torch
-from loops import Epoch, bare_loop, lightning_loop, our_loop
-from rounds import main, mnist_command_line, raise_clocks, ratios, report, table, take_turns
+from loops import Epoch, build_bare_loop, build_lightning_loop, build_our_loop
+from rounds import create_mnist_parser, format_ratios, format_report, format_table, main, raise_clocks, take_turns
 from tqdm import tqdm
 
 from vitmnist import load_dataset
@@ -46,14 +46,15 @@ from vitmnist.tracking.environment import describe_environment
 BARE = "bare loop"
 RESIDENT = "one resident batch"
 ARTICLE = "article's loop, RAM"
-TURN_EPOCHS, TURN_S = 10, 2.0  # on a GPU, the most epochs of a turn, and the seconds after which none is added
+TURN_EPOCHS, TURN_S = 10, 2.0
+"""On a GPU, the largest number of epochs of a turn, and the time (s) after which no epoch is added."""
 
 Builder = Callable[[], tuple[Epoch, str]]
-"""Sets up a candidate; returns the function that trains it for an epoch, and a remark for the report."""
+"""Sets up a candidate. Returns the function that trains it for an epoch, and a remark for the report."""
 
 
-def common_overrides(arguments: argparse.Namespace) -> list[str]:
-    """The command line's options as overrides of `train.py`; the test set is small, because evaluation is not timed."""
+def list_common_overrides(arguments: argparse.Namespace) -> list[str]:
+    """Return the options as overrides of `train.py`. The test set is small, because evaluation is not timed."""
     return [
         f"batch_size={arguments.batch_size}",
         f"device={arguments.device}",
@@ -63,48 +64,51 @@ def common_overrides(arguments: argparse.Namespace) -> list[str]:
     ]
 
 
-def our_candidates(num_workers: list[int], compiling: bool) -> dict[str, list[str]]:
-    """The overrides of each candidate that runs this project's own loop."""
-    found = {
+def list_our_overrides(num_workers: list[int], compiling: bool) -> dict[str, list[str]]:
+    """Return the overrides of each candidate that runs the loop of this project."""
+    overrides = {
         "gpu_slice": ["data/loader=gpu_slice"],
         "ram": ["data/loader=ram"],
         "prefetch of ram": ["data/loader=prefetch"],
         "cache": ["data/loader=cache"],
     }
     for workers in num_workers:
-        found[f"disk, {workers} workers"] = ["data/loader=disk", f"data.loader.num_workers={workers}"]
-    for name in LOADERS.names():  # registered loaders that are not listed above, with their default options
-        if name != "auto" and not any(re.match(rf"{name}\b", label) for label in found):
-            found[name] = [f"data/loader={name}"]
+        overrides[f"disk, {workers} workers"] = ["data/loader=disk", f"data.loader.num_workers={workers}"]
+    for name in LOADERS.names():  # Add all other registered loaders with their default options.
+        if name != "auto" and not any(re.match(rf"{name}\b", label) for label in overrides):
+            overrides[name] = [f"data/loader={name}"]
     fast = ["data/loader=gpu_slice", "trainer=fast"]
-    found["gpu_slice, trainer=fast"] = [*fast, "trainer.compile=false"]
+    overrides["gpu_slice, trainer=fast"] = [*fast, "trainer.compile=false"]
     if compiling:
-        found["gpu_slice, trainer=fast, compiled"] = [*fast, "trainer.compile=true"]
-    return found
+        overrides["gpu_slice, trainer=fast, compiled"] = [*fast, "trainer.compile=true"]
+    return overrides
 
 
-def candidates(
+def get_builders(
     split: Split, device: torch.device, arguments: argparse.Namespace, stack: ExitStack
 ) -> dict[str, Builder]:
-    """The `Builder` of each candidate, by name; `stack` closes what it opens."""
-    theirs: dict[str, Callable[[Split, int, torch.device], Epoch]] = {BARE: bare_loop}
+    """Return the `Builder` of each candidate, by name. `stack` closes their loaders."""
+    theirs: dict[str, Callable[[Split, int, torch.device], Epoch]] = {BARE: build_bare_loop}
     for name, way in article.WAYS.items():
-        theirs[f"article's loop, {name}"] = partial(article.article_loop, way, article.ArticleViT)
-    theirs[f"{ARTICLE}, our model"] = partial(article.article_loop, article.ram, ViT)
+        theirs[f"article's loop, {name}"] = partial(article.build_article_loop, way, article.ArticleViT)
+    theirs[f"{ARTICLE}, our model"] = partial(article.build_article_loop, article.ram, ViT)
     if find_spec("lightning"):
-        theirs["Lightning"] = lightning_loop
-    common = common_overrides(arguments)
+        theirs["Lightning"] = build_lightning_loop
+    common = list_common_overrides(arguments)
     return {
-        **{name: partial(_without_remark, loop, split, arguments.batch_size, device) for name, loop in theirs.items()},
-        RESIDENT: partial(our_loop, common, stack, is_resident=True),
         **{
-            name: partial(our_loop, [*common, *own], stack)
-            for name, own in our_candidates(arguments.num_workers, arguments.compile).items()
+            name: partial(_build_without_remark, loop, split, arguments.batch_size, device)
+            for name, loop in theirs.items()
+        },
+        RESIDENT: partial(build_our_loop, common, stack, is_resident=True),
+        **{
+            name: partial(build_our_loop, [*common, *overrides], stack)
+            for name, overrides in list_our_overrides(arguments.num_workers, arguments.compile).items()
         },
     }
 
 
-def _without_remark(loop: Callable[..., Epoch], *settings: Any) -> tuple[Epoch, str]:
+def _build_without_remark(loop: Callable[..., Epoch], *settings: Any) -> tuple[Epoch, str]:
     return loop(*settings), ""
 
 
@@ -125,7 +129,7 @@ class CandidateProcess:
         self.remark: str = self._answer()
 
     def turn(self, number: int) -> tuple[float, float]:
-        """Train for the epochs of a round; returns the mean of their results, see `Epoch`."""
+        """Train for the epochs of a round. Returns the means of seconds and waiting, see `Epoch`."""
         self._connection.send(number)
         seconds, waiting = self._answer()
         return seconds, waiting
@@ -149,12 +153,12 @@ class CandidateProcess:
 
 
 def serve(connection: Connection, name: str, arguments: argparse.Namespace) -> None:
-    """In a candidate's process: train for each round whose number is received, until the connection is closed."""
+    """Train in the process of a candidate: a turn for each number received, until the connection is closed."""
     try:
         device = choose_device(arguments.device)
         split = load_dataset("mnist", root=arguments.root, train_size=arguments.train_size).train
         with ExitStack() as stack, suppress(EOFError):
-            epoch, remark = candidates(split, device, arguments, stack)[name]()
+            epoch, remark = get_builders(split, device, arguments, stack)[name]()
             connection.send(remark)
             while True:
                 connection.send(train_turn(epoch, connection.recv(), device))
@@ -163,7 +167,7 @@ def serve(connection: Connection, name: str, arguments: argparse.Namespace) -> N
 
 
 def train_turn(epoch: Epoch, number: int, device: torch.device) -> tuple[float, float]:
-    """The mean of consecutive epochs, on a GPU after others that bring it to its working clocks."""
+    """Return the mean of consecutive epochs. On a GPU, other epochs raise its clocks before."""
     raise_clocks(lambda: epoch(number), device)
     done = [epoch(number)]
     while device.type == "cuda" and len(done) < TURN_EPOCHS and sum(seconds for seconds, _ in done) < TURN_S:
@@ -176,26 +180,26 @@ def compare(arguments: argparse.Namespace) -> str:
     """Run the rounds and return the report."""
     device = choose_device(arguments.device)
     split = load_dataset("mnist", root=arguments.root, train_size=arguments.train_size).train
-    known = candidates(split, device, arguments, ExitStack())
-    names = [name for name in known if not arguments.only or any(text in name for text in arguments.only)]
+    builders = get_builders(split, device, arguments, ExitStack())
+    names = [name for name in builders if not arguments.only or any(text in name for text in arguments.only)]
     if not names:
-        raise UserError(f"--only {' '.join(arguments.only)}: none of {'; '.join(known)}")
+        raise UserError(f"--only {' '.join(arguments.only)}: none of {'; '.join(builders)}")
     with ExitStack() as stack:
         processes = {
             name: stack.enter_context(CandidateProcess(name, arguments)) for name in tqdm(names, desc="set-up")
         }
         turns = take_turns({name: process.turn for name, process in processes.items()}, arguments.rounds)
-    return report(
+    return format_report(
         f"A training epoch of {len(split):,} images at batch {arguments.batch_size}",
         describe_environment(device),
         f"Median of {arguments.rounds} rounds; a ratio is the median of the rounds' ratios, with their range.",
-        figures(turns),
+        format_turns(turns),
         *(f"`{name}`: {process.remark}" for name, process in processes.items() if process.remark),
     )
 
 
-def figures(turns: dict[str, list[tuple[float, float]]]) -> str:
-    """The table: median milliseconds, ratios to the reference candidates, share of waiting."""
+def format_turns(turns: dict[str, list[tuple[float, float]]]) -> str:
+    """Format the table: median milliseconds, ratios to the reference candidates, share of waiting."""
     seconds = {name: [turn[0] for turn in measured] for name, measured in turns.items()}
     references = [name for name in (BARE, RESIDENT, ARTICLE) if name in turns]
     rows = []
@@ -205,15 +209,15 @@ def figures(turns: dict[str, list[tuple[float, float]]]) -> str:
             [
                 name,
                 f"{1000 * median(seconds[name]):,.1f}",
-                *(ratios(seconds[name], seconds[other]) for other in references),
+                *(format_ratios(seconds[name], seconds[other]) for other in references),
                 "–" if math.isnan(waiting) else f"{waiting:.1f}%",
             ]
         )
-    return table(["candidate", "ms", *(f"× {name}" for name in references), "waiting for data"], rows)
+    return format_table(["candidate", "ms", *(f"× {name}" for name in references), "waiting for data"], rows)
 
 
 if __name__ == "__main__":
-    parser = mnist_command_line(__doc__)
+    parser = create_mnist_parser(__doc__)
     parser.add_argument("--num-workers", type=int, nargs="*", default=[0, 2], help="one disk candidate for each")
     parser.add_argument("--only", nargs="+", metavar="TEXT", help="candidates whose name contains one of these")
     parser.add_argument("--compile", action="store_true", help="add a compiled candidate, which takes a minute")

@@ -17,15 +17,16 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from rounds import command_line, report, table
+from rounds import create_parser, format_report, format_table
 
 from vitmnist.runtime.device import choose_device
 from vitmnist.tracking.environment import describe_environment
 
 ROOT, DEVICE = Path(__file__).parent.parent, "cuda"
-COMMAND_S, TOTAL_S = 150.0, 570.0  # limits of one command and of all, to end within ten minutes
+COMMAND_S, TOTAL_S = 150.0, 570.0  # The time limits of a command and of all commands
 TRAIN = "python train.py data/loader=gpu_slice batch_size=500 epochs=3"
-COMMANDS = [  # the last ones are left out on a slow machine
+# On a slow machine, the last commands are left out.
+COMMANDS = [
     "python -m pytest tests/gpu -m gpu -v -n0 --tb=short -k 'not compiled'",
     f"{TRAIN} trainer=plain",
     f"{TRAIN} trainer=fast",
@@ -41,13 +42,13 @@ COMMANDS = [  # the last ones are left out on a slow machine
 
 
 def run(command: str, limit_s: float) -> tuple[str, str]:
-    """Run a command with a time limit, and kill what is left of its process group afterwards.
+    """Run a command with a time limit, and kill its process group afterwards.
 
     Returns:
         How it ended, and its output as Markdown: the page of a benchmark, otherwise the last lines.
     """
     words = [sys.executable if word == "python" else word for word in shlex.split(command)]
-    # Files, not pipes: a child that outlives the command would keep a pipe open.
+    # Use files instead of pipes, because a child that outlives the command would keep a pipe open.
     with (
         TemporaryFile("w+", encoding="utf-8", errors="replace") as output,
         TemporaryFile("w+", encoding="utf-8", errors="replace") as errors,
@@ -64,14 +65,14 @@ def run(command: str, limit_s: float) -> tuple[str, str]:
         output.seek(0), errors.seek(0)
         printed, failure = output.read(), errors.read()
     if outcome == "completed" and printed.startswith("# "):
-        return outcome, re.sub("^#", "###", printed, flags=re.MULTILINE)  # below the command's heading
-    last = [*printed.splitlines()[-40:], *failure.splitlines()[-40:]]  # with the rounds so far
+        return outcome, re.sub("^#", "###", printed, flags=re.MULTILINE)  # The command has a heading of its own.
+    last = [*printed.splitlines()[-40:], *failure.splitlines()[-40:]]  # They include the completed rounds.
     return outcome, "\n".join(f"    {line}" for line in last)
 
 
 def main() -> str | None:
-    """Run all commands and rewrite the file after each; returns an error message if nothing can be measured."""
-    parser = command_line(__doc__, rounds=None)
+    """Run all commands, and rewrite the file after each. Returns an error message if nothing can be measured."""
+    parser = create_parser(__doc__, rounds=None)
     parser.set_defaults(output=ROOT / "outputs" / "gpu.md")
     parser.add_argument("--dry-run", action="store_true", help="only print the commands")
     arguments, device = parser.parse_args(), choose_device("auto")
@@ -88,7 +89,8 @@ def main() -> str | None:
         print(outcome, flush=True)
         rows.append([f"`{command}`", outcome, f"{time.monotonic() - began:.0f}"])
         parts.append(f"## `{command}`\n\n{printed}")
-        page = report("One GPU, short runs", environment, "", table(["command", "result", "s"], rows), *parts)
+        command_table = format_table(["command", "result", "s"], rows)
+        page = format_report("One GPU, short runs", environment, "", command_table, *parts)
         arguments.output.write_text(page, encoding="utf-8")
     return print(f"Please open an issue in the project's issue tracker and attach {arguments.output}.")
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from baselines import LIBRARIES, Epoch, Target, per_batch, per_sample, plain_loop
-from rounds import main, mnist_command_line, ratios, report, seconds_of, table, take_turns
+from rounds import create_mnist_parser, format_ratios, format_report, format_table, main, measure_seconds, take_turns
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
@@ -36,7 +36,7 @@ UINT8, FLOAT32, DISK, BLOCKS = "uint8", "normalised float32", "float32, from dis
 
 @dataclass
 class Candidate:
-    """One way of loading, and the seconds of its epochs so far."""
+    """A way of loading, and the seconds of its epochs."""
 
     name: str
     delivers: str
@@ -44,40 +44,43 @@ class Candidate:
     seconds: list[float] = field(default_factory=list)
 
     def run(self, images: int, device: torch.device, number: int) -> None:
-        """Time one epoch, until the device has finished."""
+        """Time an epoch, until the device has finished."""
         delivered: list[int] = []
         self.seconds.append(
-            seconds_of(lambda: delivered.extend(len(labels) for _, labels in self.epoch(number)), device)
+            measure_seconds(lambda: delivered.extend(len(labels) for _, labels in self.epoch(number)), device)
         )
         assert sum(delivered) == images, f"{self.name} delivered {sum(delivered)} images"
 
 
-def candidates(split: Split, target: Target, root: str, stack: ExitStack) -> list[Candidate]:
-    """All ways of loading; the plain loop over normalised floats comes first."""
+def build_candidates(split: Split, target: Target, root: str, stack: ExitStack) -> list[Candidate]:
+    """Build all candidates, first the plain loop over normalised floats."""
     normalised = TensorSet(Preprocess(split)(split.images), split.labels)
-    ours = partial(our_loader, split, target, stack)
-    found = [Candidate(PLAIN, FLOAT32, plain_loop(target, normalised)), *uint8_loaders(split, target, root, ours)]
-    found.append(Candidate(PLAIN, UINT8, plain_loop(target, split)))
+    ours = partial(open_loader, split, target, stack)
+    candidates = [
+        Candidate(PLAIN, FLOAT32, plain_loop(target, normalised)),
+        *build_uint8_candidates(split, target, root, ours),
+    ]
+    candidates.append(Candidate(PLAIN, UINT8, plain_loop(target, split)))
     for delivers, tensors in ((UINT8, split), (FLOAT32, normalised)):
         dataset = TensorDataset(tensors.images, tensors.labels)
-        found.append(Candidate("DataLoader(sampler=BatchSampler)", delivers, per_batch(target, dataset)))
-        found += [
+        candidates.append(Candidate("DataLoader(sampler=BatchSampler)", delivers, per_batch(target, dataset)))
+        candidates += [
             Candidate(f"DataLoader(TensorDataset), {workers} workers", delivers, per_sample(target, dataset, workers))
             for workers in (0, 2)
         ]
-        found += [
+        candidates += [
             Candidate(name, delivers, build(target, tensors))
             for package, (name, build) in LIBRARIES.items()
             if find_spec(package)
         ]
     for workers in (0, 2):
-        found.append(Candidate(f"disk, {workers} workers", DISK, ours("disk", num_workers=workers)))
+        candidates.append(Candidate(f"disk, {workers} workers", DISK, ours("disk", num_workers=workers)))
         theirs = per_sample(target, ImagesOnDisk(split), workers)
-        found.append(Candidate(f"the same in a DataLoader, {workers} workers", DISK, theirs))
-    return found
+        candidates.append(Candidate(f"the same in a DataLoader, {workers} workers", DISK, theirs))
+    return candidates
 
 
-def our_loader(
+def open_loader(
     split: Split,
     target: Target,
     stack: ExitStack,
@@ -85,7 +88,7 @@ def our_loader(
     then: Callable[[Tensor], Tensor] | None = None,
     **options: Any,
 ) -> Epoch:
-    """One of this project's loaders, followed by a function of its images."""
+    """Open a loader of this project, followed by a function of its images."""
     common: dict[str, Any] = {"batch_size": target.batch_size, "device": target.device, "seed": 42}
     loader = stack.enter_context(make_loader(name, split, **common, **options))
     if then is None:
@@ -93,8 +96,8 @@ def our_loader(
     return lambda number: ((then(images), labels) for images, labels in loader.epoch(number))
 
 
-def uint8_loaders(split: Split, target: Target, root: str, ours: Callable[..., Epoch]) -> list[Candidate]:
-    """The loaders that deliver uint8, also followed by `Preprocess`, eager and compiled."""
+def build_uint8_candidates(split: Split, target: Target, root: str, ours: Callable[..., Epoch]) -> list[Candidate]:
+    """Build the loaders that deliver uint8, also followed by `Preprocess`, eager and compiled."""
     eager = Preprocess(split).to(target.device)
     compiled = torch.compile(Preprocess(split).to(target.device))
     return [
@@ -116,20 +119,20 @@ def compare(arguments: argparse.Namespace) -> str:
     device = choose_device(arguments.device)
     split = load_dataset("mnist", root=arguments.root, train_size=arguments.train_size).train
     with ExitStack() as stack:
-        plain, *others = candidates(split, Target(arguments.batch_size, device), arguments.root, stack)
+        plain, *others = build_candidates(split, Target(arguments.batch_size, device), arguments.root, stack)
         compared = [plain, *(candidate for candidate in others if arguments.only in candidate.name)]
         turns = {number: partial(candidate.run, len(split), device) for number, candidate in enumerate(compared)}
         take_turns(turns, arguments.rounds)
-    return report(
+    return format_report(
         f"Loading {len(split):,} images at batch {arguments.batch_size}, without a model",
         describe_environment(device),
         f"Median of {arguments.rounds} epochs after the first; a ratio is the median and range of the rounds' ratios.",
-        *figures(compared, -(-len(split) // arguments.batch_size)),
+        *format_tables(compared, -(-len(split) // arguments.batch_size)),
     )
 
 
-def figures(compared: list[Candidate], batches: int) -> list[str]:
-    """A heading and a table for each kind of batch: different kinds are not the same work."""
+def format_tables(compared: list[Candidate], batches: int) -> list[str]:
+    """Format a heading and a table for each kind of batch, because different kinds are different work."""
     header = ["candidate", "ms an epoch", "× plain loop", "µs a batch", "first epoch, ms"]
     plain = compared[0]
     parts = []
@@ -138,15 +141,15 @@ def figures(compared: list[Candidate], batches: int) -> list[str]:
         for candidate in (candidate for candidate in compared if candidate.delivers == delivers):
             first_s, *seconds = candidate.seconds
             epoch_s = median(seconds)
-            relative = ratios(seconds, plain.seconds[1:])
+            relative = format_ratios(seconds, plain.seconds[1:])
             batch_us = f"{1e6 * epoch_s / batches:.1f}"
             rows.append([candidate.name, f"{1000 * epoch_s:.2f}", relative, batch_us, f"{1000 * first_s:.1f}"])
         if rows:
-            parts += [f"## Delivering {delivers}", table(header, rows)]
+            parts += [f"## Delivering {delivers}", format_table(header, rows)]
     return parts
 
 
 if __name__ == "__main__":
-    parser = mnist_command_line(__doc__)
+    parser = create_mnist_parser(__doc__)
     parser.add_argument("--only", default="", help="only the plain loop and candidates whose name contains this")
     main(parser, compare)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from rounds import seconds_of
+from rounds import measure_seconds
 from torch.utils.data import DataLoader, TensorDataset
 
 from vitmnist.augment.preprocess import Preprocess
@@ -31,18 +31,18 @@ from vitmnist.training.step import TrainStep
 LR = 0.003
 
 Epoch = Callable[[int], tuple[float, float]]
-"""Trains for an epoch of a given number; returns its seconds and the percentage spent waiting for data (or NaN)."""
+"""Trains for the epoch with a number. Returns its seconds and the percentage spent waiting for data, or NaN."""
 
 
-def new_model(split: Split, device: torch.device, kind: type[ViT] = ViT) -> torch.nn.Module:
-    """The articles' ViT, always with the same weights."""
+def build_model(split: Split, device: torch.device, kind: type[ViT] = ViT) -> torch.nn.Module:
+    """Build the articles' ViT, always with the same weights."""
     torch.manual_seed(42)
     _, channels, height, width = split.images.shape
     return kind(ViTOptions(), (channels, height, width), len(split.classes)).to(device)
 
 
 def build_run(overrides: list[str], stack: ExitStack) -> tuple[Dataset, TrainStep, Loader, Loader]:
-    """The dataset, step and loaders of a run with these overrides, without records; `stack` closes the loaders."""
+    """Build the dataset, step and loaders of a run without records. `stack` closes the loaders."""
     trainer = Trainer(validate(Config, compose(overrides)), Path(), overrides, StopSignal())
     _, weights = trainer.load_initial_state()
     dataset, sampler = trainer.build_data()
@@ -54,7 +54,7 @@ def build_run(overrides: list[str], stack: ExitStack) -> tuple[Dataset, TrainSte
 
 
 class ResidentBatch(Loader):
-    """Repeats one batch that is already on the device, for a model that never waits for data."""
+    """Repeats a batch that is already on the device, so that the model never waits for data."""
 
     def __init__(self, split: Split, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
@@ -67,8 +67,8 @@ class ResidentBatch(Loader):
             yield self.images[:size], self.labels[:size]
 
 
-def our_loop(overrides: list[str], stack: ExitStack, is_resident: bool = False) -> tuple[Epoch, str]:
-    """This project's training loop, and how its step is computed.
+def build_our_loop(overrides: list[str], stack: ExitStack, is_resident: bool = False) -> tuple[Epoch, str]:
+    """Build the training loop of this project, and describe how its step is computed.
 
     Args:
         is_resident: train on one batch that stays on the device, over and over.
@@ -86,14 +86,14 @@ def our_loop(overrides: list[str], stack: ExitStack, is_resident: bool = False) 
     return epoch, remark + (f"; compilation took {step.runner.compile_s:.1f} s" if step.runner.compile_s else "")
 
 
-def timed(train: Callable[[], object], device: torch.device) -> Epoch:
-    """Time a function that trains for one epoch."""
-    return lambda number: (seconds_of(train, device), math.nan)
+def as_timed_epoch(train: Callable[[], object], device: torch.device) -> Epoch:
+    """Turn a function that trains for an epoch into an `Epoch`."""
+    return lambda number: (measure_seconds(train, device), math.nan)
 
 
-def bare_loop(split: Split, batch_size: int, device: torch.device) -> Epoch:
-    """The loop one writes by hand for a normalised float32 dataset on the device."""
-    model = new_model(split, device)
+def build_bare_loop(split: Split, batch_size: int, device: torch.device) -> Epoch:
+    """Build the usual hand-written loop over a normalised float32 dataset on the device."""
+    model = build_model(split, device)
     optimizer = torch.optim.Adam(model.parameters(), lr=LR)
     images, labels = Preprocess(split)(split.images).to(device), split.labels.to(device)
 
@@ -109,11 +109,11 @@ def bare_loop(split: Split, batch_size: int, device: torch.device) -> Epoch:
             total += loss.detach()
         total.item()
 
-    return timed(train, device)
+    return as_timed_epoch(train, device)
 
 
-def lightning_loop(split: Split, batch_size: int, device: torch.device) -> Epoch:
-    """Lightning's `Trainer` over a `DataLoader(TensorDataset)`, without logger, checkpoints and progress bar."""
+def build_lightning_loop(split: Split, batch_size: int, device: torch.device) -> Epoch:
+    """Build Lightning's `Trainer` over a `DataLoader(TensorDataset)`, without logger, checkpoints and progress bar."""
     import lightning  # from the `bench` extra
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -126,7 +126,7 @@ def lightning_loop(split: Split, batch_size: int, device: torch.device) -> Epoch
 
         def __init__(self) -> None:
             super().__init__()
-            self.model = new_model(split, device)
+            self.model = build_model(split, device)
 
         def training_step(self, batch: list[torch.Tensor]) -> torch.Tensor:
             return F.cross_entropy(self.model(batch[0]), batch[1])

@@ -20,7 +20,8 @@ from vitmnist.data.datasets.base import Split
 from vitmnist.runtime.cpu import one_core_per_thread
 from vitmnist.runtime.ordered_map import ordered_map
 
-Epoch = Callable[[int], Iterable[Any]]  # the batches (images, labels) of the epoch with this number
+Epoch = Callable[[int], Iterable[Any]]
+"""Returns the batches (images, labels) of the epoch with a number."""
 
 WIDTH, HEIGHT, QUALITY = 500, 375, 85
 BATCH_SIZE, WORKERS = 64, 2
@@ -35,14 +36,14 @@ def files(folder: Path, *transforms: Any) -> ImageFolder:
 def torchvision(
     folder: Path, side: int, pictures: int, workers: int = WORKERS, *, normalise: bool = True
 ) -> DataLoader[Any]:
-    """A DataLoader as in torchvision's examples; without normalising, of bytes that are not mirrored either."""
+    """A DataLoader as in torchvision's examples. Without normalising, it neither flips nor converts to floats."""
     finish = [T.RandomHorizontalFlip(), T.ToTensor(), T.Normalize(MEAN, STD)] if normalise else [T.PILToTensor()]
     dataset = Subset(files(folder, T.RandomResizedCrop(side), *finish), range(pictures))
     return DataLoader(dataset, BATCH_SIZE, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
 
 
 def per_sample(train: Split, side: int, least_area: float = 0.08, *more: Any) -> Epoch:
-    """Decoded pictures, which torchvision transforms one by one."""
+    """torchvision's transforms of decoded pictures, one by one."""
     crop = v2.RandomResizedCrop(side, (least_area, 1.0)), v2.RandomHorizontalFlip()
     transform = v2.Compose([*crop, *more, v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
 
@@ -53,9 +54,9 @@ def per_sample(train: Split, side: int, least_area: float = 0.08, *more: Any) ->
     return epoch
 
 
-@cache  # the loader's code takes ten seconds to compile
+@cache  # The code of the loader takes ten seconds to compile.
 def ffcv(folder: Path, root: Path, side: int, pictures: int, mode: str, normalise: bool = True) -> Epoch:
-    """FFCV, which crops, flips and normalises in its threads; its file of JPEGs or raw squares is written first.
+    """FFCV, which crops, flips and normalises in threads. Its file of JPEGs or raw squares is written first.
 
     Without normalising it only crops.
     """
@@ -80,7 +81,7 @@ def ffcv(folder: Path, root: Path, side: int, pictures: int, mode: str, normalis
 
 
 def simplejpeg(samples: list[tuple[str, int]], side: int) -> Epoch:
-    """Whole batches in threads; a picture is decoded at the smallest scale at which its crop has `side` pixels."""
+    """Whole batches in threads. Each picture is decoded at the smallest scale at which its crop has `side` pixels."""
     from simplejpeg import decode_jpeg
 
     whole, normalise = Image.new("L", (WIDTH, HEIGHT)), Preprocess(mean=MEAN, std=STD)

@@ -36,7 +36,16 @@ from picture_baselines import (
     torchvision,
 )
 from PIL import Image
-from rounds import at_least_one, command_line, main, ratios, report, spread, table, take_turns
+from rounds import (
+    create_parser,
+    format_ratios,
+    format_report,
+    format_spread,
+    format_table,
+    main,
+    positive_int,
+    take_turns,
+)
 from torchvision.transforms import v2
 
 from vitmnist import Preprocess, from_dataloader, load_dataset, make_loader
@@ -48,7 +57,8 @@ from vitmnist.runtime.cpu import one_core_per_thread
 from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.tracking.environment import describe_environment
 
-LEAST_S = 0.5  # shortest turn; epochs of small pictures take milliseconds
+LEAST_S = 0.5
+"""The shortest turn (s). Epochs of small pictures take milliseconds."""
 TABLES = {
     "First batch, nothing prepared": "s",
     "Bytes ready for the device": "pictures/s",
@@ -61,7 +71,7 @@ CROP_AND_FLIP += ["data.augment.operations=[{name: random_resized_crop}, {name: 
 
 
 def draw(folder: Path, pictures: int) -> None:
-    """Write the files that are missing: smooth pictures with a little texture, in two classes."""
+    """Write the missing files: smooth pictures with a little texture, in two classes."""
     for number in range(pictures):
         file = folder / str(number % 2) / f"{number}.jpg"
         if not file.exists():
@@ -71,11 +81,11 @@ def draw(folder: Path, pictures: int) -> None:
             smooth = np.asarray(Image.fromarray(cells).resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC))
             pixels = (smooth + generator.integers(-10, 11, (HEIGHT, WIDTH, 1))).clip(0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(written := file.with_suffix(".part"), "JPEG", quality=QUALITY)
-            written.rename(file)  # an interrupted run leaves no partial file
+            written.rename(file)  # An interrupted run leaves no partial file.
 
 
-def ours(name: str, train: Split, overrides: list[str], **options: Any) -> Epoch:
-    """The batches of a loader as the trainer gives them to the model."""
+def build_epoch(name: str, train: Split, overrides: list[str], **options: Any) -> Epoch:
+    """Build epochs of a loader, preprocessed as in the trainer."""
     loader = make_loader(name, train, batch_size=BATCH_SIZE, device="cpu", seed=0, **options)
     preprocess = Preprocess(train, build_augment(compose(overrides).data.augment))
 
@@ -89,31 +99,31 @@ def ours(name: str, train: Split, overrides: list[str], **options: Any) -> Epoch
     return epoch
 
 
-def load(folder: Path, root: Path, side: int) -> Split:
-    """Our training split, decoded into `root` unless it is there already."""
+def load_split(folder: Path, root: Path, side: int) -> Split:
+    """Load the training split, which is decoded into `root` once."""
     return load_dataset("image_folder", root=str(root), path=str(folder), size=side, mode="rgb").train
 
 
-def pictures_per_second(epoch: Epoch, numbers: Iterator[int], _round: int) -> float:
-    """Speed over one epoch, or over as many as take `LEAST_S`."""
+def measure_speed(epoch: Epoch, numbers: Iterator[int], _round: int) -> float:
+    """Return the pictures per second over an epoch, or over as many as take `LEAST_S`."""
     started, pictures = time.perf_counter(), 0
     while (seconds := time.perf_counter() - started) < LEAST_S:
         pictures += sum(len(labels) for _, labels in epoch(next(numbers)))
     return pictures / seconds
 
 
-def first_batch_s(start: Callable[[Path], Epoch], _round: int) -> float:
-    """Seconds from an empty folder to the first batch."""
+def time_first_batch(start: Callable[[Path], Epoch], _round: int) -> float:
+    """Return the seconds from an empty folder to the first batch."""
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
         next(iter(start(Path(folder))(0)))
         return time.perf_counter() - started
 
 
-def host_bytes(folder: Path, side: int, train: Split, root: Path) -> dict[str, Epoch]:
-    """Candidates that deliver uint8 batches on the host; FFCV and torchvision crop at random where ours resize."""
+def build_host_candidates(folder: Path, side: int, train: Split, root: Path) -> dict[str, Epoch]:
+    """Build candidates that deliver uint8 batches on the host. FFCV and torchvision crop at random, ours resize."""
     epochs = {
-        "torchvision, 2 workers": epochs_of(torchvision(folder, side, len(train), normalise=False)),
+        "torchvision, 2 workers": repeat_loader(torchvision(folder, side, len(train), normalise=False)),
         **{
             f"`{name}`": make_loader(name, train, batch_size=BATCH_SIZE, device="cpu", seed=0).epoch
             for name in ("disk", "ram")
@@ -124,11 +134,11 @@ def host_bytes(folder: Path, side: int, train: Split, root: Path) -> dict[str, E
     return epochs
 
 
-def decoding(folder: Path, side: int, train: Split, root: Path) -> dict[str, Epoch]:
-    """Candidates that decode in each epoch."""
+def build_decoding_candidates(folder: Path, side: int, train: Split, root: Path) -> dict[str, Epoch]:
+    """Build candidates that decode in each epoch."""
     epochs = {
-        "torchvision, 2 workers": epochs_of(torchvision(folder, side, len(train))),
-        "`disk`": ours("disk", train, CROP_AND_FLIP),
+        "torchvision, 2 workers": repeat_loader(torchvision(folder, side, len(train))),
+        "`disk`": build_epoch("disk", train, CROP_AND_FLIP),
     }
     if find_spec("ffcv"):
         epochs["FFCV, 2 threads"] = ffcv(folder, root, side, len(train), "jpg")
@@ -137,39 +147,39 @@ def decoding(folder: Path, side: int, train: Split, root: Path) -> dict[str, Epo
     return epochs
 
 
-def decoded(folder: Path, side: int, train: Split, root: Path) -> dict[str, Epoch]:
-    """Candidates that start from the same squares in memory; FFCV from those in its file."""
+def build_decoded_candidates(folder: Path, side: int, train: Split, root: Path) -> dict[str, Epoch]:
+    """Build candidates that start from the same squares in memory. FFCV has them in its file."""
     epochs = {
         "torchvision v2 per sample": per_sample(train, side),
-        "`ram`": ours("ram", train, CROP_AND_FLIP),
+        "`ram`": build_epoch("ram", train, CROP_AND_FLIP),
         "torchvision v2 per sample, as `crops`": per_sample(train, side, 0.35, v2.ColorJitter(0.2, 0.2, 0.2)),
-        "`ram`, `crops`": ours("ram", train, ["data/augment=crops"]),
-        "`ram`, `imagenet`": ours("ram", train, ["data/augment=imagenet"]),
+        "`ram`, `crops`": build_epoch("ram", train, ["data/augment=crops"]),
+        "`ram`, `imagenet`": build_epoch("ram", train, ["data/augment=imagenet"]),
     }
     if find_spec("ffcv"):
         epochs["FFCV, 2 threads"] = ffcv(folder, root, side, len(train), "raw")
     return epochs
 
 
-def of_a_script(folder: Path, side: int, train: Split, _: Path) -> dict[str, Epoch]:
-    """A script's DataLoader, and what replaces it."""
+def build_script_candidates(folder: Path, side: int, train: Split, _: Path) -> dict[str, Epoch]:
+    """Build the DataLoader of a script and its replacements."""
     epochs = {}
     for workers in (WORKERS, 0):
         loader = torchvision(folder, side, len(train), workers)
-        epochs[f"DataLoader, {workers} workers"] = epochs_of(loader)
+        epochs[f"DataLoader, {workers} workers"] = repeat_loader(loader)
         for form in ("exact", "tensor"):
             name = f'`from_dataloader(…, transforms="{form}")` of it'
-            epochs[f"{name}, {workers} workers"] = epochs_of(from_dataloader(loader, "ram", transforms=form))
+            epochs[f"{name}, {workers} workers"] = repeat_loader(from_dataloader(loader, "ram", transforms=form))
     return epochs
 
 
-def epochs_of(loader: Iterable[Any]) -> Epoch:
-    """A DataLoader, which begins a new epoch whenever it is iterated over."""
+def repeat_loader(loader: Iterable[Any]) -> Epoch:
+    """Turn a DataLoader, which has a new epoch in each iteration, into an `Epoch`."""
     return lambda _: loader
 
 
-def cold(folder: Path, side: int, train: Split) -> dict[str, Callable[[Path], Epoch]]:
-    """Candidates for the time from files to a first batch, and decoding alone."""
+def build_cold_candidates(folder: Path, side: int, train: Split) -> dict[str, Callable[[Path], Epoch]]:
+    """Build candidates for decoding alone, and for the time from files to a first batch."""
 
     def decode(threads: int, _: Path) -> Epoch:
         read = ImageReader((side, side), ColorMode.rgb, draft=True)
@@ -181,36 +191,46 @@ def cold(folder: Path, side: int, train: Split) -> dict[str, Callable[[Path], Ep
         ]
 
     def ram(root: Path) -> Epoch:
-        return ours("ram", load(folder, root, side), CROP_AND_FLIP)
+        return build_epoch("ram", load_split(folder, root, side), CROP_AND_FLIP)
 
     return {
         "decoding alone, 2 threads": partial(decode, 2),
         "decoding alone, 1 thread": partial(decode, 1),
         "`ram`": ram,
-        "`disk`, of a set that is decoded": lambda _: ours("disk", train, CROP_AND_FLIP),
-        "torchvision, 2 workers": lambda _: epochs_of(torchvision(folder, side, len(files(folder)))),
+        "`disk`, of a set that is decoded": lambda _: build_epoch("disk", train, CROP_AND_FLIP),
+        "torchvision, 2 workers": lambda _: repeat_loader(torchvision(folder, side, len(files(folder)))),
     }
 
 
-def rows(turns: Mapping[str, Callable[[int], float]], side: int, rounds: int, digits: int) -> list[list[str]]:
-    """Let the candidates take turns, and return their rows of the table."""
+def measure_rows(turns: Mapping[str, Callable[[int], float]], side: int, rounds: int, digits: int) -> list[list[str]]:
+    """Let the candidates take turns. Returns their rows of the table."""
     results = take_turns(turns, rounds)
     first = next(iter(results.values()))
-    return [[name, str(side), spread(values, digits), ratios(values, first)] for name, values in results.items()]
+    return [
+        [name, str(side), format_spread(values, digits), format_ratios(values, first)]
+        for name, values in results.items()
+    ]
 
 
 def measure(folder: Path, root: Path, side: int, arguments: argparse.Namespace) -> list[list[list[str]]]:
-    """Rows of the tables for one size."""
-    train = load(folder, root, side).subset(slice(arguments.batches * BATCH_SIZE))
-    seconds = {name: partial(first_batch_s, start) for name, start in cold(folder, side, train).items()}
-    tables = [rows(seconds, side, arguments.rounds, 2)]
-    if find_spec("ffcv"):  # once: its code is compiled for long
-        once = first_batch_s(lambda _: ffcv(folder, root, side, len(train), "raw"), 0)
+    """Measure the rows of all tables for a size."""
+    train = load_split(folder, root, side).subset(slice(arguments.batches * BATCH_SIZE))
+    seconds = {
+        name: partial(time_first_batch, start) for name, start in build_cold_candidates(folder, side, train).items()
+    }
+    tables = [measure_rows(seconds, side, arguments.rounds, 2)]
+    if find_spec("ffcv"):  # Measure once, because compiling its code takes long.
+        once = time_first_batch(lambda _: ffcv(folder, root, side, len(train), "raw"), 0)
         tables[0].append(["FFCV, its file included", str(side), f"{once:.1f} (once)", ""])
-    for candidates in (host_bytes, decoding, decoded, of_a_script):
+    for candidates in (
+        build_host_candidates,
+        build_decoding_candidates,
+        build_decoded_candidates,
+        build_script_candidates,
+    ):
         epochs = candidates(folder, side, train, root)
-        speeds = {name: partial(pictures_per_second, epoch, count()) for name, epoch in epochs.items()}
-        tables.append(rows(speeds, side, arguments.rounds, 0))
+        speeds = {name: partial(measure_speed, epoch, count()) for name, epoch in epochs.items()}
+        tables.append(measure_rows(speeds, side, arguments.rounds, 0))
     return tables
 
 
@@ -221,7 +241,7 @@ def compare(arguments: argparse.Namespace) -> str:
     draw(folder / "train", arguments.pictures)
     draw(folder / "test", 2)
     with tempfile.TemporaryDirectory() as root:
-        found = [measure(folder, Path(root), side, arguments) for side in arguments.sides]
+        measured = [measure(folder, Path(root), side, arguments) for side in arguments.sides]
     size = sum(file.stat().st_size for file in folder.glob("train/*/*")) / arguments.pictures / 1000
     method = (
         f"{arguments.pictures} JPEG files of {WIDTH}×{HEIGHT} and {size:.0f} KB, read before, so that the system has "
@@ -231,15 +251,15 @@ def compare(arguments: argparse.Namespace) -> str:
     )
     parts = []
     for number, (title, unit) in enumerate(TABLES.items()):
-        listed = [row for tables in found for row in tables[number]]
-        parts += [f"## {title}", table(["candidate", "pixels", unit, "ratio"], listed)]
-    return report("Pictures", describe_environment(torch.device("cpu")), method, *parts)
+        listed = [row for tables in measured for row in tables[number]]
+        parts += [f"## {title}", format_table(["candidate", "pixels", unit, "ratio"], listed)]
+    return format_report("Pictures", describe_environment(torch.device("cpu")), method, *parts)
 
 
 if __name__ == "__main__":
-    parser = command_line(__doc__)
+    parser = create_parser(__doc__)
     parser.add_argument("--folder", type=Path, default=Path("~/.cache/vitmnist/benchmark-pictures"))
-    parser.add_argument("--pictures", type=at_least_one, default=2000)
-    parser.add_argument("--batches", type=at_least_one, default=12, help="in an epoch of the speeds")
-    parser.add_argument("--sides", type=at_least_one, nargs="+", default=[32, 64, 224], help="pixels")
+    parser.add_argument("--pictures", type=positive_int, default=2000)
+    parser.add_argument("--batches", type=positive_int, default=12, help="in an epoch of the speeds")
+    parser.add_argument("--sides", type=positive_int, nargs="+", default=[32, 64, 224], help="pixels")
     main(parser, compare)

@@ -1,4 +1,4 @@
-"""Shared by the benchmark scripts: their command line, rounds in which candidates take turns, reports as Markdown."""
+"""Shared by the benchmark scripts: command line, rounds in which candidates take turns, and reports as Markdown."""
 
 import argparse
 import shlex
@@ -22,42 +22,42 @@ Name = TypeVar("Name")
 Result = TypeVar("Result")
 
 
-def command_line(description: str | None, rounds: int | None = 5) -> argparse.ArgumentParser:
-    """A parser with `--output` and, unless `rounds` is None, `--rounds` with that default."""
+def create_parser(description: str | None, rounds: int | None = 5) -> argparse.ArgumentParser:
+    """Create a parser with `--output` and, unless `rounds` is None, `--rounds` with that default."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     if rounds:
         meaning = "measured rounds, after one that does not count"
-        parser.add_argument("--rounds", type=at_least_one, default=rounds, help=meaning)
+        parser.add_argument("--rounds", type=positive_int, default=rounds, help=meaning)
     parser.add_argument("--output", type=Path, help="also write the tables to this file")
     return parser
 
 
-def mnist_command_line(description: str | None) -> argparse.ArgumentParser:
-    """The same, with the options of the scripts that load MNIST in batches."""
-    parser = command_line(description)
-    parser.add_argument("--batch-size", type=at_least_one, default=500)
+def create_mnist_parser(description: str | None) -> argparse.ArgumentParser:
+    """Create a parser with the options of the scripts that load MNIST in batches."""
+    parser = create_parser(description)
+    parser.add_argument("--batch-size", type=positive_int, default=500)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--train-size", type=int, help="the first N images; default: all")
     parser.add_argument("--root", default="~/.cache/vitmnist", help="folder for downloaded and decoded files")
     return parser
 
 
-def at_least_one(text: str) -> int:
-    """Argument type: a whole number of at least 1."""
+def positive_int(text: str) -> int:
+    """Parse a command-line argument as an integer of at least 1."""
     if (value := int(text)) < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
     return value
 
 
 def main(parser: argparse.ArgumentParser, report: Callable[[argparse.Namespace], str]) -> None:
-    """Parse the command line, measure, and print the report; a mistake of the user ends with a usage message.
+    """Parse the command line, measure, and print the report. A user error ends with a usage message.
 
     Args:
         report: measures what the arguments ask for; returns the text to print, and to write to `--output`.
     """
     arguments = parser.parse_args()
     output: Path | None = arguments.output
-    if output and not output.parent.is_dir():  # checked before anything is measured
+    if output and not output.parent.is_dir():  # Check before anything is measured.
         parser.error(f"--output {output}: there is no folder {output.parent}")
     try:
         text = report(arguments)
@@ -72,7 +72,7 @@ def main(parser: argparse.ArgumentParser, report: Callable[[argparse.Namespace],
 
 
 def take_turns(candidates: Mapping[Name, Callable[[int], Result]], rounds: int) -> dict[Name, list[Result]]:
-    """Call each candidate with the round's number; returns its results, without those of the first round, a warm-up.
+    """Call each candidate with the number of each round. Returns its results, without the warm-up in round 0.
 
     Each result is printed to stderr as it comes, so that a program that is stopped has shown some.
     """
@@ -86,8 +86,8 @@ def take_turns(candidates: Mapping[Name, Callable[[int], Result]], rounds: int) 
     return results
 
 
-def seconds_of(work: Callable[[], object], device: torch.device) -> float:
-    """How long a call takes, from an idle device to an idle device."""
+def measure_seconds(work: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds of a call, from an idle device to an idle device."""
     synchronize(device)
     started = time.perf_counter()
     work()
@@ -96,25 +96,25 @@ def seconds_of(work: Callable[[], object], device: torch.device) -> float:
 
 
 def raise_clocks(work: Callable[[], object], device: torch.device) -> None:
-    """Keep a GPU busy for half a second, because an idle one lowers its clocks; on a CPU do nothing."""
+    """Keep a GPU busy for half a second, because an idle GPU lowers its clocks. On a CPU, do nothing."""
     started = time.perf_counter()
     while device.type == "cuda" and time.perf_counter() - started < 0.5:
         work()
         synchronize(device)
 
 
-def spread(values: Sequence[float], digits: int) -> str:
-    """Median and range."""
+def format_spread(values: Sequence[float], digits: int) -> str:
+    """Format the median and the range."""
     return f"{median(values):,.{digits}f} ({min(values):,.{digits}f}–{max(values):,.{digits}f})"
 
 
-def ratios(values: Iterable[float], references: Iterable[float]) -> str:
-    """Median and range of the rounds' ratios."""
-    return spread([value / reference for value, reference in zip(values, references, strict=True)], 3)
+def format_ratios(values: Iterable[float], references: Iterable[float]) -> str:
+    """Format the median and the range of the rounds' ratios."""
+    return format_spread([value / reference for value, reference in zip(values, references, strict=True)], 3)
 
 
-def report(title: str, environment: Mapping[str, Any], method: str, *parts: str) -> str:
-    """A page in Markdown: title, how the figures were obtained, and paragraphs or tables.
+def format_report(title: str, environment: Mapping[str, Any], method: str, *parts: str) -> str:
+    """Format a page in Markdown: title, method, and paragraphs or tables.
 
     Args:
         environment: from `describe_environment`, or the `environment` of a `result.json`.
@@ -129,6 +129,6 @@ def report(title: str, environment: Mapping[str, Any], method: str, *parts: str)
     return "\n\n".join([f"# {title}", " ".join(filter(None, [machine, method, command])), *parts]) + "\n"
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
+def format_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Format a table in Markdown."""
     return str(tabulate(list(rows), header, "github", disable_numparse=True))

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from rounds import command_line, main, report, spread, table, take_turns
+from rounds import create_parser, format_report, format_spread, format_table, main, take_turns
 
 from vitmnist.errors import UserError
 from vitmnist.tracking.environment import describe_environment
@@ -46,7 +46,7 @@ CANDIDATES = {
 
 
 def seconds(arguments: list[str], folder: str, number: int) -> float:
-    """Seconds that `python ARGUMENTS` takes in `folder`; the round's number is not used."""
+    """Return the seconds that `python ARGUMENTS` takes in `folder`. The number of the round is unused."""
     started = time.perf_counter()
     ended = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, encoding="utf-8", check=False)
     if ended.returncode:
@@ -54,8 +54,8 @@ def seconds(arguments: list[str], folder: str, number: int) -> float:
     return time.perf_counter() - started
 
 
-def differences(values: list[float], others: list[float]) -> list[float]:
-    """How much longer one command took than another, round by round."""
+def subtract(values: list[float], others: list[float]) -> list[float]:
+    """Return how much longer a command took than another, round by round."""
     return [seconds - baseline for seconds, baseline in zip(values, others, strict=True)]
 
 
@@ -69,24 +69,24 @@ def compare(arguments: argparse.Namespace) -> str:
         ]
     rows = []
     for name, values in times.items():
-        beyond = [spread(differences(values, times[reference]), 2) for reference in (IMPORT, FLOOR)]
-        rows.append([f"`{name}`", spread(values, 2), *beyond])
+        beyond = [format_spread(subtract(values, times[reference]), 2) for reference in (IMPORT, FLOOR)]
+        rows.append([f"`{name}`", format_spread(values, 2), *beyond])
     remarks = []
     if {ONE_JOB, SWEEP} <= times.keys():
-        further = [seconds / FURTHER_JOBS for seconds in differences(times[SWEEP], times[ONE_JOB])]
-        rows.append(["a further job of the sweep", spread(further, 2), "", ""])
+        further = [seconds / FURTHER_JOBS for seconds in subtract(times[SWEEP], times[ONE_JOB])]
+        rows.append(["a further job of the sweep", format_spread(further, 2), "", ""])
         epoch_s = median(epoch["epoch_s"] for result in results for epoch in result["epochs"])
         remarks = [f"Each run and each job contains an epoch, of {epoch_s:.2f} s (median)."]
-    return report(
+    return format_report(
         "Start-up",
         describe_environment(torch.device("cpu")),
         f"Median and range of {arguments.rounds} rounds, each command once in each.",
-        table(["command", "seconds", "beyond `import torch`", "beyond the first step"], rows),
+        format_table(["command", "seconds", "beyond `import torch`", "beyond the first step"], rows),
         *remarks,
     )
 
 
 if __name__ == "__main__":
-    parser = command_line(__doc__, rounds=7)
+    parser = create_parser(__doc__, rounds=7)
     parser.add_argument("--only", default="", help="the two references, and the commands whose text contains this")
     main(parser, compare)

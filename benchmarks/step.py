@@ -25,7 +25,16 @@ from statistics import median
 import torch
 import torch.nn.functional as F
 from loops import build_run
-from rounds import at_least_one, command_line, main, raise_clocks, report, spread, table, take_turns
+from rounds import (
+    create_parser,
+    format_report,
+    format_spread,
+    format_table,
+    main,
+    positive_int,
+    raise_clocks,
+    take_turns,
+)
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from tqdm import tqdm
 
@@ -35,12 +44,12 @@ from vitmnist.runtime.timer import synchronize
 from vitmnist.tracking.environment import describe_environment
 
 Work = Callable[[], object]
-ATTENTION = (8, 17, 8)  # heads, tokens, head dim of the articles' model
+ATTENTION = (8, 17, 8)  # Heads, tokens and head dimension of the articles' model
 BACKENDS = (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION)
 
 
-def steps() -> dict[str, list[str]]:
-    """Every way of computing a step, as overrides of `train.py`, by its label."""
+def list_steps() -> dict[str, list[str]]:
+    """Return the overrides of every way of computing a step, by label."""
     ways = {"eager": [], "compiled": ["trainer.compile=true"], "graph": ["trainer.graph=true"]}
     return {
         f"{precision}, {name}": [f"trainer.precision={precision}", "trainer.fused=true", *way]
@@ -49,15 +58,15 @@ def steps() -> dict[str, list[str]]:
     }
 
 
-def one_step(overrides: list[str], stack: ExitStack) -> Work:
-    """A call that takes one step, always on the same batch of indices or images."""
+def build_step(overrides: list[str], stack: ExitStack) -> Work:
+    """Build a function that takes a step, always on the same batch."""
     _, step, loader, _ = build_run(overrides, stack)
     batch = next(step.batches(loader, 0))
     return lambda: step(batch)
 
 
-def attention(batch: int, device: torch.device, dtype: torch.dtype, backend: SDPBackend | None) -> Work:
-    """A call that computes attention and its gradients; without a backend, by the formula written out."""
+def build_attention(batch: int, device: torch.device, dtype: torch.dtype, backend: SDPBackend | None) -> Work:
+    """Build a function that computes attention and its gradients; without a backend, by plain matrix products."""
     shape = (batch, *ATTENTION)
     q, k, v = (torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
     upstream = torch.randn(shape, device=device, dtype=dtype)
@@ -82,32 +91,32 @@ def attention(batch: int, device: torch.device, dtype: torch.dtype, backend: SDP
     return work_by_any_kernel
 
 
-def attentions(batch: int, device: torch.device) -> dict[str, Callable[[], Work]]:
-    """The builder of each way of computing attention, by its label."""
+def list_attentions(batch: int, device: torch.device) -> dict[str, Callable[[], Work]]:
+    """Return the builder of each way of computing attention, by label."""
     builders: dict[str, Callable[[], Work]] = {}
     for dtype in (torch.float32, torch.bfloat16):
         name = f"attention, {str(dtype).removeprefix('torch.')}"
-        builders[f"{name}, batched products"] = partial(attention, batch, device, dtype, None)
+        builders[f"{name}, batched products"] = partial(build_attention, batch, device, dtype, None)
         for backend in BACKENDS:
             label = f"{name}, {backend.name.lower().removesuffix('_attention')}"
-            builders[label] = partial(attention, batch, device, dtype, backend)
+            builders[label] = partial(build_attention, batch, device, dtype, backend)
     return builders
 
 
-def seconds_per_call(work: Work, device: torch.device, budget_s: float) -> float:
-    """Mean of consecutive calls, as many as fit the budget but at least three."""
+def measure_call(work: Work, device: torch.device, budget_s: float) -> float:
+    """Return the mean seconds of consecutive calls: as many as fit the budget, but at least three."""
     synchronize(device)
     calls, started = 0, time.perf_counter()
     while calls < 3 or time.perf_counter() - started < budget_s:
-        for _ in range(10 if device.type == "cuda" else 1):  # the host runs ahead; the queue must not grow for ever
+        for _ in range(10 if device.type == "cuda" else 1):  # The host runs ahead, so limit the queue.
             work()
             calls += 1
         synchronize(device)
     return (time.perf_counter() - started) / calls
 
 
-def host_seconds(work: Work, device: torch.device) -> float:
-    """Median over single calls of the time until the call returns; the device is idle before each."""
+def measure_host(work: Work, device: torch.device) -> float:
+    """Return the median time until a call returns. The device is idle before each call."""
     times = []
     for _ in range(20):
         synchronize(device)
@@ -118,19 +127,19 @@ def host_seconds(work: Work, device: torch.device) -> float:
     return median(times)
 
 
-def on_cuda(work: Work, device: torch.device) -> tuple[str, str]:
-    """The table's cells: host µs, and the number of kernels and copies."""
+def measure_on_cuda(work: Work, device: torch.device) -> tuple[str, str]:
+    """Return the cells of the table: host µs, and the number of kernels and copies."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         work()
         synchronize(device)
     launched = sum(event.device_type.name == "CUDA" for event in profile.events())
-    return f"{1e6 * host_seconds(work, device):,.0f}", str(launched)
+    return f"{1e6 * measure_host(work, device):,.0f}", str(launched)
 
 
 def measure(
     builders: dict[str, Callable[[], Work]], device: torch.device, rounds: int, budget_s: float
 ) -> list[list[str]]:
-    """A row for each builder: label, µs per call with range, host µs, kernels; or why it cannot be built."""
+    """Return a row for each builder: label, µs per call, host µs and kernels, or why it cannot be built."""
     works: dict[str, Work] = {}
     rows: dict[str, list[str]] = {}
     for name, build in tqdm(builders.items(), desc="set-up"):
@@ -143,12 +152,12 @@ def measure(
 
     def turn(work: Work, number: int) -> float:
         raise_clocks(work, device)
-        return 1e6 * seconds_per_call(work, device, budget_s)
+        return 1e6 * measure_call(work, device, budget_s)
 
     times = take_turns({name: partial(turn, work) for name, work in works.items()}, rounds) if works else {}
     for name, work in works.items():
-        on_device = on_cuda(work, device) if device.type == "cuda" else ("–", "–")
-        rows[name] = [name, spread(times[name], 0), *on_device]
+        on_device = measure_on_cuda(work, device) if device.type == "cuda" else ("–", "–")
+        rows[name] = [name, format_spread(times[name], 0), *on_device]
     return [rows[name] for name in builders]
 
 
@@ -160,20 +169,21 @@ def compare(arguments: argparse.Namespace) -> str:
         common = ["data/loader=gpu_slice", f"data.root={json.dumps(arguments.root)}", f"device={device}"]
         with ExitStack() as stack:
             builders: dict[str, Callable[[], Work]] = {
-                name: partial(one_step, [*common, f"batch_size={size}", *own], stack) for name, own in steps().items()
+                name: partial(build_step, [*common, f"batch_size={size}", *overrides], stack)
+                for name, overrides in list_steps().items()
             }
-            builders |= attentions(size, device)
+            builders |= list_attentions(size, device)
             texts = arguments.only or [""]
             chosen = {name: build for name, build in builders.items() if any(text in name for text in texts)}
             rows = measure(chosen, device, arguments.rounds, arguments.seconds)
-        parts += [f"## Batch {size}", table(["step", "µs", "host µs", "kernels"], rows)]
+        parts += [f"## Batch {size}", format_table(["step", "µs", "host µs", "kernels"], rows)]
     method = f"Medians and ranges of {arguments.rounds} rounds."
-    return report("A training step", describe_environment(device), method, *parts)
+    return format_report("A training step", describe_environment(device), method, *parts)
 
 
 if __name__ == "__main__":
-    parser = command_line(__doc__)
-    parser.add_argument("--batch-size", type=at_least_one, nargs="+", default=[500, 5000])
+    parser = create_parser(__doc__)
+    parser.add_argument("--batch-size", type=positive_int, nargs="+", default=[500, 5000])
     parser.add_argument("--seconds", type=float, default=0.5, help="for each candidate in each round")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--only", nargs="+", metavar="TEXT", help="candidates whose name contains one of these")

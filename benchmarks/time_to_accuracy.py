@@ -24,7 +24,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from loops import build_run
-from rounds import at_least_one, command_line, main, report, table
+from rounds import create_parser, format_report, format_table, main, positive_int
 from tqdm import tqdm
 
 from vitmnist.config.compose import compose
@@ -40,7 +40,7 @@ RECIPE = "experiment=speedrun"
 
 
 def train_once(overrides: list[str]) -> dict[str, Any]:
-    """Train and evaluate once; returns accuracy in percent, seconds of the warm clock, options and environment."""
+    """Train and evaluate once. Returns accuracy in percent, seconds of the warm clock, options and environment."""
     with ExitStack() as stack:
         epochs = validate(Config, compose([RECIPE, *overrides])).epochs
         _, step, loader, eval_loader = build_run([RECIPE, *overrides], stack)
@@ -60,8 +60,8 @@ def train_once(overrides: list[str]) -> dict[str, Any]:
     }
 
 
-def in_process(overrides: list[str], cache: str) -> dict[str, Any]:
-    """`train_once` in a process that keeps its compiled code in `cache`; adds the process's seconds, `process_s`.
+def train_in_process(overrides: list[str], cache: str) -> dict[str, Any]:
+    """Call `train_once` in a process that keeps its compiled code in `cache`, and add the seconds `process_s`.
 
     Raises:
         UserError: the process failed.
@@ -81,10 +81,10 @@ def in_process(overrides: list[str], cache: str) -> dict[str, Any]:
 
 
 def measure(arguments: argparse.Namespace) -> str:
-    """Run the processes and return the report; in one of them (`--once`), return its result as JSON."""
+    """Run the processes and return the report. In such a process (`--once`), return its result as JSON."""
     if arguments.once:
         return json.dumps(train_once(arguments.overrides)) + "\n"
-    validate(Config, compose([RECIPE, *arguments.overrides]))  # report a mistake before anything starts
+    validate(Config, compose([RECIPE, *arguments.overrides]))  # Report errors before anything starts.
     runs, cold = [], []
     bar = tqdm(total=arguments.cold + arguments.seeds, desc="process")
     with tempfile.TemporaryDirectory() as shared:
@@ -92,17 +92,17 @@ def measure(arguments: argparse.Namespace) -> str:
             with tempfile.TemporaryDirectory() as empty:
                 # The last cold process fills the cache for the warm ones.
                 cache = shared if number + 1 == arguments.cold else empty
-                cold.append(in_process([*arguments.overrides, "seed=0"], cache))
+                cold.append(train_in_process([*arguments.overrides, "seed=0"], cache))
                 bar.update()
         for seed in range(1, arguments.seeds + 1):
-            runs.append(in_process([*arguments.overrides, f"seed={seed}"], shared))
+            runs.append(train_in_process([*arguments.overrides, f"seed={seed}"], shared))
             bar.update()
     bar.close()
-    return markdown(runs, cold)
+    return format_results(runs, cold)
 
 
-def markdown(runs: list[dict[str, Any]], cold: list[dict[str, Any]]) -> str:
-    """The report."""
+def format_results(runs: list[dict[str, Any]], cold: list[dict[str, Any]]) -> str:
+    """Format the report."""
     first, accuracies = runs[0], [run["accuracy"] for run in runs]
     options = ", ".join(f"{key}={value}" for key, value in first["trainer"].items() if key != "reasons")
     clocks = {
@@ -113,33 +113,36 @@ def markdown(runs: list[dict[str, Any]], cold: list[dict[str, Any]]) -> str:
     accuracy_row = [
         str(len(runs)),
         f"{fmean(accuracies):.3f}",
-        deviation(accuracies, 3),
+        format_deviation(accuracies, 3),
         f"{min(accuracies):.2f}",
         f"{max(accuracies):.2f}",
         ", ".join(f"{accuracy:.2f}" for accuracy in accuracies),
     ]
-    return report(
+    return format_report(
         f"{RECIPE}: {first['epochs']} epochs at batch {first['batch_size']}",
         first["environment"],
         f"trainer: {options}.",
         "Accuracy on the test split, in percent, of the final weights; each seed is evaluated once.",
-        table(["seeds", "mean", "spread (standard deviation)", "least", "most", "each"], [accuracy_row]),
-        table(
+        format_table(["seeds", "mean", "spread (standard deviation)", "least", "most", "each"], [accuracy_row]),
+        format_table(
             ["clock", "runs", "mean, s", "spread, s"],
-            [[name, str(len(times)), f"{fmean(times):.2f}", deviation(times, 2)] for name, times in clocks.items()],
+            [
+                [name, str(len(times)), f"{fmean(times):.2f}", format_deviation(times, 2)]
+                for name, times in clocks.items()
+            ],
         ),
     )
 
 
-def deviation(values: list[float], digits: int) -> str:
-    """The standard deviation, if there are two or more values."""
+def format_deviation(values: list[float], digits: int) -> str:
+    """Format the standard deviation, if there are two or more values."""
     return f"{stdev(values):.{digits}f}" if len(values) > 1 else "–"
 
 
 if __name__ == "__main__":
-    parser = command_line(__doc__, rounds=None)
-    parser.add_argument("--seeds", type=at_least_one, default=3, help="number of seeds, starting at 1")
-    parser.add_argument("--cold", type=at_least_one, default=1, help="number of processes for the cold clock")
+    parser = create_parser(__doc__, rounds=None)
+    parser.add_argument("--seeds", type=positive_int, default=3, help="number of seeds, starting at 1")
+    parser.add_argument("--cold", type=positive_int, default=1, help="number of processes for the cold clock")
     parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("overrides", nargs="*", help="as for train.py, on top of experiment=speedrun")
     main(parser, measure)

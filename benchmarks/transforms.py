@@ -23,7 +23,16 @@ from typing import Any
 
 import torch
 from pictures import draw
-from rounds import at_least_one, command_line, main, ratios, report, spread, table, take_turns
+from rounds import (
+    create_parser,
+    format_ratios,
+    format_report,
+    format_spread,
+    format_table,
+    main,
+    positive_int,
+    take_turns,
+)
 from torch.utils.data import DataLoader, default_collate
 from torchvision import transforms as T
 from torchvision.datasets import ImageFolder
@@ -60,7 +69,7 @@ def spdl(dataset: ImageFolder, threads: int) -> Iterator[Any]:
 
 
 def trainer(folder: Path) -> Callable[[], Iterator[Any]]:
-    """Epochs as the trainer makes them: pictures are kept as 256×256, and cropped and flipped by the batch."""
+    """Epochs as in the trainer: pictures are kept as 256×256 pixels, and cropped and flipped in batches."""
     root = str(folder.parent / "cache")
     train = load_dataset("image_folder", root=root, path=str(folder), size=256, mode="rgb", test_share=0.1).train
     preprocess = Preprocess(train, build_augment(compose(AUGMENT).data.augment))
@@ -73,15 +82,15 @@ def trainer(folder: Path) -> Callable[[], Iterator[Any]]:
     return epoch
 
 
-def pictures_per_second(epoch: Callable[[], Any], number: int) -> float:
-    """Speed over one epoch, including the start of workers."""
+def measure_speed(epoch: Callable[[], Any], number: int) -> float:
+    """Return the pictures per second of an epoch, including the start of workers."""
     started = time.perf_counter()
     pictures = sum(len(labels) for _, labels in epoch())
     return pictures / (time.perf_counter() - started)
 
 
 def measure(folder: Path, transforms: list[Any], workers: int, rounds: int) -> list[list[str]]:
-    """Rows of the table, for one list of transforms and one number of workers."""
+    """Measure the rows of the table for a list of transforms and a number of workers."""
     dataset = ImageFolder(str(folder), T.Compose(transforms))
     loader: DataLoader[Any] = DataLoader(dataset, BATCH_SIZE, shuffle=True, num_workers=workers)
     epochs: dict[str, Callable[[], Any]] = {ORIGINAL: partial(iter, loader)}
@@ -95,13 +104,13 @@ def measure(folder: Path, transforms: list[Any], workers: int, rounds: int) -> l
         epochs[f"SPDL, {workers} threads"] = partial(spdl, dataset, workers)
     if transforms == CASES["crop"] and not workers:
         epochs["`data/augment` on `ram`"] = trainer(folder)
-    speeds = take_turns({name: partial(pictures_per_second, epoch) for name, epoch in epochs.items()}, rounds)
+    speeds = take_turns({name: partial(measure_speed, epoch) for name, epoch in epochs.items()}, rounds)
     rows = []
     for name, values in speeds.items():
-        row = [name, spread(values, 0), ratios(values, speeds[ORIGINAL])]
+        row = [name, format_spread(values, 0), format_ratios(values, speeds[ORIGINAL])]
         if name in costs:
             set_up, nbytes = costs[name]
-            saved = len(dataset) * (1 / median(speeds[ORIGINAL]) - 1 / median(values))  # seconds per epoch
+            saved = len(dataset) * (1 / median(speeds[ORIGINAL]) - 1 / median(values))  # Seconds per epoch
             row += [f"{nbytes / 2**20:,.0f}", f"{set_up:.1f}", f"{set_up / saved:.1f}" if saved > 0 else "never"]
         rows.append(row)
     return rows
@@ -118,19 +127,21 @@ def compare(arguments: argparse.Namespace) -> str:
         draw(folder, arguments.pictures)
         for case in arguments.cases:
             for workers in arguments.workers:
-                found = measure(folder, CASES[case], workers, arguments.rounds)
-                rows += [[case, str(workers), *row] for row in found]
+                rows_of_case = measure(folder, CASES[case], workers, arguments.rounds)
+                rows += [[case, str(workers), *row] for row in rows_of_case]
     header = ["transforms", "workers", "loader", "pictures/s", "times as many", "MiB kept", "set-up, s", "paid after"]
     method = (
         f"{arguments.pictures} JPEG pictures of 500×375, batches of {BATCH_SIZE}, {arguments.rounds} rounds: median "
         "and range. Set-up decodes once and compares the first batches; it is paid for after that many epochs."
     )
-    return report("Random transforms", describe_environment(torch.device("cpu")), method, table(header, rows))
+    return format_report(
+        "Random transforms", describe_environment(torch.device("cpu")), method, format_table(header, rows)
+    )
 
 
 if __name__ == "__main__":
-    parser = command_line(__doc__)
-    parser.add_argument("--pictures", type=at_least_one, default=4000)
+    parser = create_parser(__doc__)
+    parser.add_argument("--pictures", type=positive_int, default=4000)
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 2])
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
     main(parser, compare)

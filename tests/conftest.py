@@ -1,4 +1,4 @@
-"""What the tests share: tiny data, and the program as its users start it."""
+"""Shared fixtures: tiny data, and the program as its users start it."""
 
 import atexit
 import gc
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-# Two teams of threads on the same cores wait for each other; the programs that tests start have one thread too.
+# Several processes with as many threads as cores would wait for each other. Programs that tests start inherit this.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
@@ -33,25 +33,29 @@ from vitmnist.data.datasets.standard import FILES
 from vitmnist.errors import ExitCode
 from vitmnist.runtime.cpu import available_cores
 
-PLAIN = "log.images_every_epochs=null"  # drawing images takes most of the time of a short run
-BRIEF = ("data.loader.seconds=0.1",)  # `auto` times each loader for seconds
-STATEFUL = ("schedule=one_cycle", "ema_decay=0.9", "data/augment=shift")  # what a resumed run has to continue
+PLAIN = "log.images_every_epochs=null"  # Drawing images takes most of the time of a short run.
+BRIEF = ("data.loader.seconds=0.1",)  # By default, `auto` times each loader for seconds.
+STATEFUL = (
+    "schedule=one_cycle",
+    "ema_decay=0.9",
+    "data/augment=shift",
+)  # A resumed run restores their states.
 CallHere = Callable[..., "subprocess.CompletedProcess[str]"]
 Train = Callable[..., "subprocess.CompletedProcess[str]"]
-Printed = Callable[..., str]  # of `output_of`, `succeed` and `refuse`
+Printed = Callable[..., str]  # The type of `output_of`, `succeed` and `refuse`
 Start = Callable[..., TrainProcess]
 StartRanks = Callable[..., TrainRanks]
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """One more than cores, because tests wait for the processes that they start."""
+    """Use one worker more than cores, because tests wait for the processes that they start."""
     return available_cores() + 1
 
 
 def pytest_collection_finish() -> None:
-    """Exempt what is imported from garbage collection: each run that a test starts here collects twice."""
+    """Exempt imported objects from garbage collection, because each run in this process collects twice."""
     gc.freeze()
-    atexit.register(gc.unfreeze)  # libraries report frozen objects as leaks
+    atexit.register(gc.unfreeze)  # Libraries report frozen objects as leaks.
 
 
 def write_idx(path: Path, array: torch.Tensor) -> None:
@@ -60,7 +64,7 @@ def write_idx(path: Path, array: torch.Tensor) -> None:
 
 
 def write_mnist_like(folder: Path, train: int = 23, test: int = 7, side: int = 28) -> None:
-    """Four unpacked IDX files of random images, in `folder`."""
+    """Write four unpacked IDX files of random images into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(0)
     for names, size in ((FILES[:2], train), (FILES[2:], test)):
@@ -72,7 +76,7 @@ def write_mnist_like(folder: Path, train: int = 23, test: int = 7, side: int = 2
 
 @pytest.fixture
 def forked_workers() -> Iterator[None]:
-    """Workers inherit their dataset, which may be one that cannot be pickled."""
+    """Fork workers, so that their dataset does not need to be picklable."""
     with start_method("fork"):
         yield
 
@@ -120,7 +124,7 @@ def call_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         except SystemExit as ended:
             code = ended.code
         printed = capsys.readouterr()
-        if isinstance(code, str):  # which Python prints, and exits with 1
+        if isinstance(code, str):  # Python prints a text and exits with 1.
             return subprocess.CompletedProcess(arguments, 1, printed.out, f"{printed.err}{code}\n")
         return subprocess.CompletedProcess(arguments, code or 0, printed.out, printed.err)
 
@@ -135,7 +139,7 @@ def train_here(call_here: CallHere) -> Train:
 
 @pytest.fixture
 def output_of(call_here: CallHere) -> Printed:
-    """The same as `call_here`, but the program must end with exit code 0; returns its stdout."""
+    """Like `call_here`, but the program must end with exit code 0. Returns its stdout."""
 
     def call(program: Callable[[], None], *arguments: str, **options: Path) -> str:
         ended = call_here(program, *arguments, **options)
@@ -147,13 +151,13 @@ def output_of(call_here: CallHere) -> Printed:
 
 @pytest.fixture
 def succeed(output_of: Printed) -> Printed:
-    """The same as `train_here`, but the program must end with exit code 0; returns its stdout."""
+    """Like `train_here`, but the program must end with exit code 0. Returns its stdout."""
     return partial(output_of, main)
 
 
 @pytest.fixture
 def refuse(train_here: Train) -> Printed:
-    """The same as `train_here`, but the program must end with exit code 1, without a traceback; returns its stderr."""
+    """Like `train_here`, but the program must end with exit code 1 and no traceback. Returns its stderr."""
 
     def call(*arguments: str, **options: Path) -> str:
         ended = train_here(*arguments, **options)
@@ -166,13 +170,13 @@ def refuse(train_here: Train) -> Printed:
 
 @pytest.fixture(scope="session")
 def stateful(tiny_root: Path) -> list[str]:
-    """Overrides for a run whose every part has a state, and whose optimizer has two groups of parameters."""
+    """Overrides for a run with a schedule, an average of weights, augmentation, and two parameter groups."""
     return overrides_for(tiny_root, *STATEFUL, "optimizer=adamw")
 
 
 @pytest.fixture(scope="session")
 def runs(stateful: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two runs: `whole` is completed, `cut` was stopped after its first batch by its time limit."""
+    """A folder with two runs: `whole` is completed, and `cut` was stopped by its time limit after the first batch."""
     folder = tmp_path_factory.mktemp("runs")
     assert TrainProcess(folder, *stateful, "hydra.run.dir=whole").ended()[0] == 0
     code, output = TrainProcess(folder, *stateful, "hydra.run.dir=cut", "max_minutes=0").ended()
@@ -184,14 +188,14 @@ def runs(stateful: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start `train.py` in an empty folder with the given arguments, and do not wait for it."""
+    """Start `train.py` in an empty folder with some arguments, without waiting for it."""
     yield partial(TrainProcess, tmp_path)
     kill_leftovers()
 
 
 @pytest.fixture
 def ranks(tmp_path: Path) -> Iterator[StartRanks]:
-    """Start a given number of ranks of `train.py` in an empty folder, and do not wait for them."""
+    """Start several ranks of `train.py` in an empty folder, without waiting for them."""
     yield partial(start_ranks, tmp_path)
     kill_leftovers()
 
@@ -206,7 +210,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def learned(folder: Path) -> list[dict]:
-    """The recorded metrics that depend on neither time nor machine."""
+    """The recorded losses and accuracies."""
     return [
         {name: value for name, value in epoch.items() if name.endswith(("_loss", "_acc"))}
         for epoch in result_of(folder)["epochs"]

@@ -1,4 +1,4 @@
-"""An audit finds what a loader does wrong, says where, and passes what is right."""
+"""An audit finds the faults of a loader, says where they are, and passes a loader without faults."""
 
 import multiprocessing
 import re
@@ -79,7 +79,7 @@ def find_result(report: AuditReport, name: str) -> str:
 
 @pytest.fixture
 def no_grace(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Leftovers are found at once, and end with the test."""
+    """Find leftovers without waiting, and end them with the test."""
     monkeypatch.setattr(auditing, "GRACE_S", 0.1)
     before = set(multiprocessing.active_children())
     ENDED.clear()
@@ -100,7 +100,7 @@ def test_a_loader_without_faults_passes_every_check(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out == f"{report}\n"
 
 
-# The promise that each fault breaks, and how the finding begins.
+# Each fault with the promise that it breaks, and the start of the detail.
 FAULTS = {
     "repeats index 7": (ONCE, "epoch 0: index 7 came twice; such indices: 1"),
     "leaves out index 7": (ONCE, "epoch 0: 1 indices never came, such as 7"),
@@ -139,7 +139,7 @@ def test_what_a_loader_cannot_show_is_not_checked_and_a_dropped_short_batch_is_n
     assert (short.ok, find_result(short, ONCE)) == (True, "ok: 64 samples, 12 batches, 4 samples dropped")
     few = audit_small(lambda dataset: DataLoader(dataset, BATCH_SIZE, sampler=SubsetRandomSampler(range(4, SAMPLES))))
     assert find_result(few, ONCE) == "FAILED: index 0 never came in epochs 0 and 1, whose orders differ"
-    assert find_result(audit_small(distributed), ORDER).startswith("ok")  # set_epoch is called
+    assert find_result(audit_small(distributed), ORDER).startswith("ok")  # The audit calls set_epoch.
     constant = audit_small(partial(make_loader, "ram", batch_size=BATCH_SIZE, device="cpu"))
     assert (constant.ok, find_result(constant, STREAMS)[:42]) == (True, "not checked: the loader does not take rand")
 
@@ -190,9 +190,9 @@ def test_a_loader_without_batches_is_one_failure(factory: Callable[..., Any], de
 
 
 def test_the_example_of_the_documentation_prints_its_output(capsys: pytest.CaptureFixture[str]) -> None:
-    """The example is a plain DataLoader, whose random numbers depend on its workers."""
+    """The example is a plain DataLoader. Its random numbers depend on the number of workers."""
     page = REPOSITORY / "docs" / "loaders.md"
     (program,), (printed,) = (block for block in blocks("python", page) if "audit(" in block), blocks("text", page)
     exec(program, {"__name__": "__main__"})
-    samples = r"samples \[[\d, ]+\]"  # the order may change with the version of torch
+    samples = r"samples \[[\d, ]+\]"  # The order depends on the version of torch.
     assert re.sub(samples, "", capsys.readouterr().out) == re.sub(samples, "", printed)

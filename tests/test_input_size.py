@@ -1,4 +1,4 @@
-"""Images that are kept larger than what the model sees: a random crop in training, the centre everywhere else."""
+"""Images that are larger than the model's input: a random crop in training, the centre crop everywhere else."""
 
 import json
 import re
@@ -31,7 +31,7 @@ CROP = "data.augment.operations=[{name: random_resized_crop, size: 12}, {name: h
 
 @pytest.fixture
 def smaller(folder: Path, tmp_path: Path) -> list[str]:
-    """Overrides: pictures kept at 20×20, for a model of 12×12."""
+    """Overrides that keep pictures at 20×20, for a model with an input of 12×12."""
     data = ["data/dataset=image_folder", f"data.dataset.path={folder}", f"data.root={tmp_path / 'root'}"]
     options = ["data.dataset.size=20", "data.dataset.mode=rgb", "data.dataset.resize=crop", "data.normalize=imagenet"]
     model = ["model=vit", "model.patch_size=6", "model.dim=8", "model.depth=1", "model.heads=2", "model.head_dim=4"]
@@ -50,19 +50,6 @@ def test_every_loader_gives_the_model_the_centre_in_evaluation_and_the_same_crop
     assert torch.equal(preprocess(images), Preprocess(pets.train)(centre))
     assert torch.equal(preprocess(images, keys), preprocess(pets.train.images, keys))
     assert preprocess(images, keys).shape == centre.shape
-
-
-def test_a_random_crop_that_resizes_nothing_is_a_plain_one() -> None:
-    plain = Compose([{"name": "random_resized_crop", "size": 224, "scale": [0.765625] * 2, "ratio": [1, 1]}])
-    images = torch.randint(0, 256, (4, 3, 256, 256), dtype=torch.uint8)
-    preprocess = Preprocess((images, torch.zeros(4, dtype=torch.int64)), plain)
-    drawn = plain.draw(torch.arange(4), 256, 256)
-    cropped = [plain(images[row, None], [[values[row, None] for values in drawn[0]]])[0] for row in range(4)]
-    for image, crop, (top, left, bottom, right) in zip(images, cropped, torch.stack(drawn[0], 1).tolist(), strict=True):
-        assert (bottom - top, right - left) == (224, 224)
-        assert torch.equal(crop, image[:, top:bottom, left:right])
-    assert len({*map(tuple, torch.stack(drawn[0], 1).tolist())}) == 4
-    assert torch.equal(preprocess(images), preprocess(CenterCrop(224)(images)))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +91,7 @@ def test_a_model_of_the_crops_size_is_trained_and_used(
 def test_sizes_that_do_not_fit_are_refused_before_pictures_are_decoded(
     smaller: list[str], refuse: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also by a model that fails in its own code."""
+    """This includes sizes that only the model's own code refuses."""
     assert "patch_size=5 does not divide the image of 12×12" in refuse(*smaller, "model.patch_size=5")
     assert "makes images of 12×12 from those of the dataset, 9×9" in refuse(*smaller, "data.dataset.size=9")
     rigid = (CNNOptions, lambda options, shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(3 * 224**2, classes)))

@@ -1,4 +1,4 @@
-"""Code in an installed package: the project of docs/own-project.md, and what is found where nobody names it."""
+"""Extensions in an installed package: the project of docs/own-project.md, and members found by entry points."""
 
 import csv
 import json
@@ -82,13 +82,13 @@ for typed in json.loads(sys.argv[1]):
 
 
 def program(folder: Path, site: Path, *arguments: str, module: str = "vitmnist") -> subprocess.CompletedProcess[str]:
-    """Run the program in a folder, with what is installed in `site`."""
+    """Run the program in a folder, with the packages that are installed in `site`."""
     return run_python("-m", module, *arguments, folder=folder, PYTHONPATH=f"{REPOSITORY}{os.pathsep}{site}")
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """The project of the page."""
+    """The documented project."""
     for name in ("leaves", "conf/model", "conf/loss"):
         (tmp_path / name).mkdir(parents=True)
     for language in ("toml", "python", "yaml"):
@@ -128,7 +128,7 @@ def test_the_focal_loss_is_its_formula(project: Path, monkeypatch: pytest.Monkey
     monkeypatch.syspath_prepend(str(project))
     from leaves.focal import LOSSES, focal_loss  # type: ignore[import-not-found]
 
-    LOSSES._registered.pop("focal")  # for the tests that follow, in this process
+    LOSSES._registered.pop("focal")  # Later tests in this process must not find it.
     logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
     labels = torch.tensor([0, 2, 1, -100])
     p = logits.softmax(dim=1)[range(3), labels[:3]]
@@ -140,7 +140,7 @@ def test_the_focal_loss_is_its_formula(project: Path, monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """A folder with two installed packages, of which one cannot be imported."""
+    """A folder with two installed packages; one of them cannot be imported."""
     folder = tmp_path / "site"
     for name, content in (("extra", EXTRA), ("broken", "import nowhere\n")):
         (folder / f"{name}_package-1.dist-info").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""A run: its stages and its loop are short, its device is the current one, its weights and generators are its own."""
+"""A run: short stages, few frames, its device, its memory, tied weights and the seeds of its ranks."""
 
 import inspect
 import weakref
@@ -46,7 +46,7 @@ for variant in variants:
 
 
 def test_backward_is_seven_frames_away_from_train_py(quick: list[str], tmp_path: Path) -> None:
-    """A plain run and a fast run; a job of a sweep has one frame more. The frame of train.py is `<module>`."""
+    """A plain and a fast run have seven frames, and a job of a sweep has eight. The frame of train.py is `<module>`."""
     ended = run_python("-c", HOOKED, str(REPOSITORY), *quick, "epochs=1", folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
     stacks = {line for line in ended.stdout.splitlines() if line.startswith("backward:")}
@@ -55,13 +55,13 @@ def test_backward_is_seven_frames_away_from_train_py(quick: list[str], tmp_path:
 
 
 def test_kernels_are_deterministic_before_a_model_runs(refuse: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch reads CUBLAS_WORKSPACE_CONFIG at the first matrix product on a GPU, and never again."""
+    """Torch reads CUBLAS_WORKSPACE_CONFIG only at the first matrix product on a GPU."""
     calls: list[str] = []
     forward = CNN.forward
     monkeypatch.setattr(CNN, "forward", lambda *args: calls.append("forward") or forward(*args))
     monkeypatch.setattr("vitmnist.trainer.use_deterministic_kernels", lambda *args: calls.append("deterministic"))
     assert "cifar-10" in refuse("data/dataset=cifar10", "data.root=nowhere", "model=cnn")
-    assert calls == ["deterministic", "forward"]  # The model is tried before data are read.
+    assert calls == ["deterministic", "forward"]  # The model runs on zeros before the data is read.
 
 
 @pytest.mark.parametrize(("name", "index"), [("auto", 0), ("cuda", 0), ("cuda:1", 1)])
@@ -135,6 +135,6 @@ def test_no_rank_draws_the_numbers_of_an_order() -> None:
         world = World()
         world.rank = rank
         Trainer.distribute(SimpleNamespace(world=world, device=torch.device("cpu"), config=compose(["seed=7"])), Mock())
-        seeds.append(torch.initial_seed() % 2**32)  # The state of torch's generator depends on these bits.
+        seeds.append(torch.initial_seed() % 2**32)  # Torch's generator uses only these bits.
     orders = [np.random.SeedSequence(7, spawn_key=(epoch,)).generate_state(1)[0] for epoch in range(3)]
     assert len({*seeds, *orders}) == 6

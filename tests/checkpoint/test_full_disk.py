@@ -1,4 +1,4 @@
-"""A run whose files cannot be written says which, and loses nothing that it could save."""
+"""A run names the file that it cannot write, and saves everything that it still can."""
 
 import errno
 import itertools
@@ -15,12 +15,12 @@ from tests.support.processes import TrainProcess
 from vitmnist.checkpoint import storage
 
 EVERY = 29
-"""The disk becomes full at call 0, 29, 58, …; the step is odd, because each file is opened and then flushed."""
+"""The disk becomes full at call 0, 29, 58, … An odd interval hits both the opening and the flushing of files."""
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 def fill_disk(run: Path, calls: int) -> None:
-    """Let all writes to a folder fail from a certain call on, as on a full disk: opening, making folders, flushing."""
+    """Let opening files, creating folders and flushing fail in a folder from call `calls` on, as on a full disk."""
     call, fsync = itertools.count(), os.fsync
 
     def write(path: object) -> None:

@@ -1,4 +1,4 @@
-"""A checkpoint is complete or absent, loading it runs no code, and damage is one message."""
+"""A checkpoint is complete or absent. Loading it runs no code, and damage is reported in one line."""
 
 import itertools
 import os
@@ -29,7 +29,7 @@ def load_number(folder: Path) -> int:
     return loaded["number"]
 
 
-def test_the_newest_is_loaded_and_the_one_before_it_kept(tmp_path: Path) -> None:
+def test_the_newest_checkpoint_is_loaded_and_the_previous_one_kept(tmp_path: Path) -> None:
     assert storage.load(tmp_path) is None
     for number in range(4):
         storage.save(tmp_path, make_state(number), best=number == 1)
@@ -48,7 +48,7 @@ def flip(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [flip, Path.unlink])
-def test_a_damaged_one_gives_way_to_the_one_before_it(
+def test_a_damaged_checkpoint_is_replaced_by_the_previous_one(
     tmp_path: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in range(3):
@@ -74,7 +74,7 @@ def test_a_damaged_one_gives_way_to_the_one_before_it(
 
 
 class Killed(BaseException):
-    """No handler of `Exception` catches it, as none catches SIGKILL."""
+    """Simulates SIGKILL: no handler of `Exception` catches it."""
 
 
 def test_a_save_killed_anywhere_leaves_a_complete_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +109,7 @@ def test_a_save_killed_anywhere_leaves_a_complete_checkpoint(tmp_path: Path, mon
 
 
 def test_a_pickle_is_refused_before_it_runs(tmp_path: Path) -> None:
-    """The checksum is right, so only `weights_only` protects."""
+    """The checksum is correct, so only `weights_only` protects."""
 
     class Hostile:
         def __reduce__(self) -> tuple:

@@ -1,4 +1,4 @@
-"""Alternatives to the loader of a script, timed with an imitated step."""
+"""Alternatives to the loader of a script are timed with an imitated step."""
 
 import time
 from math import inf
@@ -16,14 +16,14 @@ from vitmnist import from_dataloader
 from vitmnist.diagnosis import candidates
 from vitmnist.diagnosis.candidates import (
     ImitatedStep,
-    build_replacement,
+    build_replacement_candidate,
     find_best_change,
-    time_parts,
+    time_stages,
     try_loaders,
 )
-from vitmnist.diagnosis.loop import DataPass, LoaderInfo, Loop
+from vitmnist.diagnosis.observed_loader import DataPass, LoaderInfo, ObservedLoader
 from vitmnist.timing.benchmark import LoaderCandidate
-from vitmnist.timing.table import Spread, TimingRow, format_rows
+from vitmnist.timing.table import LoaderTiming, Spread, format_timings
 
 
 def ones(index: int) -> Tensor:
@@ -53,19 +53,19 @@ def add_noise(sample: Tensor) -> Tensor:
     return sample + torch.rand(3)
 
 
-def loop_over(dataset: Any, **options: Any) -> Loop:
-    """A loop of a script over 10 batches, with a step of 1 ms."""
+def loop_over(dataset: Any, **options: Any) -> ObservedLoader:
+    """A loader that a script iterated for 10 batches, with a step of 1 ms."""
     loader, info = DataLoader(dataset, 4, **options), LoaderInfo("Made", 40, 4, 0, "mine.py:1")
     passes = [DataPass(0.0, 1.0, batches=10, is_exhausted=True)]
-    return Loop(info, plain_copy=loader, passes=passes, batches=10, steps_s=[0.001])
+    return ObservedLoader(info, rebuilt_loader=loader, passes=passes, batches=10, steps_s=[0.001])
 
 
 def test_a_row_that_cannot_be_timed_says_why() -> None:
-    rows, _ = try_loaders(loop_over(Made(lambda index: torch.rand(3))))
-    errors = {row.name: row.error for row in rows}
+    timings, _ = try_loaders(loop_over(Made(lambda index: torch.rand(3))))
+    errors = {timing.name: timing.error for timing in timings}
     assert errors["as it is"] is None
     assert "(it draws from torch) apart from the transforms" in str(errors["from_dataloader"])
-    assert format_rows(rows).endswith(f"\nfrom_dataloader  {errors['from_dataloader']}")
+    assert format_timings(timings).endswith(f"\nfrom_dataloader  {errors['from_dataloader']}")
 
 
 @pytest.mark.parametrize(
@@ -82,9 +82,9 @@ def test_workers_that_the_script_does_not_have_are_forked_or_not_tried(
     """Other workers would import the script again, and could not get samples from a closure."""
     monkeypatch.setattr(candidates, "available_cores", lambda: 2)
     with start_method(method):
-        rows, _ = try_loaders(loop_over(Made(lambda index: slow(ones(index)))))
-    (row,) = [row for row in rows if row.name == "num_workers=2"]
-    assert (row.change, row.error) == (change, error)
+        timings, _ = try_loaders(loop_over(Made(lambda index: slow(ones(index)))))
+    (timing,) = [timing for timing in timings if timing.name == "num_workers=2"]
+    assert (timing.change, timing.error) == (change, error)
 
 
 @pytest.mark.parametrize(("is_exhausted", "epoch_length"), [(True, 10), (False, None)])
@@ -94,22 +94,22 @@ def test_an_epoch_without_a_length_is_as_long_as_a_pass_that_has_reached_its_end
     loop = loop_over(Stream())
     loop.passes[0].is_exhausted = is_exhausted
     assert loop.epoch_length == epoch_length
-    (row, *_) = try_loaders(loop)[0]
-    assert (row.epoch_s is None) == (not is_exhausted)
+    (timing, *_) = try_loaders(loop)[0]
+    assert (timing.epoch_s is None) == (not is_exhausted)
 
 
 def test_samples_that_fail_after_the_script_leave_rows_that_say_so() -> None:
     def closed(index: int) -> Tensor:
         raise RuntimeError("the pool is closed")
 
-    rows, parts = try_loaders(loop_over(Made(closed)))
-    assert parts == {}
-    assert all("the pool is closed" in str(row.error) for row in rows)
+    timings, seconds_by_stage = try_loaders(loop_over(Made(closed)))
+    assert seconds_by_stage == {}
+    assert all("the pool is closed" in str(timing.error) for timing in timings)
 
 
 @pytest.mark.parametrize(("cores", "threads"), [(0.0, 1), (0.6, 1), (1.0, 1), (1.9, 2), (1.4, 2)])
 def test_an_imitated_step_takes_the_time_and_the_cores_of_the_scripts(cores: float, threads: int) -> None:
-    """Processor time is compared, because other programs may use the cores."""
+    """Compare processor time, because other programs may use the cores."""
     step = ImitatedStep(0.02, cores)
     began, cpu_s = time.perf_counter(), time.process_time()
     for _ in range(10):
@@ -121,22 +121,22 @@ def test_an_imitated_step_takes_the_time_and_the_cores_of_the_scripts(cores: flo
 
 def test_the_time_of_a_sample_is_divided_and_transforms_stay_as_they_are() -> None:
     dataset = Transformed(slow, add_noise)
-    parts = time_parts(DataLoader(torch.utils.data.Subset(dataset, range(8)), 4))
-    assert [*parts] == ["decoding and reading", "slow", "add_noise", "collating"]
-    assert parts["slow"] == max(parts.values())
+    seconds_by_stage = time_stages(DataLoader(torch.utils.data.Subset(dataset, range(8)), 4))
+    assert [*seconds_by_stage] == ["decoding and reading", "slow", "add_noise", "collating"]
+    assert seconds_by_stage["slow"] == max(seconds_by_stage.values())
     assert dataset.transform.transforms == [slow, add_noise]
 
 
 def test_random_transforms_are_tried_on_tensors_too() -> None:
-    rows, _ = try_loaders(loop_over(Transformed(slow, add_noise)))
-    assert rows[-1].name == 'from_dataloader, transforms="tensor"'
+    timings, _ = try_loaders(loop_over(Transformed(slow, add_noise)))
+    assert timings[-1].name == 'from_dataloader, transforms="tensor"'
 
 
 def test_set_up_is_that_of_from_dataloader_for_all_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only some samples are decoded, and reading them is the largest part."""
+    """Only a part of the samples is decoded, and most of the time is spent reading them."""
     monkeypatch.setattr("vitmnist.diagnosis.candidates.DECODING_S", 0.1)
     samples = Made(lambda index: slow(ones(index)), 800)
-    candidate = build_replacement(DataLoader(samples, 4), LoaderCandidate(), "exact", 0.002)
+    candidate = build_replacement_candidate(DataLoader(samples, 4), LoaderCandidate(), 0.002, "exact")
     assert candidate.length < 800 / 4
     samples.reads = 0
     from_dataloader(DataLoader(samples, 4))
@@ -150,9 +150,9 @@ def test_set_up_is_that_of_from_dataloader_for_all_samples(monkeypatch: pytest.M
 def test_a_change_is_named_if_the_epochs_of_the_script_pay_for_it(
     epoch_s: float, set_up_s: float | None, epochs: float, expected: str | None
 ) -> None:
-    """An epoch takes a second now."""
-    rows = [
-        TimingRow("as it is", epoch_s=Spread.of([1.0])),
-        TimingRow("x", None, Spread.of([epoch_s]), 0.0, set_up_s, 1, "x"),
+    """An epoch with the loader in use takes a second."""
+    timings = [
+        LoaderTiming("as it is", epoch_s=Spread.of([1.0])),
+        LoaderTiming("x", None, Spread.of([epoch_s]), 0.0, set_up_s, 1, "x"),
     ]
-    assert find_best_change([*rows, TimingRow("failed", error="why", change="y")], epochs) == expected
+    assert find_best_change([*timings, LoaderTiming("failed", error="why", change="y")], epochs) == expected

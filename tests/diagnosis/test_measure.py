@@ -1,4 +1,4 @@
-"""A diagnosis finds what limits a loop, offers what gives the same batches, and leaves everything as it was."""
+"""A diagnosis finds what limits a loop, times loaders with the same batches, and restores all states."""
 
 import gc
 import multiprocessing
@@ -22,14 +22,14 @@ from vitmnist import diagnose, make_loader
 from vitmnist.auditing import find_leftovers, find_running
 from vitmnist.errors import DataError
 from vitmnist.timing.benchmark import LoaderCandidate
-from vitmnist.timing.table import Bottleneck, format_rows
+from vitmnist.timing.table import Bottleneck, format_timings
 
 SLOW_S = 0.005
-ENOUGH_S = 600.0  # Seconds that no measurement reaches, however busy the machine is
+ENOUGH_S = 600.0  # A time limit (s) that no measurement reaches, even on a busy machine
 
 
 def samples(seconds: float = 0.0) -> Made:
-    """Pairs of three numbers and the index; reading one takes `seconds`."""
+    """Pairs of three numbers and the index. Reading a pair takes `seconds`."""
 
     def make(index: int) -> tuple[Tensor, int]:
         time.sleep(seconds)
@@ -39,14 +39,14 @@ def samples(seconds: float = 0.0) -> Made:
 
 
 class Halved(DataLoader[Any]):
-    """Iterates in its own way."""
+    """Overrides `__iter__`."""
 
     def __iter__(self) -> Any:
         return (images / 2 for images, _ in super().__iter__())
 
 
 def no_step(batch: Any) -> None:
-    """Trains on nothing."""
+    """A step that does nothing."""
 
 
 class Counting(nn.Module):
@@ -76,15 +76,15 @@ def test_a_slow_loader_is_input_bound_and_loaders_that_decode_once_are_faster(
     assert min(diagnosis.loading_s.low, diagnosis.batch_s.low) >= 4 * SLOW_S
     assert diagnosis.waiting_pct.median > 90
     assert diagnosis.step_s.median < diagnosis.loading_s.median
-    baseline, _, decoded = diagnosis.rows
-    assert [row.name for row in diagnosis.rows] == ["as it is", "num_workers=2", "from_dataloader"]
-    assert not any(row.error for row in diagnosis.rows)
+    baseline, _, decoded = diagnosis.timings
+    assert [timing.name for timing in diagnosis.timings] == ["as it is", "num_workers=2", "from_dataloader"]
+    assert not any(timing.error for timing in diagnosis.timings)
     assert decoded.batch_s.median < diagnosis.batch_s.median == baseline.batch_s.median
     assert baseline.epoch_s.low >= 15 * 4 * SLOW_S
     assert decoded.set_up_s > SLOW_S
     assert decoded.break_even_epoch >= 1
-    assert format_rows(diagnosis.rows) in capsys.readouterr().out
-    assert asdict(diagnosis)["rows"][2]["set_up_s"] == decoded.set_up_s
+    assert format_timings(diagnosis.timings) in capsys.readouterr().out
+    assert asdict(diagnosis)["timings"][2]["set_up_s"] == decoded.set_up_s
 
 
 def test_the_step_is_measured_alone_and_few_steps_have_no_verdict() -> None:
@@ -114,7 +114,7 @@ def test_model_optimizer_and_random_generators_are_restored(capsys: pytest.Captu
         gradients = [parameter.grad for parameter in model.parameters()]
         return [*generators, *weights, *buffers, optimizer.state_dict()["state"], gradients]
 
-    model[1].eval()  # The dropout alone is in evaluation mode, like a frozen layer.
+    model[1].eval()  # Only the dropout is in evaluation mode, like a frozen layer.
     before = state()
     brief(DataLoader(samples(), 4, shuffle=True, generator=generator), step, model=model, optimizer=optimizer)
     for old, new in zip(before, state(), strict=True):
@@ -143,7 +143,7 @@ def test_a_step_takes_the_batch_or_its_parts(batch: Any, step: Callable[..., obj
 def test_what_is_no_dataloader_is_measured_without_alternatives() -> None:
     with make_loader("ram", (torch.ones(40, 3), torch.arange(40)), batch_size=4, device="cpu", seed=0) as own_loader:
         for loader in (own_loader, Halved(samples(), 4)):
-            assert [row.name for row in brief(loader).rows] == ["as it is"]
+            assert [timing.name for timing in brief(loader).timings] == ["as it is"]
 
 
 @pytest.mark.parametrize(("loader", "reason"), [([], "has no batches"), (iter([1]), "is an iterator, which cannot")])
@@ -155,7 +155,7 @@ def test_what_has_no_batches_or_a_single_epoch_is_refused(loader: Any, reason: s
 def test_a_step_that_raises_leaves_nothing_behind() -> None:
     model = nn.Linear(3, 1)
     before = model.weight.clone()
-    list(tqdm([0]))  # This starts the one thread that tqdm has in a process.
+    list(tqdm([0]))  # Start the thread that tqdm keeps in each process.
     running_before = find_running()
     calls = 0
 
@@ -183,7 +183,7 @@ def only_here(index: int) -> tuple[Tensor, int]:
 
 def test_an_alternative_that_fails_is_refused_alone() -> None:
     diagnosis = brief(DataLoader(Made(only_here), batch_sampler=[[0, 1]] * 20))
-    errors = {row.name: row.error for row in diagnosis.rows}
+    errors = {timing.name: timing.error for timing in diagnosis.timings}
     assert errors["as it is"] is None
     assert diagnosis.waiting_pct.median > 50
     assert errors["num_workers=2"].startswith("OSError: Caught OSError in DataLoader worker process")
@@ -191,10 +191,10 @@ def test_an_alternative_that_fails_is_refused_alone() -> None:
 
 
 def test_workers_that_fail_are_not_left_to_the_garbage_collector() -> None:
-    """The collector waits five seconds for each worker, within the next measurement."""
+    """The garbage collector would wait five seconds for each worker, during the next measurement."""
     gc.disable()
     try:
-        assert LoaderCandidate(DataLoader(Made(only_here), 4, num_workers=2)).time_block() is None
+        assert LoaderCandidate(DataLoader(Made(only_here), 4, num_workers=2)).time_window() is None
         assert not multiprocessing.active_children()
     finally:
         gc.enable()
@@ -210,8 +210,8 @@ class Stream(IterableDataset[int]):
 
 def test_where_the_length_of_an_epoch_is_unknown_waiting_is_that_between_steps() -> None:
     diagnosis = brief(DataLoader(Stream()), lambda batch: time.sleep(0.02))
-    assert diagnosis.rows[0].epoch_s is None
-    assert diagnosis.rows[0].waiting_pct < 50
+    assert diagnosis.timings[0].epoch_s is None
+    assert diagnosis.timings[0].waiting_pct < 50
     assert "the length of an epoch is not known" in str(diagnosis)
 
 

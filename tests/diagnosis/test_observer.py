@@ -1,4 +1,4 @@
-"""The report on the loaders of a script, and when it has no verdict."""
+"""The report on a script describes all its loaders, and has a verdict only if the waiting is known."""
 
 import json
 from pathlib import Path
@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.scripts import SLOW_DATA, diagnose
-from vitmnist.diagnosis.loop import OTHER_THREAD, LoaderInfo
+from vitmnist.diagnosis.observed_loader import OTHER_THREAD, LoaderInfo
 from vitmnist.diagnosis.report import NO_LOADER
 
 
 def test_loops_of_each_kind_are_observed_and_others_tried_for_those_that_wait(tmp_path: Path) -> None:
-    """With and without workers; map-style and iterable datasets, loaders in lockstep, and one built per epoch."""
+    """The loops have workers or none, map-style or iterable datasets, a zip, or a new loader for each epoch."""
     script = f"""{SLOW_DATA}
 train(DataLoader(Slow(), batch_size=2))
 train(DataLoader(Slow(), batch_size=2, num_workers=2, multiprocessing_context="fork"))
@@ -27,24 +27,24 @@ assert len(iterator) == 12 and iter(iterator) is iterator and iterator._num_work
     process, report = diagnose(tmp_path, script, "--warm-up=3")
     assert process.returncode == 0, process.stderr
     assert (report["incomplete"], report["exit_code"], report["steps"]) == (None, 0, 24)
-    main, workers, stream, fast, slow, *rebuilt = report["loops"]
-    assert [loop["batches"] for loop in report["loops"]] == [21, 24, 24, 12, 12, 12, 8]
-    assert [loop["passes"] for loop in (main, workers, stream)] == [2, 2, 2]
+    main, workers, stream, fast, slow, *rebuilt = report["loaders"]
+    assert [loader["batches"] for loader in report["loaders"]] == [21, 24, 24, 12, 12, 12, 8]
+    assert [loader["passes"] for loader in (main, workers, stream)] == [2, 2, 2]
     assert report["waiting_pct"] == pytest.approx(100 * report["waiting_s"] / report["seconds"])
     assert main["waiting_s"] >= 21 * 0.010
     assert main["step_s"] >= 0.002
     assert slow["waiting_s"] > max(fast["waiting_s"], 12 * 2 * 0.030)
-    assert [loop["passes"] for loop in rebuilt] == [2, 2]
+    assert [loader["passes"] for loader in rebuilt] == [2, 2]
     assert "loader 3: Stream, batch size 2, num_workers=0 (mine.py:" in process.stderr
     assert "  21 batches in 2 passes: waiting " in process.stderr
-    assert not fast["rows"], "the script waits for it less than half as long"
-    baseline, *others = slow["rows"]
+    assert not fast["timings"], "the script waits for it less than half as long"
+    baseline, *others = slow["timings"]
     assert baseline["name"] == "as it is"
     assert baseline["epoch_s"]["low"] > 12 * 2 * 0.030
-    assert {row["name"] for row in others} >= {"num_workers=2", "from_dataloader"}
-    assert all(row["error"] is None for row in slow["rows"])
+    assert {timing["name"] for timing in others} >= {"num_workers=2", "from_dataloader"}
+    assert all(timing["error"] is None for timing in slow["timings"])
     assert (
-        f"  change  {slow['loader']['where']}   {slow['change']}\n  (expected, with an imitated step)" in process.stderr
+        f"  change  {slow['info']['where']}   {slow['change']}\n  (expected, with an imitated step)" in process.stderr
     )
 
 
@@ -88,10 +88,10 @@ sys.exit(3)
 
 def test_subclasses_with_an_iteration_of_their_own_are_observed_once(tmp_path: Path) -> None:
     _, report = diagnose(tmp_path, SLOW_DATA + OTHER_LOADERS, "--warm-up=0")
-    assert [loop["batches"] for loop in report["loops"]] == [12, 24, 20]
-    assert [loop["passes"] for loop in report["loops"]] == [2, 2, 2]
-    assert all(12 * 2 * 0.005 <= loop["waiting_s"] < loop["seconds"] - 9 * 0.002 for loop in report["loops"])
-    assert not any(loop["rows"] for loop in report["loops"]), "the script failed"
+    assert [loader["batches"] for loader in report["loaders"]] == [12, 24, 20]
+    assert [loader["passes"] for loader in report["loaders"]] == [2, 2, 2]
+    assert all(12 * 2 * 0.005 <= loader["waiting_s"] < loader["seconds"] - 9 * 0.002 for loader in report["loaders"])
+    assert not any(loader["timings"] for loader in report["loaders"]), "the script failed"
 
 
 def test_a_loader_that_is_none_of_torch_is_named_by_its_class(tmp_path: Path) -> None:
@@ -124,9 +124,9 @@ while batches.get() is not None:
     time.sleep(0.002)
 """
     process, report = diagnose(tmp_path, script, "--warm-up=0")
-    (loop,) = report["loops"]
+    (loader,) = report["loaders"]
     assert (report["waiting_pct"], report["bottleneck"]) == (None, None)
-    assert (loop["batches"], loop["waiting_pct"], loop["unmeasured_reason"]) == (24, None, OTHER_THREAD)
+    assert (loader["batches"], loader["waiting_pct"], loader["unmeasured_reason"]) == (24, None, OTHER_THREAD)
     assert "verdict" not in process.stderr
 
 
@@ -141,12 +141,12 @@ def test_few_steps_have_figures_and_no_verdict_and_each_rank_a_file(tmp_path: Pa
 
 
 def test_a_loop_without_work_is_observed_and_stopped(tmp_path: Path) -> None:
-    """Its requests follow each other as closely as those of a loop that collects its batches."""
+    """Its steps are as short as those of a loop that collects its batches."""
     script = f"{SLOW_DATA}for epoch in range(100):\n    for batch in DataLoader(Slow(), batch_size=2):\n        pass\n"
     process, report = diagnose(tmp_path, script, "--warm-up=5", "--steps=20", "--stop")
     assert (report["stopped"], report["steps"]) == (True, 20)
     assert report["waiting_pct"] > 90
     assert "the script was stopped, as --stop says" in process.stderr
-    (loop,) = report["loops"]
-    assert loop["change"] == "loader = vitmnist.from_dataloader(loader)"
-    assert LoaderInfo(**loop["loader"]).samples == 24
+    (loader,) = report["loaders"]
+    assert loader["change"] == "loader = vitmnist.from_dataloader(loader)"
+    assert LoaderInfo(**loader["info"]).samples == 24

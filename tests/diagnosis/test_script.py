@@ -1,4 +1,4 @@
-"""`vitmnist diagnose` over small scripts, which behave as they do without it."""
+"""A script behaves under `vitmnist diagnose` as it does without it."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from vitmnist.diagnosis.report import NO_BATCHES, NO_LOADER
 
 
 def test_a_script_sees_its_own_arguments_and_main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also its spawned workers, which import `__main__` again."""
+    """So do its spawned workers, which import `__main__` again."""
     script = """
 import atexit, os, pickle, sys
 
@@ -101,7 +101,7 @@ except ZeroDivisionError as error:
     assert "ZeroDivisionError: division by zero" in traceback
     assert traceback.endswith("RuntimeError: cannot train")
     assert process.returncode == report["exit_code"] == 1
-    assert (report["incomplete"], report["loops"]) == (NO_BATCHES, [])
+    assert (report["incomplete"], report["loaders"]) == (NO_BATCHES, [])
     assert "lower --warm-up" in printed
 
 
@@ -110,7 +110,7 @@ except ZeroDivisionError as error:
     [
         ("sys.exit(3)", 3),
         ("sys.exit('no data')", 1),
-        # Ctrl-C, which a process in the background ignores.
+        # Ctrl-C. A process in the background ignores it by default.
         ("signal.signal(signal.SIGINT, signal.default_int_handler)\nos.kill(os.getpid(), signal.SIGINT)", 130),
         ("invalid syntax", 1),
     ],
@@ -158,7 +158,7 @@ sys.exit()
 """
     process, report = diagnose(tmp_path, script, "--warm-up=0", fresh=True)
     assert process.returncode == 0
-    (errors,) = ({row["name"]: row["error"] for row in loop["rows"]} for loop in report["loops"])
+    (errors,) = ({timing["name"]: timing["error"] for timing in loader["timings"]} for loader in report["loaders"])
     assert (errors["as it is"], errors["from_dataloader"]) == (None, None)
 
 

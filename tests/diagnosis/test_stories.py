@@ -1,4 +1,4 @@
-"""The stories of docs/diagnose.md: each script has the limit that the page says, and another one after the change."""
+"""Each story of docs/diagnose.md has the bottleneck that the page names, and another one after its change."""
 
 import re
 import shutil
@@ -57,7 +57,7 @@ def measure(folder: Path, script: str) -> str:
 
 
 def bottleneck_of(printed: str) -> str:
-    """input-bound, balanced or compute-bound."""
+    """Read the bottleneck: input-bound, balanced or compute-bound."""
     (bottleneck,) = re.findall(r"([\w-]+): \d+% of the time is spent waiting", printed)
     return bottleneck
 
@@ -68,21 +68,21 @@ def waiting(printed: str) -> int:
     return int(share)
 
 
-@pytest.mark.slow  # each of the processes imports torch
+@pytest.mark.slow  # Each process imports torch.
 @pytest.mark.parametrize(("script", "before"), [("norms.py", "compute-bound"), ("signals.py", "input-bound")])
 def test_a_script_has_another_limit_after_its_change(folder: Path, script: str, before: str) -> None:
-    """On busy cores a step or what is left of loading takes longer, so that the other limit is seen in the shares."""
+    """On busy cores, the new verdict may be "balanced", so the shares of waiting are compared too."""
     slow = observe(folder, script, *FEW)
     assert bottleneck_of(slow) == before
     for diff in changes(script):
         apply_diff(folder, diff)
-    # All the steps of the page, because a step takes a few ms: in 20 of them, a core that is busy for 0.1 s decides.
+    # Use all steps of the page: 20 steps of a few ms are too few if a core is busy for 0.1 s.
     fast = observe(folder, script)
     assert bottleneck_of(fast) in ("compute-bound", "balanced")
     assert (waiting(fast) > waiting(slow)) == (before == "compute-bound")
 
 
-@pytest.mark.slow  # it measures three ways to load
+@pytest.mark.slow  # It measures three ways to load.
 def test_photos_are_input_bound_until_they_are_decoded_once(folder: Path) -> None:
     first, *rest = changes(SCRIPT)
     apply_diff(folder, first)
@@ -102,7 +102,7 @@ def test_the_page_and_the_example_have_the_command_of_the_readme() -> None:
     assert f"\n    {command}\n" in PHOTOS.read_text()
 
 
-@pytest.mark.slow  # it draws all pictures
+@pytest.mark.slow  # It draws all pictures.
 def test_the_command_of_the_readme_works_in_a_fresh_folder(tmp_path: Path) -> None:
     """It finds the bottleneck, and leaves only the pictures, which git ignores and the next start uses."""
     shutil.copytree(PHOTOS.parent, tmp_path / "docs" / "examples")

@@ -1,4 +1,4 @@
-"""Run a script with and without `from_dataloader`, in one and in two ranks; write what each rank trained on.
+"""Run a script with and without `from_dataloader`, in one and in two ranks, and record the batches of each rank.
 
     python -m tests.frameworks.run_recipe SCRIPT FOLDER MODULE…
 
@@ -20,10 +20,11 @@ from torch import nn
 import vitmnist
 from tests.support.processes import free_port
 
-VARIANTS = {  # what is replaced in a script, and in how many ranks it runs
+# The replaced text of each variant, and the numbers of ranks.
+VARIANTS = {
     "plain": ({}, (1, 2)),
     "workers": ({"shuffle=True)": "shuffle=True, num_workers=1)"}, (1,)),
-    "distributed": ({"no_aug=True": "no_aug=True, distributed=True"}, (2,)),  # what timm calls it
+    "distributed": ({"no_aug=True": "no_aug=True, distributed=True"}, (2,)),  # The argument of timm
 }
 
 

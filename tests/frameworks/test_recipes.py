@@ -59,7 +59,7 @@ def test_a_recipe_trains_on_the_batches_of_the_original(
         kind = "TransformedDataset" if is_random else "RowDataset"
         assert replaced.pop("dataset") == kind != original.pop("dataset")
         assert original == replaced
-        # timm shards only if `distributed=True`, and a script without a framework does not.
+        # timm shards only with `distributed=True`. A script without a framework does not shard.
         is_whole = is_random or (script == "with_timm.py" and name.startswith("plain"))
         part = 2 if "-2-" in name and not is_whole else 1
         assert sum(len(labels) for labels, _ in original["seen"]) == EPOCHS * PICTURES // part

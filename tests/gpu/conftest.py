@@ -1,4 +1,4 @@
-"""What only a GPU can show: `pytest -m gpu -n0`, in one process, so that no other process uses its memory."""
+"""Tests that need a GPU: `pytest -m gpu -n0`, in one process, so that no other process uses GPU memory."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Every loader keeps its promises on a real GPU, also while kernels and copies lag behind the host."""
+"""Every loader keeps its contract on a real GPU, even while kernels and copies lag behind the host."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def test_contract_on_the_gpu(label: str, tiny: Dataset, tmp_path: Path) -> None:
     check_contract(name, tiny.train, device="cuda", **LOADER_OPTIONS[label], **folder)
 
 
-# Built when tests are collected, so that an operation or preset that cannot be built is found without a GPU.
+# Build these during collection, so that an operation or preset that cannot be built is found without a GPU.
 AUGMENTS = {
     **{name: Compose([{"name": name}]) for name in OPERATIONS.names()},
     **{f"preset {name}": configured(f"data/augment={name}") for name in PRESETS if name != "none"},
@@ -58,7 +58,7 @@ def test_augmented_and_mixed_images_are_those_of_the_cpu(augment: Compose, cuda:
 
 
 class SlowCopies(Loader):
-    """Delays the stream that the copies are queued on, so that a batch is taken long before its memory holds it."""
+    """Delays the stream of the copies, so that a batch is taken long before its copy is complete."""
 
     def __init__(self, base: Loader) -> None:
         super().__init__(base.sampler)
@@ -71,8 +71,8 @@ class SlowCopies(Loader):
             yield next(batches)
 
 
-def test_a_prefetched_batch_is_read_only_when_it_is_there(tiny: Dataset, cuda: torch.device) -> None:
-    """The copies lag behind the consumer, and then the consumer behind the copies: the sums must not change."""
+def test_a_prefetched_batch_is_read_only_after_its_copy(tiny: Dataset, cuda: torch.device) -> None:
+    """The copies lag behind the consumer, and then the consumer behind the copies. The sums must not change."""
     with make_loader("prefetch", tiny.train, batch_size=2, device=cuda, seed=3, base="ram") as loader:
         loader.base = SlowCopies(loader.base)
         for number in range(20):

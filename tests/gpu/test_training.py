@@ -1,4 +1,4 @@
-"""A run on the GPU never waits within an epoch, computes what the CPU computes, and resumes to the bit."""
+"""A run on the GPU never waits within an epoch, computes what the CPU computes, and resumes bit for bit."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -29,7 +29,7 @@ pytestmark = NEEDS_CUDA
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """One rank, with the connections and the wrapped model that several have."""
+    """A world of one rank, connected and wrapped by DDP like several ranks."""
     here = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     for name, value in here.items():
         monkeypatch.setenv(name, value)
@@ -39,7 +39,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 def watched(batches: Iterable[object], number: int) -> Iterator[object]:
-    """The batches; from the second one to the last one, torch raises at any call that makes the host wait."""
+    """Yield the batches. From the second to the last batch, torch raises at any call that makes the host wait."""
     try:
         for index, batch in enumerate(batches, 1):
             torch.cuda.set_sync_debug_mode("error" if index < number else "default")
@@ -64,7 +64,7 @@ def test_an_epoch_waits_for_the_gpu_only_at_its_borders(
     form: dict[str, object],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A step with all options; the first epoch warms up."""
+    """The step uses all options. The first epoch is a warm-up."""
     graph = "graph" in form
     options = {"augment": configured(f"data/augment={preset}"), "decay": 0.9, "smoothing": 0.1, **form}
     step = test_step.make_step(tiny, device=cuda, steps=100, **options)
@@ -72,7 +72,7 @@ def test_an_epoch_waits_for_the_gpu_only_at_its_borders(
     with test_step.make_loader(tiny, name, device=cuda) as loader:
         step.prepare(loader)
         assert step.runner.config.graph == graph
-        world.connect(cuda, 60)  # As in a run, NCCL's threads begin after the capture, which they could break.
+        world.connect(cuda, 60)  # As in a run, NCCL starts its threads after the capture.
         if not graph:
             step.distribute(world)
         for epoch in range(2):
@@ -96,7 +96,7 @@ def test_replaced_loaders_wait_for_the_gpu_only_at_the_borders_of_an_epoch(tiny:
 
 @pytest.mark.parametrize("side", [28, 63], ids=["17 tokens", "82 tokens"])
 def test_the_gpu_computes_the_transformer_of_the_cpu(side: int, cuda: torch.device) -> None:
-    """Attention has another kernel for few tokens than for many, on each of them."""
+    """Attention uses different kernels for few and for many tokens, on each device."""
     torch.manual_seed(0)
     model, images = ViT(ViTOptions(), (1, side, side), classes=10), torch.randn(3, 1, side, side)
     expected = model(images)
@@ -125,7 +125,7 @@ def test_a_lower_precision_on_the_gpu_is_the_step_within_its_rounding(
 def test_a_compiled_step_on_the_gpu_learns_what_the_eager_step_learns(
     tiny: Dataset, cuda: torch.device, name: str, optimizer: str
 ) -> None:
-    """Three epochs with a short last batch; `disk` delivers floats."""
+    """The epochs have a short last batch; `disk` delivers float32."""
     eager, compiled = (
         test_step.make_step(tiny, optimizer, decay=0.9, device=cuda, compile=value) for value in (False, True)
     )
@@ -138,7 +138,7 @@ def test_a_compiled_step_on_the_gpu_learns_what_the_eager_step_learns(
     test_step.check_same_weights(compiled.eval_model, eager.eval_model, tolerance=1e-3)
 
 
-# With 197 tokens, the keys of attention take several blocks.
+# With 197 tokens, the attention kernel processes the keys in several blocks.
 MODELS = {"cnn": ["model=cnn"], "vit of 197 tokens": ["model=vit", "model.patch_size=2"]}
 
 
@@ -158,7 +158,7 @@ MODELS = {"cnn": ["model=cnn"], "vit of 197 tokens": ["model=vit", "model.patch_
 def test_a_run_stopped_on_the_gpu_ends_as_if_it_had_not_been(
     trainer: list[str], model: str, train_here: Train, quick: list[str], tmp_path: Path
 ) -> None:
-    """A run that is stopped after two steps of an epoch is resumed."""
+    """The run is stopped after two steps of an epoch, and resumed."""
     arguments = [argument for argument in quick if argument not in (PLAIN, "model=cnn")] + MODELS[model] + trainer
     arguments += ["device=cuda", "data/loader=gpu_slice", "data/augment=imagenet", "ema_decay=0.9"]
     arguments += ["schedule=one_cycle"]
@@ -178,7 +178,7 @@ def test_a_run_stopped_on_the_gpu_ends_as_if_it_had_not_been(
 def test_a_graphed_step_on_the_gpu_is_the_eager_step_to_the_bit(
     tiny: Dataset, cuda: torch.device, name: str, augment: Compose | None
 ) -> None:
-    """Three epochs with a short last batch, batch normalisation and clipped gradients."""
+    """The epochs have a short last batch, batch normalisation and clipped gradients."""
     metrics = []
     for graph in (False, True):
         model = nn.Sequential(test_step.make_vit(), nn.BatchNorm1d(10))

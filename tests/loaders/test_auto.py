@@ -3,9 +3,10 @@
 import re
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ from vitmnist.runtime import memory
 from vitmnist.runtime.memory import Memory
 from vitmnist.store.rows import Location, Storage
 from vitmnist.store.tree import find_difference
-from vitmnist.timing.benchmark import LoaderCandidate, TimedBlock
+from vitmnist.timing.benchmark import LoaderCandidate, TimedWindow
 
 CPU = torch.device("cpu")
 SAMPLER = EpochSampler(23, 2, 0)
@@ -64,11 +65,12 @@ def registered(own_loaders: None) -> None:
                 time.sleep(0.03)
                 yield batch
 
-    def broken(*parts: object) -> Loader:
-        raise DataError("its disk is gone")
+    class Broken(DirectLoader):
+        def __init__(self, *parts: object) -> None:
+            raise DataError("its disk is gone")
 
     LOADERS.register("slow")(Slow)
-    LOADERS.register("broken")(broken)
+    LOADERS.register("broken")(Broken)
 
 
 def chosen(*names: str, data: TensorSet = TENSORS, **options: object) -> LoaderSelection:
@@ -93,10 +95,30 @@ def test_the_fastest_is_chosen_and_the_table_says_why() -> None:
         chosen("broken")
 
 
+@pytest.mark.usefixtures("own_loaders")
+def test_a_function_is_a_candidate_if_its_options_say_what_its_loader_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`auto` would otherwise build a loader without knowing whether its samples fit into memory."""
+
+    @dataclass
+    class Options:
+        """The loader keeps all samples in memory."""
+
+        storage: ClassVar[Storage] = Storage.HOST
+
+    monkeypatch.setattr(LOADERS, "names", lambda: ["named", "unnamed"])
+    monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=MAPPED.nbytes - 1))
+    LOADERS.register("named", Options)(partial(DirectLoader))
+    LOADERS.register("unnamed")(partial(DirectLoader))
+    with pytest.raises(ConfigError, match=r"^no candidate can be used:\nnamed: named: the set takes .*$"):
+        select_loader(AutoOptions(), MAPPED, SAMPLER, CPU)
+    with pytest.raises(ConfigError, match=r"candidates=unnamed: its options do not say what it keeps \(`storage`\)"):
+        chosen("unnamed")
+
+
 @pytest.mark.usefixtures("registered")
 def test_the_time_limit_ends_the_timing_after_a_block() -> None:
-    (row,) = chosen("slow", seconds=0.01).candidates
-    assert row.epoch_s.n == 1
+    (timing,) = chosen("slow", seconds=0.01).candidates
+    assert timing.epoch_s.n == 1
 
 
 @pytest.mark.usefixtures("own_loaders")
@@ -121,7 +143,7 @@ def test_what_a_loader_keeps_decides_what_auto_builds_it_from(
     monkeypatch.setattr(LOADERS, "names", lambda: ["ram", "second"])
     pairs = TensorDataset(TENSORS.images, TENSORS.labels)
     selection, _ = select_loader(AutoOptions(batches=5), as_source(pairs), SAMPLER, CPU)
-    assert [row.name for row in selection.candidates] == ["ram", "second"][: 1 + len(built_from)]
+    assert [timing.name for timing in selection.candidates] == ["ram", "second"][: 1 + len(built_from)]
     assert found[:1] == built_from
 
 
@@ -159,7 +181,7 @@ def test_a_mapped_set_is_decoded_once_for_all_candidates_that_keep_it(monkeypatc
     monkeypatch.setattr(TensorSet, "decode_to", counted)
     monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=MAPPED.nbytes))
     selection = chosen("ram", "prefetch", "gpu_slice", data=MAPPED)
-    assert [row.error for row in selection.candidates] == [None] * 3
+    assert [timing.error for timing in selection.candidates] == [None] * 3
     assert len(copies) == 1
 
 
@@ -202,8 +224,8 @@ def test_a_run_with_auto_learns_what_any_run_learns(
     ended = train_here(*quick, *step, *automatic, "hydra.run.dir=automatic")
     assert ended.returncode == 0, ended.stderr
     found = result_of(tmp_path / "automatic")
-    assert {"gpu_slice", "ram", "prefetch", "disk"} <= {row["name"] for row in found["auto"]["candidates"]}
-    assert all(row["epoch_s"]["low"] > 0 and row["error"] is None for row in found["auto"]["candidates"])
+    assert {"gpu_slice", "ram", "prefetch", "disk"} <= {timing["name"] for timing in found["auto"]["candidates"]}
+    assert all(timing["epoch_s"]["low"] > 0 and timing["error"] is None for timing in found["auto"]["candidates"])
     assert found["auto"]["name"] != "auto"
     assert f"chosen: {found['auto']['name']}, {found['auto']['reason']}" in ended.stdout
     assert train_here(*quick, *step, "data/loader=ram", "hydra.run.dir=by_hand").returncode == 0
@@ -223,23 +245,23 @@ def test_the_timed_steps_of_all_candidates_stay_within_the_schedule_of_the_run(
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, pace: Callable[[Loader, int], float]) -> None:
-    """Candidates take `pace(loader, block)` seconds a batch, half of them waiting."""
+    """Candidates take `pace(loader, window)` seconds a batch, half of them waiting."""
 
-    def timed(candidate: LoaderCandidate, size: int) -> TimedBlock:
-        seconds = pace(candidate.loader, len(candidate.blocks) + 1 if candidate.warm_up else 0)
-        return TimedBlock(seconds, seconds / 2, seconds, seconds / 2)
+    def timed(candidate: LoaderCandidate, size: int) -> TimedWindow:
+        seconds = pace(candidate.loader, len(candidate.windows) + 1 if candidate.warm_up else 0)
+        return TimedWindow(seconds, seconds / 2, seconds, seconds / 2)
 
     monkeypatch.setattr(LoaderCandidate, "_time", timed)
 
 
 def test_the_median_decides_and_differences_within_the_noise_are_called_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two loaders whose blocks take 1 to 3 and 2 to 4 seconds per batch, and one that takes 9."""
-    blocks = {"RamLoader": [0, 2, 1, 3, 1, 3], "GpuSliceLoader": [0, 3, 2, 4, 2, 4], "WorkerLoader": [9] * 6}
-    pretend(monkeypatch, lambda loader, number: blocks[type(loader).__name__][number])
+    """Two loaders whose windows take 1 to 3 and 2 to 4 seconds per batch, and one that takes 9."""
+    windows = {"RamLoader": [0, 2, 1, 3, 1, 3], "GpuSliceLoader": [0, 3, 2, 4, 2, 4], "WorkerLoader": [9] * 6}
+    pretend(monkeypatch, lambda loader, number: windows[type(loader).__name__][number])
     selection = chosen("disk", "gpu_slice", "ram")
     assert selection.name == "ram"
     assert selection.reason == "24 s an epoch expected, the least; within noise of it: gpu_slice"
-    (ram,) = (row for row in selection.candidates if row.name == "ram" and row.epoch_s)
+    (ram,) = (timing for timing in selection.candidates if timing.name == "ram" and timing.epoch_s)
     assert (ram.epoch_s.low, ram.epoch_s.high, ram.break_even_epoch) == (12.0, 36.0, None)
 
 
@@ -297,10 +319,10 @@ def test_a_step_is_compiled_before_it_is_timed_and_not_within_an_epoch(
 ) -> None:
     """The step is compiled for the batches of each candidate: `disk` delivers floats, the others uint8."""
     compiled, compiled_in_block = [], []
-    time_block = LoaderCandidate.time_block
+    time_window = LoaderCandidate.time_window
 
     def timed(candidate: LoaderCandidate, *parts: object) -> object:
-        before, found = len(compiled), time_block(candidate, *parts)
+        before, found = len(compiled), time_window(candidate, *parts)
         compiled_in_block.append(len(compiled) - before)
         return found
 
@@ -309,7 +331,7 @@ def test_a_step_is_compiled_before_it_is_timed_and_not_within_an_epoch(
         return graph.forward
 
     torch.compiler.reset()
-    monkeypatch.setattr(LoaderCandidate, "time_block", timed)
+    monkeypatch.setattr(LoaderCandidate, "time_window", timed)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     typed = ["data/loader=auto", "data.loader.candidates=[disk,ram,gpu_slice]", "trainer.compile=true", "epochs=1"]
     ended = train_here(*quick, *typed, "hydra.run.dir=here", *BRIEF)

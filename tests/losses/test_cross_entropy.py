@@ -1,4 +1,4 @@
-"""Losses are sums over images: padding gives none, and weights follow the classes of the training split."""
+"""Losses are sums over images. Padding has no loss, and class weights follow the training split."""
 
 import pytest
 import torch

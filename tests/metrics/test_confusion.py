@@ -10,9 +10,13 @@ from vitmnist.metrics import compute_confusion_metrics
     ("matrix", "balanced_accuracy", "macro_f1"),
     [
         ([[90, 10], [5, 5]], (0.9 + 0.5) / 2, (180 / (100 + 95) + 10 / (10 + 15)) / 2),
-        ([[3, 1, 0], [0, 0, 0], [0, 0, 0]], 0.75, (6 / 7 + 0) / 2),  # 1 is predicted without images, 2 does not occur.
+        (
+            [[3, 1, 0], [0, 0, 0], [0, 0, 0]],
+            0.75,
+            (6 / 7 + 0) / 2,
+        ),  # Class 1 is only predicted, class 2 is absent.
     ],
 )
-def test_classes_that_occur_count_the_same(matrix: list, balanced_accuracy: float, macro_f1: float) -> None:
+def test_all_classes_that_occur_have_the_same_weight(matrix: list, balanced_accuracy: float, macro_f1: float) -> None:
     values = compute_confusion_metrics(torch.tensor(matrix))
     assert values == pytest.approx({"balanced_accuracy": 100 * balanced_accuracy, "macro_f1": 100 * macro_f1})

@@ -24,7 +24,7 @@ HELD_OUT = ("data.holdout=5", "checkpoint.min_interval_s=0")
         ("macro_f1", [None], None),
     ],
 )
-def test_the_best_epoch_is_the_first_of_the_best_numbers(name: str, values: list, best: int | None) -> None:
+def test_the_best_epoch_is_the_first_with_the_best_value(name: str, values: list, best: int | None) -> None:
     metric = find_metric(name, "monitor")
     epochs = [{} if value is None else {metric.name: value} for value in values]
     assert Monitor(metric).best_epoch(epochs) == best
@@ -35,7 +35,7 @@ def test_the_best_epoch_is_the_first_of_the_best_numbers(name: str, values: list
 
 
 def test_a_run_stops_early_and_trains_on_where_it_stopped(quick: list[str], tmp_path: Path, succeed: Printed) -> None:
-    """At a learning rate of nearly 0 no epoch is better than the first."""
+    """With a learning rate of nearly 0, no epoch is better than the first."""
     options = ("optimizer.lr=1e-30", "epochs=9", "patience=2", "hydra.run.dir=run")
     assert "stopped early: no epoch was better than epoch 1" in succeed(*quick, *HELD_OUT, *options)
     result = result_of(tmp_path / "run")
@@ -49,7 +49,7 @@ def test_a_run_stops_early_and_trains_on_where_it_stopped(quick: list[str], tmp_
 def test_rank_0_decides_by_its_own_times(
     quick: list[str], tmp_path: Path, succeed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here a rank whose epochs get shorter, while those of rank 0 get longer."""
+    """On this rank, epochs get shorter; on rank 0, they get longer."""
     broadcast, times = World.broadcast_object, iter(range(1, 9))
 
     def of_rank_0(world: World, make: Callable[[], object], source: int = 0) -> object:

@@ -15,7 +15,7 @@ def make_vit() -> ViT:
     torch.manual_seed(0)
     model = ViT(ViTOptions(patch_size=14, dim=16, depth=2, heads=2, mlp_dim=16), (1, 28, 28), 10)
     with torch.no_grad():
-        torch._foreach_add_(list(model.parameters()), 1.0)  # weight decay does not change zeros
+        torch._foreach_add_(list(model.parameters()), 1.0)  # Weight decay would not change zeros.
     return model
 
 

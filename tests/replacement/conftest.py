@@ -1,4 +1,4 @@
-"""What the tests of replacements share."""
+"""Shared fixtures of the tests of replacements."""
 
 from pathlib import Path
 
@@ -9,5 +9,5 @@ from tests.support.pictures import write_pictures
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two classes of pictures."""
+    """A folder with two classes of pictures."""
     return write_pictures(tmp_path_factory.mktemp("pictures"))

@@ -45,7 +45,7 @@ Point = namedtuple("Point", ["x", "y"])
 
 
 def nested(index: int) -> dict[str, Any]:
-    """A sample of every structure and dtype that a batch may have; one has a NaN."""
+    """A sample with every structure and dtype that a batch may have. One sample has a NaN."""
     return {
         "image": torch.full((3, 4, 5), index / 7),
         "pair": (index, torch.tensor([index, -index], dtype=torch.int16)),
@@ -58,7 +58,7 @@ def nested(index: int) -> dict[str, Any]:
 
 
 def compare(build: Callable[[], DataLoader[Any]], run: Callable[[Any], Any], name: str = "ram", **options: Any) -> Any:
-    """What `run` gives with the loader and with its replacement; both are equal, and the random state afterwards."""
+    """Assert that `run` returns the same with a loader and with its replacement, and leaves the same random state."""
     results = []
     for is_replaced in (False, True):
         loader = build()
@@ -145,9 +145,9 @@ def test_the_order_is_drawn_when_the_original_draws_it_with_any_workers(settings
         return DataLoader(Pairs(), **batches, **settings)
 
     def begin_and_draw(loader: Any, end: int | None) -> list[list[int]]:
-        """The order is drawn with workers by `iter`, which reads ahead; without them by the first `next`."""
+        """With workers, `iter` draws the order because it reads ahead. Without workers, the first `next` draws it."""
         batches = iter(loader)
-        torch.rand(1)  # such as the weights of a model
+        torch.rand(1)  # For example, the weights of a model
         return labels_of(batches, end)
 
     compare(build, lambda loader: [begin_and_draw(loader, end) for end in (2, None, None)])
@@ -171,7 +171,7 @@ def after_an_exception(loader: Any) -> list[list[int]]:
 USES: list[Callable[[Any], Any]] = [
     lambda loader: [labels_of(batches, 2) for batches in (iter(loader), iter(loader))],
     lambda loader: [(first[1].tolist(), second[1].tolist()) for first, second in zip(loader, loader, strict=True)],
-    lambda loader: [(torch.rand(4).tolist(), labels.tolist()) for _, labels in loader],  # such as dropout
+    lambda loader: [(torch.rand(4).tolist(), labels.tolist()) for _, labels in loader],  # As dropout does
     after_an_exception,
     lambda loader: [labels_of(copied) for copied in (copy.copy(loader), copy.deepcopy(loader))],
     lambda loader: labels_of(pickle.loads(pickle.dumps(loader))),
@@ -192,7 +192,7 @@ NOISE = np.random.default_rng(1)
 
 
 class OwnGenerators(Pairs):
-    """Random samples from generators that belong to the dataset, its transform, or its module."""
+    """Random samples from generators of the dataset, its transform, and its module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -218,7 +218,7 @@ def test_probing_does_not_advance_the_generators_of_a_dataset() -> None:
 def test_a_set_larger_than_memory_is_kept_in_a_file(
     is_random: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And refused before anything is decoded where the disk is too small, too."""
+    """If the disk is too small too, it is refused before anything is decoded."""
     monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=SIZE))
     dataloader = DataLoader(Pictures(folder, CROP) if is_random else Pairs(), batch_size=4)
     size = r"[\d.]+ MiB"

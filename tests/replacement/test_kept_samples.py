@@ -32,7 +32,7 @@ class Encoding(UserDict[str, Any]):
 
 
 class Graph:
-    """An object without `__eq__`, which refers to itself."""
+    """An object that has no `__eq__` and refers to itself."""
 
     def __init__(self, index: int) -> None:
         self.nodes, self.scale, self.itself = torch.rand(index % 5, 2, generator=seeded(index)), float("nan"), self
@@ -47,7 +47,7 @@ def seeded(index: int) -> torch.Generator:
 
 
 def boxes(index: int) -> Any:
-    image = torch.rand(7 + index % 3, 9, 3, generator=seeded(index)).permute(2, 0, 1)  # channels last in memory
+    image = torch.rand(7 + index % 3, 9, 3, generator=seeded(index)).permute(2, 0, 1)  # Channels last in memory
     corners = torch.rand(index % 4, 4, generator=seeded(index))
     target = {
         "boxes": tv_tensors.BoundingBoxes(corners, format="XYXY", canvas_size=(7, 9)),
@@ -79,7 +79,7 @@ def transposed(samples: list[Any]) -> Any:
 
 
 class Ranks:
-    """A collate function of constant shape, whose result depends on the other samples of the batch."""
+    """A collate function whose result has a constant shape but depends on the other samples of the batch."""
 
     def __call__(self, samples: list[Tensor]) -> Tensor:
         return torch.stack([sample.sum() for sample in samples]).argsort()
@@ -187,7 +187,7 @@ def test_what_cannot_be_pickled_is_named() -> None:
 
 
 class RandomAtTimes(Pairs):
-    """One sample, which no probe reads, differs each time; it draws no random number."""
+    """One sample that is no probe differs each time, without drawing a random number."""
 
     reads = 0
 
@@ -262,7 +262,7 @@ def test_what_a_file_cannot_keep_is_named() -> None:
 
 
 def address(samples: list[Any]) -> int:
-    """A collate function that tells where the worker has the samples."""
+    """A collate function that returns the address of the samples in the worker."""
     return int(get_worker_info().dataset._samples.blocks[0].data_ptr())
 
 
@@ -278,7 +278,9 @@ def look_at_dataset(worker: int) -> None:
     assert len(dataset.paths) if hasattr(dataset, "paths") else dataset.classes
 
 
-@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.slow), "forkserver"])  # spawn imports torch
+@pytest.mark.parametrize(
+    "method", [pytest.param("spawn", marks=pytest.mark.slow), "forkserver"]
+)  # spawn imports torch.
 def test_unforked_workers_which_see_the_dataset(
     method: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

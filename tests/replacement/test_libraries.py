@@ -1,4 +1,4 @@
-"""Samples and collate functions of other libraries, each where it is installed: the same batches.
+"""Samples and collate functions of other libraries give the same batches, if the library is installed.
 
 tests/frameworks has the transforms of albumentations and MONAI.
 """
@@ -20,7 +20,7 @@ SIZE = 24
 
 
 def check_batches(batch_type: type, build: Callable[[], DataLoader[Any]]) -> None:
-    """Assert that a replacement keeps samples, and gives the batches of the original, of a type."""
+    """Assert that a replacement keeps samples, and gives the batches of the original, which have a certain type."""
     replaced = check_same(build)
     assert isinstance(replaced.dataset, TransformedDataset)
     assert isinstance(next(iter(replaced)), batch_type)

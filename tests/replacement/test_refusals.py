@@ -1,8 +1,9 @@
-"""What cannot be split, read, kept or delivered as the original does is refused, and the message says which and why."""
+"""A DataLoader that cannot be replaced exactly is refused, and the message names the cause."""
 
 import random
 from collections.abc import Callable
 from copy import deepcopy
+from operator import itemgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,14 +34,14 @@ def test_samples_that_are_random_without_a_transform_are_refused() -> None:
 
 
 class SeldomRandom(Pairs):
-    """One sample, which no probe reads, is replaced by any other, as scripts do with a damaged picture."""
+    """One sample that is no probe is replaced by a random one, as scripts do with a damaged picture."""
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return super().__getitem__(random.randrange(SIZE) if index == 38 else index)
 
 
 def add_noise_seldom(image: Tensor) -> Tensor:
-    """Random for the same sample, as a random crop for an image that is larger than the others."""
+    """Random for one sample, as a random crop is for the only image that is larger than the crop."""
     return image + (torch.rand(()) if image[0, 0] == 38 else 0.0)
 
 
@@ -84,7 +85,6 @@ class WithEpochs(Pairs):
         (DataLoader(Endless()), {}, r"is an IterableDataset.*; use the DataLoader as it is"),
         (DataLoader(Pairs(), batch_size=None), {}, r"^dataloader: batch_size=None: its dataset makes whole batches"),
         ([1, 2], {}, r"must be a torch.utils.data.DataLoader, found list"),
-        (DataLoader([]), {}, "its dataset is empty"),
         (DataLoader(WithEpochs()), {}, r"^dataloader: its dataset has set_epoch, so its samples change; use"),
         (Shuffled(Pairs()), {}, r"Shuffled iterates in its own way; give a plain DataLoader, such as"),
         (SimpleNamespace(loader=DataLoader(Pairs())), {}, r"found SimpleNamespace; give the DataLoader that"),
@@ -109,7 +109,7 @@ def test_a_dataloader_over_the_decoded_samples_needs_the_collate_function() -> N
 
 
 class Stateful:
-    """A transform or collate function with a counter, a cache that is filled lazily, and a generator.
+    """A transform or collate function with a counter, a lazily filled cache, and a generator.
 
     Args:
         is_random: use the generator.
@@ -142,7 +142,7 @@ class Transformed(Pairs):
 
 @pytest.mark.parametrize("parts", [[False], [True], [False, True]], ids=["deterministic", "random", "both"])
 def test_state_that_transforms_keep_for_themselves_is_no_change(parts: list[bool]) -> None:
-    """A counter, a cache that is filled lazily and a generator, over three epochs."""
+    """The state is a counter, a lazily filled cache, and a generator."""
 
     def build() -> DataLoader[Any]:
         return DataLoader(Transformed(*map(Stateful, parts)), 7, shuffle=True, collate_fn=Stateful())
@@ -150,7 +150,7 @@ def test_state_that_transforms_keep_for_themselves_is_no_change(parts: list[bool
     original, replaced = replaced_as_well(build)
     assert_same(run(replaced, 3), run(original, 3))
     for part in replaced.dataset.transform.transforms:
-        part(torch.full((2, 2), 99))  # as another loader that shares it does
+        part(torch.full((2, 2), 99))  # As another loader that shares the transform does
     assert len(list(replaced)) == len(original)
 
 
@@ -173,7 +173,7 @@ def test_another_attribute_of_a_transform_that_keeps_state_is_still_compared() -
     [
         (lambda dataset, _: setattr(dataset, "transform", str), "str"),
         (lambda dataset, _: dataset.transform.transforms.append(len), "len"),
-        # As a loop does that trains on larger images from epoch to epoch.
+        # Some loops train on larger images from epoch to epoch.
         (lambda dataset, _: setattr(dataset.transform.transforms[0], "size", [3, 3]), "Resize"),
         (lambda _, collate: setattr(collate, "scale", 2), "Collate"),
     ],
@@ -182,11 +182,11 @@ def test_a_transform_that_the_loop_changes_is_named(change: Callable[[Any, Any],
     for parts in ([v1.Resize((2, 2))], [v1.Resize((2, 2)), Stateful(is_random=True)]):
         collate = Collate()
         replacement = from_dataloader(DataLoader(Subset(Transformed(*parts), range(20)), 7, collate_fn=collate))
-        replacement.dataset.epoch = 3  # data are not compared
+        replacement.dataset.epoch = 3  # The data are not compared.
         assert replacement.dataset.original.epoch == 3
         assert list(replacement)
         change(replacement.dataset.dataset, collate)
-        if named == "Collate" and len(parts) > 1:  # it is applied to each batch
+        if named == "Collate" and len(parts) > 1:  # It is applied to each batch.
             assert list(replacement)
             continue
         with pytest.raises(ConfigError, match=rf"^{named} has changed since the samples were decoded, .*; set it"):
@@ -204,7 +204,7 @@ FLIP = v1.Compose([v1.Resize((8, 8)), v1.RandomHorizontalFlip(), v1.ToTensor()])
 
 
 class Counting:
-    """Keeps a state from one sample to the next."""
+    """Keeps state from sample to sample."""
 
     seen = 0
 
@@ -214,24 +214,34 @@ class Counting:
 
 
 class Numbered(Pictures):
-    """Its transform reads the index."""
+    """Its transform also gets the index."""
 
     def __getitem__(self, index: int) -> Any:
         return self.transform(self.open(index), index), index
 
 
 class Started(Pictures):
-    """Its transform has an argument by name after others, as in MONAI's `CacheDataset`."""
+    """Its transform gets a keyword argument too, as in MONAI's `CacheDataset`."""
 
     def __getitem__(self, index: int) -> Any:
         return self.transform(self.open(index), index=index), index
 
 
 class Inspected(Pictures):
-    """Looks into what its transform has made."""
+    """Uses the result of its transform."""
+
+    use: Callable[[Any], Any] = torch.mean
 
     def __getitem__(self, index: int) -> Any:
-        return self.transform(self.open(index)).mean(), index
+        return type(self).use(self.transform(self.open(index))), index
+
+
+class Indexed(Inspected):
+    use = itemgetter(0)
+
+
+class Unpacked(Inspected):
+    use = tuple
 
 
 class RandomTarget(Pictures):
@@ -248,7 +258,9 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "random part": (lambda folder: Pictures(folder, v1.Compose([FLIP, Counting()])), "keep no state between samples"),
     "index": (lambda folder: Numbered(folder, with_index), "a transform gets 2 arguments, and does not return as m"),
     "start": (lambda folder: Started(folder, with_index), "arguments with and without names\\); leave all that foll"),
-    "inspected": (lambda folder: Inspected(folder, FLIP), "what that returns .*no attribute 'mean'\\); leave all that"),
+    "inspected": (lambda folder: Inspected(folder, FLIP), "what that returns \\(TypeError: .*\\); leave all that"),
+    "indexed": (lambda folder: Indexed(folder, FLIP), "what that returns .*not subscriptable\\); leave all that"),
+    "unpacked": (lambda folder: Unpacked(folder, FLIP), "what that returns .*not iterable\\); leave all that follows"),
     "random target": (lambda folder: RandomTarget(folder, FLIP), "sample 0 is random .*Python.* apart from the tr"),
     "inner": (lambda folder: Pictures(folder, v1.Compose([v1.RandomCrop(99), FLIP])), "0: RandomCrop raised Val"),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Samples are decoded once up to the first random transform, and batches stay those of the original, bit for bit."""
+"""Samples are decoded once up to their first random transform, and batches equal the original's, bit for bit."""
 
 import random
 from collections.abc import Callable
@@ -29,7 +29,7 @@ V2 = v2.Compose(
 
 
 def names_of_splits(loader: DataLoader[Any]) -> list[tuple[list[str], list[str]]]:
-    """The names of the transforms that were applied once, and of the others, for each division."""
+    """The names of the transforms that were applied once, and of the others, for each attribute."""
     source = loader.dataset._transform.__self__
     return [
         tuple([type(part).__name__ for part in parts] for parts in split)
@@ -59,7 +59,7 @@ def test_batches_are_the_same_with_any_workers_and_after_an_early_break(settings
 
 
 class Noisy:
-    """A random transform of a user, of which nothing is known."""
+    """A random transform of a user."""
 
     def __init__(self) -> None:
         self.numbers = np.random.default_rng(5)
@@ -69,7 +69,7 @@ class Noisy:
 
 
 class Noting:
-    """Has named arguments and notes what it has drawn, like albumentations; all share a generator, like MONAI."""
+    """Has keyword arguments and records what it draws, like albumentations. All share a generator, like MONAI."""
 
     numbers = np.random.RandomState(5)
     drawn: Any = None
@@ -95,14 +95,14 @@ def test_transforms_may_have_named_arguments_and_note_what_they_draw(workers: in
 
 
 class Rarely:
-    """Random for few samples: its name and its use of a generator tell."""
+    """Random for few samples. Only its use of a generator shows it."""
 
     def __call__(self, image: Image.Image) -> Image.Image:
         return ImageOps.invert(image) if random.random() < 0.01 else image
 
 
 class Grey:
-    """Not random, and unknown."""
+    """A transform of a user that is not random."""
 
     def __call__(self, image: Image.Image) -> Image.Image:
         return ImageOps.grayscale(image).convert("RGB")
@@ -183,7 +183,7 @@ class Keyed(Pictures):
 
 
 class InBlock(Pictures):
-    """Pictures are loaded by their first transform, and their file is closed after it."""
+    """The first transform loads the picture, and the file is closed afterwards."""
 
     def __getitem__(self, index: int) -> Any:
         with Image.open(self.paths[index]) as image:
@@ -206,7 +206,7 @@ class Wrapping(Dataset[Any]):
 
 def reassigned(transform: Any) -> Cifar:
     dataset = Cifar(transform=v1.ToTensor())
-    dataset.transform = transform  # torchvision keeps the first one in `transforms`
+    dataset.transform = transform  # torchvision keeps the first transform in `transforms`.
     return dataset
 
 

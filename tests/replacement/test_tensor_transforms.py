@@ -1,4 +1,4 @@
-"""Random transforms of tensors in place of PIL images: the same transforms, and pixels that differ by rounding."""
+"""Random transforms of tensors in place of PIL images differ only by rounding."""
 
 from copy import deepcopy
 from pathlib import Path
@@ -52,14 +52,14 @@ def test_resizing_rounds_differently(folder: Path) -> None:
 
 
 class ToTensor:
-    """Not the one of torchvision, although it has its name."""
+    """Has the name of a transform of torchvision, but is another class."""
 
     def __call__(self, image: torch.Tensor) -> torch.Tensor:
         return image
 
 
 class OwnCrop(v1.RandomCrop):  # type: ignore[misc]
-    """A subclass, which might draw more."""
+    """A subclass may draw more numbers."""
 
 
 class Joint(Pictures):
@@ -77,7 +77,11 @@ REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
     ([*START, v1.RandomRotation(9, expand=True)], {}, "not RandomRotation as it is"),
     ([*START, v1.RandomCrop(145, pad_if_needed=True)], {}, "not RandomCrop as it is"),
     ([*START, v2.ToDtype(torch.float32)], {}, "not ToDtype as it is"),
-    ([*START[:1], *CLOSE, v1.RandomHorizontalFlip()], {}, "not RandomHorizontalFlip as it is"),  # of floats
+    (
+        [*START[:1], *CLOSE, v1.RandomHorizontalFlip()],
+        {},
+        "not RandomHorizontalFlip as it is",
+    ),  # Floats are not supported.
     ([*FLIPS, *CLOSE], {"collate_fn": list}, "^transforms='tensor' is not for a collate_fn; use transforms='exact'"),
     (
         [v1.RandomResizedCrop(9, (0.9, 1.0), antialias=False), *CLOSE],

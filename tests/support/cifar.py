@@ -10,7 +10,7 @@ import pytest
 
 
 def write_cifar(root: Path, source: Any, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The files of a torchvision class, of random images, `size` in each; their checksums become the published ones."""
+    """Write the files of a torchvision class with `size` random images each, and let it expect their checksums."""
     folder = root / source.base_folder
     folder.mkdir(parents=True)
     generator = np.random.default_rng(0)

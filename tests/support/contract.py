@@ -1,4 +1,4 @@
-"""The contract of a loader of ours: the batches of its definition, in any order of requests, and nothing left."""
+"""The contract of a loader: it delivers the defined batches, in any order of requests, and leaves nothing behind."""
 
 import gc
 from itertools import zip_longest
@@ -39,7 +39,7 @@ def check_contract(name: str, data: Data, *, device: str = "cpu", **options: Any
         return make_loader(name, part, batch_size=BATCH_SIZE, seed=SEED, device=device, **order, **options)
 
     def copy(batch: Batch) -> Batch:
-        """Normalise the images as the model does; `disk` with workers has normalised the images of a split already."""
+        """Normalise the images as the model does. `disk` with workers delivers normalised images."""
         assert {part.device.type for part in batch} == {torch.device(device).type}
         return normalized(batch[0].cpu()).clone(), batch[1].cpu().clone()
 
@@ -52,7 +52,7 @@ def check_contract(name: str, data: Data, *, device: str = "cpu", **options: Any
             assert not find_difference(copy(batch), copy(expected)), (epoch, start, rows, order)
 
     sizes = [SIZE, 1, BATCH_SIZE, BATCH_SIZE + 1]
-    if isinstance(source, TensorSet) and name != "auto":  # `auto` needs a batch to time, and a dataset needs a sample
+    if isinstance(source, TensorSet) and name != "auto":  # `auto` times a batch, and a dataset has at least a sample.
         sizes.append(0)
     orders: list[dict[str, Any]] = [{"shuffle": order} for order in Shuffle]
     for size, order in [(size, {}) for size in sizes] + [(SIZE, {**order, "drop_last": True}) for order in orders]:
@@ -69,7 +69,7 @@ def check_contract(name: str, data: Data, *, device: str = "cpu", **options: Any
         kept = list(loader.epoch(0))
         check(kept, part, 0)
         for tensor in [tensor for batch in kept for tensor in batch]:
-            tensor.zero_()  # This changes neither another batch nor the set.
+            tensor.zero_()  # This must change neither another batch nor the dataset.
         check(loader.epoch(0), part, 0)
     assert not random_state.changed()
     loader = build(part)

@@ -1,4 +1,4 @@
-"""A device in Python that is as late and as early as CUDA allows.
+"""A device in Python that works as late, and frees as early, as CUDA allows.
 
 Work queued on a stream is done when somebody waits for it, and not before; except that a freed block is reused at once.
 A program that forgets to wait reads poison; one that frees too early has its data poisoned.
@@ -48,7 +48,7 @@ class Event(NamedTuple):
 
 
 class DeviceTensor(Tensor):
-    """A tensor of the device: a gather from it is queued on the current stream, and a slice of it keeps its memory."""
+    """A tensor of the device. A gather is queued on the current stream. A slice keeps its memory alive."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
     backend: FakeBackend
@@ -66,7 +66,7 @@ class DeviceTensor(Tensor):
 
 
 class FakeBackend(Backend):
-    """Keeps the promises of CUDA's streams and allocator, and no more than those."""
+    """Guarantees what CUDA's streams and allocator guarantee, and nothing more."""
 
     is_async = True
 
@@ -149,7 +149,7 @@ class FakeBackend(Backend):
             self.enqueue(lambda: into.append(values.clone()))
 
     def finish(self) -> None:
-        """Let every stream do all its work. Loaders come first: only an event makes them wait for the consumer."""
+        """Run all work of every stream. Loaders come first, because only an event makes them wait for the consumer."""
         with self._lock:
             for stream in reversed(self.streams):
                 stream.run(len(stream.work))
@@ -169,7 +169,7 @@ class FakeBackend(Backend):
                 _poison(block)
 
             stream.work.append(reuse)
-            # On the consumer's own stream it comes after the consumer's work, however late that is.
+            # On the consumer's own stream, the reuse always follows the consumer's work.
             if not waits and stream is not self.default:
                 stream.run(position + 1)
 
@@ -186,7 +186,7 @@ def simulate_gpus(
     architectures: Sequence[str] = ("sm_90",),
     current: int = 0,
 ) -> None:
-    """Let torch report GPUs that nothing is computed on."""
+    """Let torch report GPUs that do not exist."""
     answers = {
         "is_available": True,
         "device_count": count,

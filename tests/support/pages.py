@@ -1,4 +1,4 @@
-"""The code blocks of a page of the documentation."""
+"""Reads the code blocks of a page of the documentation, and applies its diffs."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ def write_block(folder: Path, content: str) -> None:
 
 
 def apply_diff(folder: Path, diff: str) -> None:
-    """Change a file as a block in `diff` says, whose first line is `# NAME`."""
+    """Apply a diff whose first line is `# NAME` to the file of this name."""
     name, *lines = diff.splitlines()
     file = folder / name.removeprefix("# ")
     before, after = ("".join(f"{line[1:]}\n" for line in lines if line[0] in kinds) for kinds in (" -", " +"))

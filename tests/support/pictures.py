@@ -46,14 +46,14 @@ def write_pictures(folder: Path, count: int = COUNT, suffix: str = "jpg") -> Pat
 
 
 def draw_photos(count: int) -> None:
-    """Draw `photos` in the current folder as the example does at its first start, but fewer of them."""
+    """Draw some of the pictures of the example into `photos` in the current folder."""
     drawing, _, _ = PHOTOS.read_text().partition("\nphotos = ")
     assert drawing.count("PICTURES = 2000\n") == 1
     exec(drawing.replace("PICTURES = 2000\n", f"PICTURES = {count}\n"), {})
 
 
 class Pictures(Dataset[Any]):
-    """Pictures and labels, decoded with each read as scripts do: the file is opened, transformed, and closed.
+    """Pictures and labels. Each read opens, transforms and closes the file, as in most scripts.
 
     Args:
         convert: mode of the pictures; None leaves that of the file.
@@ -79,7 +79,7 @@ class Pictures(Dataset[Any]):
 
 
 def run(loader: Any, epochs: int = 2, end: int | None = None) -> list[Any]:
-    """All batches of some epochs, and one draw of the global generators after each."""
+    """All batches of some epochs, with a random number of the global generator after each epoch."""
     seed_generators(3, 0, 0)
     batches: list[Any] = []
     for _ in range(epochs):
@@ -88,18 +88,18 @@ def run(loader: Any, epochs: int = 2, end: int | None = None) -> list[Any]:
 
 
 def replaced_as_well(build: Callable[[], DataLoader[Any]], **options: Any) -> tuple[DataLoader[Any], DataLoader[Any]]:
-    """A DataLoader, and the replacement of another one that was built alike."""
+    """A DataLoader, and the replacement of an equal one."""
     return build(), from_dataloader(build(), **{"loader": "ram", **options})
 
 
 def assert_same(actual: list[Any], expected: list[Any]) -> None:
-    """The same batches, bit for bit."""
+    """Assert that batches are equal, bit for bit."""
     assert len(actual) == len(expected)
     assert [find_difference(*pair) for pair in zip(actual, expected, strict=True)] == [None] * len(actual)
 
 
 def check_same(build: Callable[[], DataLoader[Any]], **options: Any) -> DataLoader[Any]:
-    """Assert that a replacement gives the batches of the original, which differ from epoch to epoch; return it."""
+    """Assert that a replacement gives the original's batches, which differ from epoch to epoch. Returns it."""
     original, replaced = replaced_as_well(build, **options)
     expected = run(original)
     assert_same(run(replaced), expected)

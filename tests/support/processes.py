@@ -38,7 +38,7 @@ def run_python(
 
 
 def becomes_true(condition: Callable[[], object], seconds: float = 10) -> bool:
-    """Wait until a condition holds; on a busy machine a thread or process that ends may take its time."""
+    """Wait until a condition holds. On a busy machine, threads and processes take long to end."""
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -54,7 +54,7 @@ def fork(target: Callable[[], object]) -> multiprocessing.process.BaseProcess:
 
 @contextmanager
 def start_method(name: str) -> Iterator[None]:
-    """Another default start method of processes; Python 3.14 has made it `forkserver` on Linux."""
+    """Change the default start method of processes. On Linux, it is `forkserver` from Python 3.14 on."""
     before = multiprocessing.get_start_method(allow_none=True)
     multiprocessing.set_start_method(name, force=True)
     try:
@@ -166,7 +166,7 @@ class TrainRanks:
 def start_ranks(
     folder: Path, size: int, *arguments: str, each: dict[int, str] | None = None, **environment: str
 ) -> TrainRanks:
-    """Start the processes of one run as `torchrun` does; rank N prints to `output-N.log`.
+    """Start the processes of a run as `torchrun` does. Rank N prints to `output-N.log`.
 
     Args:
         folder: Their working directory.

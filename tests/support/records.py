@@ -20,7 +20,7 @@ DATASET = {"name": "mnist", "train_size": 60, "test_size": 10000, "sha256": {"tr
 
 
 def epoch(seconds: float, loss: float = 0.5, **figures: Any) -> dict[str, Any]:
-    """An epoch whose training pass takes 80% of its time, a quarter of that waiting."""
+    """An epoch that spends 80% of its time in training. A quarter of that is waiting."""
     return {
         "epoch_s": seconds,
         "train_s": 0.8 * seconds,

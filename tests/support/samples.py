@@ -1,4 +1,4 @@
-"""Small datasets: samples that are their own index, or what a function makes of it."""
+"""Small datasets whose samples are the index, or a function of it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +24,7 @@ class Pairs(Dataset[tuple[Tensor, int]]):
 
 
 class Made(Dataset[Any]):
-    """Samples that a function makes of their index; counts the reads of this process."""
+    """Samples that a function makes of their index. Counts the reads in this process."""
 
     reads = 0
 

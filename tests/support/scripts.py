@@ -1,4 +1,4 @@
-"""Scripts under `vitmnist diagnose`, each in a process."""
+"""Runs scripts under `vitmnist diagnose`, each in a process."""
 
 import json
 import subprocess
@@ -54,7 +54,7 @@ def start_here(folder: Path, *arguments: str, **environment: str) -> subprocess.
 def diagnose(
     folder: Path, script: str, *options: str, arguments: tuple[str, ...] = (), fresh: bool = False, **environment: str
 ) -> tuple[Any, dict[str, Any]]:
-    """Observe a script; returns the ended process and the JSON.
+    """Observe a script. Returns the ended process and the JSON.
 
     Args:
         fresh: in a process that has imported nothing.

@@ -1,4 +1,4 @@
-"""A run starts from given weights, trains parts of the model at other rates, and never needs the given file again."""
+"""Fine-tuning starts from other weights, can scale learning rates by parameter, and reads the file only once."""
 
 import copy
 import re
@@ -36,7 +36,7 @@ def make_cnn(width: int = 4, classes: int = 10) -> CNN:
 
 @pytest.fixture
 def pretrained(quick: list[str], tmp_path: Path, succeed: Printed) -> Path:
-    """A run with best weights that are not the final ones."""
+    """A run whose best weights differ from its final weights."""
     succeed(*quick, "data.holdout=5", "epochs=4", "optimizer.lr=0.05", "hydra.run.dir=pretrained")
     return tmp_path / "pretrained"
 
@@ -78,7 +78,7 @@ def test_a_run_starts_from_a_run_or_a_file_and_needs_neither_again(
         assert ended.returncode == 0, ended.stderr
 
 
-def test_differing_weights_are_listed_unless_they_are_named() -> None:
+def test_weights_that_differ_are_listed_unless_init_skip_names_them() -> None:
     model, state = make_cnn(), make_cnn(classes=3).state_dict() | {"extra": torch.ones(2)}
     del state["features.0.bias"]
     with pytest.raises(ConfigError) as refused:
@@ -102,7 +102,7 @@ def test_differing_weights_are_listed_unless_they_are_named() -> None:
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
-def test_rates_divide_the_groups_of_any_optimizer_and_keep_their_options(name: str) -> None:
+def test_learning_rates_are_scaled_and_groups_keep_their_options(name: str) -> None:
     def build(factors: dict[str, float]) -> tuple[nn.Module, dict[str, tuple[float, float]]]:
         model = make_cnn()
         optimizer = OPTIMIZERS.build(
@@ -122,13 +122,6 @@ def test_rates_divide_the_groups_of_any_optimizer_and_keep_their_options(name: s
     assert frozen == {"features.0.weight", "features.0.bias"}
 
 
-def test_every_kind_of_batch_normalisation_is_frozen_with_its_weights() -> None:
-    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-    model = nn.Sequential(*(kind(2) for kind in kinds), nn.Linear(2, 2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    assert scale_learning_rates(optimizer, model, {"[0-3].*": 0}) == list(model[:4])
-
-
 def test_frozen_weights_stay_and_a_stopped_run_ends_as_an_uninterrupted_one(
     pretrained: Path, quick: list[str], tmp_path: Path, succeed: Printed, refuse: Printed, train_here: Train
 ) -> None:
@@ -138,7 +131,7 @@ def test_frozen_weights_stay_and_a_stopped_run_ends_as_an_uninterrupted_one(
     shutil.move(pretrained, tmp_path / "gone")
     succeed("resume=cut", "max_minutes=null")
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
-    reordered = "lr_scale={features.0.*:0,*:0.1}"  # with which nothing would be frozen
+    reordered = "lr_scale={features.0.*:0,*:0.1}"  # Now `*` would match last, and freeze nothing.
     for resume in (["resume=cut"], [*typed, "hydra.run.dir=cut", "resume=auto"]):
         assert "'*': 0.1} (it was {'*'" in refuse(*resume, reordered, "init=pretrained", "epochs=3", "max_minutes=null")
     state = torch.load(tmp_path / "gone" / "checkpoints" / "best.pt", weights_only=True)["step"]["model"]

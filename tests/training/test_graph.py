@@ -1,7 +1,7 @@
-"""A step whose forward and backward are a graph computes, to the bit, what the eager step computes.
+"""A graphed step equals the eager step, bit for bit.
 
-A GPU is simulated by what a graph does to its caller: arguments are copied into the captured ones; outputs and
-gradients of each replay take the memory of the one before.
+The tests simulate what a graph does to its caller: a replay copies the arguments into the captured tensors, and
+overwrites the outputs and gradients of the previous replay.
 """
 
 from collections.abc import Callable
@@ -21,10 +21,10 @@ from vitmnist.training.step_runner import GraphedModule
 def simulated_graph(
     module: nn.Module, sample_args: tuple[dict[str, Tensor]], allow_unused_input: bool
 ) -> Callable[..., Any]:
-    """`torch.cuda.make_graphed_callables` without a GPU."""
+    """Simulates `torch.cuda.make_graphed_callables` without a GPU."""
     (samples,) = sample_args
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    for _ in range(3):  # Torch warms up likewise.
+    for _ in range(3):  # Torch warms up in the same way.
         module(samples)
     names, outputs = [*module(samples)], [*module(samples).values()]
     gradients = [*map(torch.clone, parameters)]
@@ -56,7 +56,7 @@ def _simulated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class NormedModel(nn.Sequential):
-    """A model with batch normalisation: warming up, and padding, would move its statistics."""
+    """A model with batch normalisation, whose statistics warm-up and padding would change."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -65,8 +65,8 @@ class NormedModel(nn.Sequential):
 
 @pytest.mark.parametrize("name", ["ram", "disk"])
 @pytest.mark.parametrize("augment", [None, SHIFT, CUTMIX], ids=["plain", "shift", "cutmix"])
-def test_a_graphed_step_is_the_eager_step(name: str, augment: Compose | None, tiny: Dataset) -> None:
-    """The epochs have a short last batch, clipped gradients and averaged weights; `disk` delivers floats."""
+def test_a_graphed_step_equals_the_eager_step(name: str, augment: Compose | None, tiny: Dataset) -> None:
+    """The epochs have a short last batch, clipped gradients and averaged weights; `disk` delivers float32."""
     parts: dict[str, Any] = {"augment": augment, "decay": 0.9, "clip_norm": 0.5, "micro_batch": None}
     metrics = []
     for graph in (False, True):
@@ -86,7 +86,7 @@ def test_a_graphed_step_is_the_eager_step(name: str, augment: Compose | None, ti
         assert all(torch.equal(mine, other) for mine, other in tensors if isinstance(mine, Tensor))
 
 
-def test_a_replay_takes_no_arguments_of_another_shape_or_dtype(tiny: Dataset) -> None:
+def test_arguments_of_another_shape_or_dtype_are_not_replayed(tiny: Dataset) -> None:
     step = make_step(tiny, augment=None, micro_batch=None, graph=True)
     step.prepare(make_loader(tiny, "ram"))
     images, labels = tiny.train.images[:BATCH], tiny.train.labels[:BATCH]

@@ -1,4 +1,4 @@
-"""The loop computes what a hand-written one computes, times it fully, and leaves the device to work."""
+"""The loop equals a hand-written loop, accounts for all its time, and never waits for the device within an epoch."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ def make_model() -> nn.Module:
 
 
 def make_step(model: nn.Module, tiny: Dataset, lr: float = 0.01) -> TrainStep:
-    # The optimizer is not Adam, which on the CPU reads its step count, a tensor that never leaves the host.
+    # Not Adam: on the CPU, it reads its step count from a tensor.
     optimizer = torch.optim.SGD(model.parameters(), lr)
     return TrainStep(StepRunner(model, Preprocess(tiny.train), LOSS, batch_size=5), optimizer, lambda step: 1.0)
 
@@ -65,7 +65,7 @@ def test_an_epoch_that_a_loader_ends_early_is_an_error(tiny: Dataset) -> None:
 
 
 def test_an_epoch_is_the_hand_written_loop(tiny: Dataset) -> None:
-    """Weights, metrics, and every third step of the run that is logged; in its second epoch of five steps, 6 and 9."""
+    """This includes weights, metrics and logged steps: every third of the run, here 6 and 9 in the second epoch."""
     ours, theirs, loader = make_model(), make_model(), make_loader(tiny)
     progress = new_progress(loader, epoch=1, log_every=3)
     metrics = train_epoch(make_step(ours, tiny), loader, progress)
@@ -84,7 +84,7 @@ def test_an_epoch_is_the_hand_written_loop(tiny: Dataset) -> None:
         optimizer.step()
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(mine, other)
-    assert metrics["train_loss"] == pytest.approx(sum(losses) / 23, rel=1e-5)  # The short batch weighs 3, not 5.
+    assert metrics["train_loss"] == pytest.approx(sum(losses) / 23, rel=1e-5)  # The short batch has weight 3, not 5.
     assert metrics["train_acc"] == pytest.approx(100 * correct / 23)
     assert metrics["images_per_s"] == 23 / metrics["train_s"]
     for logged, expected in zip(progress.logged_steps(), (steps[1], steps[4]), strict=True):
@@ -93,7 +93,7 @@ def test_an_epoch_is_the_hand_written_loop(tiny: Dataset) -> None:
 
 @pytest.mark.parametrize("shuffle", Shuffle)
 def test_evaluation_counts_every_image_and_changes_nothing(tiny: Dataset, shuffle: Shuffle) -> None:
-    """The model and the set stay as they are, though batches may be views of the set; predictions are in its order."""
+    """Model and dataset stay unchanged, although batches can be views of the dataset. Predictions are in its order."""
     model = make_model()
     model.append(nn.Dropout(0.9))
     before = copy.deepcopy((model.state_dict(), tiny.train.images, tiny.train.labels))
@@ -115,7 +115,7 @@ def test_evaluation_counts_every_image_and_changes_nothing(tiny: Dataset, shuffl
 
 
 def test_every_second_is_charged_to_its_phase(tiny: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock moves only where the test says so. A restored epoch keeps its seconds."""
+    """The test controls the clock. A restored epoch keeps its seconds."""
     now = 0.0
 
     def spend(seconds: float) -> None:
@@ -160,7 +160,7 @@ READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "
 
 
 def test_nothing_is_read_back_inside_an_epoch(tiny: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every way in which Python can ask a tensor for its value is watched, and each read noted with its step."""
+    """The test records every way in which Python can read the value of a tensor, with the step."""
     reads: list[tuple[int, str]] = []
     step = 0
 

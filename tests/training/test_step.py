@@ -1,4 +1,4 @@
-"""However a step is computed, it is the plain step: exactly, or within the rounding that its docstring states."""
+"""With any options, a step equals the plain step: exactly, or within the rounding that `TrainStep` documents."""
 
 import copy
 from dataclasses import replace
@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 SHIFT = Compose([{"name": "shift", "pixels": 2}])
 AFFINE = Compose([{"name": "affine"}])
 MIXUP, CUTMIX = (Compose([{"name": "shift", "pixels": 2}, {"name": name}]) for name in ("mixup", "cutmix"))
-BATCH = 8  # The 23 images are two full batches and one of 7.
+BATCH = 8  # The 23 images make two full batches and a batch of 7.
 OPTIMIZERS_UNDER_TEST = {
     "adam": {"lr": 0.003, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0},
     "adamw": {"lr": 0.003, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.1},
@@ -58,7 +58,7 @@ def make_step(
     clip_norm: float | None = None,
     **options: object,
 ) -> TrainStep:
-    """A step of a one-cycle schedule."""
+    """Build a step with a one-cycle schedule."""
     config = StepConfig(**{"fused": True, "micro_batch": 4, **options})
     model = (model or make_vit()).to(device)
     built = OPTIMIZERS.build({"name": optimizer, **OPTIMIZERS_UNDER_TEST[optimizer]}, model, config.fused)
@@ -87,14 +87,14 @@ def batch_of(data: Dataset, step: TrainStep, size: int) -> Batch:
 
 
 def gradient_difference(ours: nn.Module, theirs: nn.Module) -> float:
-    """The norm of the gradients' difference, relative to the gradient's."""
+    """The norm of the difference of the gradients, relative to the norm of the second."""
     pairs = [(mine.grad, other.grad) for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True)]
     difference = torch.cat([(mine - other).flatten() for mine, other in pairs]).norm()
     return float(difference / torch.cat([other.flatten() for _, other in pairs]).norm())
 
 
 def check_gradient(step: TrainStep, data: Dataset, size: int, bound: float, smoothing: float = 0.0) -> None:
-    """Compare with the gradient of the mean loss, written out, of a model with the same weights.
+    """Compare the gradient with the explicitly computed gradient of the mean loss, for the same weights.
 
     The loss of a mixed image is the weighted sum of the losses for both labels, as in the papers.
     """
@@ -121,7 +121,7 @@ def check_gradient(step: TrainStep, data: Dataset, size: int, bound: float, smoo
     assert gradient_difference(step.model, plain) < bound
     assert float(sums["loss"]) == pytest.approx(float(expected.detach()), rel=bound)
     if bound < 1e-3:
-        # A mixed image counts as correct if the prediction is its first label.
+        # A mixed image is correct if the prediction is its first label.
         assert int(sums["acc"]) == int((logits.argmax(1) == labels).sum())
 
 
@@ -136,7 +136,7 @@ def check_same_weights(ours: nn.Module, theirs: nn.Module, tolerance: float = 1e
 def test_microbatches_give_the_same_gradient(
     tiny: Dataset, pad: bool, micro_batch: int | None, augment: Compose
 ) -> None:
-    """A full batch, a short batch and a single image; the whole batch decides which images are mixed."""
+    """This includes a short batch and a single image. Partners for mixing are drawn from the whole batch."""
     step = make_step(tiny, augment=augment, micro_batch=micro_batch, smoothing=0.1)
     step.runner.must_pad = pad
     assert step.runner.microbatch_size <= (micro_batch or BATCH)
@@ -165,12 +165,12 @@ def test_bf16_is_the_gradient_within_its_rounding(tiny: Dataset, augment: Compos
     step, plain = (make_step(tiny, augment=augment, precision=name) for name in (Precision.bf16, Precision.fp32))
     check_gradient(step, tiny, BATCH, 0.02)
     plain.forward_backward(batch_of(tiny, plain, BATCH))
-    assert gradient_difference(step.model, plain.model) > 1e-5  # Otherwise it was computed in float32.
+    assert gradient_difference(step.model, plain.model) > 1e-5  # In float32, it would be smaller.
     assert all(value.dtype == value.grad.dtype == torch.float32 for value in step.model.parameters())
 
 
 def train_in_fp16(step: TrainStep, data: Dataset, scales: list[float]) -> list[bool]:
-    """Train a step for each scale of the loss; returns whether the weights have changed in it."""
+    """Train a step for each loss scale; return whether each step changed the weights."""
     changes = []
     for scale in scales:
         step._scaler.update(scale)
@@ -186,7 +186,7 @@ def test_fp16_is_the_gradient_within_its_rounding_and_a_step_that_overflows_is_s
     plain = make_step(tiny, "adam")
     plain.forward_backward(batch_of(tiny, plain, BATCH))
     step(batch_of(tiny, step, BATCH), lambda step: gradients.append(gradient_difference(step.model, plain.model)))
-    assert 1e-6 < gradients[0] < 0.01  # The gradients are no longer scaled; below, they were computed in float32.
+    assert 1e-6 < gradients[0] < 0.01  # In float32, the difference would be below the lower bound.
     assert train_in_fp16(step, tiny, [1e30, 1024.0, 1e30]) == [False, True, False]
     assert (step.completed_steps, step.pop_skipped_steps(), step.pop_skipped_steps()) == (4, 2, 0)
     with step.preserved_state():
@@ -213,7 +213,7 @@ def test_tf32_is_for_the_products_of_the_step_alone(tiny: Dataset) -> None:
 
 @pytest.mark.parametrize(
     ("backend", "augment"),
-    # The backend `eager` traces, but generates no code, which would take most of a minute.
+    # The backend `eager` only traces. Generating code would take most of a minute.
     [("eager", SHIFT), ("eager", CUTMIX), pytest.param("inductor", MIXUP, marks=pytest.mark.slow)],
     ids=["eager, shift", "eager, cutmix", "inductor, mixup"],
 )
@@ -235,7 +235,7 @@ def test_compiled_is_the_gradient_and_a_short_batch_compiles_nothing(
     for size in (BATCH, 7, 1):
         check_gradient(step, tiny, size, 1e-5, smoothing=0.1)
     compiled = counters["stats"]["unique_graphs"]
-    for compiled_step in (step, again):  # The second is another step of the same shape, as in the next job of a sweep.
+    for compiled_step in (step, again):  # The second step has the same shapes, as in the next job of a sweep.
         compiled_step.prepare(batches)
     assert counters["stats"]["unique_graphs"] == compiled > 0
     check_gradient(again, tiny, BATCH, 1e-5, smoothing=0.1)
@@ -243,7 +243,7 @@ def test_compiled_is_the_gradient_and_a_short_batch_compiles_nothing(
 
 @torch._dynamo.config.patch(recompile_limit=1)
 def test_more_versions_than_torch_keeps_are_compiled(tiny: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sweep over many batch sizes compiles more. The statistics of batch normalisation stay as they were."""
+    """A sweep over many batch sizes exceeds torch's limit. Compiling does not change the buffers."""
     torch.compiler.reset()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     for size in (4, 3):
@@ -316,7 +316,7 @@ def test_the_ema_is_its_formula(tiny: Dataset) -> None:
 
 
 def test_a_restored_step_continues_to_the_bit_and_in_a_longer_run_at_its_rates(tiny: Dataset) -> None:
-    """A parameter that never has a gradient has no state of the optimizer."""
+    """The model has a parameter without a gradient, for which the optimizer has no state."""
 
     def model() -> nn.Module:
         vit = make_vit()

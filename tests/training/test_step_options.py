@@ -22,6 +22,7 @@ from vitmnist.training.step_options import StepConfig, resolve_step_config
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 FAST = TrainerConfig("auto", "auto", Precision.auto, "auto", "auto")
+ADVICE = "set trainer.precision=fp32 or auto"
 PLAIN_TRAINER = TrainerConfig(None, False, Precision.fp32, False, False)
 
 
@@ -50,7 +51,7 @@ def test_fast_follows_static_rules(
     expected: StepConfig,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """CUDA captures a graph where it can. There bf16 pays in a graph and in compiled code."""
+    """CUDA captures a graph if possible. On CUDA, bf16 pays only in a graph or in compiled code."""
     monkeypatch.setattr(step_options, "_has_bf16", lambda device: has_bf16)
     setting = {"batch_size": 5000, "images": 60_000, **setting}
     resolved = resolve_step_config(replace(FAST, **typed), device, **setting)
@@ -79,15 +80,9 @@ def test_a_graph_that_is_asked_for_and_not_possible_is_refused(
 @pytest.mark.parametrize(
     ("precision", "fused", "device", "has_bf16", "message"),
     [
-        ("fp16", True, CPU, True, "is for CUDA devices, not for cpu; set trainer.precision=fp32 or auto"),
-        ("tf32", True, CPU, True, "is for CUDA devices, not for cpu; set trainer.precision=fp32 or auto"),
-        (
-            "tf32",
-            True,
-            CUDA,
-            False,
-            "needs compute capability 8.0, which cuda lacks; set trainer.precision=fp32 or auto",
-        ),
+        ("fp16", True, CPU, True, f"is for CUDA devices, not for cpu; {ADVICE}"),
+        ("tf32", True, CPU, True, f"is for CUDA devices, not for cpu; {ADVICE}"),
+        ("tf32", True, CUDA, False, f"needs compute capability 8.0, which cuda lacks; {ADVICE}"),
         ("fp16", False, CUDA, False, "needs a fused optimizer; set trainer.fused=true"),
         ("fp16", "auto", CUDA, False, None),
         ("tf32", False, CUDA, True, None),
@@ -111,7 +106,7 @@ def test_a_precision_that_the_device_does_not_have_is_refused(
 
 
 def test_a_gpu_adds_up_in_one_order(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """`trainer.deterministic=false` allows any kernel. `warn_only` is off, with which torch leaves attention alone."""
+    """`trainer.deterministic=false` allows any kernel. With `warn_only`, torch's attention is not deterministic."""
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     try:
@@ -147,7 +142,7 @@ def test_batch_normalisation_of_one_image_is_refused_before_the_first_step(
     succeed: Printed,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An image itself has 784 values per channel, and is not refused. Microbatches are warned of."""
+    """`BatchNorm2d` on a single image sees 784 values per channel, which is allowed. Microbatches cause a warning."""
 
     def build(options: CNNOptions, shape: tuple[int, int, int], classes: int) -> nn.Module:
         return nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), *last, nn.Linear(784, classes))
@@ -183,7 +178,7 @@ def test_fast_is_printed_recorded_and_learns_as_plain_does(train_here: Train, qu
 
 
 class Branching(nn.Linear):
-    """Reads a value from the device in its forward pass, which no compiler can follow."""
+    """A model whose forward pass reads a value from the device, which cannot be compiled."""
 
     def forward(self, images: Tensor) -> Tensor:
         logits = super().forward(images.flatten(1))
@@ -193,7 +188,7 @@ class Branching(nn.Linear):
 def test_a_model_that_cannot_be_compiled_is_refused_only_if_compiling_was_asked_for_by_name(
     succeed: Printed, refuse: Printed, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With `trainer.compile=auto` it trains as it does without compiling."""
+    """With `trainer.compile=auto`, the run is the same as without compiling."""
     monkeypatch.setitem(MODELS._members, "cnn", (CNNOptions, lambda options, shape, classes: Branching(784, classes)))
     monkeypatch.setattr(step_options, "COMPILE_FROM_IMAGES", dict.fromkeys(Precision, 0))
     printed = refuse(*quick, "trainer.compile=true")

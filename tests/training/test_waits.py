@@ -1,4 +1,4 @@
-"""A step queues work for a GPU and never waits for it: shown on torch's own simulation of one."""
+"""A step queues work for a GPU and never waits for it. Fake tensors simulate the GPU."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +31,7 @@ CUDA = torch.device("cuda", 0)
 
 
 class NoCopies(TorchDispatchMode):
-    """Refuses copies between host and device: a copy of pageable memory waits for all work that is queued."""
+    """Refuses copies between host and device. A copy from pageable memory waits for all queued work."""
 
     is_on = True
 
@@ -44,7 +44,7 @@ class NoCopies(TorchDispatchMode):
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
-        """Allow them within the block, in which new tensors are on the device."""
+        """Allow copies within the block, and create new tensors on the device."""
         self.is_on = False
         with CUDA:
             yield
@@ -53,7 +53,7 @@ class NoCopies(TorchDispatchMode):
 
 @contextmanager
 def refusing_waits() -> Iterator[NoCopies]:
-    """Within the block, tensors have no values: one that is read raises by itself."""
+    """Within the block, tensors have no values, so reading a value raises an error."""
     with FakeTensorMode(allow_non_fake_inputs=True), NoCopies() as copies:
         yield copies
 
@@ -61,7 +61,7 @@ def refusing_waits() -> Iterator[NoCopies]:
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 @pytest.mark.parametrize("name", OPERATIONS.names())
 def test_no_step_waits_for_the_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The step averages weights and logs a norm. Its backward pass is replaced, because it would need a GPU."""
+    """The step averages weights and logs a norm. The test replaces the backward pass, which would need a GPU."""
 
     def backward(loss: Tensor) -> None:
         for parameter in step.model.parameters():

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
-from vitmnist.diagnosis.loop import Loop
+from vitmnist.diagnosis.observed_loader import ObservedLoader
 from vitmnist.errors import ConfigError
 from vitmnist.replacement.decoded_dataset import DecodedDataset, TransformedDataset
 from vitmnist.replacement.from_dataloader import from_dataloader
@@ -28,11 +28,11 @@ from vitmnist.replacement.split_transforms import (
 )
 from vitmnist.runtime.cpu import available_cores
 from vitmnist.runtime.memory import Memory, check_fits
-from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, make_rows
-from vitmnist.timing.table import NOTICEABLE_SHARE, TimingRow
+from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, make_timings
+from vitmnist.timing.table import NOTICEABLE_SHARE, LoaderTiming
 
 BASELINE = "as it is"
-"""The name of the row of the loader in use."""
+"""The name of the loader in use in the table."""
 DECODING_S = 3.0
 """How long one process reads samples (s) to time `from_dataloader`."""
 TIMED_BATCHES = 50
@@ -47,23 +47,23 @@ WORKER_TIMEOUT_S = 30.0
 """Workers that deliver no batch for this time (s) have failed."""
 
 
-def add_alternatives(benchmark: Benchmark, loader: DataLoader[object], baseline: LoaderCandidate) -> dict[str, float]:
-    """Add `from_dataloader` and, if the step waits, other numbers of workers. Returns the result of `time_parts`."""
-    parts = time_parts(loader)
-    block = baseline.warm_up
-    if block and block.waiting_s > NOTICEABLE_SHARE * block.batch_s:
+def add_candidates(benchmark: Benchmark, loader: DataLoader[object], baseline: LoaderCandidate) -> dict[str, float]:
+    """Add `from_dataloader` and, if the step waits, other numbers of workers. Returns the result of `time_stages`."""
+    seconds_by_stage = time_stages(loader)
+    window = baseline.warm_up
+    if window and window.waiting_s > NOTICEABLE_SHARE * window.batch_s:
         # Try no workers, and as many as are needed to make a batch per step.
-        step_s = max(block.batch_s - block.waiting_s, 1e-6)
-        enough = ceil(max(loader.num_workers, 1) * block.batch_s / step_s)
+        step_s = max(window.batch_s - window.waiting_s, 1e-6)
+        enough = ceil(max(loader.num_workers, 1) * window.batch_s / step_s)
         for workers in sorted({0, max(2, min(enough, available_cores()))} - {loader.num_workers}):
             benchmark.add(f"num_workers={workers}", partial(_change_workers, loader, baseline, workers))
     if not isinstance(loader.dataset, DecodedDataset):
-        sample_s = sum(parts.values())
-        exact = benchmark.add("from_dataloader", partial(build_replacement, loader, baseline, "exact", sample_s))
+        sample_s = sum(seconds_by_stage.values())
+        build = partial(build_replacement_candidate, loader, baseline, sample_s)
+        exact = benchmark.add("from_dataloader", partial(build, "exact"))
         if isinstance(getattr(exact.loader, "dataset", None), TransformedDataset):
-            name = 'from_dataloader, transforms="tensor"'
-            benchmark.add(name, partial(build_replacement, loader, baseline, "tensor", sample_s))
-    return parts
+            benchmark.add('from_dataloader, transforms="tensor"', partial(build, "tensor"))
+    return seconds_by_stage
 
 
 def _change_workers(loader: DataLoader[object], baseline: LoaderCandidate, workers: int) -> LoaderCandidate:
@@ -80,8 +80,8 @@ def _change_workers(loader: DataLoader[object], baseline: LoaderCandidate, worke
     return LoaderCandidate(changed, baseline.device, baseline.step, change=change)
 
 
-def build_replacement(
-    loader: DataLoader[object], baseline: LoaderCandidate, transforms: Literal["exact", "tensor"], sample_s: float
+def build_replacement_candidate(
+    loader: DataLoader[object], baseline: LoaderCandidate, sample_s: float, transforms: Literal["exact", "tensor"]
 ) -> LoaderCandidate:
     """Build the `from_dataloader` replacement of as many samples as time allows, and estimate its full set-up time."""
     check_replaceable(loader)
@@ -106,7 +106,7 @@ def _set_timeout(loader: DataLoader[object]) -> DataLoader[object]:
     return loader
 
 
-def time_parts(loader: DataLoader[object]) -> dict[str, float]:
+def time_stages(loader: DataLoader[object]) -> dict[str, float]:
     """Return the seconds per sample of each part, by name; empty if a sample cannot be read or collated."""
     dataset: Any = loader.dataset
     attributes = list(find_transform_attributes(dataset))
@@ -123,8 +123,8 @@ def time_parts(loader: DataLoader[object]) -> dict[str, float]:
         (loader.collate_fn or list)(samples)
         collating_s = time.perf_counter() - start
         reading = "decoding and reading" if attributes else "reading and transforms"
-        parts = {reading: reading_s, **transforms_s, "collating": collating_s}
-        return {name: seconds / count for name, seconds in parts.items()}
+        seconds_by_stage = {reading: reading_s, **transforms_s, "collating": collating_s}
+        return {name: seconds / count for name, seconds in seconds_by_stage.items()}
     return {}
 
 
@@ -173,30 +173,31 @@ class ImitatedStep:
             sha256(self._block)  # Hashing releases the GIL.
 
 
-def try_loaders(loop: Loop) -> tuple[list[TimingRow], dict[str, float]]:
-    """Time the loader of a loop and its alternatives with an imitated step. Returns their rows and `time_parts`."""
-    loader = loop.plain_copy
+def try_loaders(observed_loader: ObservedLoader) -> tuple[list[LoaderTiming], dict[str, float]]:
+    """Time a loader and its alternatives with an imitated step. Returns their timings and `time_stages`."""
+    loader = observed_loader.rebuilt_loader
     if loader is None:
-        return [TimingRow(BASELINE, error="this loader cannot be built again")], {}
-    step = ImitatedStep(loop.step_s, cores=loop.steps_cpu_s / (sum(loop.steps_s) or inf))
+        return [LoaderTiming(BASELINE, error="this loader cannot be built again")], {}
+    cores = observed_loader.steps_cpu_s / (sum(observed_loader.steps_s) or inf)
+    step = ImitatedStep(observed_loader.step_s, cores)
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # For example, torch warns if there are more workers than cores.
         benchmark = Benchmark(stack)
         baseline = benchmark.add(BASELINE, lambda: LoaderCandidate(_set_timeout(rebuild(loader)), step=step))
-        parts = add_alternatives(benchmark, loader, baseline)
+        seconds_by_stage = add_candidates(benchmark, loader, baseline)
         benchmark.run(TIMED_BATCHES, TIMED_S)
-        return make_rows(benchmark.candidates, loop.epoch_length), parts
+        return make_timings(benchmark.candidates, observed_loader.epoch_length), seconds_by_stage
 
 
-def find_best_change(rows: Sequence[TimingRow], epochs: float = inf) -> str | None:
+def find_best_change(timings: Sequence[LoaderTiming], epochs: float = inf) -> str | None:
     """Return the change that saves most over so many epochs, including the set-up; None if it saves little.
 
     Args:
-        rows: the loader in use, followed by its alternatives.
+        timings: the loader in use, followed by its alternatives.
     """
     # The mean time of an epoch, including its share of the set-up
-    means_s = [row.epoch_s.median + (row.set_up_s or 0.0) / epochs if row.epoch_s else inf for row in rows]
-    changes = [(mean_s, row.change) for mean_s, row in zip(means_s, rows, strict=True) if row.change]
+    means_s = [t.epoch_s.median + (t.set_up_s or 0.0) / epochs if t.epoch_s else inf for t in timings]
+    changes = [(mean_s, timing.change) for mean_s, timing in zip(means_s, timings, strict=True) if timing.change]
     best_s, change = min(changes, default=(inf, None))
     return change if best_s <= (1 - MIN_SAVING) * means_s[0] < inf else None

@@ -16,13 +16,13 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from vitmnist.data.randomness import preserved_random_state
-from vitmnist.diagnosis.candidates import BASELINE, add_alternatives
+from vitmnist.diagnosis.candidates import BASELINE, add_candidates
 from vitmnist.errors import DataError
 from vitmnist.replacement.original import rebuild
 from vitmnist.runtime.device import create_backend, refuse_mps
 from vitmnist.store.tree import map_tensors
-from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, adapt_step, make_rows
-from vitmnist.timing.table import Bottleneck, Spread, TimingRow, format_bottleneck, format_rows
+from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, adapt_step, make_timings
+from vitmnist.timing.table import Bottleneck, LoaderTiming, Spread, format_bottleneck, format_timings
 
 if TYPE_CHECKING:
     from vitmnist.loaders.base import Loader
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The result of `diagnose`. Times are in seconds per batch, each with its range over blocks of batches.
+    """The result of `diagnose`. Times are in seconds per batch, each with its range over windows of batches.
 
     Args:
         loading_s: T1, loading alone.
@@ -38,7 +38,7 @@ class Diagnosis:
         batch_s: T, both together.
         waiting_pct: percentage of T in which the step waits for its batch.
         steps: number of steps in the measurement of T.
-        rows: the loader in use, and other ways to load the same batches.
+        timings: the loader in use, and other ways to load the same batches.
     """
 
     loading_s: Spread
@@ -46,7 +46,7 @@ class Diagnosis:
     batch_s: Spread
     waiting_pct: Spread
     steps: int
-    rows: list[TimingRow] = field(default_factory=list)
+    timings: list[LoaderTiming] = field(default_factory=list)
 
     @property
     def bottleneck(self) -> Bottleneck:
@@ -60,7 +60,7 @@ class Diagnosis:
             f"both together (T)   {self.batch_s.format_times()} a batch",
             format_bottleneck(self.bottleneck, self.waiting_pct.median, self.steps),
             "",
-            format_rows(self.rows),
+            format_timings(self.timings),
         ]
         return "\n".join(lines)
 
@@ -108,12 +108,12 @@ def diagnose(
         loading, step_alone, together = _add_candidates(benchmark, loader, adapt_step(step), device)
         benchmark.run(batches, seconds)
     diagnosis = Diagnosis(
-        loading_s=Spread.of(block.batch_s for block in loading.blocks),
-        step_s=Spread.of(block.batch_s for block in step_alone.blocks),
-        batch_s=Spread.of(block.batch_s for block in together.blocks),
-        waiting_pct=Spread.of(block.waiting_pct(None) for block in together.blocks),
+        loading_s=Spread.of(window.batch_s for window in loading.windows),
+        step_s=Spread.of(window.batch_s for window in step_alone.windows),
+        batch_s=Spread.of(window.batch_s for window in together.windows),
+        waiting_pct=Spread.of(window.waiting_pct(None) for window in together.windows),
         steps=together.num_batches,
-        rows=make_rows([together, *benchmark.candidates[3:]], together.length),
+        timings=make_timings([together, *benchmark.candidates[3:]], together.length),
     )
     print(diagnosis)
     if model is None or optimizer is None:
@@ -139,9 +139,9 @@ def _add_candidates(
     together = LoaderCandidate(loader, device, step, is_required=True, name=BASELINE)
     for candidate in (loading, step_alone, together):
         benchmark.candidates.append(candidate)
-        candidate.time_block()
+        candidate.time_window()
     if plain is not None:
-        add_alternatives(benchmark, plain, together)
+        add_candidates(benchmark, plain, together)
     return loading, step_alone, together
 
 

@@ -1,4 +1,4 @@
-"""A stopwatch for the loops of a script: it wraps `DataLoader.__iter__`, and times each call of `next()`.
+"""A stopwatch for the loaders of a script. It wraps `DataLoader.__iter__`, and times each call of `next()`.
 
 This module does not import torch, because the script can set environment variables before it imports torch.
 """
@@ -15,7 +15,7 @@ from threading import current_thread, get_ident, main_thread
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Any
 
-from vitmnist.diagnosis.loop import OTHER_THREAD, DataPass, LoaderInfo, Loop
+from vitmnist.diagnosis.observed_loader import OTHER_THREAD, DataPass, LoaderInfo, ObservedLoader
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -32,7 +32,7 @@ class Observer:
 
     def __init__(self, steps: int | None, warm_up: int, stop: bool) -> None:
         self.steps, self.warm_up, self.stop = steps, warm_up, stop
-        self.loops: list[Loop] = []
+        self.loaders: list[ObservedLoader] = []
         self.end_time: float | None = None
         self.is_stopped = False
         self.warm_up_done = not warm_up
@@ -50,8 +50,8 @@ class Observer:
         return self.end_time is None and not is_inside and os.getpid() == self.process_id
 
     @contextmanager
-    def waiting(self, loop: Loop, data_pass: DataPass) -> Iterator[None]:
-        """Add the duration of the block to the waiting time of a loop."""
+    def waiting(self, observed_loader: ObservedLoader, data_pass: DataPass) -> Iterator[None]:
+        """Add the duration of the block to the waiting time of a loader."""
         thread = get_ident()
         self._threads_inside.add(thread)
         start = perf_counter()
@@ -61,17 +61,17 @@ class Observer:
             self._threads_inside.discard(thread)
             if self.end_time is None:
                 data_pass.last_return, data_pass.next_start = perf_counter(), None
-                loop.waiting_s += data_pass.last_return - start
+                observed_loader.waiting_s += data_pass.last_return - start
                 if current_thread() is not main_thread():
-                    loop.unmeasured_reason = OTHER_THREAD
+                    observed_loader.unmeasured_reason = OTHER_THREAD
 
     def check_limits(self) -> None:
         """End the warm-up or the observation after enough batches. With `stop`, the end raises `SystemExit`."""
-        batches = max((loop.batches for loop in self.loops), default=0)
+        batches = max((observed_loader.batches for observed_loader in self.loaders), default=0)
         if not self.warm_up_done and batches >= self.warm_up:
             self.warm_up_done = True
-            for loop in self.loops:
-                loop.reset(perf_counter())
+            for observed_loader in self.loaders:
+                observed_loader.reset(perf_counter())
         elif self.warm_up_done and self.steps is not None and batches >= self.steps:
             self.end()
             if self.stop and current_thread() is main_thread():
@@ -81,8 +81,8 @@ class Observer:
     def end(self) -> None:
         """Stop observing."""
         self.end_time = self.end_time or perf_counter()
-        for loop in self.loops:
-            loop.mark_if_collecting()
+        for observed_loader in self.loaders:
+            observed_loader.mark_if_collecting()
 
     def _wrap_torch(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Audit hook that wraps `DataLoader` at the first import event after torch has defined it."""
@@ -121,41 +121,43 @@ class Observer:
             self.check_limits()
         if not self.is_active or is_internal:
             return original_iter(loader)
-        loop = self._get_loop(loader)
+        observed_loader = self._get_observed_loader(loader)
         now = perf_counter()
-        for earlier in (other.passes[-1] for other in self.loops if other.passes):
+        for earlier in (other.passes[-1] for other in self.loaders if other.passes):
             earlier.next_start = earlier.next_start or now
         data_pass = DataPass(now, now)
-        loop.passes.append(data_pass)
-        with self.waiting(loop, data_pass):
+        observed_loader.passes.append(data_pass)
+        with self.waiting(observed_loader, data_pass):
             iterator = original_iter(loader)
-        return ObservedIterator(self, loop, data_pass, iterator)
+        return ObservedIterator(self, observed_loader, data_pass, iterator)
 
-    def _get_loop(self, loader: DataLoader[object]) -> Loop:
-        """Return the loop of a loader. A loader that is built for each epoch continues the loop of the previous one."""
+    def _get_observed_loader(self, loader: DataLoader[object]) -> ObservedLoader:
+        """Return the record of a loader. Loaders that are built for each epoch share a record."""
         from vitmnist.replacement.original import rebuild  # Imports torch.
 
-        for loop in self.loops:
-            if loop.loader_ref() is loader:
-                return loop
+        for observed_loader in self.loaders:
+            if observed_loader.loader_ref() is loader:
+                return observed_loader
         info = LoaderInfo.from_loader(loader)
-        for loop in self.loops:
-            if loop.info == info and not any(data_pass.is_open for data_pass in loop.passes):
+        for observed_loader in self.loaders:
+            if observed_loader.info == info and not any(p.is_open for p in observed_loader.passes):
                 break
         else:
-            loop = Loop(info)
-            self.loops.append(loop)
-        loop.loader_ref, loop.plain_copy = weakref.ref(loader), None
+            observed_loader = ObservedLoader(info)
+            self.loaders.append(observed_loader)
+        observed_loader.loader_ref, observed_loader.rebuilt_loader = weakref.ref(loader), None
         with suppress(Exception):  # A subclass may lack any attribute.
-            loop.plain_copy = rebuild(loader)
-        return loop
+            observed_loader.rebuilt_loader = rebuild(loader)
+        return observed_loader
 
 
 class ObservedIterator:
     """Times the calls of `next()` on an iterator, and has its length and attributes."""
 
-    def __init__(self, observer: Observer, loop: Loop, data_pass: DataPass, iterator: Iterator[object]) -> None:
-        self._observer, self._loop, self._data_pass, self._iterator = observer, loop, data_pass, iterator
+    def __init__(
+        self, observer: Observer, loader: ObservedLoader, data_pass: DataPass, iterator: Iterator[object]
+    ) -> None:
+        self._observer, self._loader, self._data_pass, self._iterator = observer, loader, data_pass, iterator
         self._step_start: float | None = None
         self._step_cpu_start = 0.0
         data_pass.iterator_ref = weakref.ref(self)
@@ -170,22 +172,22 @@ class ObservedIterator:
         return getattr(self._iterator, name)
 
     def __next__(self) -> object:
-        loop, data_pass = self._loop, self._data_pass
+        loader, data_pass = self._loader, self._data_pass
         if self._observer.is_active:
             if self._step_start is not None:
-                loop.steps_s.append(perf_counter() - self._step_start)
-                loop.steps_cpu_s += process_time() - self._step_cpu_start
+                loader.steps_s.append(perf_counter() - self._step_start)
+                loader.steps_cpu_s += process_time() - self._step_cpu_start
             self._observer.check_limits()
         if not self._observer.is_active:
             return next(self._iterator)
         try:
-            with self._observer.waiting(loop, data_pass):
+            with self._observer.waiting(loader, data_pass):
                 batch = next(self._iterator)
         except StopIteration:
             data_pass.is_exhausted = True
-            loop.mark_if_collecting()
+            loader.mark_if_collecting()
             raise
-        loop.batches += 1
+        loader.batches += 1
         data_pass.batches += 1
         if self._step_start is None:
             data_pass.first_batch_ref = _create_weak_reference(batch)

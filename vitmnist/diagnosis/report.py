@@ -8,39 +8,39 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
 
-from vitmnist.diagnosis.loop import OTHER_THREAD, LoaderInfo, Loop, merge_passes
+from vitmnist.diagnosis.observed_loader import OTHER_THREAD, LoaderInfo, ObservedLoader, merge_passes
 from vitmnist.diagnosis.observer import Observer
 from vitmnist.timing.table import (
     COMPUTE_BOUND_PCT,
     NOTICEABLE_SHARE,
     Bottleneck,
-    TimingRow,
+    LoaderTiming,
     format_bottleneck,
     format_ms,
-    format_rows,
     format_seconds,
+    format_timings,
 )
 
 NO_LOADER = "no DataLoader was iterated in this process before the script's last statement had ended"
-"""The reason for a report without loops."""
+"""The reason for a report without loaders."""
 NO_BATCHES = "there were no batches after the warm-up; lower --warm-up"
-"""The reason for a report without measurements, if there were loops."""
+"""The reason for a report without measurements, if there were loaders."""
 
 
 @dataclass
-class LoopReport:
+class ObservedLoaderReport:
     """A loop over a loader. Times are in seconds, percentages from 0 to 100.
 
     Args:
         seconds: duration of all passes, where overlapping passes count once.
         step_s: duration of the median step.
         unmeasured_reason: why the share of waiting is unknown.
-        parts: time per sample of reading, of each transform, and of collating.
-        rows: the loader in use and its alternatives, timed with an imitated step after the script.
+        seconds_by_stage: time per sample of reading, of each transform, and of collating.
+        timings: the loader in use and its alternatives, timed with an imitated step after the script.
         change: line of code of the best alternative; None if it would save little.
     """
 
-    loader: LoaderInfo
+    info: LoaderInfo
     passes: int
     batches: int
     seconds: float
@@ -48,22 +48,23 @@ class LoopReport:
     waiting_pct: float | None
     step_s: float
     unmeasured_reason: str | None
-    parts: dict[str, float] = field(default_factory=dict)
-    rows: list[TimingRow] = field(default_factory=list)
+    seconds_by_stage: dict[str, float] = field(default_factory=dict)
+    timings: list[LoaderTiming] = field(default_factory=list)
     change: str | None = None
 
     @classmethod
-    def from_loop(cls, loop: Loop, end_time: float) -> LoopReport:
+    def from_observed(cls, loader: ObservedLoader, end_time: float) -> ObservedLoaderReport:
         """Summarise what was measured until `end_time`."""
-        seconds = sum(end - start for start, end in merge_passes([loop], end_time))
-        passes = sum(p.batches > 0 for p in loop.passes)
-        pct = None if loop.unmeasured_reason else 100 * loop.waiting_s / seconds
-        return cls(loop.info, passes, loop.batches, seconds, loop.waiting_s, pct, loop.step_s, loop.unmeasured_reason)
+        seconds = sum(end - start for start, end in merge_passes([loader], end_time))
+        passes = sum(p.batches > 0 for p in loader.passes)
+        pct = None if loader.unmeasured_reason else 100 * loader.waiting_s / seconds
+        times = seconds, loader.waiting_s, pct, loader.step_s
+        return cls(loader.info, passes, loader.batches, *times, loader.unmeasured_reason)
 
 
 @dataclass(frozen=True)
 class Report:
-    """A script and its loops. Times are in seconds, percentages from 0 to 100. Unknown values are None.
+    """A script and its loaders. Times are in seconds, percentages from 0 to 100. Unknown values are None.
 
     Args:
         stopped: whether `--stop` ended the script.
@@ -85,46 +86,46 @@ class Report:
     waiting_pct: float | None
     between_s: float
     bottleneck: Bottleneck | None
-    loops: list[LoopReport]
+    loaders: list[ObservedLoaderReport]
 
 
 def describe_script(observer: Observer, exit_code: int) -> Report:
     """Summarise the observations of a script, and time other loaders for each loop that waits for its data."""
     end_time = observer.end_time or inf
-    loops = [loop for loop in observer.loops if loop.batches and observer.warm_up_done]
-    measured_loops = [loop for loop in loops if not loop.unmeasured_reason]
-    steps = max((loop.batches for loop in loops), default=0)
-    seconds = sum(end - start for start, end in merge_passes(measured_loops, end_time))
-    waiting_s = sum(loop.waiting_s for loop in measured_loops)
+    loaders = [loader for loader in observer.loaders if loader.batches and observer.warm_up_done]
+    measured_loaders = [loader for loader in loaders if not loader.unmeasured_reason]
+    steps = max((loader.batches for loader in loaders), default=0)
+    seconds = sum(end - start for start, end in merge_passes(measured_loaders, end_time))
+    waiting_s = sum(loader.waiting_s for loader in measured_loaders)
     waiting_pct, bottleneck = None, None
-    if seconds and all(loop.unmeasured_reason != OTHER_THREAD for loop in loops):
+    if seconds and all(loader.unmeasured_reason != OTHER_THREAD for loader in loaders):
         waiting_pct = 100 * waiting_s / seconds
         bottleneck = Bottleneck.of(waiting_pct, steps)
-    reports = [LoopReport.from_loop(loop, end_time) for loop in loops]
+    reports = [ObservedLoaderReport.from_observed(loader, end_time) for loader in loaders]
     if bottleneck in (Bottleneck.INPUT, Bottleneck.BALANCED) and exit_code == 0:
         # Import here, because most scripts do not need these modules.
         from vitmnist.diagnosis.candidates import find_best_change, try_loaders
 
-        longest_s = max(loop.waiting_s for loop in measured_loops)
-        for loop, report in zip(loops, reports, strict=True):
+        longest_s = max(loader.waiting_s for loader in measured_loaders)
+        for loader, report in zip(loaders, reports, strict=True):
             if report.waiting_s >= longest_s / 2 and (report.waiting_pct or 0.0) >= COMPUTE_BOUND_PCT:
-                report.rows, report.parts = try_loaders(loop)
-                report.change = find_best_change(report.rows, inf if observer.is_stopped else report.passes)
-    passes = merge_passes(loops, end_time)
+                report.timings, report.seconds_by_stage = try_loaders(loader)
+                report.change = find_best_change(report.timings, inf if observer.is_stopped else report.passes)
+    passes = merge_passes(loaders, end_time)
     return Report(
         exit_code=exit_code,
         stopped=observer.is_stopped,
         rank=int(os.environ["RANK"]) if "RANK" in os.environ else None,
         warm_up=observer.warm_up,
         steps=steps,
-        incomplete=None if steps else NO_BATCHES if observer.loops else NO_LOADER,
-        not_observed=[] if observer.loops else _find_other_loaders(),
+        incomplete=None if steps else NO_BATCHES if observer.loaders else NO_LOADER,
+        not_observed=[] if observer.loaders else _find_other_loaders(),
         seconds=seconds,
         waiting_s=waiting_s,
         waiting_pct=waiting_pct,
         between_s=sum((later[0] - earlier[1] for earlier, later in pairwise(passes)), 0.0),
         bottleneck=bottleneck,
-        loops=reports,
+        loaders=reports,
     )
 
 
@@ -153,30 +154,30 @@ def format_report(report: Report) -> str:
     if report.bottleneck and report.waiting_pct is not None:
         text = format_bottleneck(report.bottleneck, report.waiting_pct, report.steps)
         lines.append(f"verdict: {text}")
-    for index, loop in enumerate(report.loops, 1):
-        lines += ["", *_format_loop(index, loop)]
+    for index, loader in enumerate(report.loaders, 1):
+        lines += ["", *_format_loader(index, loader)]
     return "\n".join(lines)
 
 
-def _format_loop(index: int, loop: LoopReport) -> list[str]:
-    loader = loop.loader
-    size = f"batch size {loader.batch_size or 'unknown'}, num_workers={loader.num_workers}"
-    samples = "" if loader.samples is None else f" {loader.samples:,} samples,"
-    share, step = f"{loop.waiting_pct or 0.0:.0f}%", format_ms(loop.step_s)
-    waiting = f"waiting {share} of {format_seconds(loop.seconds)} s, a step {step}"
-    if loop.unmeasured_reason:
-        waiting = f"{loop.unmeasured_reason}; {format_seconds(loop.waiting_s)} s for them"
-    passes = "1 pass" if loop.passes == 1 else f"{loop.passes} passes"
+def _format_loader(index: int, loader: ObservedLoaderReport) -> list[str]:
+    info = loader.info
+    size = f"batch size {info.batch_size or 'unknown'}, num_workers={info.num_workers}"
+    samples = "" if info.samples is None else f" {info.samples:,} samples,"
+    share, step = f"{loader.waiting_pct or 0.0:.0f}%", format_ms(loader.step_s)
+    waiting = f"waiting {share} of {format_seconds(loader.seconds)} s, a step {step}"
+    if loader.unmeasured_reason:
+        waiting = f"{loader.unmeasured_reason}; {format_seconds(loader.waiting_s)} s for them"
+    passes = "1 pass" if loader.passes == 1 else f"{loader.passes} passes"
     lines = [
-        f"loader {index}: {loader.dataset},{samples} {size} ({loader.where})",
-        f"  {loop.batches} batches in {passes}: {waiting}",
+        f"loader {index}: {info.dataset},{samples} {size} ({info.where})",
+        f"  {loader.batches} batches in {passes}: {waiting}",
     ]
-    if total_s := sum(loop.parts.values()):
-        shares = sorted(((seconds / total_s, name) for name, seconds in loop.parts.items()), reverse=True)
+    if total_s := sum(loader.seconds_by_stage.values()):
+        shares = sorted(((seconds / total_s, name) for name, seconds in loader.seconds_by_stage.items()), reverse=True)
         shown = [f"{name} {share:.0%}" for share, name in shares if share > NOTICEABLE_SHARE]
         lines.append(f"  a sample: {', '.join(shown)}")
-    if loop.rows:
-        lines += [f"  {line}" for line in format_rows(loop.rows).splitlines()]
-        lines += [f"  change  {loader.where}   {loop.change}"] if loop.change else []
+    if loader.timings:
+        lines += [f"  {line}" for line in format_timings(loader.timings).splitlines()]
+        lines += [f"  change  {info.where}   {loader.change}"] if loader.change else []
         lines.append("  (expected, with an imitated step)")
     return lines

@@ -22,8 +22,8 @@ from vitmnist.runtime.device import create_backend
 from vitmnist.runtime.memory import Memory, check_fits, peak_memory
 from vitmnist.store.rows import Storage
 from vitmnist.store.tree import map_tensors
-from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, adapt_step, make_rows
-from vitmnist.timing.table import Spread, TimingRow, format_rows
+from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, adapt_step, make_timings
+from vitmnist.timing.table import LoaderTiming, Spread, format_timings
 
 
 @dataclass
@@ -41,10 +41,10 @@ class LoaderSelection:
 
     name: str
     reason: str
-    candidates: list[TimingRow]
+    candidates: list[LoaderTiming]
 
     def table(self) -> str:
-        return f"{format_rows(self.candidates)}\nchosen: {self.name}, {self.reason}"
+        return f"{format_timings(self.candidates)}\nchosen: {self.name}, {self.reason}"
 
 
 class OnDemandLoader(Loader):
@@ -99,32 +99,35 @@ def select_loader(
     builder = CandidateBuilder(data, sampler, device, as_candidate)
     with ExitStack() as stack:
         benchmark = Benchmark(stack)
-        for name in _names_to_try(options, data):
+        for name, storage in _loaders_to_try(options, data).items():
             # A file would only hold what is in memory already.
-            if options.candidates or storage_of(name, data) is not Storage.FILE or builder.decoded_set is None:
-                benchmark.add(name, partial(builder.build, name))
+            if options.candidates or storage is not Storage.FILE or builder.decoded_set is None:
+                benchmark.add(name, partial(builder.build, name, storage))
         benchmark.run(options.batches, options.seconds * len(benchmark.candidates))
-        rows = make_rows(benchmark.candidates, len(sampler), has_baseline=False)
-        epochs_s = {row.name: row.epoch_s for row in rows if row.epoch_s}
+        timings = make_timings(benchmark.candidates, len(sampler), has_baseline=False)
+        epochs_s = {timing.name: timing.epoch_s for timing in timings if timing.epoch_s}
         if not epochs_s:
-            raise ConfigError("\n".join(["no candidate can be used:", *(f"{row.name}: {row.error}" for row in rows)]))
+            errors = [f"{timing.name}: {timing.error}" for timing in timings]
+            raise ConfigError("\n".join(["no candidate can be used:", *errors]))
         name = min(epochs_s, key=lambda name: epochs_s[name].median)
         stack.pop_all()  # The selected loader stays open.
     for other in builder.loaders.keys() - {name}:
         builder.loaders[other].close()
-    return LoaderSelection(name, _reason(name, epochs_s), rows), builder.loaders[name]
+    return LoaderSelection(name, _reason(name, epochs_s), timings), builder.loaders[name]
 
 
-def _names_to_try(options: AutoOptions, data: SampleSource) -> list[str]:
-    """The names of the loaders to try: `options.candidates`, or all registered ones."""
-    names = [name for name in LOADERS.names() if LOADERS.options_of(name) is not AutoOptions]
+def _loaders_to_try(options: AutoOptions, data: SampleSource) -> dict[str, Storage]:
+    """The names of the loaders to try, in order, each with where it keeps the samples."""
+    storages = {name: storage for name in LOADERS.names() if (storage := storage_of(name, data))}
     for name in options.candidates or ():
-        if name not in names:
-            raise ConfigError(f"data.loader.candidates={name}: not known; {suggest_names(name, names)}")
+        if name not in storages:
+            problem = "its options do not say what it keeps (`storage`)" if name in LOADERS.names() else "not known"
+            raise ConfigError(f"data.loader.candidates={name}: {problem}; {suggest_names(name, list(storages))}")
     # Loaders that decode into memory come first, because others reuse the decoded set, and those that decode into a
     # file last, because they are then not needed.
     order = (Storage.HOST, Storage.DEVICE, Storage.STREAMED, Storage.FILE)
-    return sorted(options.candidates or names, key=lambda name: order.index(storage_of(name, data)))
+    names = sorted(options.candidates or storages, key=lambda name: order.index(storages[name]))
+    return {name: storages[name] for name in names}
 
 
 @dataclass
@@ -143,13 +146,12 @@ class CandidateBuilder:
         if self.as_candidate:
             candidate = self.as_candidate(OnDemandLoader(self.data, self.sampler, self.device))
             candidate.is_required = True  # A step that fails here cannot be timed with any loader.
-            self.model_memory = peak_memory(candidate.time_block, self.device)
+            self.model_memory = peak_memory(candidate.time_window, self.device)
 
-    def build(self, name: str) -> LoaderCandidate:
+    def build(self, name: str, storage: Storage) -> LoaderCandidate:
         """Build a loader; raises `OutOfSpaceError` if it does not fit next to the model and the loaders before it."""
-        data, storage = self.data, storage_of(name, self.data)
-        if self.decoded_set is not None and storage in (Storage.HOST, Storage.DEVICE):
-            data = self.decoded_set
+        in_memory = storage in (Storage.HOST, Storage.DEVICE)
+        data = self.decoded_set if self.decoded_set is not None and in_memory else self.data
         check_fits(name, required_memory(storage, data, self.device), self.device, self.model_memory)
         started = time.perf_counter()
         loader = LOADERS.build(LOADERS.with_defaults({"name": name}), data, self.sampler, self.device)

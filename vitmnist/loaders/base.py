@@ -71,11 +71,15 @@ class Loader(AbstractContextManager["Loader"], ABC):
         Live iterators are independent of each other. An abandoned one is closed when it is garbage-collected.
         """
         iterator = self.batches(epoch, start)
-        with self._lock:
-            if not isinstance(iterator, Generator) or iterator in self._iterators:  # Two epochs would share it.
-                raise TypeError(f"{type(self).__name__}.batches must be a generator function")
-            self._iterators.add(iterator)
+        if not isinstance(iterator, Generator) or iterator in self._iterators:  # Two epochs would share it.
+            raise TypeError(f"{type(self).__name__}.batches must be a generator function")
+        self._close_later(iterator)
         return iterator
+
+    def _close_later(self, iterator: Any) -> None:
+        """Close an iterator when the loader is closed."""
+        with self._lock:
+            self._iterators.add(iterator)
 
     @abstractmethod
     def batches(self, epoch: int, start: int) -> Batches:
@@ -102,16 +106,16 @@ def _close_all(iterators: weakref.WeakSet[Any], lock: threading.Lock) -> None:
 
 
 LOADERS: Registry[OptionsClass, Loader] = Registry("data/loader", __package__)
-"""Subclasses of `Loader`, and functions that choose one and build it, as for `disk` and `auto`."""
+"""Subclasses of `Loader`, and functions that build one. The options of a function can have an attribute `storage`."""
 register = LOADERS.register
 
 
-def storage_of(name: str, data: SampleSource) -> Storage:
-    """Where a loader of this name keeps all samples of a set, with its default options."""
+def storage_of(name: str, data: SampleSource) -> Storage | None:
+    """Where a loader of this name keeps all samples of a set, with its default options; None if nothing says so."""
     builder = LOADERS.function_of(name)
     if isinstance(builder, type) and issubclass(builder, Loader):
         return builder.storage_for(data)
-    return Storage.STREAMED  # A function says nothing about the loaders that it builds.
+    return getattr(LOADERS.options_of(name), "storage", None)
 
 
 def required_memory(storage: Storage, data: SampleSource, device: torch.device) -> Memory:

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from vitmnist.runtime.device import create_backend
 from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.runtime.signals import ignore_stop_signals
 from vitmnist.store.read_once import identity
+from vitmnist.store.rows import Storage
 from vitmnist.store.tree import map_tensors
 
 DEFAULT_WORKERS = 2
@@ -46,6 +47,7 @@ class DiskOptions:
     num_workers: int | str = config_field(AUTO, at_least=0, allows_auto=True)
     prefetch_factor: int = config_field(2, at_least=1)
     timeout_s: float | None = config_field(None, above=0, at_most=1e6)
+    storage: ClassVar[Storage] = Storage.STREAMED
 
 
 @LOADERS.register("disk", DiskOptions)

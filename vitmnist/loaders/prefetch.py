@@ -11,7 +11,7 @@ from torch import Tensor
 from vitmnist.config.validation import config_field
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource, TensorSet
-from vitmnist.loaders.base import LOADERS, Batches, Loader, storage_of
+from vitmnist.loaders.base import LOADERS, Batches, Loader
 from vitmnist.runtime.device import Backend, Event, create_backend
 from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.store.rows import Storage
@@ -51,7 +51,7 @@ class PrefetchLoader(Loader):
 
     @classmethod
     def storage_for(cls, data: SampleSource) -> Storage:
-        return storage_of(_default_base(data), data)
+        return Storage(_default_base(data))
 
     def batches(self, epoch: int, start: int) -> Batches:
         # The thread must not refer to this loader: the reference cycle would keep an abandoned loader's thread until
@@ -61,8 +61,7 @@ class PrefetchLoader(Loader):
         prepared: ordered_map[Event, tuple[Any, Event]] = ordered_map(
             make, events, threads=1, ahead=self.options.queue_size + 1, context=self.stream
         )
-        with self._lock:
-            self._iterators.add(prepared)  # It is closed with the loader, from any thread.
+        self._close_later(prepared)  # `close` ends it even while this generator waits for it in another thread.
         with closing(prepared):
             for batch, event in prepared:
                 if batch is END:

@@ -80,9 +80,8 @@ class RowTensors:
 class DecodedDataset(WrappedDataset):
     """The samples of another dataset, decoded once.
 
-    It has the attributes of the original dataset, such as `classes`. Setting an attribute sets it on the original, and
-    does not change the decoded samples. The constructor of a subclass must therefore set its own attributes before it
-    calls this one.
+    Reading and setting attributes, such as `classes`, goes to the original dataset. The decoded samples do not change.
+    Subclasses set their own attributes before they call `super().__init__`.
 
     Args:
         original: the other dataset.
@@ -108,12 +107,8 @@ class DecodedDataset(WrappedDataset):
             super().__setattr__(name, value)
 
 
-class LazyBatch:
-    """A batch that a decoded dataset returns in place of a list of samples, and that the collate function makes.
-
-    Args:
-        make: returns the batch.
-    """
+class DeferredBatch:
+    """A batch that the collate function makes later. A decoded dataset returns it instead of a list of samples."""
 
     def __init__(self, make: Callable[[], object]) -> None:
         self.make = make
@@ -125,9 +120,9 @@ class LazyBatch:
         )
 
 
-def make_or_collate(collate: Callable[[list[Any]], object], batch: LazyBatch | list[Any]) -> object:
-    """Make a `LazyBatch`, or collate samples, such as those of a `ConcatDataset` of decoded datasets."""
-    return batch.make() if isinstance(batch, LazyBatch) else collate(batch)
+def materialize_or_collate(collate: Callable[[list[Any]], object], batch: DeferredBatch | list[Any]) -> object:
+    """Make a `DeferredBatch`, or collate samples, such as those of a `ConcatDataset` of decoded datasets."""
+    return batch.make() if isinstance(batch, DeferredBatch) else collate(batch)
 
 
 class RowDataset(DecodedDataset):
@@ -137,8 +132,8 @@ class RowDataset(DecodedDataset):
         self._rows = rows
         super().__init__(original, guard, rows.sample_nbytes)
 
-    def __getitems__(self, indices: Sequence[int]) -> LazyBatch:
-        return LazyBatch(partial(self._rows.gather, indices))
+    def __getitems__(self, indices: Sequence[int]) -> DeferredBatch:
+        return DeferredBatch(partial(self._rows.gather, indices))
 
 
 class TransformedDataset(DecodedDataset):
@@ -162,14 +157,10 @@ class DecodedDataLoader(DataLoader[Any]):
     """A `DataLoader` over decoded samples. `iter` raises `ConfigError` if a transform has changed."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        self.check_transforms()
-        return super().__iter__()
-
-    def check_transforms(self) -> None:
-        """Raise `ConfigError` if a transform has changed since the samples were decoded."""
         # A framework may build this class over another dataset, such as a Subset.
         if isinstance(self.dataset, DecodedDataset):
             self.dataset._guard.check()
+        return super().__iter__()
 
 
 class EagerDataLoader(DecodedDataLoader):

@@ -26,9 +26,8 @@ from vitmnist.replacement.decoded_dataset import (
     TransformedDataset,
     decode_rows,
     decode_samples,
-    make_or_collate,
+    materialize_or_collate,
 )
-from vitmnist.replacement.drawn_dataset import DrawnDataset, ThreadedDataLoader, check_rounding
 from vitmnist.replacement.original import (
     COMPARED_SIZE,
     NotRowsError,
@@ -40,6 +39,7 @@ from vitmnist.replacement.original import (
     rebuild,
 )
 from vitmnist.replacement.split_transforms import SplitTransforms, TransformGuard, list_transforms
+from vitmnist.replacement.tensor_dataset import TensorTransformDataset, ThreadedDataLoader, check_rounding
 from vitmnist.replacement.tensor_transforms import build_tensor_pipeline
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.memory import OutOfSpaceError, keep_freed_memory
@@ -66,8 +66,7 @@ def from_dataloader(
 
     It has the arguments of the original, so Accelerate and Lightning shard it in the same way. Its `dataset` is a
     `DecodedDataset`. It has workers only if the order or random transforms depend on them, because gathering a batch
-    takes less time than receiving one from a worker. A replacement is returned unchanged. On the CPU, glibc keeps freed
-    memory for the next batch, as after `make_loader`.
+    takes less time than receiving one from a worker. A replacement is returned unchanged.
 
     If samples are random, the transforms of the dataset are split at the first random one. Those before it are applied
     once. The others are applied in each epoch, in the workers of the original or, with transforms="tensor", in threads.
@@ -153,7 +152,7 @@ def _build(dataloader: DataLoader[Any], location: Location, to_tensors: bool, pr
     """Build one of four kinds of replacement.
 
     If samples are random, they are kept in the state before their first random transform:
-    - `_build_drawn`, with `to_tensors`: threads apply the random transforms to tensors.
+    - `_build_with_tensors`, with `to_tensors`: threads apply the random transforms to tensors.
     - `_build_transformed`, otherwise: the workers of the original apply them to the same inputs as before.
 
     If samples are not random, they are kept as they are:
@@ -168,7 +167,7 @@ def _build(dataloader: DataLoader[Any], location: Location, to_tensors: bool, pr
         samples = read_probes(partial(fetch_sample, dataset.__getitem__), probes, dataset)
     except RandomSampleError as error:
         _check_on_host(location, error)
-        build = _build_drawn if to_tensors else _build_transformed
+        build = _build_with_tensors if to_tensors else _build_transformed
         return build(dataloader, location, SplitTransforms(dataset, probes))
     first = samples[: dataloader.batch_size or COMPARED_SIZE]
     collate = partial(collate_batch, dataloader.collate_fn, indices=probes)
@@ -208,7 +207,7 @@ def _build_gathered(dataloader: DataLoader[Any], location: Location, example: Ro
         dataloader,
         EagerDataLoader if dataloader.num_workers and not workers else DecodedDataLoader,
         dataset=RowDataset(dataset, guard, rows),
-        collate_fn=partial(make_or_collate, dataloader.collate_fn),
+        collate_fn=partial(materialize_or_collate, dataloader.collate_fn),
         num_workers=workers,
         pin_memory=dataloader.pin_memory and not on_device,
     )
@@ -240,7 +239,7 @@ def _build_transformed(dataloader: DataLoader[Any], location: Location, split: S
     return _replace_dataset(dataloader, TransformedDataset(dataset, guard, samples, split.transform))
 
 
-def _build_drawn(dataloader: DataLoader[Any], location: Location, split: SplitTransforms) -> DataLoader[Any]:
+def _build_with_tensors(dataloader: DataLoader[Any], location: Location, split: SplitTransforms) -> DataLoader[Any]:
     """Build a replacement that applies random transforms to tensors, in threads.
 
     Raises:
@@ -251,12 +250,13 @@ def _build_drawn(dataloader: DataLoader[Any], location: Location, split: SplitTr
     for transforms in split.random:
         build_tensor_pipeline(transforms)
     exact: Any = _build_transformed(dataloader, location, split).dataset
-    drawn = DrawnDataset(exact, split.random)
+    on_tensors = TensorTransformDataset(exact, split.random)
     try:
-        check_rounding(split, exact._samples, drawn._samples)
+        check_rounding(split, exact._samples, on_tensors._samples)
     except DataError as error:
         raise ConfigError(f"transforms='tensor': {error}; use transforms='exact'") from error
-    return rebuild(dataloader, ThreadedDataLoader, dataset=drawn, collate_fn=partial(make_or_collate, default_collate))
+    collate = partial(materialize_or_collate, default_collate)
+    return rebuild(dataloader, ThreadedDataLoader, dataset=on_tensors, collate_fn=collate)
 
 
 def _replace_dataset(dataloader: DataLoader[Any], decoded: TransformedDataset) -> DataLoader[Any]:

@@ -45,8 +45,6 @@ def check_replaceable(dataloader: object) -> None:
         reason = "its dataset has set_epoch, so its samples change; use the DataLoader as it is"
     elif dataloader.batch_sampler is None:
         reason = "batch_size=None: its dataset makes whole batches, which cannot be divided into samples"
-    elif not len(dataloader.dataset):  # type: ignore[arg-type]
-        reason = "its dataset is empty"
     else:
         return
     raise ConfigError(f"dataloader: {reason}")
@@ -89,7 +87,7 @@ def collate_batch(collate: Callable[[list[Any]], object], samples: list[Any], in
     try:
         with as_data_error(f"the collate function, for samples {', '.join(map(str, indices[:3]))}, …"):
             return collate(samples)
-    except DataError as error:  # A batch of one may fail even if all batches of the DataLoader work.
+    except DataError as error:  # A batch of one may fail although no real batch does.
         raise NotRowsError(str(error)) from error
 
 

@@ -4,6 +4,7 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from itertools import zip_longest
@@ -40,6 +41,13 @@ class TransformPlaceholder(NamedTuple):
     result: int | str
 
 
+@dataclass(frozen=True)
+class OpaqueResult:
+    """What a dataset gets from a transform while a sample is decoded. A tuple could be indexed by mistake."""
+
+    placeholder: TransformPlaceholder
+
+
 class DecodedSample(NamedTuple):
     """A sample with placeholders for the results of its random transforms, and the calls of these."""
 
@@ -48,7 +56,7 @@ class DecodedSample(NamedTuple):
 
 
 class SplitTransforms:
-    """Reads the samples of a dataset in two steps: `decode` applies deterministic transforms, `transform` the others.
+    """Splits reading a sample in two: `decode` is the same in every epoch, `transform` is random.
 
     Each attribute of `find_transform_attributes` is split at its first random transform. The transforms of targets
     belong to the first step.
@@ -69,33 +77,23 @@ class SplitTransforms:
     def __init__(self, dataset: Any, probes: Sequence[int]) -> None:
         self._dataset, self.probes = dataset, probes
         self._attributes = list(find_transform_attributes(dataset))
-        self.random = [flatten_transforms(vars(owner)[name]) for owner, name in self._attributes]
-        self.deterministic: list[list[Transform]] = [[] for _ in self._attributes]
         self._recorders = [partial(self._record, attribute) for attribute in range(len(self._attributes))]
         self._calls: list[TransformCall] = []
-        self.decoded_probes = read_probes(partial(fetch_sample, self.decode), probes, dataset)
+        self.deterministic: list[list[Transform]] = [[] for _ in self._attributes]
+        self.random: list[list[Transform]] = []
+        recorded = read_probes(partial(fetch_sample, self.decode), probes, dataset)
         with as_data_error(f"one of the samples {', '.join(map(str, probes))}"):
-            for attribute in range(len(self._attributes)):
-                self._split(attribute)
+            for attribute, (owner, name) in enumerate(self._attributes):
+                inputs = [call.inputs for _, calls in recorded for call in calls if call.attribute == attribute]
+                self.deterministic[attribute], random = split_at_first_random(vars(owner)[name], inputs)
+                self.random.append(random)
+            self.decoded_probes = [
+                DecodedSample(sample, [self._decode_call(call) for call in calls]) for sample, calls in recorded
+            ]
 
-    def _split(self, attribute: int) -> None:
-        """Move the transforms before the first random one to `deterministic`, and apply them to the probes."""
-        all_inputs = [call.inputs for _, calls in self.decoded_probes for call in calls if call.attribute == attribute]
-        if not all_inputs:
-            return
-        if isinstance(all_inputs[0], dict):
-            # A Compose with keyword arguments converts them and its results, so it cannot be divided.
-            owner, name = self._attributes[attribute]
-            self.random[attribute] = [vars(owner)[name]]
-        random, deterministic = self.random[attribute], self.deterministic[attribute]
-        while random and not any(is_random(random[0], inputs) for inputs in all_inputs):
-            deterministic.append(random.pop(0))
-            all_inputs = [apply_transforms(deterministic[-1:], inputs) for inputs in all_inputs]
-        transformed = iter(all_inputs)
-        for _, calls in self.decoded_probes:
-            for position, call in enumerate(calls):
-                if call.attribute == attribute:
-                    calls[position] = TransformCall(attribute, next(transformed))
+    def _decode_call(self, call: TransformCall) -> TransformCall:
+        """Apply the deterministic transforms to the inputs of a call."""
+        return call._replace(inputs=apply_transforms(self.deterministic[call.attribute], call.inputs))
 
     def decode(self, index: int) -> DecodedSample:
         """Read a sample, and apply the first step only."""
@@ -108,7 +106,11 @@ class SplitTransforms:
             raise DataError(
                 f"its dataset uses its transform, or what that returns ({describe_error(error)}); {ADVICE}"
             ) from error
-        return DecodedSample(sample, list(self._calls))
+
+        def get_placeholder(leaf: object) -> object:
+            return leaf.placeholder if isinstance(leaf, OpaqueResult) else leaf
+
+        return DecodedSample(tree_map(get_placeholder, sample), list(self._calls))
 
     def transform(self, decoded: DecodedSample, random: Sequence[Sequence[Transform]] | None = None) -> Any:
         """Apply the second step to a decoded sample.
@@ -128,15 +130,14 @@ class SplitTransforms:
         """Apply the deterministic transforms, record the call, and return placeholders for its results."""
         if inputs and named:
             raise TypeError("its transform gets arguments with and without names")
-        call = len(self._calls)
-        decoded = apply_transforms(self.deterministic[attribute], named or inputs)
-        for value in decoded.values() if isinstance(decoded, dict) else decoded:
+        position, call = len(self._calls), self._decode_call(TransformCall(attribute, named or inputs))
+        for value in call.inputs.values() if named else call.inputs:
             if isinstance(value, Image.Image):
                 value.load()  # The dataset may close the file afterwards.
-        self._calls.append(TransformCall(attribute, decoded))
+        self._calls.append(call)
         if named:
-            return {name: TransformPlaceholder(call, name) for name in named}
-        outputs = tuple(TransformPlaceholder(call, result) for result in range(len(inputs)))
+            return {name: OpaqueResult(TransformPlaceholder(position, name)) for name in named}
+        outputs = tuple(OpaqueResult(TransformPlaceholder(position, result)) for result in range(len(inputs)))
         return outputs if len(outputs) > 1 else outputs[0]
 
 
@@ -202,6 +203,22 @@ def apply_transforms(transforms: Sequence[Transform], inputs: Inputs) -> Inputs:
             raise DataError(f"a transform gets {len(inputs)} arguments, and does not return as many results; {ADVICE}")
         inputs = tuple(result) if len(inputs) > 1 else (result,)
     return inputs
+
+
+def split_at_first_random(transform: Transform, inputs: Sequence[Inputs]) -> tuple[list[Transform], list[Transform]]:
+    """Split a `Compose` into the transforms before its first random one, and the others.
+
+    Args:
+        inputs: the arguments of each call on which the transforms are tried.
+    """
+    # A Compose with keyword arguments converts them and its results, so it cannot be divided.
+    is_divisible = not any(isinstance(arguments, dict) for arguments in inputs)
+    deterministic: list[Transform] = []
+    random = flatten_transforms(transform) if is_divisible else [transform]
+    while inputs and random and not any(is_random(random[0], arguments) for arguments in inputs):
+        deterministic.append(random.pop(0))
+        inputs = [apply_transforms(deterministic[-1:], copy_tree(arguments)) for arguments in inputs]
+    return deterministic, random
 
 
 def is_random(transform: Transform, inputs: Inputs) -> bool:

@@ -1,4 +1,4 @@
-"""Times candidates, which are ways to load batches, with a training step, in blocks of batches that take turns."""
+"""Times several ways of loading batches, interleaved, optionally with a training step."""
 
 import inspect
 import time
@@ -17,12 +17,12 @@ from tqdm import tqdm
 
 from vitmnist.errors import describe_error
 from vitmnist.runtime.timer import EpochTimer
-from vitmnist.timing.table import Spread, TimingRow
+from vitmnist.timing.table import LoaderTiming, Spread
 
-NUM_BLOCKS = 5
-"""The number of timed blocks of a candidate. Their range is the noise."""
+NUM_WINDOWS = 5
+"""The number of timed windows of a candidate. Their range is the noise."""
 WARM_UP_BATCHES = 2
-"""The number of batches in the first block, which is discarded: it includes compilation and page faults."""
+"""The number of batches in the first window, which is discarded: it includes compilation and page faults."""
 CPU = torch.device("cpu")
 Item = TypeVar("Item")
 StepFunction = Callable[..., object]
@@ -30,7 +30,7 @@ StepFunction = Callable[..., object]
 
 
 @dataclass(frozen=True)
-class TimedBlock:
+class TimedWindow:
     """The times of the first batches of an epoch, in seconds.
 
     Args:
@@ -56,15 +56,15 @@ class TimedBlock:
 
 @dataclass(eq=False)
 class LoaderCandidate:
-    """A way to load batches, with its row of the table.
+    """A way to load batches, with its times.
 
     Args:
         loader: a `DataLoader`, a loader of this project, or any iterable of batches.
         step: trains on a batch. None times loading alone.
         epoch: returns the batches of an epoch; by default `loader.epoch`, or the loader itself if it is iterable.
         change: line of code that puts this candidate into a script.
-        is_required: raise errors, instead of storing them as the reason why this candidate cannot be used.
-        warm_up: the first block, which is discarded.
+        is_required: propagate errors instead of recording them as this candidate's failure.
+        warm_up: the first window, which is discarded.
     """
 
     loader: object = None
@@ -76,15 +76,13 @@ class LoaderCandidate:
     is_required: bool = False
     error: str | None = None
     name: str = ""
-    warm_up: TimedBlock | None = None
-    blocks: list[TimedBlock] = field(default_factory=list)
+    warm_up: TimedWindow | None = None
+    windows: list[TimedWindow] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._epochs = count()
-        self.num_batches = 0
-        """The number of batches that have been loaded."""
-        self.length: int | None = None
-        """The number of batches in an epoch, if the loader has a length."""
+        self.num_batches = 0  # The number of batches that have been loaded
+        self.length: int | None = None  # The number of batches in an epoch, if the loader has a length
         if isinstance(self.loader, Sized):
             with suppress(TypeError):  # A DataLoader has `__len__` even if its sampler has none.
                 self.length = len(self.loader)
@@ -95,12 +93,12 @@ class LoaderCandidate:
             return (self.epoch or self.loader.epoch)(epoch)  # type: ignore[attr-defined]
         return self.loader
 
-    def time_block(self, size: int = WARM_UP_BATCHES) -> TimedBlock | None:
+    def time_window(self, size: int = WARM_UP_BATCHES) -> TimedWindow | None:
         """Time `size` batches of a new epoch. Returns None after an error, or if there is no batch."""
         if self.error:
             return None
         try:
-            block = self._time(size)
+            window = self._time(size)
         except Exception as error:
             if self.is_required:
                 raise
@@ -108,13 +106,13 @@ class LoaderCandidate:
             clear_frames(error.__traceback__)
             self.error = describe_error(error)
             return None
-        if block and self.warm_up:
-            self.blocks.append(block)
-        self.warm_up = self.warm_up or block
-        return block
+        if window and self.warm_up:
+            self.windows.append(window)
+        self.warm_up = self.warm_up or window
+        return window
 
-    def _time(self, size: int) -> TimedBlock | None:
-        """Time a block of `size` batches, after those that may have been read ahead when the first step ends."""
+    def _time(self, size: int) -> TimedWindow | None:
+        """Time a window of `size` batches, after those that may have been read ahead when the first step ends."""
         workers = getattr(self.loader, "num_workers", 0)
         ahead = getattr(self.loader, "batches_ahead", 0)
         if isinstance(self.loader, DataLoader):
@@ -137,7 +135,7 @@ class LoaderCandidate:
             return None
         later_batches = batches[1 + ahead :] or batches[1:] or batches  # The epoch may be shorter.
         waiting_s, step_s = map(fmean, zip(*later_batches, strict=True))
-        return TimedBlock(sum(batches[0]), batches[0][0], waiting_s + step_s, waiting_s)
+        return TimedWindow(sum(batches[0]), batches[0][0], waiting_s + step_s, waiting_s)
 
 
 @dataclass
@@ -148,13 +146,13 @@ class Benchmark:
     candidates: list[LoaderCandidate] = field(init=False, default_factory=list)
 
     def add(self, name: str, build: Callable[[], LoaderCandidate]) -> LoaderCandidate:
-        """Build a candidate and time its first block. An error is stored as the reason why it cannot be used."""
+        """Build a candidate and time its first window. An error is recorded as the candidate's failure."""
         try:
             candidate = build()
         except Exception as error:  # For example, a sample that the user's loop never reads may be broken.
             candidate = LoaderCandidate(error=describe_error(error))
         candidate.name = name
-        candidate.time_block()
+        candidate.time_window()
         if close := getattr(candidate.loader, "close", None):
             if candidate.error:
                 close()
@@ -164,7 +162,7 @@ class Benchmark:
         return candidate
 
     def run(self, batches: int, seconds: float) -> None:
-        """Time up to `NUM_BLOCKS` further blocks of each candidate, in turns.
+        """Time up to `NUM_WINDOWS` further windows of each candidate, in turns.
 
         Args:
             batches: number of batches of each candidate; fewer if all candidates would take more than `seconds`.
@@ -173,14 +171,14 @@ class Benchmark:
         live = [candidate for candidate in self.candidates if not candidate.error]
         first_batches_s = sum(candidate.warm_up.first_s for candidate in live if candidate.warm_up)
         batches_s = sum(candidate.warm_up.batch_s for candidate in live if candidate.warm_up)
-        affordable = int((seconds / NUM_BLOCKS - first_batches_s) / batches_s) if batches_s else batches
-        size = max(1, min(affordable, ceil(batches / NUM_BLOCKS)))
-        rounds = tqdm(rotate(live, NUM_BLOCKS), "timing", NUM_BLOCKS, leave=False, disable=None)
+        affordable = int((seconds / NUM_WINDOWS - first_batches_s) / batches_s) if batches_s else batches
+        size = max(1, min(affordable, ceil(batches / NUM_WINDOWS)))
+        rounds = tqdm(rotate(live, NUM_WINDOWS), "timing", NUM_WINDOWS, leave=False, disable=None)
         for index, candidates in enumerate(rounds):
-            if index and time.perf_counter() > deadline:  # The first batch of each block may take long.
+            if index and time.perf_counter() > deadline:  # The first batch of each window may take long.
                 break
             for candidate in candidates:
-                candidate.time_block(size)
+                candidate.time_window(size)
 
 
 def rotate(candidates: Sequence[Item], rounds: int) -> Iterator[list[Item]]:
@@ -190,30 +188,30 @@ def rotate(candidates: Sequence[Item], rounds: int) -> Iterator[list[Item]]:
         yield [*candidates[first:], *candidates[:first]]
 
 
-def make_rows(
+def make_timings(
     candidates: Sequence[LoaderCandidate], length: float | None, has_baseline: bool = True
-) -> list[TimingRow]:
-    """Return the rows of the table.
+) -> list[LoaderTiming]:
+    """Return a row of the table for each candidate.
 
     Args:
         length: number of batches in an epoch; None if it is unknown.
         has_baseline: the first candidate is the loader in use, and `break_even_epoch` compares the others with it.
     """
-    rows: list[TimingRow] = []
+    timings: list[LoaderTiming] = []
     for candidate in candidates:
-        if candidate.error or not candidate.blocks:
-            rows.append(TimingRow(candidate.name, error=candidate.error or "it delivered no batch"))
+        if candidate.error or not candidate.windows:
+            timings.append(LoaderTiming(candidate.name, error=candidate.error or "it delivered no batch"))
             continue
-        batch_s = Spread.of(block.batch_s for block in candidate.blocks)
-        epoch_s = None if length is None else Spread.of(block.epoch_s(length) for block in candidate.blocks)
-        waiting_pct = median(block.waiting_pct(length) for block in candidate.blocks) if candidate.step else None
+        batch_s = Spread.of(window.batch_s for window in candidate.windows)
+        epoch_s = None if length is None else Spread.of(window.epoch_s(length) for window in candidate.windows)
+        waiting_pct = median(window.waiting_pct(length) for window in candidate.windows) if candidate.step else None
         break_even_epoch = None
-        if rows and has_baseline and epoch_s and rows[0].epoch_s and epoch_s.median < rows[0].epoch_s.median:
-            saved_s = rows[0].epoch_s.median - epoch_s.median
+        if timings and has_baseline and epoch_s and timings[0].epoch_s and epoch_s.median < timings[0].epoch_s.median:
+            saved_s = timings[0].epoch_s.median - epoch_s.median
             break_even_epoch = max(1, ceil((candidate.set_up_s or 0.0) / saved_s))
         set_up_s, change = candidate.set_up_s, candidate.change
-        rows.append(TimingRow(candidate.name, batch_s, epoch_s, waiting_pct, set_up_s, break_even_epoch, change))
-    return rows
+        timings.append(LoaderTiming(candidate.name, batch_s, epoch_s, waiting_pct, set_up_s, break_even_epoch, change))
+    return timings
 
 
 def adapt_step(step: StepFunction) -> Callable[[Any], object]:

@@ -41,7 +41,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class TimingRow:
+class LoaderTiming:
     """A row of the table. Times are in seconds.
 
     Args:
@@ -60,22 +60,22 @@ class TimingRow:
     error: str | None = None
 
 
-def format_rows(rows: Sequence[TimingRow]) -> str:
-    """Format the rows as a table. An error takes the place of the figures of its row."""
-    width = max((len(row.name) for row in rows), default=0) + 2
+def format_timings(timings: Sequence[LoaderTiming]) -> str:
+    """Format the timings as a table. An error takes the place of the figures of its row."""
+    width = max((len(timing.name) for timing in timings), default=0) + 2
     lines = [" " * width + "".join(f"{title:>11}" for title in ("waiting", "epoch", "set-up", "pays from"))]
-    for row in rows:
-        if row.error or not row.batch_s:
-            lines.append(f"{row.name:<{width}}{row.error}")
+    for timing in timings:
+        if timing.error or not timing.batch_s:
+            lines.append(f"{timing.name:<{width}}{timing.error}")
             continue
         cells = (
-            "" if row.waiting_pct is None else f"{row.waiting_pct:.0f}%",
-            f"{format_seconds(row.epoch_s.median)} s" if row.epoch_s else f"{format_ms(row.batch_s.median)}*",
-            "" if row.set_up_s is None else f"{format_seconds(row.set_up_s)} s",
-            "" if row.break_even_epoch is None else f"epoch {row.break_even_epoch}",
+            "" if timing.waiting_pct is None else f"{timing.waiting_pct:.0f}%",
+            f"{format_seconds(timing.epoch_s.median)} s" if timing.epoch_s else f"{format_ms(timing.batch_s.median)}*",
+            "" if timing.set_up_s is None else f"{format_seconds(timing.set_up_s)} s",
+            "" if timing.break_even_epoch is None else f"epoch {timing.break_even_epoch}",
         )
-        lines.append(f"{row.name:<{width}}" + "".join(f"{cell:>11}" for cell in cells).rstrip())
-    if any(row.batch_s and not row.epoch_s for row in rows):
+        lines.append(f"{timing.name:<{width}}" + "".join(f"{cell:>11}" for cell in cells).rstrip())
+    if any(timing.batch_s and not timing.epoch_s for timing in timings):
         lines.append("* a batch; the length of an epoch is not known")
     return "\n".join(lines)
 
@@ -104,7 +104,7 @@ class Bottleneck(str, Enum):
 
 
 def format_bottleneck(bottleneck: Bottleneck, waiting_pct: float, steps: int) -> str:
-    """Return a sentence about the bottleneck."""
+    """Return a sentence that names the bottleneck. It promises no speed-up, because a faster loader may not exist."""
     if bottleneck is Bottleneck.TOO_FEW_STEPS:
         return f"no verdict: it needs {MIN_STEPS} steps, and only {steps} {'was' if steps == 1 else 'were'} measured"
     waiting = f"{waiting_pct:.0f}% of the time is spent waiting for data"

@@ -18,7 +18,7 @@ from vitmnist.errors import DataError, as_data_error
 from vitmnist.replacement.decoded_dataset import (
     DecodedDataLoader,
     DecodedDataset,
-    LazyBatch,
+    DeferredBatch,
     TransformedDataset,
 )
 from vitmnist.replacement.split_transforms import SplitTransforms, Transform, TransformPlaceholder
@@ -39,7 +39,7 @@ BATCHES_AHEAD = 2
 """The number of batches that are made ahead of the training loop."""
 
 
-class DrawnImage(NamedTuple):
+class ParameterizedImage(NamedTuple):
     """A decoded, read-only image, its transforms with drawn parameters, and the shape of their result."""
 
     image: Tensor
@@ -54,10 +54,10 @@ class PendingSample:
 
     index: int
     decoded: object
-    images: Sequence[DrawnImage]
+    images: Sequence[ParameterizedImage]
 
 
-class DrawnDataset(DecodedDataset):
+class TensorTransformDataset(DecodedDataset):
     """A decoded dataset that draws the parameters of random transforms, and applies the transforms to uint8 tensors.
 
     Args:
@@ -69,10 +69,10 @@ class DrawnDataset(DecodedDataset):
         self._samples, self._random = replace(exact._samples, as_tensors=True), random
         super().__init__(exact.original, exact._guard, exact.sample_nbytes)
 
-    def __getitems__(self, indices: Sequence[int]) -> LazyBatch:
+    def __getitems__(self, indices: Sequence[int]) -> DeferredBatch:
         samples = draw_samples(self._samples, self._random, indices)
         # Allocate in the consumer's thread: glibc returns the memory of threads that end to the system.
-        return LazyBatch(partial(finish_batch, samples, allocate_batches(samples)))
+        return DeferredBatch(partial(finish_batch, samples, allocate_batches(samples)))
 
 
 def draw_samples(
@@ -89,11 +89,11 @@ def draw_samples(
     return drawn
 
 
-def _draw_image(inputs: Any, pipeline: TensorPipeline) -> DrawnImage:
+def _draw_image(inputs: Any, pipeline: TensorPipeline) -> ParameterizedImage:
     if not isinstance(inputs, tuple) or len(inputs) > 1:
         raise DataError("its transform gets more than an image")
     image = inputs[0].as_subclass(Tensor)
-    return DrawnImage(image, *draw_parameters(pipeline.transforms, tuple(image.shape)), pipeline)
+    return ParameterizedImage(image, *draw_parameters(pipeline.transforms, tuple(image.shape)), pipeline)
 
 
 def allocate_batches(samples: Sequence[PendingSample]) -> list[Tensor]:
@@ -125,7 +125,7 @@ def finish_batch(samples: Sequence[PendingSample], batches: Sequence[Tensor]) ->
     return collate_with({TransformPlaceholder: collate_placeholders}, [sample.decoded for sample in samples])
 
 
-def _finish_image(drawn: DrawnImage, row: Tensor) -> None:
+def _finish_image(drawn: ParameterizedImage, row: Tensor) -> None:
     image, pipeline = drawn.image, drawn.pipeline
     for step in drawn.steps:
         image = step(image)
@@ -176,7 +176,7 @@ def _check_close(actual: Tensor, expected: Tensor) -> None:
         )
 
 
-class SimulatedWorkers(Iterator[LazyBatch]):
+class SimulatedWorkers(Iterator[DeferredBatch]):
     """Draws the batches of `pending_indices` with the random generators that the workers of a `DataLoader` would have.
 
     Args:
@@ -184,22 +184,21 @@ class SimulatedWorkers(Iterator[LazyBatch]):
         count: number of workers.
     """
 
-    def __init__(self, dataset: DrawnDataset, base_seed: int, count: int) -> None:
+    def __init__(self, dataset: TensorTransformDataset, base_seed: int, count: int) -> None:
         self._dataset = dataset
         seeds = [base_seed + worker for worker in range(count)]
         self._states = [torch.Generator().manual_seed(seed).get_state() for seed in seeds]
         self.pending_indices: deque[tuple[list[int], int]] = deque()
         """The indices of each batch that is not drawn yet, and the index of its worker."""
 
-    def __next__(self) -> LazyBatch:
+    def __next__(self) -> DeferredBatch:
         if not self.pending_indices:
             raise StopIteration
         indices, worker = self.pending_indices.popleft()
         state = torch.get_rng_state()
         torch.set_rng_state(self._states[worker])
         try:
-            with torch.inference_mode(False):  # The loop may use the batch in another mode than the current one.
-                return self._dataset.__getitems__(indices)
+            return self._dataset.__getitems__(indices)
         finally:
             self._states[worker] = torch.get_rng_state()
             torch.set_rng_state(state)
@@ -217,9 +216,9 @@ class ThreadedDataLoader(DecodedDataLoader):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Draw what torch draws in this call: the seed, and the indices that workers get in advance."""
         depends_on_workers = not self.in_order or self.worker_init_fn is not None
-        if not self.num_workers or depends_on_workers or not isinstance(self.dataset, DrawnDataset):
+        if not self.num_workers or depends_on_workers or not isinstance(self.dataset, TensorTransformDataset):
             return super().__iter__()
-        self.check_transforms()
+        self.dataset._guard.check()
         sampler: Any = self.batch_sampler or self.sampler
         if self._persistent:
             workers = self._persistent
@@ -229,11 +228,11 @@ class ThreadedDataLoader(DecodedDataLoader):
             seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator))
             workers = SimulatedWorkers(self.dataset, seed, self.num_workers)
             self._persistent = workers if self.persistent_workers else None
-        batches_with_worker = zip(sampler, cycle(range(self.num_workers)), strict=False)
-        sent_ahead = self.num_workers * (self.prefetch_factor or 0)
-        workers.pending_indices.extend(islice(batches_with_worker, sent_ahead))
-        batches = ordered_map(self._collate_and_pin, workers, BATCHES_AHEAD, min(BATCHES_AHEAD, sent_ahead - 1))
-        return _yield_and_send(batches, workers, batches_with_worker)
+        assignments = zip(sampler, cycle(range(self.num_workers)), strict=False)
+        num_dispatched = self.num_workers * (self.prefetch_factor or 0)
+        workers.pending_indices.extend(islice(assignments, num_dispatched))
+        batches = ordered_map(self._collate_and_pin, workers, BATCHES_AHEAD, min(BATCHES_AHEAD, num_dispatched - 1))
+        return _dispatch_after_each(batches, workers, assignments)
 
     def _collate_and_pin(self, fetched: Any) -> object:
         batch = self.collate_fn(fetched)
@@ -242,11 +241,11 @@ class ThreadedDataLoader(DecodedDataLoader):
         return batch
 
 
-def _yield_and_send(
-    batches: ordered_map[Any, object], workers: SimulatedWorkers, batches_with_worker: Iterator[tuple[list[int], int]]
+def _dispatch_after_each(
+    batches: ordered_map[Any, object], workers: SimulatedWorkers, assignments: Iterator[tuple[list[int], int]]
 ) -> Iterator[object]:
     """Before each batch, send the indices of another one to its worker, as a `DataLoader` does."""
     with closing(batches):
         for batch in batches:
-            workers.pending_indices.extend(islice(batches_with_worker, 1))
+            workers.pending_indices.extend(islice(assignments, 1))
             yield batch

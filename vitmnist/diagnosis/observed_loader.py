@@ -1,4 +1,4 @@
-"""The loops of a script: loaders, passes, steps, and the time spent waiting."""
+"""The loaders that a script iterates: their passes, steps, and the time spent waiting."""
 
 from __future__ import annotations
 
@@ -82,18 +82,18 @@ class DataPass:
 
 
 @dataclass
-class Loop:
+class ObservedLoader:
     """All passes over one `DataLoader`, or over several with the same settings that are built one after another.
 
     Args:
-        plain_copy: a plain `DataLoader` with the settings of the latest loader; None if it cannot be built.
+        rebuilt_loader: a plain `DataLoader` with the settings of the latest loader; None if it cannot be built.
         steps_s, steps_cpu_s: seconds of each step, from `next()` to the next call, and their total processor time.
         unmeasured_reason: why the share of waiting is unknown.
     """
 
     info: LoaderInfo
     loader_ref: Callable[[], object] = object
-    plain_copy: DataLoader[object] | None = None
+    rebuilt_loader: DataLoader[object] | None = None
     passes: list[DataPass] = field(default_factory=list)
     batches: int = 0
     waiting_s: float = 0.0
@@ -110,9 +110,9 @@ class Loop:
     @property
     def epoch_length(self) -> int | None:
         """Number of batches in an epoch; None if the loader has no length and no pass has reached its end."""
-        if self.plain_copy is not None:
+        if self.rebuilt_loader is not None:
             with suppress(Exception):  # The script may never call `len()`, so ignore its errors.
-                return len(self.plain_copy)
+                return len(self.rebuilt_loader)
         return max((p.batches for p in self.passes if p.is_exhausted and p.batches), default=None)
 
     def mark_if_collecting(self) -> None:
@@ -130,12 +130,12 @@ class Loop:
         self.batches, self.waiting_s, self.steps_s, self.steps_cpu_s = 0, 0.0, [], 0.0
 
 
-def merge_passes(loops: Iterable[Loop], end: float) -> list[tuple[float, float]]:
+def merge_passes(loaders: Iterable[ObservedLoader], end: float) -> list[tuple[float, float]]:
     """Return the start and end of all passes until `end`, in order. Overlapping passes are merged."""
     intervals = []
-    for loop in loops:
-        step_s = loop.step_s
-        for data_pass in loop.passes:
+    for loader in loaders:
+        step_s = loader.step_s
+        for data_pass in loader.passes:
             # After a `break`, assume that the work on the last batch takes a median step, or ends at the next pass.
             last_step_s = 0.0 if data_pass.is_exhausted else step_s
             stop = min(data_pass.last_return + last_step_s, data_pass.next_start or inf, end)

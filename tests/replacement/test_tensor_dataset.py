@@ -1,4 +1,4 @@
-"""Random transforms that are drawn in order and applied in threads: as by workers, without worker processes."""
+"""Random transforms are drawn as by workers, and applied in threads without worker processes."""
 
 import multiprocessing
 import random
@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 from torchvision import transforms as v1
 from torchvision.transforms import v2
@@ -20,7 +19,7 @@ from vitmnist import from_dataloader
 from vitmnist.data.images import to_tensor
 from vitmnist.data.randomness import preserved_random_state, seed_generators
 from vitmnist.errors import DataError
-from vitmnist.replacement.drawn_dataset import DrawnDataset
+from vitmnist.replacement.tensor_dataset import TensorTransformDataset
 from vitmnist.replacement.tensor_transforms import build_tensor_pipeline
 
 CLOSE = [v1.ToTensor(), v1.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))]
@@ -34,7 +33,7 @@ MIXED = [
 
 
 class Photos(Dataset[Any]):
-    """Pictures of 150×140 pixels and labels; a transform makes one or two views of each.
+    """Pictures of 150×140 pixels and labels. A transform makes one or two views of each.
 
     Args:
         small: index of a picture of 50×40 pixels.
@@ -64,12 +63,12 @@ def for_tensors(transforms: list[Any]) -> list[Any]:
 
 def replaced(loader: DataLoader[Any]) -> DataLoader[Any]:
     made = from_dataloader(loader, "ram", transforms="tensor")
-    assert isinstance(made.dataset, DrawnDataset)
+    assert isinstance(made.dataset, TensorTransformDataset)
     return made
 
 
 def epochs(loader: Any, ends: tuple[int | None, ...] = (None, None)) -> list[Any]:
-    """The batches of some epochs and the state of the global generators after each, some left by a `break`."""
+    """The batches of some epochs, and the states of the global generators after each. Epochs may be left early."""
     seed_generators(3, 0, 0)
     seen: list[Any] = []
     with preserved_random_state():
@@ -79,7 +78,7 @@ def epochs(loader: Any, ends: tuple[int | None, ...] = (None, None)) -> list[Any
                 if (batch := next(batches, None)) is None:
                     break
                 seen.append(batch)
-                torch.rand(1)  # the step draws too
+                torch.rand(1)  # The step draws too.
             del batches
             numpy_state = np.random.get_state()[1]
             seen.append([torch.get_rng_state(), torch.tensor(numpy_state.astype(np.int64)), random.random()])
@@ -89,7 +88,7 @@ def epochs(loader: Any, ends: tuple[int | None, ...] = (None, None)) -> list[Any
 def check_equal(
     transforms: list[Any], views: int = 1, ends: tuple[int | None, ...] = (None, None), **options: Any
 ) -> None:
-    """Assert that batches and generators are those of torchvision's transforms of tensors, in torch's workers."""
+    """Assert that batches and generators equal those of torchvision's transforms of tensors in torch's workers."""
 
     def build(as_tensors: bool) -> DataLoader[Any]:
         generator = {"generator": torch.Generator().manual_seed(4)} if "generator" in options else {}
@@ -106,7 +105,7 @@ def check_equal(
 
 
 def of_either_version(module: Any, close: list[Any]) -> dict[str, list[Any]]:
-    """Transforms of torchvision's v1 or v2, before those that make floats."""
+    """Transforms of torchvision's v1 or v2, followed by a conversion to floats."""
     return {
         "RandomResizedCrop": [module.RandomResizedCrop(130), *close],
         "RandomCrop": [module.RandomCrop(145, 4), *close],
@@ -145,7 +144,7 @@ WORKERS: dict[str, tuple[dict[str, Any], tuple[int | None, ...]]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # There are more workers than cores.
 @pytest.mark.parametrize(("options", "ends"), WORKERS.values(), ids=WORKERS.keys())
 def test_batches_and_generators_are_those_of_real_workers(
     options: dict[str, Any], ends: tuple[int | None, ...]
@@ -154,7 +153,7 @@ def test_batches_and_generators_are_those_of_real_workers(
 
 
 class DrawsAtOnce(Sampler[list[int]]):
-    """A batch sampler that draws when it is asked for an iterator."""
+    """A batch sampler that draws in `iter`."""
 
     def __iter__(self) -> Any:
         return iter(torch.randperm(20).view(5, 4).tolist())
@@ -235,11 +234,3 @@ def test_threads_end_with_the_loop_that_is_left() -> None:
         assert batch_threads()
         break
     assert becomes_true(lambda: not batch_threads())
-
-
-def test_inference_mode_of_one_batch_does_not_reach_the_next() -> None:
-    batches = iter(replaced(DataLoader(Photos(MIXED), 4, num_workers=2)))
-    with torch.inference_mode():
-        next(batches)
-    images: Tensor = next(batches)[0][0]
-    assert not images.is_inference()
