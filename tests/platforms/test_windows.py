@@ -13,6 +13,7 @@ from tests.platforms.conftest import TRAIN, StartOnWindows
 from tests.support.processes import becomes_true
 from vitmnist.errors import ExitCode
 
+pytestmark = pytest.mark.needs("/proc")  # The simulation is for Linux.
 CTRL_BREAK = signal.SIGTTIN
 """The signal of Linux that has the number of Ctrl-Break on Windows."""
 
@@ -153,7 +154,8 @@ with path.open("r+b") as file:
     file.seek(-8, 2)
     file.write(b"damaged!")
 again = decode(10)
-print(again.tolist(), decode(20).tolist(), sorted(folder.name[24:] for folder in Path("decoded").iterdir() if folder.is_dir()))
+names = sorted(folder.name[24:] for folder in Path("decoded").iterdir() if folder.is_dir())
+print(again.tolist(), decode(20).tolist(), names)
 del mapped
 again.zero_()  # This changes copies of the pages.
 print(decode(30).tolist())
