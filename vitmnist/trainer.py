@@ -229,7 +229,7 @@ class Trainer:
         if not isinstance(options, AutoOptions):
             return self.config.data.loader
         name = self.world.broadcast_object(partial(self._find_fastest_loader, options, train, sampler, step))
-        return LOADERS.with_defaults({"name": name})
+        return options.candidate_values(name)
 
     def _find_fastest_loader(self, options: AutoOptions, train: Split, sampler: EpochSampler, step: TrainStep) -> str:
         """Time the loaders with the training step, restore its state, and return the name of the fastest loader."""

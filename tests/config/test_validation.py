@@ -112,10 +112,23 @@ def test_every_experiment_takes_every_model(experiment: str, model: str) -> None
         (["data/loader=prefetch", "data/loader@data.loader.base=disk"], "prefetch-basedisk"),
         (["data.root=/some/where", "model.x=a b/c", "~model"], "xa_b_c-no_model"),
         (["init=" + "y" * 90], "init" + "y" * 76),
+        (['init=<>:"|?*', "optimizer.lr=0."], "init_-lr0"),
     ],
 )
 def test_folders_are_named_after_what_was_typed(overrides: list[str], label: str) -> None:
     assert run_label(overrides) == label
+
+
+def test_a_long_working_directory_leaves_room_for_the_files_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path on Windows has up to 260 characters."""
+    folder = tmp_path / ("f" * (120 - len(str(tmp_path))))
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    label = run_label(["init=" + "y" * 90])
+    for path in (f"runs/2026-11-27/12-00-00-{label}-abcdef", f"sweeps/2026-11-27/12-00-00-abcdef/100-{label}"):
+        assert 150 < len(str(folder / "outputs" / path)) < 200
 
 
 def test_the_text_of_a_record_is_not_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
