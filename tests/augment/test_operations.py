@@ -16,8 +16,8 @@ from vitmnist.augment.base import (
     Mixing,
     Operation,
     _mix64,
-    augment_keys,
-    random_boxes,
+    draw_boxes,
+    draw_keys,
     random_uniform,
 )
 from vitmnist.data.sampler import EpochSampler
@@ -28,6 +28,7 @@ JITTER = {"brightness": 0, "contrast": 0, "saturation": 0}
 # Parameters that change no image.
 IDENTITY = {
     "shift": {"pixels": 0},
+    "affine": {"degrees": 0, "pixels": 0, "scale": 0, "shear_degrees": 0},
     "random_resized_crop": {"scale": [1, 1], "ratio": [1, 1]},
     "horizontal_flip": {"p": 0},
     "color_jitter": JITTER,
@@ -46,7 +47,7 @@ def operation(name: str, **options: object) -> Callable[[Tensor, Tensor], Tensor
 
 
 def keys(number: int = NUMBER) -> Tensor:
-    return augment_keys(EpochSampler(number, number, 0, "none"), 0, torch.device("cpu"))
+    return draw_keys(EpochSampler(number, number, 0, "none"), 0, torch.device("cpu"))
 
 
 def images(number: int = NUMBER, channels: int = 3, height: int = 12, width: int = 17, seed: int = 0) -> Tensor:
@@ -58,7 +59,7 @@ def test_crops_are_those_of_torchvision(size: int | None, antialias: bool) -> No
     """Pixels differ by at most 1e-5. Antialiasing would change nothing in crops of the size of the image."""
     crop, source = operation("random_resized_crop", size=size), images()
     found = crop(source, keys())
-    boxes = random_boxes(keys(), (0.08, 1.0), (0.75, 1.3333), 12, 17)
+    boxes = draw_boxes(keys(), (0.08, 1.0), (0.75, 1.3333), 12, 17)
     for image, top, left, bottom, right, ours in zip(source, *boxes, found, strict=True):
         box = int(top), int(left), int(bottom - top), int(right - left)
         theirs = TF.resized_crop(image, *box, [size or 12, size or 17], antialias=antialias)
@@ -69,7 +70,7 @@ def test_crops_are_those_of_torchvision(size: int | None, antialias: bool) -> No
 def test_crops_of_bytes_are_those_of_torchvision_to_the_last_bit(size: int | None) -> None:
     source = images().mul(255).to(torch.uint8)
     crop = operation("random_resized_crop", size=size)
-    boxes = random_boxes(keys(), (0.08, 1.0), (0.75, 1.3333), 12, 17)
+    boxes = draw_boxes(keys(), (0.08, 1.0), (0.75, 1.3333), 12, 17)
     for image, key, top, left, bottom, right in zip(source, keys(), *boxes, strict=True):
         box = int(top), int(left), int(bottom - top), int(right - left)
         theirs = TF.resized_crop(image, *box, [size or 12, size or 17], antialias=False)
@@ -91,7 +92,7 @@ def test_shift_moves_whole_images_evenly_and_fills_with_black() -> None:
 
 
 def test_boxes_have_the_areas_and_shapes_asked_for_and_lie_anywhere() -> None:
-    boxes = random_boxes(keys(5000), (0.1, 0.4), (0.5, 1.5), 200, 300)
+    boxes = draw_boxes(keys(5000), (0.1, 0.4), (0.5, 1.5), 200, 300)
     heights, widths = (boxes.bottom - boxes.top).double(), (boxes.right - boxes.left).double()
     areas, ratios = heights * widths / 60_000, widths / heights
     assert 0.095 < areas.min() < 0.12
@@ -107,6 +108,22 @@ def test_boxes_have_the_areas_and_shapes_asked_for_and_lie_anywhere() -> None:
         assert (first[room > 0] / room[room > 0]).mean() == pytest.approx(0.5, abs=0.02)
 
 
+@pytest.mark.parametrize("alone", [None, "degrees", "pixels", "scale", "shear_degrees"])
+def test_affine_images_are_those_of_torchvision(alone: str | None) -> None:
+    """Pixels differ by at most 1e-4, for each parameter alone and for all together."""
+    bounds = {"degrees": 30.0, "pixels": 4.0, "scale": 0.3, "shear_degrees": 20.0}
+    bounds = {name: bound * (alone in (None, name)) for name, bound in bounds.items()}
+    found = operation("affine", **bounds)(images(50), keys(50))
+    names = ("degrees", "shear_degrees", "scale", "pixels", "pixels")
+    uniform = (random_uniform(keys(50), index, -1, 1).float() for index in range(5))
+    params = torch.stack([bounds[name] * values for name, values in zip(names, uniform, strict=True)], dim=1)
+    for name, values in zip(names, params.T, strict=True):
+        assert 0.9 * bounds[name] <= values.abs().max() <= bounds[name]
+    for image, (angle, shear, scale, down, right), ours in zip(images(50), params.tolist(), found, strict=True):
+        theirs = TF.affine(image, angle, [right, down], 1 + scale, [shear, 0.0], TF.InterpolationMode.BILINEAR)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+
+
 def test_flips_are_those_of_torchvision_and_as_frequent_as_p() -> None:
     source = images(2000)
     found = operation("horizontal_flip", p=0.3)(source, keys(2000))
@@ -119,7 +136,7 @@ def test_flips_are_those_of_torchvision_and_as_frequent_as_p() -> None:
 
 def test_erased_boxes_are_those_of_torchvision() -> None:
     found = operation("random_erasing", p=0.4)(images(), keys())
-    boxes = random_boxes(keys(), (0.02, 0.33), (1 / 3.3, 1 / 0.3), 12, 17)
+    boxes = draw_boxes(keys(), (0.02, 0.33), (1 / 3.3, 1 / 0.3), 12, 17)
     is_erased = random_uniform(keys(), NUMBERS_PER_BOX) < 0.4
     assert 0.25 < is_erased.double().mean() < 0.55
     for image, erased, top, left, bottom, right, ours in zip(images(), is_erased, *boxes, found, strict=True):
@@ -202,7 +219,7 @@ def test_random_numbers_are_those_of_splitmix64() -> None:
 def by_index(batch_size: int, shuffle: str, seed: int = 5, epoch: int = 2) -> Tensor:
     sampler = EpochSampler(1000, batch_size, seed, shuffle)
     numbers = torch.empty(1000, dtype=torch.int64)
-    numbers[sampler.indices(epoch)] = augment_keys(sampler, epoch, torch.device("cpu"))
+    numbers[sampler.indices(epoch)] = draw_keys(sampler, epoch, torch.device("cpu"))
     return numbers
 
 

@@ -42,20 +42,10 @@ def fill_disk(run: Path, calls: int) -> None:
     os.fsync = flush
 
 
-@pytest.fixture(scope="module")
-def arguments(tiny_root: Path) -> list[str]:
+def test_a_run_survives_a_disk_full_at_any_call(tiny_root: Path, tmp_path: Path) -> None:
     settings = ["batch_size=12", "checkpoint.every_minutes=1e-9", "resume=auto", "hydra.run.dir=run"]
-    return overrides_for(tiny_root, *STATEFUL, *settings)
-
-
-@pytest.fixture(scope="module")
-def whole(arguments: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("whole")
-    assert TrainProcess(folder, *arguments).ended()[0] == 0
-    return folder / "run"
-
-
-def test_a_run_survives_a_disk_full_at_any_call(arguments: list[str], whole: Path, tmp_path: Path) -> None:
+    arguments = overrides_for(tiny_root, *STATEFUL, *settings)
+    assert TrainProcess(tmp_path, *arguments).ended()[0] == 0
     for calls in itertools.count(0, EVERY):
         folder = tmp_path / str(calls)
         folder.mkdir()
@@ -66,7 +56,7 @@ def test_a_run_survives_a_disk_full_at_any_call(arguments: list[str], whole: Pat
         if code:
             resumed, output = TrainProcess(folder, *arguments).ended()
             assert resumed == 0, f"{calls}: {output}"
-        assert_same_run(whole, folder / "run")
+        assert_same_run(tmp_path / "run", folder / "run")
         if code == 0:
             break
     assert calls >= 2 * EVERY

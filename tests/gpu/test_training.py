@@ -53,7 +53,7 @@ def watched(batches: Iterable[object], number: int) -> Iterator[object]:
     [{"micro_batch": 4}, {"micro_batch": None, "graph": True}, {"micro_batch": None, "precision": "fp16"}],
     ids=["wrapped by DDP", "graph", "fp16"],
 )
-@pytest.mark.parametrize("preset", ["shift", "cifar", "imagenet"])
+@pytest.mark.parametrize("preset", ["affine", "cifar", "imagenet"])
 @pytest.mark.parametrize("name", ["gpu_slice", "ram", "prefetch"])
 def test_an_epoch_waits_for_the_gpu_only_at_its_borders(
     tiny: Dataset,

@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from torch.serialization import safe_globals
 
 from vitmnist.errors import ConfigError, DataError, join_names, to_failure
-from vitmnist.runtime.files import display_path, expand_home, write_atomic
+from vitmnist.runtime.files import expand_home, write_atomic
 
 log = logging.getLogger(__name__)
 
@@ -65,12 +65,7 @@ def save(folder: Path, state: dict[str, Any], best: bool = False) -> None:
             write_atomic(checkpoints / "best.pt", content)
         write_atomic(last, content, previous if last.exists() else None)
     except OSError as error:
-        note = ""
-        if last.exists() or previous.exists():
-            note = f"; the earlier checkpoint is kept, and resume={display_path(folder)} continues from it"
-        raise DataError(
-            f"cannot write the checkpoint {error.filename or checkpoints}: {error.strerror}{note}"
-        ) from error
+        raise DataError(f"cannot write the checkpoint {error.filename or checkpoints}: {error.strerror}") from error
 
 
 def load(folder: Path) -> dict[str, Any] | None:

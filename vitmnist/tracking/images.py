@@ -41,12 +41,12 @@ def draw_training_batch(train: Split, sampler: EpochSampler, preprocess: Preproc
 
     The images are read by their indices, because another pass over the loader would disturb its iteration.
     """
-    size = sampler.rank_batch_size if preprocess.mixes else min(BATCH_IMAGES, sampler.rank_batch_size)
+    size = sampler.rank_batch_size if preprocess.has_mixing else min(BATCH_IMAGES, sampler.rank_batch_size)
     indices = sampler.indices(epoch)[:size]
     keys = next(preprocess.keys(sampler, epoch))
     images = train.images[indices].to(preprocess.mean.device)
     with torch.inference_mode():
-        if preprocess.mixes and keys is not None:
+        if preprocess.has_mixing and keys is not None:
             inputs, _ = preprocess.mix_batch(images, train.labels[indices].to(images.device), keys)
         else:
             inputs = preprocess(images, None if keys is None else keys[:size])

@@ -126,15 +126,11 @@ class Predictions:
 def gather_predictions(batches: Sequence[Predictions], sampler: EpochSampler, world: World) -> Predictions:
     """Gather the predictions of all ranks from the batches of each rank; every rank must call this."""
 
-    def gather(values: list[Tensor]) -> Tensor:
-        rank_values = torch.cat(values)
+    def gather(name: str) -> Tensor:
+        rank_values = torch.cat([getattr(batch, name) for batch in batches])
         # Padding comes last, and has no prediction.
         indices = sampler.indices(0, device=rank_values.device)[: len(rank_values)]
         gathered = rank_values.new_zeros(sampler.size).index_copy_(0, indices, rank_values)
         return world.all_reduce_sum(gathered)
 
-    return Predictions(
-        gather([batch.predicted for batch in batches]),
-        gather([batch.confidence for batch in batches]),
-        gather([batch.labels for batch in batches]),
-    )
+    return Predictions(gather("predicted"), gather("confidence"), gather("labels"))

@@ -7,9 +7,9 @@ from operator import attrgetter
 import torch
 from torch import Tensor, nn
 
-from vitmnist.augment.preprocess import build_augment, input_size
+from vitmnist.augment.preprocess import build_augment, get_input_size
 from vitmnist.config.schema import Config, registries
-from vitmnist.data.channel_statistics import configured_statistics
+from vitmnist.data.channel_statistics import resolve_statistics
 from vitmnist.data.datasets.base import DATASETS, Dataset, Split, apply_config, build_dataset
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, DataError, PeerError, describe_error, first_line, to_failure
@@ -28,9 +28,9 @@ def check_config(config: Config, device: torch.device | str = "cpu") -> None:
     augment = build_augment(config.data.augment)
     _, options = DATASETS.resolve(config.data.dataset)
     shape = getattr(options, "shape", None)
-    configured_statistics(config.data.normalize, shape and shape[0])
+    resolve_statistics(config.data.normalize, shape and shape[0])
     if shape:  # The number of classes is unknown before the data is read; use two.
-        size = shape[0], *input_size(augment, *shape[1:])
+        size = shape[0], *get_input_size(augment, *shape[1:])
         model = MODELS.build(config.model, size, 2).to(device)
         _check_outputs(config.model["name"], model, torch.zeros(2, *size, device=device), 2)
 
@@ -64,7 +64,7 @@ def read_dataset(config: Config, world: World) -> Dataset:
 def build_model(config: Config, split: Split, device: torch.device, weights: Mapping[str, Tensor] | None) -> nn.Module:
     """Build the model on its device with the weights that `init` names, and run it on two images of zeros."""
     _, channels, height, width = split.images.shape
-    shape = channels, *input_size(build_augment(config.data.augment), height, width)
+    shape = channels, *get_input_size(build_augment(config.data.augment), height, width)
     torch.manual_seed(config.seed)  # Weights are initialised on the CPU, and thus identical on every device.
     model = MODELS.build(config.model, shape, len(split.classes))
     if weights is not None:

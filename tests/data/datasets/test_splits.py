@@ -11,7 +11,7 @@ import torch
 from tests.conftest import CallHere, Printed, Train, result_of
 from tests.data.datasets.test_image_folder import CLASSES, check_loaders, draw, folder, load, overrides
 from vitmnist.cli.evaluate import main as evaluate_main
-from vitmnist.data.channel_statistics import channel_statistics
+from vitmnist.data.channel_statistics import compute_statistics
 from vitmnist.data.datasets.base import Dataset, hold_out_validation
 from vitmnist.data.images import to_tensor
 from vitmnist.errors import ConfigError, DataError
@@ -55,7 +55,7 @@ def assert_as_drawn(dataset: Dataset, folder: Path) -> None:
         assert [dataset.train.classes[label] for label in split.labels] == [Path(file).parts[1] for file in names]
         for index in (0, len(split) - 1):
             assert torch.equal(to_tensor(split.files[index]), split.images[index])
-        assert (split.mean, split.std) == channel_statistics(dataset.train.images)
+        assert (split.mean, split.std) == compute_statistics(dataset.train.images)
 
 
 def test_every_folder_of_a_split_is_used_and_named(divided: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -244,7 +244,7 @@ def test_a_share_of_each_class_is_held_out_by_the_seed(folder: Path) -> None:
             assert torch.equal(split.images[index], by_name[name])
             assert torch.equal(to_tensor(split.files[index]), by_name[name])
     for split in apart.splits.values():
-        assert (split.mean, split.std) == channel_statistics(apart.train.images)
+        assert (split.mean, split.std) == compute_statistics(apart.train.images)
     check_loaders(apart.train.subset(slice(24)))
     assert apart.validation.files == hold_out_validation(pets, 0.3, seed=1).validation.files
     assert apart.validation.files != hold_out_validation(pets, 0.3, seed=2).validation.files
