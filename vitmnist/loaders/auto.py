@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -20,6 +21,7 @@ from vitmnist.errors import ConfigError, suggest_names
 from vitmnist.loaders.base import LOADERS, Batches, Loader, get_placement, required_memory
 from vitmnist.runtime.device import create_backend
 from vitmnist.runtime.memory import Memory, check_fits, peak_memory
+from vitmnist.store.cache_file import DEFAULT_FOLDER
 from vitmnist.store.rows import Placement
 from vitmnist.store.tree import map_tensors
 from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, adapt_step, make_timings
@@ -33,6 +35,12 @@ class AutoOptions:
     batches: int = config_field(30, at_least=1)
     seconds: float = config_field(3.0, above=0)
     candidates: list[str] | None = None
+    folder: str = DEFAULT_FOLDER
+
+    def candidate_values(self, name: str) -> dict[str, Any]:
+        """Return the name of a candidate and its options: the defaults, but the folder of `auto`."""
+        values = LOADERS.with_defaults({"name": name})
+        return {**values, "folder": self.folder} if "folder" in values else values
 
 
 @dataclass(frozen=True)
@@ -96,7 +104,7 @@ def select_loader(
     Raises:
         ConfigError: a candidate is unknown, or none can be used.
     """
-    builder = CandidateBuilder(data, sampler, device, as_candidate)
+    builder = CandidateBuilder(options, data, sampler, device, as_candidate)
     with ExitStack() as stack:
         benchmark = Benchmark(stack)
         for name, placement in _loaders_to_try(options, data).items():
@@ -134,6 +142,7 @@ def _loaders_to_try(options: AutoOptions, data: SampleSource) -> dict[str, Place
 class CandidateBuilder:
     """Builds the loaders that fit into memory next to the model; takes the arguments of `select_loader`."""
 
+    options: AutoOptions
     data: SampleSource
     sampler: EpochSampler
     device: torch.device
@@ -154,7 +163,7 @@ class CandidateBuilder:
         data = self.decoded_set if self.decoded_set is not None and in_memory else self.data
         check_fits(name, required_memory(placement, data, self.device), self.device, self.model_memory)
         started = time.perf_counter()
-        loader = LOADERS.build(LOADERS.with_defaults({"name": name}), data, self.sampler, self.device)
+        loader = LOADERS.build(self.options.candidate_values(name), data, self.sampler, self.device)
         set_up_s = time.perf_counter() - started
         self.loaders[name] = loader
         self.decoded_set = self.decoded_set or loader.decoded_set

@@ -16,7 +16,7 @@ from vitmnist.data.randomness import (
     preserved_random_state,
     read_probes,
 )
-from vitmnist.errors import ConfigError, DataError, UserError, describe_error, suggest_names
+from vitmnist.errors import ConfigError, DataError, UserError, format_error, suggest_names
 from vitmnist.replacement.decoded_dataset import (
     DecodedDataLoader,
     DecodedDataset,
@@ -145,7 +145,7 @@ def _replace(dataloader: DataLoader[Any], target: Destination, to_tensors: bool)
         except ConfigError:
             raise
         except Exception as error:  # Samples and the collate function may raise anything.
-            raise DataError(f"{loader}: {describe_error(error)}") from error
+            raise DataError(f"{loader}: {format_error(error)}") from error
 
 
 def _build(

@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -217,7 +218,10 @@ class FolderDecoder:
         files = [
             (name, label, _file_signature(path)) for name, (path, label) in zip(self.names, self.samples, strict=True)
         ]
-        options = [CACHE_VERSION, *self.starts[1:-1], vars(self.reader)]
+        decoders = [
+            version(package) for package in ("pillow", "torch", "torchvision")
+        ]  # `disk` uses the installed ones.
+        options = [CACHE_VERSION, *decoders, *self.starts[1:-1], vars(self.reader)]
         contents = json.dumps([str(self.folder.resolve()), *options, files])
         return hashlib.sha256(contents.encode()).hexdigest()
 
