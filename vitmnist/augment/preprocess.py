@@ -187,7 +187,7 @@ class Preprocess(nn.Module):
         self.classes = len(data.classes) if isinstance(data, Split) else classes
 
     def forward(self, images: Tensor, keys: Tensor | None = None) -> Tensor:
-        """Return normalised float32 `[B, C, H, W]`; without keys, float images keep their dtype. The batch is not modified.
+        """Return float32 `[B, C, H, W]`, normalised. Without keys, float images keep their dtype. Modifies no batch.
 
         Args:
             keys: int64 `[B]`, from the method `keys`.

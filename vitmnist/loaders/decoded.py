@@ -108,7 +108,7 @@ class CacheLoader(HostLoader):
 class GpuSliceLoader(Loader):
     """Keeps the dataset on the device, with the permutation of each epoch. No batch crosses the bus.
 
-    On the CPU, nothing is copied, and contiguous batches are views. Every rank keeps all samples. Raises as `RamLoader`.
+    On the CPU, nothing is copied, and contiguous batches are views. Each rank keeps all samples. Raises as `RamLoader`.
     """
 
     placement = Placement.DEVICE

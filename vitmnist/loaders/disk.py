@@ -20,7 +20,7 @@ from vitmnist.config.validation import AUTO, config_field
 from vitmnist.data.datasets.base import ImageFiles, ImagesOnDisk, Split
 from vitmnist.data.sampler import EpochSampler, as_tensor
 from vitmnist.data.sources import DatasetSource, SampleSource, TensorSet
-from vitmnist.errors import FEWER_WORKERS, DataError, LoadingError, UserError, to_failure
+from vitmnist.errors import FEWER_WORKERS, DataError, LoadingError, UserError, classify_error
 from vitmnist.loaders.base import LOADERS, Batches, Loader
 from vitmnist.runtime.cpu import cores_per_rank, one_core_per_thread
 from vitmnist.runtime.device import create_backend
@@ -192,7 +192,7 @@ def _translate_worker_error(error: Exception) -> Exception:
         return error
     if isinstance(error, (ConnectionError, EOFError)):  # The pipe from the worker broke.
         return LoadingError(f"disk: a worker was killed or exited unexpectedly ({error!r}); {FEWER_WORKERS}")
-    failure = to_failure(error)
+    failure = classify_error(error)
     return LoadingError(failure.message) if failure.cause == "worker" else error
 
 

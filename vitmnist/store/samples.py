@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitmnist.errors import DataError, describe_error
+from vitmnist.errors import DataError, format_error
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.store.cache_file import decode_once
 from vitmnist.store.tree import Structure, flatten_tree, sort_dims_by_stride, unflatten_tree
@@ -139,7 +139,7 @@ def pickle_sample(sample: object) -> list[Buffer]:
         pickler.dump(sample)
     except Exception as error:  # Any method of an object can fail.
         raise DataError(
-            f"a sample cannot be pickled ({describe_error(error)}); define classes and functions at the top level of a "
+            f"a sample cannot be pickled ({format_error(error)}); define classes and functions at the top level of a "
             "module, and leave open files and locks out of samples"
         ) from error
     return _pack(pickler.head.getvalue(), pickler.buffers)

@@ -22,7 +22,7 @@ from vitmnist.config.validation import config_field
 from vitmnist.data.channel_statistics import compute_statistics, resolve_statistics
 from vitmnist.data.images import ColorMode, ImageReader, Pixels
 from vitmnist.data.sources import TensorSet, hash_tensor
-from vitmnist.errors import ConfigError, DataError, to_failure
+from vitmnist.errors import ConfigError, DataError, classify_error
 from vitmnist.registry import OptionsClass, Registry
 from vitmnist.runtime.files import expand_home
 from vitmnist.runtime.memory import Memory, check_fits
@@ -262,7 +262,7 @@ def build_dataset(values: Mapping[str, Any], root: str, key: str | None = None) 
     try:
         return builder(options, expand_home(root))
     except OSError as error:
-        raise DataError(f"data/dataset={values['name']}: {to_failure(error).message}") from error
+        raise DataError(f"data/dataset={values['name']}: {classify_error(error).message}") from error
 
 
 def apply_config(dataset: Dataset, data: DataConfig) -> Dataset:
