@@ -12,7 +12,7 @@ from typing import Any
 
 from vitmnist.config.schema import dotted_keys
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.metrics.epoch_record import Monitor, select_steady_epochs, summarize
+from vitmnist.metrics.epoch_record import Monitor, select_last_start, summarize
 from vitmnist.metrics.epoch_table import EPOCH_S, Metric, build_epoch_table, find_metric
 from vitmnist.runtime.files import UnreadableError, read_json_or_yaml
 from vitmnist.runtime.run_folder import is_in_use
@@ -51,7 +51,7 @@ class Run:
     @property
     def is_ranked(self) -> bool:
         """Whether the times are compared: the run completed, had the machine to itself, and timed a steady epoch."""
-        if self.status != "completed" or self.overlapping or not select_steady_epochs(self.result.epochs):
+        if self.status != "completed" or self.overlapping or len(select_last_start(self.result.epochs)) < 2:
             return False
         return summarize(self.result.epochs, EPOCH_S) is not None
 
@@ -72,7 +72,7 @@ class Run:
             parts.append("resumed")
         if self.overlapping:
             parts.append("overlapping")
-        if not select_steady_epochs(self.result.epochs):
+        if len(select_last_start(self.result.epochs)) < 2:
             parts.append("first epoch only")
         return ", ".join(parts)
 
