@@ -91,7 +91,7 @@ def build_epoch(name: str, train: Split, overrides: list[str], **options: Any) -
 
     def epoch(number: int) -> Iterator[Any]:
         for (images, labels), keys in zip(loader.epoch(number), preprocess.keys(loader.sampler, number), strict=False):
-            if preprocess.mixes and keys is not None:
+            if preprocess.has_mixing and keys is not None:
                 yield preprocess.mix_batch(images, labels, keys)
             else:
                 yield preprocess(images, keys), labels

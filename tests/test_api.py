@@ -91,6 +91,7 @@ def test_load_dataset_reads_a_dataset_by_name(tiny_root: Path) -> None:
         ({"batch_size": True}, "^batch_size=True: must be a whole number"),
         ({"seed": "0"}, "^seed=0: must be a whole number, at least 0"),
         ({"name": ["ram"]}, r"^name=\['ram'\]: not known"),
+        ({"device": "mps"}, "^mps is not supported yet: float64 .* are missing there; type device=cpu$"),
         ({"device": "gpu"}, "^device=gpu: unknown device; allowed: auto, cpu, cuda"),
         ({"name": "prefetch", "base": {"name": "disk", "worker": 1}}, r"base\.worker: there is no such key"),
     ],

@@ -8,8 +8,8 @@ from omegaconf import OmegaConf
 
 from tests.augment.test_operations import keys, operation
 from vitmnist import make_loader
-from vitmnist.augment.base import OPERATIONS, operation_keys
-from vitmnist.augment.preprocess import Compose, Preprocess, build_augment, input_size
+from vitmnist.augment.base import OPERATIONS, derive_keys
+from vitmnist.augment.preprocess import Compose, Preprocess, build_augment, get_input_size
 from vitmnist.config import CONF
 from vitmnist.config.compose import compose
 from vitmnist.config.schema import Config
@@ -38,7 +38,7 @@ def test_operations_are_applied_in_order_with_the_keys_of_their_places(data: Ten
     found = Preprocess(data, Compose(values))(data.images, keys(23))
     expected = data.images
     for place, value in enumerate(values):
-        expected = operation(**value)(expected.float(), operation_keys(keys(23), place))
+        expected = operation(**value)(expected.float(), derive_keys(keys(23), place))
     assert torch.equal(found, Preprocess(data)(expected.to(torch.uint8)))
 
 
@@ -77,7 +77,7 @@ def test_every_loader_gets_the_images_of_a_preset(data: TensorSet, preset: str, 
         options = {"num_workers": 0} if name == "disk" else {}
         with make_loader(name, data, batch_size=5, device="cpu", seed=3, shuffle=shuffle, **options) as loader:
             batches = zip(loader.epoch(1), preprocess.keys(loader.sampler, 1), strict=True)
-            if preprocess.mixes:
+            if preprocess.has_mixing:
                 epochs.append(torch.cat([preprocess.mix_batch(*batch, keys)[0] for batch, keys in batches]))
             else:
                 epochs.append(torch.cat([preprocess(images, keys) for (images, _), keys in batches]))
@@ -87,9 +87,9 @@ def test_every_loader_gets_the_images_of_a_preset(data: TensorSet, preset: str, 
     assert not torch.equal(epochs[0], normalised[sampler.indices(1)])
     assert torch.equal(preprocess(data.images), normalised)  # without keys, as in an evaluation
     (batch, *_), (drawn, *_) = sampler.indices(1).split(5), preprocess.keys(sampler, 1)
-    arguments = (data.labels[batch], drawn) if preprocess.mixes else (drawn,)
-    again = (preprocess.mix_batch if preprocess.mixes else preprocess)(normalised[batch], *arguments)
-    assert torch.equal((again[0] if preprocess.mixes else again), epochs[0][:5])
+    arguments = (data.labels[batch], drawn) if preprocess.has_mixing else (drawn,)
+    again = (preprocess.mix_batch if preprocess.has_mixing else preprocess)(normalised[batch], *arguments)
+    assert torch.equal((again[0] if preprocess.has_mixing else again), epochs[0][:5])
 
 
 @pytest.mark.parametrize("preset", ["cifar", "crops", "imagenet"])
@@ -139,9 +139,9 @@ def test_a_mistake_is_named_with_its_place(operations: str, message: str) -> Non
 
 def test_an_augmentation_may_make_images_smaller_but_not_larger() -> None:
     crop = Compose([{"name": "random_resized_crop", "size": 8}])
-    assert (input_size(None, 28, 20), input_size(crop, 28, 20)) == ((28, 20), (8, 8))
+    assert (get_input_size(None, 28, 20), get_input_size(crop, 28, 20)) == ((28, 20), (8, 8))
     with pytest.raises(ConfigError, match=r"makes images of 8×8 from those of the dataset, 7×28; set the size"):
-        input_size(crop, 7, 28)
+        get_input_size(crop, 7, 28)
 
 
 def test_an_augmentation_that_mixes_needs_labels(data: TensorSet) -> None:

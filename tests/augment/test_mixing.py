@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torchvision.transforms import v2
 
 from tests.augment.test_operations import built, images, keys
-from vitmnist.augment.base import draw_partners, operation_keys, random_bits
+from vitmnist.augment.base import derive_keys, draw_partners, random_bits
 from vitmnist.augment.preprocess import Compose
 
 NUMBER = 100
@@ -136,7 +136,7 @@ def test_small_alpha_mixes_little() -> None:
 
 def test_each_operation_draws_random_numbers_of_its_own() -> None:
     drawn = keys(1000)
-    columns = [random_bits(operation_keys(drawn, place), number) for place, number in ((0, 0), (0, 1), (1, 0), (2, 0))]
+    columns = [random_bits(derive_keys(drawn, place), number) for place, number in ((0, 0), (0, 1), (1, 0), (2, 0))]
     for earlier, later in pairwise(columns):
         assert abs(float(torch.corrcoef(torch.stack([earlier, later]).double())[0, 1])) < 0.15
-    assert torch.equal(operation_keys(drawn, 0), drawn)
+    assert torch.equal(derive_keys(drawn, 0), drawn)

@@ -16,8 +16,8 @@ from vitmnist.augment.base import (
     Mixing,
     Operation,
     _mix64,
-    augment_keys,
-    random_boxes,
+    draw_boxes,
+    draw_keys,
     random_uniform,
 )
 from vitmnist.data.sampler import EpochSampler
@@ -26,7 +26,7 @@ from vitmnist.errors import DataError
 NUMBER = 200
 JITTER = {"brightness": 0, "contrast": 0, "saturation": 0}
 # Parameters that change no image.
-IDENTITY = {
+COMPARABILITY_FACTS = {
     "shift": {"pixels": 0},
     "affine": {"degrees": 0, "pixels": 0, "scale": 0, "shear_degrees": 0},
     "random_resized_crop": {"scale": [1, 1], "ratio": [1, 1]},
@@ -47,7 +47,7 @@ def operation(name: str, **options: object) -> Callable[[Tensor, Tensor], Tensor
 
 
 def keys(number: int = NUMBER) -> Tensor:
-    return augment_keys(EpochSampler(number, number, 0, "none"), 0, torch.device("cpu"))
+    return draw_keys(EpochSampler(number, number, 0, "none"), 0, torch.device("cpu"))
 
 
 def images(number: int = NUMBER, channels: int = 3, height: int = 12, width: int = 17, seed: int = 0) -> Tensor:
@@ -59,7 +59,7 @@ def test_crops_are_those_of_torchvision(size: int | None, antialias: bool) -> No
     """Pixels differ by at most 1e-5. Antialiasing would change nothing in crops of the size of the image."""
     crop, source = operation("random_resized_crop", size=size), images()
     found = crop(source, keys())
-    boxes = random_boxes(keys(), (0.08, 1.0), (0.75, 1.3333), 12, 17)
+    boxes = draw_boxes(keys(), (0.08, 1.0), (0.75, 1.3333), 12, 17)
     for image, top, left, bottom, right, ours in zip(source, *boxes, found, strict=True):
         box = int(top), int(left), int(bottom - top), int(right - left)
         theirs = TF.resized_crop(image, *box, [size or 12, size or 17], antialias=antialias)
@@ -70,7 +70,7 @@ def test_crops_are_those_of_torchvision(size: int | None, antialias: bool) -> No
 def test_crops_of_bytes_are_those_of_torchvision_to_the_last_bit(size: int | None) -> None:
     source = images().mul(255).to(torch.uint8)
     crop = operation("random_resized_crop", size=size)
-    boxes = random_boxes(keys(), (0.08, 1.0), (0.75, 1.3333), 12, 17)
+    boxes = draw_boxes(keys(), (0.08, 1.0), (0.75, 1.3333), 12, 17)
     for image, key, top, left, bottom, right in zip(source, keys(), *boxes, strict=True):
         box = int(top), int(left), int(bottom - top), int(right - left)
         theirs = TF.resized_crop(image, *box, [size or 12, size or 17], antialias=False)
@@ -92,7 +92,7 @@ def test_shift_moves_whole_images_evenly_and_fills_with_black() -> None:
 
 
 def test_boxes_have_the_areas_and_shapes_asked_for_and_lie_anywhere() -> None:
-    boxes = random_boxes(keys(5000), (0.1, 0.4), (0.5, 1.5), 200, 300)
+    boxes = draw_boxes(keys(5000), (0.1, 0.4), (0.5, 1.5), 200, 300)
     heights, widths = (boxes.bottom - boxes.top).double(), (boxes.right - boxes.left).double()
     areas, ratios = heights * widths / 60_000, widths / heights
     assert 0.095 < areas.min() < 0.12
@@ -136,7 +136,7 @@ def test_flips_are_those_of_torchvision_and_as_frequent_as_p() -> None:
 
 def test_erased_boxes_are_those_of_torchvision() -> None:
     found = operation("random_erasing", p=0.4)(images(), keys())
-    boxes = random_boxes(keys(), (0.02, 0.33), (1 / 3.3, 1 / 0.3), 12, 17)
+    boxes = draw_boxes(keys(), (0.02, 0.33), (1 / 3.3, 1 / 0.3), 12, 17)
     is_erased = random_uniform(keys(), NUMBERS_PER_BOX) < 0.4
     assert 0.25 < is_erased.double().mean() < 0.55
     for image, erased, top, left, bottom, right, ours in zip(images(), is_erased, *boxes, found, strict=True):
@@ -186,7 +186,7 @@ def test_jitter_refuses_two_channels() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(
-    name=st.sampled_from(sorted(IDENTITY)),
+    name=st.sampled_from(sorted(COMPARABILITY_FACTS)),
     side=st.integers(5, 20),
     extra=st.integers(0, 9),
     number=st.integers(1, 5),
@@ -202,7 +202,7 @@ def test_any_batch_keeps_its_shape_dtype_and_range(
     assert (found.shape, found.dtype) == (source.shape, torch.float32)
     assert found.min() >= -1e-6
     assert found.max() <= 1 + 1e-6
-    options = dict(IDENTITY[name])
+    options = dict(COMPARABILITY_FACTS[name])
     if "ratio" in options:
         options["ratio"] = [(side + extra) / side] * 2
     torch.testing.assert_close(operation(name, **options)(source, keys(number)), source, rtol=0, atol=1e-5)
@@ -219,7 +219,7 @@ def test_random_numbers_are_those_of_splitmix64() -> None:
 def by_index(batch_size: int, shuffle: str, seed: int = 5, epoch: int = 2) -> Tensor:
     sampler = EpochSampler(1000, batch_size, seed, shuffle)
     numbers = torch.empty(1000, dtype=torch.int64)
-    numbers[sampler.indices(epoch)] = augment_keys(sampler, epoch, torch.device("cpu"))
+    numbers[sampler.indices(epoch)] = draw_keys(sampler, epoch, torch.device("cpu"))
     return numbers
 
 

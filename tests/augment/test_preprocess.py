@@ -10,14 +10,14 @@ from torch.utils.data import TensorDataset
 from torchvision import transforms
 
 from vitmnist.augment.preprocess import Preprocess
-from vitmnist.data.channel_statistics import channel_statistics
+from vitmnist.data.channel_statistics import compute_statistics
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.errors import ConfigError, DataError
 
 
 @pytest.mark.parametrize("statistics", ["mnist", "random"])
 def test_every_byte_becomes_what_torchvision_makes_of_it(tiny: Dataset, statistics: str) -> None:
-    mean, std = ((0.1307,), (0.3081,)) if statistics == "mnist" else channel_statistics(tiny.train.images)
+    mean, std = ((0.1307,), (0.3081,)) if statistics == "mnist" else compute_statistics(tiny.train.images)
     values = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
     split = replace(tiny.train, mean=mean, std=std)
     transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(mean, std)])

@@ -12,7 +12,7 @@ from vitmnist.augment.preprocess import Preprocess
 from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.cli.report import main as report
 from vitmnist.config.schema import DataConfig
-from vitmnist.data.channel_statistics import IMAGENET, configured_statistics
+from vitmnist.data.channel_statistics import IMAGENET, resolve_statistics
 from vitmnist.data.datasets.base import Dataset, apply_config
 from vitmnist.errors import ConfigError
 
@@ -32,7 +32,7 @@ def test_given_statistics_are_those_of_every_split_and_loader(tiny: Dataset) -> 
 
 def test_the_default_leaves_a_dataset_as_it_is(tiny: Dataset) -> None:
     assert apply_config(tiny, DataConfig(holdout=None, normalize="dataset")) is tiny
-    assert configured_statistics("imagenet", 3) == IMAGENET
+    assert resolve_statistics("imagenet", 3) == IMAGENET
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_the_default_leaves_a_dataset_as_it_is(tiny: Dataset) -> None:
 )
 def test_statistics_that_cannot_be_used_are_refused(value: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        configured_statistics(value, 1)
+        resolve_statistics(value, 1)
 
 
 def test_statistics_are_typed_recorded_and_may_not_change(

@@ -51,7 +51,7 @@ def test_augmented_and_mixed_images_are_those_of_the_cpu(augment: Compose, cuda:
         preprocess = Preprocess(data, augment, classes=5).to(device)
         (keys,) = preprocess.keys(EpochSampler(23, 23, 3, Shuffle.none), 1)
         batch = data.images.to(device), data.labels.to(device), keys
-        result = preprocess.mix_batch(*batch) if preprocess.mixes else [preprocess(batch[0], keys)]
+        result = preprocess.mix_batch(*batch) if preprocess.has_mixing else [preprocess(batch[0], keys)]
         results.append([tensor.cpu() for tensor in result])
     for ours, wanted in zip(*results, strict=True):
         torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-4)

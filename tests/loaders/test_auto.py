@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 from tests.conftest import BRIEF, Printed, Train, assert_same_run, result_of
 from tests.support.samples import Made
 from vitmnist import make_loader
+from vitmnist.config.compose import compose
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource, TensorSet, as_source
 from vitmnist.errors import ConfigError, DataError
@@ -28,7 +29,7 @@ from vitmnist.optim.schedules import SCHEDULES
 from vitmnist.registry import NoOptions
 from vitmnist.runtime import memory
 from vitmnist.runtime.memory import Memory
-from vitmnist.store.rows import Location, Storage
+from vitmnist.store.rows import Destination, Placement
 from vitmnist.store.tree import find_difference
 from vitmnist.timing.benchmark import LoaderCandidate, TimedWindow
 
@@ -103,7 +104,7 @@ def test_a_function_is_a_candidate_if_its_options_say_what_its_loader_keeps(monk
     class Options:
         """The loader keeps all samples in memory."""
 
-        storage: ClassVar[Storage] = Storage.HOST
+        placement: ClassVar[Placement] = Placement.HOST
 
     monkeypatch.setattr(LOADERS, "names", lambda: ["named", "unnamed"])
     monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=MAPPED.nbytes - 1))
@@ -111,7 +112,7 @@ def test_a_function_is_a_candidate_if_its_options_say_what_its_loader_keeps(monk
     LOADERS.register("unnamed")(partial(DirectLoader))
     with pytest.raises(ConfigError, match=r"^no candidate can be used:\nnamed: named: the set takes .*$"):
         select_loader(AutoOptions(), MAPPED, SAMPLER, CPU)
-    with pytest.raises(ConfigError, match=r"candidates=unnamed: its options do not say what it keeps \(`storage`\)"):
+    with pytest.raises(ConfigError, match=r"candidates=unnamed: its options do not say what it keeps \(`placement`\)"):
         chosen("unnamed")
 
 
@@ -124,16 +125,21 @@ def test_the_time_limit_ends_the_timing_after_a_block() -> None:
 @pytest.mark.usefixtures("own_loaders")
 @pytest.mark.parametrize(
     ("kind", "built_from"),
-    [(Storage.HOST, ["decoded"]), (Storage.DEVICE, ["decoded"]), (Storage.STREAMED, ["as given"]), (Storage.FILE, [])],
+    [
+        (Placement.HOST, ["decoded"]),
+        (Placement.DEVICE, ["decoded"]),
+        (Placement.NONE, ["as given"]),
+        (Placement.FILE, []),
+    ],
 )
 def test_what_a_loader_keeps_decides_what_auto_builds_it_from(
-    kind: Storage, built_from: list[str], monkeypatch: pytest.MonkeyPatch
+    kind: Placement, built_from: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A loader in memory is built from what `ram` has decoded. A file is not written if memory holds the samples."""
     found = []
 
     class Second(DirectLoader):
-        storage = kind
+        placement = kind
 
         def batches(self, epoch: int, start: int) -> Batches:
             found.append("decoded" if isinstance(self.data, TensorSet) else "as given")
@@ -172,11 +178,11 @@ def test_a_mapped_set_is_decoded_once_for_all_candidates_that_keep_it(monkeypatc
     copies = []
     decode_to = TensorSet.decode_to
 
-    def counted(data: TensorSet, location: Location) -> TensorSet:
-        copies.extend([location] if data.is_mapped else [])
+    def counted(data: TensorSet, destination: Destination) -> TensorSet:
+        copies.extend([destination] if data.is_mapped else [])
         # The memory suffices for one copy, and after it none is left.
         monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=MAPPED.nbytes - 1))
-        return decode_to(data, location)
+        return decode_to(data, destination)
 
     monkeypatch.setattr(TensorSet, "decode_to", counted)
     monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=MAPPED.nbytes))
@@ -230,6 +236,19 @@ def test_a_run_with_auto_learns_what_any_run_learns(
     assert f"chosen: {found['auto']['name']}, {found['auto']['reason']}" in ended.stdout
     assert train_here(*quick, *step, "data/loader=ram", "hydra.run.dir=by_hand").returncode == 0
     assert_same_run(tmp_path / "automatic", tmp_path / "by_hand")
+
+
+def test_a_candidate_keeps_its_files_in_the_configured_folder(
+    succeed: Printed, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert compose(["data/loader=auto", "data.root=data"]).data.loader.folder == "data/vitmnist-cache"
+    folder = tmp_path / "files"
+    succeed(
+        *quick, "data/loader=auto", "data.loader.candidates=[cache]", f"data.loader.folder={folder}", "epochs=1", *BRIEF
+    )
+    assert list(folder.glob("*/images.npy"))
+    assert not (tmp_path / "home" / ".cache" / "vitmnist").exists()
 
 
 def test_the_timed_steps_of_all_candidates_stay_within_the_schedule_of_the_run(

@@ -23,7 +23,7 @@ from vitmnist.runtime.memory import (
     read_host_peak,
     reset_host_peak,
 )
-from vitmnist.store.rows import Storage
+from vitmnist.store.rows import Placement
 
 CPU = torch.device("cpu")
 SAMPLER = EpochSampler(23, 2, 0)
@@ -63,9 +63,10 @@ def test_a_sets_memory_is_judged_at_its_real_dtype(monkeypatch: pytest.MonkeyPat
     for dtype, size in ((torch.uint8, 1), (torch.float64, 8)):
         arrays = TensorSet(torch.zeros(23, 3, dtype=dtype), torch.zeros(23, dtype=torch.int64))
         expected = 23 * (3 * size + 8 + INDEX_NBYTES)
-        assert required_memory(Storage.DEVICE, arrays, torch.device("cuda")).device == expected
+        assert required_memory(Placement.DEVICE, arrays, torch.device("cuda")).device == expected
 
 
+@pytest.mark.needs("/proc")
 def test_free_and_peak_memory_are_those_of_the_machine() -> None:
     free = measure_free_memory(CPU)
     assert 2**20 < free.host < 2**50

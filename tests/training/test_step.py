@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.utils import counters
 
-from vitmnist.augment.base import draw_partners, operation_keys
+from vitmnist.augment.base import derive_keys, draw_partners
 from vitmnist.augment.preprocess import Compose, Preprocess
 from vitmnist.config.schema import Precision
 from vitmnist.data.datasets.base import Dataset
@@ -102,8 +102,8 @@ def check_gradient(step: TrainStep, data: Dataset, size: int, bound: float, smoo
     batch = batch_of(data, step, size)
     images, labels, keys = batch.images, batch.labels, batch.keys
     sums = step.forward_backward(batch)
-    if preprocess.mixes:
-        images, keys = preprocess._augment_and_normalize(images, keys), operation_keys(keys, 1)
+    if preprocess.has_mixing:
+        images, keys = preprocess._augment_and_normalize(images, keys), derive_keys(keys, 1)
         partners = draw_partners(keys, labels >= 0)
         images, weights = preprocess.augment.mixing(images, images[partners], keys)
         logits = plain(images)

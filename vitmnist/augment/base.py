@@ -17,7 +17,7 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.registry import OptionsClass, Registry
 
 SPLITMIX_INCREMENT = 0x9E3779B97F4A7C15 - 2**64  # This is the published constant as a signed int64.
-NUMBERS_PER_BOX = 4  # `random_boxes` draws this many numbers for an image. Its callers use the indices from here on.
+NUMBERS_PER_BOX = 4  # `draw_boxes` draws this many numbers for an image. Its callers use the indices from here on.
 MAX_NUMBERS = 64  # An operation draws at most this many numbers for an image.
 
 
@@ -83,14 +83,14 @@ class Mixing(nn.Module):
 OPERATIONS: Registry[OptionsClass, Operation | Mixing] = Registry("data/augment.operations", __package__)
 
 
-def augment_keys(sampler: EpochSampler, epoch: int, device: torch.device, start: int = 0) -> Tensor:
+def draw_keys(sampler: EpochSampler, epoch: int, device: torch.device, start: int = 0) -> Tensor:
     """A random int64 for each image of an epoch from batch `start` on, in the order of the batches."""
     # The spawn key differs from the sampler's (epoch,), so that augmentation is independent of the order.
     (base,) = np.random.SeedSequence(sampler.seed, spawn_key=(epoch, 1)).generate_state(1, np.uint64)
     return _mix64(sampler.indices(epoch, start, device) * SPLITMIX_INCREMENT + (int(base) - 2**63))
 
 
-def operation_keys(keys: Tensor, index: int) -> Tensor:
+def derive_keys(keys: Tensor, index: int) -> Tensor:
     """Independent keys for the operation at an index of a list; index 0 gets `keys` unchanged."""
     return keys + SPLITMIX_INCREMENT * MAX_NUMBERS * index % 2**63
 
@@ -133,7 +133,7 @@ class Boxes(NamedTuple):
         return in_rows.float()[:, None, :, None] * in_columns.float()[:, None, None, :]
 
 
-def random_boxes(keys: Tensor, scale: Sequence[float], ratio: Sequence[float], height: int, width: int) -> Boxes:
+def draw_boxes(keys: Tensor, scale: Sequence[float], ratio: Sequence[float], height: int, width: int) -> Boxes:
     """Boxes of a random area and shape, anywhere in images of this size.
 
     The share `scale` of the image's area is drawn uniformly, as is the logarithm of `ratio`, width to height. A box

@@ -14,8 +14,8 @@ from vitmnist.augment.base import (
     Mixing,
     MixingOptions,
     Operation,
+    draw_boxes,
     random_bits,
-    random_boxes,
     random_uniform,
 )
 from vitmnist.config.validation import config_field
@@ -114,7 +114,7 @@ class RandomResizedCrop(Operation):
         return (self.options.size, self.options.size) if self.options.size else (height, width)
 
     def draw(self, keys: Tensor, height: int, width: int) -> Boxes:
-        return random_boxes(keys, self.options.scale, self.options.ratio, height, width)
+        return draw_boxes(keys, self.options.scale, self.options.ratio, height, width)
 
     def forward(self, images: Tensor, *params: Tensor) -> Tensor:
         _, _, height, width = images.shape
@@ -124,14 +124,14 @@ class RandomResizedCrop(Operation):
             # For a single image of 224×224 pixels this takes 0.05 ms on a core, and with floats 0.22 ms.
             crop = images[:, :, boxes.top : boxes.bottom, boxes.left : boxes.right]
             return F.interpolate(crop, (to_height, to_width), mode="bilinear", align_corners=False)
-        rows = _source_positions(boxes.top, boxes.bottom, height, to_height)
-        columns = _source_positions(boxes.left, boxes.right, width, to_width)
+        rows = _compute_source_positions(boxes.top, boxes.bottom, height, to_height)
+        columns = _compute_source_positions(boxes.left, boxes.right, width, to_width)
         size = len(images), to_height, to_width
         grid = torch.stack([columns[:, None, :].expand(size), rows[:, :, None].expand(size)], dim=3)
         return F.grid_sample(images, grid, align_corners=False, padding_mode="border")
 
 
-def _source_positions(first: Tensor, end: Tensor, side: int, to_side: int) -> Tensor:
+def _compute_source_positions(first: Tensor, end: Tensor, side: int, to_side: int) -> Tensor:
     """Where the pixels along one side of a resized crop come from, in the unit of `grid_sample`: `[B, to_side]`."""
     length = (end - first)[:, None]
     positions = (torch.arange(to_side, device=first.device) + 0.5) * length / to_side - 0.5
@@ -178,7 +178,7 @@ class RandomErasing(Operation):
 
     def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor, ...]:
         lowest, highest = self.options.ratio
-        boxes = random_boxes(keys, self.options.scale, (1 / highest, 1 / lowest), height, width)
+        boxes = draw_boxes(keys, self.options.scale, (1 / highest, 1 / lowest), height, width)
         return *boxes, random_uniform(keys, NUMBERS_PER_BOX) < self.options.p
 
     def forward(self, images: Tensor, *params: Tensor) -> Tensor:
@@ -217,14 +217,14 @@ class ColorJitter(Operation):
             images.mul_(brightness).clamp_(0, 1)
         if self.options.contrast:
             # Row by row, because torch divides the sum over a whole image among its threads and rounds accordingly.
-            mean = _luma(images).contiguous().mean(dim=3, keepdim=True).mean(dim=2, keepdim=True)
+            mean = _to_grey(images).contiguous().mean(dim=3, keepdim=True).mean(dim=2, keepdim=True)
             torch.lerp(mean, images, contrast, out=images).clamp_(0, 1)
         if self.options.saturation and channels == 3:
-            torch.lerp(_luma(images), images, saturation, out=images).clamp_(0, 1)
+            torch.lerp(_to_grey(images), images, saturation, out=images).clamp_(0, 1)
         return images
 
 
-def _luma(images: Tensor) -> Tensor:
+def _to_grey(images: Tensor) -> Tensor:
     """The brightness of each pixel, `[B, 1, H, W]`."""
     if images.shape[1] == 1:
         return images

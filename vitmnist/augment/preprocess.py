@@ -11,9 +11,9 @@ import torch
 from omegaconf import MISSING
 from torch import Tensor, nn
 
-from vitmnist.augment.base import OPERATIONS, Mixing, Operation, augment_keys, draw_partners, operation_keys
+from vitmnist.augment.base import OPERATIONS, Mixing, Operation, derive_keys, draw_keys, draw_partners
 from vitmnist.config.validation import validate
-from vitmnist.data.channel_statistics import channel_statistics, check_layout, check_statistics
+from vitmnist.data.channel_statistics import check_layout, check_statistics, compute_statistics
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import Data, TensorSet, as_source
@@ -41,7 +41,7 @@ def build_augment(values: Mapping[str, Any]) -> Compose | None:
     return Compose(options.operations) if options.operations else None
 
 
-def input_size(augment: Compose | None, height: int, width: int) -> tuple[int, int]:
+def get_input_size(augment: Compose | None, height: int, width: int) -> tuple[int, int]:
     """Height and width of the model's input; raises `ConfigError` if the augmentation enlarges images."""
     size = augment.output_size(height, width) if augment else (height, width)
     if size[0] > height or size[1] > width:
@@ -80,10 +80,10 @@ class Compose(nn.Module):
                 self.operations.append(operation)
 
     def draw(self, keys: Tensor, height: int, width: int) -> list[Params]:
-        """The random parameters of each operation, by the `augment_keys` of the images."""
+        """The random parameters of each operation, by the `draw_keys` of the images."""
         params = []
         for index, operation in enumerate(self.operations):
-            params.append(operation.draw(operation_keys(keys, index), height, width))
+            params.append(operation.draw(derive_keys(keys, index), height, width))
             height, width = operation.output_size(height, width)
         return params
 
@@ -109,7 +109,7 @@ class Compose(nn.Module):
     def mix(self, images: Tensor, labels: Tensor, keys: Tensor, classes: int) -> tuple[Tensor, Tensor]:
         """Mix each image with a partner; the arguments and results are as in `Preprocess.mix_batch`."""
         assert self.mixing is not None
-        keys = operation_keys(keys, len(self.operations))
+        keys = derive_keys(keys, len(self.operations))
         partners = draw_partners(keys, labels >= 0)
         mixed, weights = self.mixing(images, images[partners], keys)
         one_hot = (labels[:, None] == torch.arange(classes, device=labels.device)).float()
@@ -173,7 +173,7 @@ class Preprocess(nn.Module):
             source = as_source(data)
             if not isinstance(source, TensorSet):
                 raise ConfigError("Preprocess computes no statistics of a map-style dataset; give mean= and std=")
-            mean, std = (source.mean, source.std) if isinstance(source, Split) else channel_statistics(source.images)
+            mean, std = (source.mean, source.std) if isinstance(source, Split) else compute_statistics(source.images)
             if augment is not None:
                 size = size or augment.output_size(*source.images.shape[-2:])
         self.register_buffer("mean", torch.as_tensor(mean, dtype=torch.float32).view(-1, 1, 1))
@@ -183,7 +183,7 @@ class Preprocess(nn.Module):
         self.register_buffer("max_value", torch.tensor([255.0]))
         self.augment, self.size = augment, size
         self._no_augment = Compose([])
-        self._data_is_uint8 = data is not None  # `channel_statistics` refuses other images.
+        self._data_is_uint8 = data is not None  # `compute_statistics` refuses other images.
         self.classes = len(data.classes) if isinstance(data, Split) else classes
 
     def forward(self, images: Tensor, keys: Tensor | None = None) -> Tensor:
@@ -196,7 +196,7 @@ class Preprocess(nn.Module):
             ConfigError: keys are given, and the augmentation mixes images, which needs their labels: call `mix_batch`.
             DataError: images that are neither uint8 nor floating point, or have another layout or number of channels.
         """
-        if self.mixes and keys is not None:
+        if self.has_mixing and keys is not None:
             raise ConfigError("this augmentation mixes images and their labels; call mix_batch(images, labels, keys)")
         return self._augment_and_normalize(images, keys)
 
@@ -218,7 +218,7 @@ class Preprocess(nn.Module):
         is_eager_on_cpu = images.device.type == "cpu" and not torch.compiler.is_compiling()
         if is_eager_on_cpu and is_large(augment.output_size(height, width)):
             return self._normalize_large_images(augment, images, params)
-        return augment.forward(self._unit_range(images), params).sub_(self.mean).div_(self.std)
+        return augment.forward(self._to_unit_floats(images), params).sub_(self.mean).div_(self.std)
 
     def _normalize_large_images(self, augment: Compose, images: Tensor, params: list[Params]) -> Tensor:
         """Augment and normalise the images one by one, in threads, each into its row of a contiguous batch."""
@@ -228,7 +228,7 @@ class Preprocess(nn.Module):
 
         def normalize_image(row: slice) -> None:
             image = augment.forward(images[row], params_by_image[row.start])
-            torch.sub(self._unit_range(image, normalized[row]), self.mean, out=normalized[row]).div_(self.std)
+            torch.sub(self._to_unit_floats(image, normalized[row]), self.mean, out=normalized[row]).div_(self.std)
 
         map_slices(normalize_image, len(images), size=1)
         return normalized
@@ -243,7 +243,7 @@ class Preprocess(nn.Module):
         # Images normalised with other statistics can be outside of 0…1, and `to` would wrap them around.
         return images.mul_(self.max_value).round_().clamp_(0, 255).to(torch.uint8)
 
-    def _unit_range(self, images: Tensor, out: Tensor | None = None) -> Tensor:
+    def _to_unit_floats(self, images: Tensor, out: Tensor | None = None) -> Tensor:
         """Convert uint8 images to contiguous float32 in 0…1; return float images as they are."""
         if images.dtype != torch.uint8:
             return images
@@ -261,14 +261,14 @@ class Preprocess(nn.Module):
             The images, and their class probabilities for `cross_entropy`, float32 `[B, classes]`: at least 0.5 for the
             label of an image, zero for padding. Raises as `forward`.
         """
-        if self.augment is None or not self.mixes:
+        if self.augment is None or not self.has_mixing:
             raise ConfigError("this augmentation does not mix images; call Preprocess itself")
         if self.classes is None:
             raise ConfigError("mixing makes class probabilities: pass Preprocess a split, or the number of classes=")
         return self.augment.mix(self._augment_and_normalize(images, keys), labels, keys, self.classes)
 
     @property
-    def mixes(self) -> bool:
+    def has_mixing(self) -> bool:
         """Whether the augmentation mixes images and their labels."""
         return self.augment is not None and self.augment.mixing is not None
 
@@ -276,4 +276,4 @@ class Preprocess(nn.Module):
         """The random key of each image, per batch of an epoch from `start` on; None without augmentation."""
         if self.augment is None:
             return repeat(None)
-        return iter(augment_keys(sampler, epoch, self.mean.device, start).split(sampler.rank_batch_size))
+        return iter(draw_keys(sampler, epoch, self.mean.device, start).split(sampler.rank_batch_size))

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitmnist.augment.preprocess import Preprocess, build_augment, input_size
+from vitmnist.augment.preprocess import Preprocess, build_augment, get_input_size
 from vitmnist.checkpoint.storage import WEIGHT_FILES, as_damaged_error, find_weights_file, read_weights
 from vitmnist.config.schema import Config, may_change
-from vitmnist.data.datasets.base import DATASETS, FileReader, Split, file_reader
+from vitmnist.data.datasets.base import DATASETS, FileReader, Split, get_file_reader
 from vitmnist.errors import ConfigError, join_names
 from vitmnist.models import MODELS
 
@@ -43,7 +43,7 @@ class InferenceModel:
 
     def build_reader(self) -> FileReader:
         """Return the function that reads a file into an image; raises `ConfigError` if the dataset is unknown."""
-        return file_reader(self.dataset, self.shape)
+        return get_file_reader(self.dataset, self.shape)
 
     def adapt_split(self, split: Split) -> Split:
         """Return the split with the channel statistics and the class indices of the model.
@@ -75,7 +75,7 @@ def make_model_info(config: Config, train: Split) -> dict[str, Any]:
         "classes": train.classes,
         "mean": train.mean,
         "std": train.std,
-        "size": input_size(build_augment(config.data.augment), *train.images.shape[2:]),
+        "size": get_input_size(build_augment(config.data.augment), *train.images.shape[2:]),
         "dataset": {key: value for key, value in values.items() if key not in changeable},
     }
     as_json: dict[str, Any] = json.loads(json.dumps(info))

@@ -24,7 +24,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch.serialization import safe_globals
 
-from vitmnist.errors import ConfigError, DataError, join_names, to_failure
+from vitmnist.errors import ConfigError, DataError, classify_error, join_names
 from vitmnist.runtime.files import expand_home, write_atomic
 
 log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ def as_damaged_error(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, DataError | OSError) or to_failure(error).cause in ("memory", "device"):
+        if isinstance(error, DataError | OSError) or classify_error(error).cause in ("memory", "device"):
             raise
         message = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         reason = " ".join(message.split()) or type(error).__name__

@@ -39,7 +39,7 @@ def check_statistics(key: str, mean: Sequence[float], std: Sequence[float]) -> N
         )
 
 
-def channel_sums(images: Tensor) -> NDArray[np.uint64]:
+def sum_channels(images: Tensor) -> NDArray[np.uint64]:
     """Number, sum and sum of squares of the pixels of each channel, `[3, C]`; the sums of batches can be added.
 
     Raises:
@@ -61,8 +61,8 @@ def channel_sums(images: Tensor) -> NDArray[np.uint64]:
     return sums
 
 
-def mean_and_std(sums: NDArray[np.uint64]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and population standard deviation of each channel, scaled to 0…1, from the results of `channel_sums`.
+def compute_mean_and_std(sums: NDArray[np.uint64]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and population standard deviation of each channel, scaled to 0…1, from the results of `sum_channels`.
 
     The results are exact up to the last root and division. Raises `DataError` if there are no images.
     """
@@ -77,9 +77,9 @@ def mean_and_std(sums: NDArray[np.uint64]) -> tuple[tuple[float, ...], tuple[flo
     return tuple(mean), tuple(std)
 
 
-def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def compute_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel of images; raises as the two functions above."""
-    return mean_and_std(channel_sums(images))
+    return compute_mean_and_std(sum_channels(images))
 
 
 @dataclass
@@ -94,7 +94,7 @@ IMAGENET = Statistics([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 """The statistics that the weights of torchvision and timm expect."""
 
 
-def configured_statistics(normalize: object, channels: int | None = None) -> Statistics | None:
+def resolve_statistics(normalize: object, channels: int | None = None) -> Statistics | None:
     """The statistics that `data.normalize` names; None stands for the statistics of the training images.
 
     Raises:

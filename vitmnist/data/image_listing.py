@@ -232,11 +232,11 @@ def _refuse_splits(folder: Path, files: ClassifiedFiles) -> None:
 def _take_test_split(files: ClassifiedFiles, test_share: float) -> tuple[ClassifiedFiles, ClassifiedFiles]:
     counts = Counter(name for _, name in files)
     # At least one image of each class stays for training.
-    num_left = {name: min(round(count * test_share), count - 1) for name, count in counts.items()}
+    test_images_to_take = {name: min(round(count * test_share), count - 1) for name, count in counts.items()}
     train: ClassifiedFiles = []
     test: ClassifiedFiles = []
     for path, name in files:
-        split = test if num_left[name] > 0 else train
+        split = test if test_images_to_take[name] > 0 else train
         split.append((path, name))
-        num_left[name] -= 1
+        test_images_to_take[name] -= 1
     return train, test

@@ -64,17 +64,17 @@ class RandomState:
     """A snapshot of the states of the global random generators, and of generators that other objects refer to.
 
     Args:
-        owners: objects that can refer to generators, such as datasets and transforms.
+        roots: objects that can refer to generators, such as datasets and transforms.
         device: a CUDA device has a global generator too.
     """
 
-    def __init__(self, *owners: object, device: torch.device | None = None) -> None:
+    def __init__(self, *roots: object, device: torch.device | None = None) -> None:
         self._global = dict(GLOBAL_GENERATORS)
         if device and device.type == "cuda":
             access = partial(torch.cuda.get_rng_state, device), partial(torch.cuda.set_rng_state, device=device)
             self._global["CUDA"] = access
         self._generators = list(self._global.items())
-        for instance in _find_reachable(owners):
+        for instance in _find_reachable(roots):
             if access_to := GENERATOR_TYPES.get(type(instance)):
                 self._generators.append((f"a {type(instance).__name__} of its own", access_to(instance)))
         self._states = self._read()
@@ -111,9 +111,9 @@ def _state_bytes(state: object) -> bytes:
 
 
 @contextmanager
-def preserved_random_state(*owners: object, device: torch.device | None = None) -> Iterator[None]:
+def preserved_random_state(*roots: object, device: torch.device | None = None) -> Iterator[None]:
     """Restore the states of random generators on exit; the arguments are as in `RandomState`."""
-    state = RandomState(*owners, device=device)
+    state = RandomState(*roots, device=device)
     try:
         yield
     finally:
@@ -132,7 +132,7 @@ class RandomSampleError(ConfigError):
 
 
 def detect_randomness(
-    function: Callable[[], Result], owners: object, *, always_repeat: bool
+    function: Callable[[], Result], roots: object, *, always_repeat: bool
 ) -> tuple[Result, str | None]:
     """The result of a function, and the reason why it is random; None if it is not.
 
@@ -140,31 +140,31 @@ def detect_randomness(
     state with equal results, the function seeds itself.
 
     Args:
-        owners: objects that can refer to generators.
+        roots: objects that can refer to generators.
         always_repeat: call a function that uses no generator twice too, and compare the results.
     """
-    before = RandomState(owners)
+    before = RandomState(roots)
     result = function()
     used = before.changed()
     if not (used or always_repeat):
         return result, None
-    before = RandomState(owners)
+    before = RandomState(roots)
     difference = find_difference(function(), result)
     if used and before.changed():
         return result, f"it draws from {', '.join(used)}"
     return result, "it differs when it is read again" if difference else None
 
 
-def sampled_indices(size: int) -> list[int]:
+def choose_probes(size: int) -> list[int]:
     """Evenly spread indices of the samples that are read to find out whether a dataset is random."""
     return sorted({probe * size // PROBES for probe in range(PROBES)}) if size else []
 
 
-def read_probes(read: Callable[[int], Result], indices: Iterable[int], owners: object) -> list[Result]:
+def read_probes(read: Callable[[int], Result], indices: Iterable[int], roots: object) -> list[Result]:
     """Read samples; raises `RandomSampleError` for a random one. The first sample is read twice and compared."""
     samples: list[Result] = []
     for index in indices:
-        sample, reason = detect_randomness(partial(read, index), owners, always_repeat=not samples)
+        sample, reason = detect_randomness(partial(read, index), roots, always_repeat=not samples)
         if reason:
             raise RandomSampleError(index, reason)
         samples.append(sample)
@@ -172,23 +172,23 @@ def read_probes(read: Callable[[int], Result], indices: Iterable[int], owners: o
 
 
 @contextmanager
-def refuse_random_samples(read: Callable[[int], object], indices: Sequence[int], owners: object) -> Iterator[None]:
+def refuse_random_samples(read: Callable[[int], object], indices: Sequence[int], roots: object) -> Iterator[None]:
     """Raise `RandomSampleError` if one of the samples that the block reads is random.
 
     Generators are compared once for all samples. Only if one has been used, the samples are read again, one by one.
     """
-    before = RandomState(owners)
+    before = RandomState(roots)
     yield
     if before.changed():
         for index in indices:
-            _, reason = detect_randomness(partial(read, index), owners, always_repeat=False)
+            _, reason = detect_randomness(partial(read, index), roots, always_repeat=False)
             if reason:
                 raise RandomSampleError(index, reason)
 
 
-def _find_reachable(owners: Iterable[Any]) -> Iterable[Any]:
+def _find_reachable(roots: Iterable[Any]) -> Iterable[Any]:
     reached: dict[int, Any] = {}
-    waiting = deque(owners)
+    waiting = deque(roots)
     while waiting and len(reached) < MAX_SEARCHED:
         instance = waiting.popleft()
         if isinstance(instance, LEAF_TYPES) or id(instance) in reached:

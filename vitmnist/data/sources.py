@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
@@ -19,16 +18,16 @@ from torch.utils.data import Dataset, IterableDataset
 from vitmnist.data.images import to_tensor
 from vitmnist.data.randomness import (
     RandomSampleError,
+    choose_probes,
     preserved_random_state,
     read_probes,
     read_sample,
     read_samples,
     refuse_random_samples,
-    sampled_indices,
 )
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.store.read_once import MapStyleDataset, count_reading_workers, read_once
-from vitmnist.store.rows import Location, Storage, gather_rows, store_rows
+from vitmnist.store.rows import Destination, Placement, gather_rows, store_rows
 
 Tensors = TypeVar("Tensors", bound="TensorSet")
 CHUNK_SIZE = 1024
@@ -46,7 +45,7 @@ class SampleSource(ABC):
         """Read the samples at these indices, int64 `[B]`: images and labels, or a batch of any structure."""
 
     @abstractmethod
-    def decode_to(self, location: Location) -> TensorSet:
+    def decode_to(self, destination: Destination) -> TensorSet:
         """Store all samples as tensors in host memory or in a file.
 
         Raises:
@@ -109,14 +108,14 @@ class TensorSet(SampleSource):
         is_loaded = (self.images.device.type, self.images.device.index or 0) == (device.type, device.index or 0)
         return 0 if is_loaded and not self.is_mapped else self.nbytes
 
-    def decode_to(self, location: Location) -> TensorSet:
-        if location.storage is Storage.HOST:
+    def decode_to(self, destination: Destination) -> TensorSet:
+        if destination.placement is Placement.HOST:
             return TensorSet(*(tensor.clone() for tensor in self.tensors)) if self.is_mapped else self
         self.check_on_host()
         if self.is_mapped or not len(self):
             return self
-        contents = f"{self.images.dtype} {list(self.images.shape)} {digest(self.images)}"
-        images, _ = store_rows(self._chunks, len(self), replace(location, fingerprint=contents))
+        contents = f"{self.images.dtype} {list(self.images.shape)} {hash_tensor(self.images)}"
+        images, _ = store_rows(self._chunks, len(self), replace(destination, fingerprint=contents))
         return TensorSet(images, self.labels, is_mapped=True)  # Datasets with other labels share the file.
 
     def _chunks(self) -> Iterable[tuple[Tensor, Tensor]]:
@@ -134,7 +133,7 @@ class TensorSet(SampleSource):
                 raise DataError(f"the set is on {tensor.device}, not in host memory; gpu_slice leaves it there")
 
 
-def digest(tensor: Tensor) -> str:
+def hash_tensor(tensor: Tensor) -> str:
     """SHA-256 of the elements of a CPU tensor, in their logical order."""
     checksum = hashlib.sha256()
     for part in tensor.split(CHUNK_SIZE):  # A part with channels last is copied.
@@ -183,7 +182,7 @@ class DatasetSource(SampleSource):
         read = partial(read_sample, self.dataset)
         try:
             with preserved_random_state(self.dataset):
-                for index in indices[:1] if indices.start else sampled_indices(len(self)):
+                for index in indices[:1] if indices.start else choose_probes(len(self)):
                     read_probes(read, [index], self.dataset)
                 with refuse_random_samples(read, indices, self.dataset):
                     return _pair(_collate([read(index) for index in indices], indices), indices.start)
@@ -197,10 +196,10 @@ class DatasetSource(SampleSource):
         """Estimated from the first sample."""
         return sum(part.nbytes for part in _pair(self.read(slice(1)), 0)) * len(self) if len(self) else 0
 
-    def decode_to(self, location: Location) -> TensorSet:
-        contents = location.fingerprint and f"{location.fingerprint}, {len(self)} samples"
-        images, labels = store_rows(self._chunks, len(self), replace(location, fingerprint=contents))
-        return TensorSet(images, labels, is_mapped=location.storage is Storage.FILE)
+    def decode_to(self, destination: Destination) -> TensorSet:
+        contents = destination.fingerprint and f"{destination.fingerprint}, {len(self)} samples"
+        images, labels = store_rows(self._chunks, len(self), replace(destination, fingerprint=contents))
+        return TensorSet(images, labels, is_mapped=destination.placement is Placement.FILE)
 
 
 Data = SampleSource | Dataset[Any] | Sequence[Tensor | np.ndarray[Any, Any]]
@@ -230,10 +229,7 @@ def _as_tensor(name: str, values: Any) -> Any:
     if not isinstance(values, np.ndarray):
         return values
     try:
-        with warnings.catch_warnings():
-            # Torch warns that writing to a read-only array is undefined. Loaders do not write.
-            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-            return torch.from_numpy(values)
+        return torch.from_numpy(values)
     except (TypeError, ValueError) as error:
         raise DataError(f"{name}: torch cannot use this array: {error}") from error
 

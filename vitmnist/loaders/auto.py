@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -17,10 +18,11 @@ from vitmnist.data.randomness import preserved_random_state
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource
 from vitmnist.errors import ConfigError, suggest_names
-from vitmnist.loaders.base import LOADERS, Batches, Loader, required_memory, storage_of
+from vitmnist.loaders.base import LOADERS, Batches, Loader, get_placement, required_memory
 from vitmnist.runtime.device import create_backend
 from vitmnist.runtime.memory import Memory, check_fits, peak_memory
-from vitmnist.store.rows import Storage
+from vitmnist.store.cache_file import DEFAULT_FOLDER
+from vitmnist.store.rows import Placement
 from vitmnist.store.tree import map_tensors
 from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, adapt_step, make_timings
 from vitmnist.timing.table import LoaderTiming, Spread, format_timings
@@ -33,6 +35,12 @@ class AutoOptions:
     batches: int = config_field(30, at_least=1)
     seconds: float = config_field(3.0, above=0)
     candidates: list[str] | None = None
+    folder: str = DEFAULT_FOLDER
+
+    def candidate_values(self, name: str) -> dict[str, Any]:
+        """Return the name of a candidate and its options: the defaults, but the folder of `auto`."""
+        values = LOADERS.with_defaults({"name": name})
+        return {**values, "folder": self.folder} if "folder" in values else values
 
 
 @dataclass(frozen=True)
@@ -96,13 +104,13 @@ def select_loader(
     Raises:
         ConfigError: a candidate is unknown, or none can be used.
     """
-    builder = CandidateBuilder(data, sampler, device, as_candidate)
+    builder = CandidateBuilder(options, data, sampler, device, as_candidate)
     with ExitStack() as stack:
         benchmark = Benchmark(stack)
-        for name, storage in _loaders_to_try(options, data).items():
+        for name, placement in _loaders_to_try(options, data).items():
             # A file would only hold what is in memory already.
-            if options.candidates or storage is not Storage.FILE or builder.decoded_set is None:
-                benchmark.add(name, partial(builder.build, name, storage))
+            if options.candidates or placement is not Placement.FILE or builder.decoded_set is None:
+                benchmark.add(name, partial(builder.build, name, placement))
         benchmark.run(options.batches, options.seconds * len(benchmark.candidates))
         timings = make_timings(benchmark.candidates, len(sampler), has_baseline=False)
         epochs_s = {timing.name: timing.epoch_s for timing in timings if timing.epoch_s}
@@ -116,24 +124,25 @@ def select_loader(
     return LoaderSelection(name, _reason(name, epochs_s), timings), builder.loaders[name]
 
 
-def _loaders_to_try(options: AutoOptions, data: SampleSource) -> dict[str, Storage]:
+def _loaders_to_try(options: AutoOptions, data: SampleSource) -> dict[str, Placement]:
     """The names of the loaders to try, in order, each with where it keeps the samples."""
-    storages = {name: storage for name in LOADERS.names() if (storage := storage_of(name, data))}
+    placements = {name: placement for name in LOADERS.names() if (placement := get_placement(name, data))}
     for name in options.candidates or ():
-        if name not in storages:
-            problem = "its options do not say what it keeps (`storage`)" if name in LOADERS.names() else "not known"
-            raise ConfigError(f"data.loader.candidates={name}: {problem}; {suggest_names(name, list(storages))}")
+        if name not in placements:
+            problem = "its options do not say what it keeps (`placement`)" if name in LOADERS.names() else "not known"
+            raise ConfigError(f"data.loader.candidates={name}: {problem}; {suggest_names(name, list(placements))}")
     # Loaders that decode into memory come first, because others reuse the decoded set, and those that decode into a
     # file last, because they are then not needed.
-    order = (Storage.HOST, Storage.DEVICE, Storage.STREAMED, Storage.FILE)
-    names = sorted(options.candidates or storages, key=lambda name: order.index(storages[name]))
-    return {name: storages[name] for name in names}
+    order = (Placement.HOST, Placement.DEVICE, Placement.NONE, Placement.FILE)
+    names = sorted(options.candidates or placements, key=lambda name: order.index(placements[name]))
+    return {name: placements[name] for name in names}
 
 
 @dataclass
 class CandidateBuilder:
     """Builds the loaders that fit into memory next to the model; takes the arguments of `select_loader`."""
 
+    options: AutoOptions
     data: SampleSource
     sampler: EpochSampler
     device: torch.device
@@ -148,13 +157,13 @@ class CandidateBuilder:
             candidate.is_required = True  # A step that fails here cannot be timed with any loader.
             self.model_memory = peak_memory(candidate.time_window, self.device)
 
-    def build(self, name: str, storage: Storage) -> LoaderCandidate:
+    def build(self, name: str, placement: Placement) -> LoaderCandidate:
         """Build a loader; raises `OutOfSpaceError` if it does not fit next to the model and the loaders before it."""
-        in_memory = storage in (Storage.HOST, Storage.DEVICE)
+        in_memory = placement in (Placement.HOST, Placement.DEVICE)
         data = self.decoded_set if self.decoded_set is not None and in_memory else self.data
-        check_fits(name, required_memory(storage, data, self.device), self.device, self.model_memory)
+        check_fits(name, required_memory(placement, data, self.device), self.device, self.model_memory)
         started = time.perf_counter()
-        loader = LOADERS.build(LOADERS.with_defaults({"name": name}), data, self.sampler, self.device)
+        loader = LOADERS.build(self.options.candidate_values(name), data, self.sampler, self.device)
         set_up_s = time.perf_counter() - started
         self.loaders[name] = loader
         self.decoded_set = self.decoded_set or loader.decoded_set

@@ -18,7 +18,7 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource, TensorSet
 from vitmnist.registry import OptionsClass, Registry
 from vitmnist.runtime.memory import Memory
-from vitmnist.store.rows import Storage
+from vitmnist.store.rows import Placement
 
 LoadedBatch = tuple[Tensor, Tensor]
 """Images `[B, C, H, W]`, uint8 or normalised float32, and labels int64 `[B]`, both on the run's device. A batch can be
@@ -38,7 +38,7 @@ class Loader(AbstractContextManager["Loader"], ABC):
     is raised unchanged, in place of the batch where it happened.
     """
 
-    storage: Storage = Storage.STREAMED
+    placement: Placement = Placement.NONE
     """Where the loader keeps all samples, from which `auto` estimates its memory."""
     decoded_set: TensorSet | None = None
     """All samples in host memory, if the loader has decoded them; `auto` builds other loaders from them."""
@@ -61,9 +61,9 @@ class Loader(AbstractContextManager["Loader"], ABC):
         return len(self.sampler)
 
     @classmethod
-    def storage_for(cls, data: SampleSource) -> Storage:
-        """Where the loader keeps the samples of a set with its default options; `storage`, unless it wraps a loader."""
-        return cls.storage
+    def placement_for(cls, data: SampleSource) -> Placement:
+        """Where the loader keeps samples with its default options: `placement`, unless the loader wraps another one."""
+        return cls.placement
 
     def epoch(self, epoch: int, start: int = 0) -> Batches:
         """The batches of an epoch from batch `start` on: a pure function of the sampler's seed and the epoch.
@@ -106,22 +106,22 @@ def _close_all(iterators: weakref.WeakSet[Any], lock: threading.Lock) -> None:
 
 
 LOADERS: Registry[OptionsClass, Loader] = Registry("data/loader", __package__)
-"""Subclasses of `Loader`, and functions that build one. The options of a function can have an attribute `storage`."""
+"""Subclasses of `Loader`, and functions that build one. The options of a function can have an attribute `placement`."""
 register = LOADERS.register
 
 
-def storage_of(name: str, data: SampleSource) -> Storage | None:
+def get_placement(name: str, data: SampleSource) -> Placement | None:
     """Where a loader of this name keeps all samples of a set, with its default options; None if nothing says so."""
     builder = LOADERS.function_of(name)
     if isinstance(builder, type) and issubclass(builder, Loader):
-        return builder.storage_for(data)
-    return getattr(LOADERS.options_of(name), "storage", None)
+        return builder.placement_for(data)
+    return getattr(LOADERS.options_of(name), "placement", None)
 
 
-def required_memory(storage: Storage, data: SampleSource, device: torch.device) -> Memory:
+def required_memory(placement: Placement, data: SampleSource, device: torch.device) -> Memory:
     """The memory to allocate for all samples of a set, in addition to a few batches."""
-    if storage is Storage.HOST:
+    if placement is Placement.HOST:
         return Memory(host=data.bytes_to_load(torch.device("cpu")))
-    if storage is Storage.DEVICE:
+    if placement is Placement.DEVICE:
         return Memory(device=data.bytes_to_load(device) + INDEX_NBYTES * len(data))
     return Memory()

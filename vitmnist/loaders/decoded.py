@@ -15,7 +15,7 @@ from vitmnist.runtime.device import Backend, Event, create_backend
 from vitmnist.runtime.files import expand_home
 from vitmnist.runtime.memory import check_fits
 from vitmnist.store.cache_file import DEFAULT_FOLDER
-from vitmnist.store.rows import Location, Storage, allocate_row_buffers, gather_rows
+from vitmnist.store.rows import Destination, Placement, as_contiguous_rows, gather_rows
 
 
 class HostLoader(Loader):
@@ -60,7 +60,10 @@ class PinnedBuffers:
             event.synchronize()
         else:
             with torch.inference_mode(False):  # The buffers are also filled outside of inference mode.
-                buffers = allocate_row_buffers(self._tensors, self._batch_size, self._backend.empty_pinned)
+                buffers = tuple(
+                    self._backend.empty_pinned((self._batch_size, *rows.shape[1:]), rows.dtype)
+                    for rows in map(as_contiguous_rows, self._tensors)
+                )
         # If this fails, the buffers are dropped, because a copy out of them can still be under way.
         images, labels = map(self._backend.to_device, gather_rows(self._tensors, indices, out=buffers))
         self._in_flight.append((buffers, self._backend.record_event()))
@@ -71,11 +74,11 @@ class PinnedBuffers:
 class RamLoader(HostLoader):
     """Keeps the set in host memory; raises `ConfigError` for random samples, `OutOfSpaceError` if it is too large."""
 
-    storage = Storage.HOST
+    placement = Placement.HOST
 
     def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
-        check_fits("ram", required_memory(self.storage, data, device), device, alternatives=("cache", "disk"))
-        self.decoded_set = data.decode_to(Location(Storage.HOST))
+        check_fits("ram", required_memory(self.placement, data, device), device, alternatives=("cache", "disk"))
+        self.decoded_set = data.decode_to(Destination(Placement.HOST))
         super().__init__(self.decoded_set, sampler, device)
 
 
@@ -94,11 +97,11 @@ class CacheLoader(HostLoader):
     Raises as `RamLoader`, and `DataError` if the folder cannot be written.
     """
 
-    storage = Storage.FILE
+    placement = Placement.FILE
 
     def __init__(self, options: CacheOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
-        location = Location(Storage.FILE, folder=expand_home(options.folder), fingerprint=options.fingerprint)
-        super().__init__(data.decode_to(location), sampler, device)
+        destination = Destination(Placement.FILE, folder=expand_home(options.folder), fingerprint=options.fingerprint)
+        super().__init__(data.decode_to(destination), sampler, device)
 
 
 @LOADERS.register("gpu_slice")
@@ -108,15 +111,15 @@ class GpuSliceLoader(Loader):
     On the CPU the set is not copied. Contiguous batches are views. Each rank keeps the set. Raises as `RamLoader`.
     """
 
-    storage = Storage.DEVICE
+    placement = Placement.DEVICE
 
     def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
         check_fits(
-            "gpu_slice", required_memory(self.storage, data, device), device, alternatives=("ram", "cache", "disk")
+            "gpu_slice", required_memory(self.placement, data, device), device, alternatives=("ram", "cache", "disk")
         )
         if not isinstance(data, TensorSet) or device.type == "cpu":  # A device reads mapped files without a host copy.
-            data = data.decode_to(Location(Storage.HOST))
+            data = data.decode_to(Destination(Placement.HOST))
         self.tensors = tuple(map(create_backend(device).to_device, data.tensors))
 
     def batches(self, epoch: int, start: int) -> Batches:

@@ -4,7 +4,6 @@ import signal
 import sys
 import threading
 import traceback
-import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import closing
@@ -21,14 +20,14 @@ from vitmnist.config.validation import AUTO, config_field
 from vitmnist.data.datasets.base import ImageFiles, ImagesOnDisk, Split
 from vitmnist.data.sampler import EpochSampler, as_tensor
 from vitmnist.data.sources import DatasetSource, SampleSource, TensorSet
-from vitmnist.errors import FEWER_WORKERS, DataError, LoadingError, UserError, to_failure
+from vitmnist.errors import FEWER_WORKERS, DataError, LoadingError, UserError, classify_error
 from vitmnist.loaders.base import LOADERS, Batches, Loader
 from vitmnist.runtime.cpu import cores_per_rank, one_core_per_thread
 from vitmnist.runtime.device import create_backend
 from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.runtime.signals import ignore_stop_signals
 from vitmnist.store.read_once import identity
-from vitmnist.store.rows import Storage
+from vitmnist.store.rows import Placement
 from vitmnist.store.tree import map_tensors
 
 DEFAULT_WORKERS = 2
@@ -47,7 +46,7 @@ class DiskOptions:
     num_workers: int | str = config_field(AUTO, at_least=0, allows_auto=True)
     prefetch_factor: int = config_field(2, at_least=1)
     timeout_s: float | None = config_field(None, above=0, at_most=1e6)
-    storage: ClassVar[Storage] = Storage.STREAMED
+    placement: ClassVar[Placement] = Placement.NONE
 
 
 @LOADERS.register("disk", DiskOptions)
@@ -121,16 +120,13 @@ class WorkerLoader(Loader):
         workers = self.num_workers
         if not workers and self.reader.is_seeded and threading.current_thread() is not threading.main_thread():
             workers = 1  # In this thread, samples would share their random generators with the training loop.
-        with warnings.catch_warnings():
-            # Torch warns about more workers than cores, but they help where samples wait for a disk.
-            warnings.filterwarnings("ignore", "This DataLoader will create")
-            try:
-                dataloader = self._idle.pop()
-            except IndexError:  # Not a check before: another thread could take the last one after it.
-                dataloader = self._build(workers)
-            keys = cast(list[BatchKey], dataloader.sampler)
-            keys[:] = [(epoch, as_tensor(indices).numpy()) for indices in self.sampler.batches(epoch, start)]
-            iterator = iter(dataloader)
+        try:
+            dataloader = self._idle.pop()
+        except IndexError:  # Not a check before: another thread could take the last one after it.
+            dataloader = self._build(workers)
+        keys = cast(list[BatchKey], dataloader.sampler)
+        keys[:] = [(epoch, as_tensor(indices).numpy()) for indices in self.sampler.batches(epoch, start)]
+        iterator = iter(dataloader)
         try:
             for batch in iterator:
                 if isinstance(batch, UserError):
@@ -194,7 +190,7 @@ def _translate_worker_error(error: Exception) -> Exception:
         return error
     if isinstance(error, (ConnectionError, EOFError)):  # The pipe from the worker broke.
         return LoadingError(f"disk: a worker was killed or exited unexpectedly ({error!r}); {FEWER_WORKERS}")
-    failure = to_failure(error)
+    failure = classify_error(error)
     return LoadingError(failure.message) if failure.cause == "worker" else error
 
 

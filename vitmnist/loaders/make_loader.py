@@ -40,7 +40,7 @@ def make_loader(
             disk refuse random samples; they cannot see a generator that is made for each sample, such as
             `default_rng()`, or `secrets`.
         batch_size: samples in a batch, of all ranks together.
-        device: where batches are delivered; `auto` is the first CUDA device, or the CPU.
+        device: where batches are delivered; `auto` is the current CUDA device, or the CPU.
         seed: determines the order, at least 0; every loader delivers the same batches for the same seed.
         shuffle: sample, batch or none; see `EpochSampler`.
         drop_last: leave out a last batch shorter than `batch_size`.

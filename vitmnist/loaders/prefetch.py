@@ -14,7 +14,7 @@ from vitmnist.data.sources import SampleSource, TensorSet
 from vitmnist.loaders.base import LOADERS, Batches, Loader
 from vitmnist.runtime.device import Backend, Event, create_backend
 from vitmnist.runtime.ordered_map import ordered_map
-from vitmnist.store.rows import Storage
+from vitmnist.store.rows import Placement
 from vitmnist.store.tree import map_tensors
 
 END = object()  # The thread delivers this after the last batch of an epoch.
@@ -50,8 +50,8 @@ class PrefetchLoader(Loader):
         self.stream = self.backend.new_stream()
 
     @classmethod
-    def storage_for(cls, data: SampleSource) -> Storage:
-        return Storage(_default_base(data))
+    def placement_for(cls, data: SampleSource) -> Placement:
+        return Placement(_default_base(data))
 
     def batches(self, epoch: int, start: int) -> Batches:
         # The thread must not refer to this loader: the reference cycle would keep an abandoned loader's thread until

@@ -20,7 +20,7 @@ from vitmnist.replacement.split_transforms import Transform, TransformGuard
 from vitmnist.runtime.device import create_backend
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.store.read_once import MapStyleDataset, WrappedDataset, count_reading_workers, read_once
-from vitmnist.store.rows import Location, Storage, gather_rows, store_rows
+from vitmnist.store.rows import Destination, Placement, gather_rows, store_rows
 from vitmnist.store.samples import EncodedSamples, collect_samples, encode_samples, write_samples
 from vitmnist.store.tree import Structure, flatten_tree, unflatten_tree
 
@@ -175,7 +175,7 @@ class EagerDataLoader(DecodedDataLoader):
         return chain([*islice(batches, 1)], batches)
 
 
-def decode_rows(dataloader: DataLoader[Any], example: RowTensors, location: Location) -> RowTensors:
+def decode_rows(dataloader: DataLoader[Any], example: RowTensors, target: Destination) -> RowTensors:
     """Decode all samples of a dataset into rows of tensors.
 
     Args:
@@ -190,17 +190,17 @@ def decode_rows(dataloader: DataLoader[Any], example: RowTensors, location: Loca
     size = len(dataset)
     read = partial(_read_rows, dataset, dataloader.collate_fn, example)
     chunks = partial(_read_all, dataloader, read, example.sample_nbytes)
-    if location.storage is not Storage.FILE:
+    if target.placement is not Placement.FILE:
         needed = example.sample_nbytes * size
-        is_cuda = location.storage is Storage.DEVICE and location.device.type == "cuda"
-        check_fits(location.storage.value, Memory(needed, needed if is_cuda else 0), location.device)
-    contents = location.fingerprint and f"{location.fingerprint}, {size} samples, {example.signature}"
+        is_cuda = target.placement is Placement.DEVICE and target.device.type == "cuda"
+        check_fits(target.placement.value, Memory(needed, needed if is_cuda else 0), target.device)
+    contents = target.fingerprint and f"{target.fingerprint}, {size} samples, {example.signature}"
     files = [str(index) for index in range(len(example.tensors))]
-    return RowTensors(store_rows(chunks, size, replace(location, fingerprint=contents), files), example.structure)
+    return RowTensors(store_rows(chunks, size, replace(target, fingerprint=contents), files), example.structure)
 
 
 def decode_samples(
-    dataloader: DataLoader[Any], decode: Callable[[int], object], examples: Sequence[object], location: Location
+    dataloader: DataLoader[Any], decode: Callable[[int], object], examples: Sequence[object], target: Destination
 ) -> EncodedSamples:
     """Decode all samples of a dataset into objects of any structure.
 
@@ -213,12 +213,12 @@ def decode_samples(
         OutOfSpaceError: memory or disk is too small.
     """
     size = len(dataloader.dataset)  # type: ignore[arg-type]
-    structure = flatten_tree(examples[0])[1] if location.storage is Storage.FILE else None
+    structure = flatten_tree(examples[0])[1] if target.placement is Placement.FILE else None
     sample_nbytes = len(encode_samples(examples, structure).blocks[0]) / len(examples)
     chunks = partial(_read_all, dataloader, partial(_read_samples, decode, structure), sample_nbytes)
     if structure:
-        contents = location.fingerprint and f"{location.fingerprint}, {size} samples of {structure}"
-        return write_samples(chunks, size, structure, location.folder, contents)
+        contents = target.fingerprint and f"{target.fingerprint}, {size} samples of {structure}"
+        return write_samples(chunks, size, structure, target.folder, contents)
     return collect_samples(chunks(), int(sample_nbytes * size))
 
 

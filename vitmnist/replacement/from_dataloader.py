@@ -11,12 +11,12 @@ from torch.utils.data import DataLoader, default_collate
 
 from vitmnist.data.randomness import (
     RandomSampleError,
+    choose_probes,
     detect_randomness,
     preserved_random_state,
     read_probes,
-    sampled_indices,
 )
-from vitmnist.errors import ConfigError, DataError, UserError, describe_error, suggest_names
+from vitmnist.errors import ConfigError, DataError, UserError, format_error, suggest_names
 from vitmnist.replacement.decoded_dataset import (
     DecodedDataLoader,
     DecodedDataset,
@@ -45,7 +45,7 @@ from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.memory import OutOfSpaceError, keep_freed_memory
 from vitmnist.store.cache_file import DEFAULT_FOLDER
 from vitmnist.store.read_once import identity
-from vitmnist.store.rows import Location, Storage
+from vitmnist.store.rows import Destination, Placement
 from vitmnist.store.tree import copy_tree
 
 LOADER_NAMES = ("auto", "ram", "cache", "gpu_slice")
@@ -104,15 +104,15 @@ def from_dataloader(
     device = choose_device("auto")
     if device.type == "cpu":
         keep_freed_memory()
-    locate = partial(Location, device=device, folder=Path(folder).expanduser(), fingerprint=fingerprint)
+    locate = partial(Destination, device=device, folder=Path(folder).expanduser(), fingerprint=fingerprint)
     to_tensors = transforms == "tensor"
     if loader != "auto":
-        return _replace(dataloader, locate(Storage(loader)), to_tensors)
+        return _replace(dataloader, locate(Placement(loader)), to_tensors)
     try:
         try:
-            return _replace(dataloader, locate(Storage.HOST), to_tensors)
+            return _replace(dataloader, locate(Placement.HOST), to_tensors)
         except OutOfSpaceError:
-            return _replace(dataloader, locate(Storage.FILE), to_tensors)
+            return _replace(dataloader, locate(Placement.FILE), to_tensors)
     except UserError as error:
         if to_tensors:
             raise
@@ -120,20 +120,20 @@ def from_dataloader(
         return dataloader
 
 
-def _replace(dataloader: DataLoader[Any], location: Location, to_tensors: bool) -> DataLoader[Any]:
-    """Build a replacement that keeps its samples in `location`. Raises the errors of `from_dataloader`.
+def _replace(dataloader: DataLoader[Any], target: Destination, to_tensors: bool) -> DataLoader[Any]:
+    """Build a replacement that keeps its samples in `target`. Raises the errors of `from_dataloader`.
 
     A few samples, the probes, show whether samples are random. If decoding finds another random sample, it becomes a
     probe too, and the replacement is built again.
     """
     check_replaceable(dataloader)
     dataset: Any = dataloader.dataset
-    loader = location.storage.value
-    probes = sampled_indices(len(dataset))
+    loader = target.placement.value
+    probes = choose_probes(len(dataset))
     while True:
         try:
             with preserved_random_state(dataset, dataloader.collate_fn):
-                return _build(dataloader, location, to_tensors, probes)
+                return _build(dataloader, target, to_tensors, probes)
         except RandomSampleError as error:
             if error.index in probes:
                 raise ConfigError(
@@ -145,10 +145,12 @@ def _replace(dataloader: DataLoader[Any], location: Location, to_tensors: bool) 
         except ConfigError:
             raise
         except Exception as error:  # Samples and the collate function may raise anything.
-            raise DataError(f"{loader}: {describe_error(error)}") from error
+            raise DataError(f"{loader}: {format_error(error)}") from error
 
 
-def _build(dataloader: DataLoader[Any], location: Location, to_tensors: bool, probes: Sequence[int]) -> DataLoader[Any]:
+def _build(
+    dataloader: DataLoader[Any], target: Destination, to_tensors: bool, probes: Sequence[int]
+) -> DataLoader[Any]:
     """Build one of four kinds of replacement.
 
     If samples are random, they are kept in the state before their first random transform:
@@ -166,28 +168,28 @@ def _build(dataloader: DataLoader[Any], location: Location, to_tensors: bool, pr
     try:
         samples = read_probes(partial(fetch_sample, dataset.__getitem__), probes, dataset)
     except RandomSampleError as error:
-        _check_on_host(location, error)
+        _check_on_host(target, error)
         build = _build_with_tensors if to_tensors else _build_transformed
-        return build(dataloader, location, SplitTransforms(dataset, probes))
+        return build(dataloader, target, SplitTransforms(dataset, probes))
     first = samples[: dataloader.batch_size or COMPARED_SIZE]
     collate = partial(collate_batch, dataloader.collate_fn, indices=probes)
     batch, reason = detect_randomness(lambda: collate(copy_tree(first)), (dataset, collate), always_repeat=True)
     try:
         if reason:
             raise NotRowsError(f"the collate function is random ({reason})")
-        return _build_gathered(dataloader, location, RowTensors.from_batch(batch, len(first)))
+        return _build_gathered(dataloader, target, RowTensors.from_batch(batch, len(first)))
     except NotRowsError as error:
-        _check_on_host(location, error)
-        return _build_collated(dataloader, location, samples)
+        _check_on_host(target, error)
+        return _build_collated(dataloader, target, samples)
 
 
-def _check_on_host(location: Location, reason: Exception) -> None:
+def _check_on_host(target: Destination, reason: Exception) -> None:
     """Raise `ConfigError` if samples are kept on a device, where batches can only be gathered."""
-    if location.storage is Storage.DEVICE:
+    if target.placement is Placement.DEVICE:
         raise ConfigError(f"gpu_slice: {reason}, so batches are made on the host; use ram") from reason
 
 
-def _build_gathered(dataloader: DataLoader[Any], location: Location, example: RowTensors) -> DataLoader[Any]:
+def _build_gathered(dataloader: DataLoader[Any], target: Destination, example: RowTensors) -> DataLoader[Any]:
     """Build a replacement that gathers batches from rows of tensors.
 
     Args:
@@ -197,12 +199,12 @@ def _build_gathered(dataloader: DataLoader[Any], location: Location, example: Ro
         NotRowsError: a batch cannot be gathered from rows.
     """
     dataset: Any = dataloader.dataset
-    on_device = location.storage is Storage.DEVICE
+    on_device = target.placement is Placement.DEVICE
     workers = count_order_workers(dataloader)
     if on_device and workers:
         raise NotRowsError("the order of this DataLoader depends on its workers")
     guard = TransformGuard(dataset, [*list_transforms(dataset), dataloader.collate_fn])
-    rows = decode_rows(dataloader, example, location)
+    rows = decode_rows(dataloader, example, target)
     replacement = rebuild(
         dataloader,
         EagerDataLoader if dataloader.num_workers and not workers else DecodedDataLoader,
@@ -214,12 +216,12 @@ def _build_gathered(dataloader: DataLoader[Any], location: Location, example: Ro
     try:
         check_same_batches(dataloader, replacement, with_single_samples=True)
     except DataError as error:  # The file of a fingerprint may hold other samples.
-        raise error if location.fingerprint else NotRowsError(f"rows depend on the batch: {error}") from error
+        raise error if target.fingerprint else NotRowsError(f"rows depend on the batch: {error}") from error
     guard.ignore_changes()
     return replacement
 
 
-def _build_collated(dataloader: DataLoader[Any], location: Location, examples: Sequence[object]) -> DataLoader[Any]:
+def _build_collated(dataloader: DataLoader[Any], target: Destination, examples: Sequence[object]) -> DataLoader[Any]:
     """Build a replacement that makes batches with the original's collate function.
 
     Args:
@@ -227,19 +229,19 @@ def _build_collated(dataloader: DataLoader[Any], location: Location, examples: S
     """
     dataset: Any = dataloader.dataset
     guard = TransformGuard(dataset, list_transforms(dataset))
-    samples = decode_samples(dataloader, dataset.__getitem__, examples, location)
+    samples = decode_samples(dataloader, dataset.__getitem__, examples, target)
     return _replace_dataset(dataloader, TransformedDataset(dataset, guard, samples, identity))
 
 
-def _build_transformed(dataloader: DataLoader[Any], location: Location, split: SplitTransforms) -> DataLoader[Any]:
+def _build_transformed(dataloader: DataLoader[Any], target: Destination, split: SplitTransforms) -> DataLoader[Any]:
     """Build a replacement that applies random transforms in the workers of the original."""
     dataset: Any = dataloader.dataset
     guard = TransformGuard(dataset, chain.from_iterable(split.deterministic))
-    samples = decode_samples(dataloader, split.decode, split.decoded_probes, location)
+    samples = decode_samples(dataloader, split.decode, split.decoded_probes, target)
     return _replace_dataset(dataloader, TransformedDataset(dataset, guard, samples, split.transform))
 
 
-def _build_with_tensors(dataloader: DataLoader[Any], location: Location, split: SplitTransforms) -> DataLoader[Any]:
+def _build_with_tensors(dataloader: DataLoader[Any], target: Destination, split: SplitTransforms) -> DataLoader[Any]:
     """Build a replacement that applies random transforms to tensors, in threads.
 
     Raises:
@@ -249,7 +251,7 @@ def _build_with_tensors(dataloader: DataLoader[Any], location: Location, split: 
         raise ConfigError("transforms='tensor' is not for a collate_fn; use transforms='exact'")
     for transforms in split.random:
         build_tensor_pipeline(transforms)
-    exact: Any = _build_transformed(dataloader, location, split).dataset
+    exact: Any = _build_transformed(dataloader, target, split).dataset
     on_tensors = TensorTransformDataset(exact, split.random)
     try:
         check_rounding(split, exact._samples, on_tensors._samples)

@@ -38,7 +38,7 @@ RECORD_NAME = "cache.json"
 """The name of the file that completes a cache: without it, the samples are decoded again."""
 READ_SIZE = 2**20
 """Number of bytes that are read at a time for a checksum."""
-UNUSABLE = (OSError, ValueError, KeyError, TypeError)
+CACHE_READ_ERRORS = (OSError, ValueError, KeyError, TypeError)
 """The errors that reading a cache raises if a file is missing or damaged."""
 ADVICE = "data.loader.folder=FOLDER or data.root=FOLDER (folder=… of make_loader and from_dataloader)"
 
@@ -76,7 +76,7 @@ def decode_once(
             return tuple(map(_map, files)), notes()
     key = hashlib.sha256(fingerprint.encode()).hexdigest()[:24]
     entry = folder / key
-    with suppress(*UNUSABLE):  # While another process replaces the cache, this one waits for the lock below.
+    with suppress(*CACHE_READ_ERRORS):  # While another process replaces the cache, this one waits for the lock below.
         return _open(entry, names)
     log.info("decoding once into %s, unless another process does", entry)
     with ExitStack() as stack:
@@ -85,7 +85,7 @@ def decode_once(
             stack.enter_context(wait_for_lock(folder / f"{key}.lock"))
         try:
             return _open(entry, names)
-        except UNUSABLE as damage:
+        except CACHE_READ_ERRORS as damage:
             if entry.is_dir():
                 log.warning("the cache %s cannot be used (%s) and is decoded again", entry, damage)
         unfinished = folder / f".{key}.unfinished"
@@ -188,9 +188,9 @@ def _map(file: IO[bytes]) -> Tensor:
 
 
 def _open(entry: Path, names: Sequence[str]) -> CacheEntry:
-    """Open the cache in the folder `entry`, or under another name; raises `UNUSABLE` if it is missing or damaged."""
+    """Open the cache in the folder `entry`, or under another name; raises `CACHE_READ_ERRORS` if it cannot be used."""
     for candidate in entry.parent.glob(f"{entry.name}-*"):
-        with suppress(*UNUSABLE):
+        with suppress(*CACHE_READ_ERRORS):
             return _open_folder(candidate, names)
     return _open_folder(entry, names)
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info
 from tqdm import tqdm
 
-from vitmnist.errors import DataError, UserError, describe_error
+from vitmnist.errors import DataError, UserError, format_error
 from vitmnist.runtime.cpu import available_cores
 
 MAX_CHUNK_NBYTES = 2**22
@@ -104,7 +104,7 @@ class ChunkDataset(WrappedDataset, Generic[Chunk]):
         except Exception as error:
             if get_worker_info() is None:
                 raise
-            return DataError(describe_error(error))  # Torch would lose its type.
+            return DataError(format_error(error))  # Torch would lose its type.
 
 
 def count_reading_workers(dataset: MapStyleDataset, num_workers: int = 0) -> int:

@@ -17,38 +17,38 @@ LARGE_PIXELS = 96 * 96
 """Images with at least this many pixels are processed one by one, with their channels last in memory."""
 
 
-class Storage(Enum):
+class Placement(Enum):
     """Where decoded samples are kept. Each value is the name of the loader that keeps them there."""
 
     HOST = "ram"
     DEVICE = "gpu_slice"
     FILE = "cache"
-    STREAMED = "disk"
+    NONE = "disk"
     """Each sample is read from its source in every epoch."""
 
 
 @dataclass(frozen=True)
-class Location:
+class Destination:
     """The place for decoded samples.
 
     Args:
-        device: the device of `Storage.DEVICE`.
-        folder: the folder for the files of `Storage.FILE`.
+        device: the device of `Placement.DEVICE`.
+        folder: the folder for the files of `Placement.FILE`.
         fingerprint: identifies the samples for later processes; None makes files that disappear with this process.
     """
 
-    storage: Storage
+    placement: Placement
     device: torch.device = CPU
     folder: Path = Path()
     fingerprint: str | None = None
 
 
 def store_rows(
-    chunks: Callable[[], Chunks], size: int, location: Location, names: Sequence[str] = ("images", "labels")
+    chunks: Callable[[], Chunks], size: int, destination: Destination, names: Sequence[str] = ("images", "labels")
 ) -> tuple[Tensor, ...]:
-    """Store the tensors of all samples in a location; see `decode_once`."""
-    if location.storage is Storage.FILE:
-        mapped, _ = decode_once(location.folder, location.fingerprint, size, chunks, names=names)
+    """Store the tensors of all samples in a destination; see `decode_once`."""
+    if destination.placement is Placement.FILE:
+        mapped, _ = decode_once(destination.folder, destination.fingerprint, size, chunks, names=names)
         return mapped
     tensors: tuple[Tensor, ...] = ()
     filled = 0
@@ -60,8 +60,8 @@ def store_rows(
         filled += len(chunk[0])
     if not tensors:
         raise DataError("the dataset is empty")
-    if location.storage is Storage.DEVICE:
-        return tuple(tensor.to(location.device) for tensor in tensors)
+    if destination.placement is Placement.DEVICE:
+        return tuple(tensor.to(destination.device) for tensor in tensors)
     return tensors
 
 
@@ -76,19 +76,12 @@ def as_contiguous_rows(images: Tensor) -> Tensor:
     return images.permute(0, 2, 3, 1) if is_last and images.shape[1] > 1 else images
 
 
-def allocate_row_buffers(
-    tensors: Sequence[Tensor], size: int, empty: Callable[[tuple[int, ...], torch.dtype], Tensor]
-) -> tuple[Tensor, ...]:
-    """Allocate buffers of `size` rows for `gather_rows` with `empty(shape, dtype)`."""
-    return tuple(empty((size, *rows.shape[1:]), rows.dtype) for rows in map(as_contiguous_rows, tensors))
-
-
 def gather_rows(tensors: Sequence[Tensor], indices: slice | Tensor, out: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
     """Gather the rows at `indices`, int64 `[B]` on the device of the tensors; a slice gives views.
 
     Args:
         tensors: `[N, …]` each, of any dtype, on one device.
-        out: buffers of at least B rows from `allocate_row_buffers`; the result is written into their first rows.
+        out: buffers of at least B rows with the shapes of `as_contiguous_rows`; the first B rows are overwritten.
     """
     buffers: Sequence[Tensor | None] = out or [None] * len(tensors)
     return tuple(_gather(*pair, indices) for pair in zip(tensors, buffers, strict=True))

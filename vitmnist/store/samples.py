@@ -18,10 +18,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitmnist.errors import DataError, describe_error
+from vitmnist.errors import DataError, format_error
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.store.cache_file import decode_once
-from vitmnist.store.tree import Structure, flatten_tree, stride_order, unflatten_tree
+from vitmnist.store.tree import Structure, flatten_tree, sort_dims_by_stride, unflatten_tree
 
 Buffer = bytes | bytearray | memoryview
 LoadImage = Callable[[str, tuple[int, int], Buffer], Image.Image | Tensor]
@@ -32,19 +32,18 @@ BYTE_MODES = ("L", "LA", "RGB", "RGBA")
 """The modes of PIL images with 8 bits for each channel."""
 TV_TENSORS = ("Image", "Mask", "Video")
 """The tv_tensors of torchvision that have no attributes besides their values."""
-PLAIN_TYPES = "images, tensors, arrays, numbers and text in dicts, lists and tuples"
-"""The contents that a file can have."""
-FILE_ADVICE = f"a file keeps only {PLAIN_TYPES}, of one structure; convert it, or use ram"
+FILE_ADVICE = (
+    "a file keeps only images, tensors, arrays, numbers and text in dicts, lists and tuples, of one structure; convert "
+    "it, or use ram"
+)
 """The end of a message about a sample that a file cannot have."""
-MAX_GAPS = 2
+MAX_STORAGE_RATIO = 2
 """A tensor is copied out of a storage that is more than this many times as large, instead of storing all of it."""
-FILE_NAMES = ("samples", "spans")
-"""The names of a cache's files."""
 
 
 @dataclass(frozen=True)
 class EncodedSamples:
-    """Samples as bytes: pickled, or as `encode_plain` encodes samples of one structure for a file.
+    """Samples as bytes: pickled, or as `encode_without_pickle` encodes samples of one structure for a file.
 
     Args:
         blocks: the bytes of the samples, as one or more uint8 tensors.
@@ -71,7 +70,7 @@ class EncodedSamples:
         load_image = partial(_load_image_tensor, as_view=as_views) if self.as_tensors else Image.frombytes
         if self.structure is None:
             return unpickle_sample(content, load_image, as_views)
-        return decode_plain(content, self.structure, load_image, as_views)
+        return decode_without_pickle(content, self.structure, load_image, as_views)
 
     @property
     def nbytes(self) -> int:
@@ -86,7 +85,7 @@ def encode_samples(samples: Iterable[object], structure: Structure | None = None
     """
     content, spans = bytearray(), []
     for sample in samples:
-        parts = encode_plain(sample, structure) if structure else pickle_sample(sample)
+        parts = encode_without_pickle(sample, structure) if structure else pickle_sample(sample)
         start = len(content)
         for part in parts:
             content += part
@@ -123,7 +122,7 @@ def write_samples(
             yield chunk.blocks[0], chunk.spans + torch.tensor([0, filled, filled])
             filled += len(chunk.blocks[0])
 
-    (content, spans), _ = decode_once(folder, fingerprint, size, chunks_of_tensors, names=FILE_NAMES)
+    (content, spans), _ = decode_once(folder, fingerprint, size, chunks_of_tensors, names=("samples", "spans"))
     return EncodedSamples([content], spans, structure)
 
 
@@ -140,7 +139,7 @@ def pickle_sample(sample: object) -> list[Buffer]:
         pickler.dump(sample)
     except Exception as error:  # Any method of an object can fail.
         raise DataError(
-            f"a sample cannot be pickled ({describe_error(error)}); define classes and functions at the top level of a "
+            f"a sample cannot be pickled ({format_error(error)}); define classes and functions at the top level of a "
             "module, and leave open files and locks out of samples"
         ) from error
     return _pack(pickler.head.getvalue(), pickler.buffers)
@@ -175,18 +174,18 @@ class _SamplePickler(pickle.Pickler):
             return NotImplemented
         if obj.requires_grad or obj.is_conj() or obj.is_neg() or obj.is_nested:
             return NotImplemented  # Torch pickles these itself.
-        tensor = _without_gaps(obj)
+        tensor = _compact(obj)
         layout = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
         return _load_tensor, (tensor.untyped_storage(), tensor.dtype, *layout)
 
 
-def _without_gaps(tensor: Tensor) -> Tensor:
+def _compact(tensor: Tensor) -> Tensor:
     """The tensor; a copy if it does not use most of its storage, or most of the span of its elements."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     span = 1 + sum((int(size) - 1) * stride for size, stride in steps) if tensor.numel() else 0
-    if span > MAX_GAPS * tensor.numel():
+    if span > MAX_STORAGE_RATIO * tensor.numel():
         return tensor.clone()
-    if tensor.untyped_storage().nbytes() > MAX_GAPS * span * tensor.itemsize:
+    if tensor.untyped_storage().nbytes() > MAX_STORAGE_RATIO * span * tensor.itemsize:
         return tensor.as_strided((span,), (1,)).clone().as_strided(tensor.shape, tensor.stride())
     return tensor
 
@@ -209,11 +208,11 @@ def _load_tensor(
     return torch.empty(0, dtype=dtype).set_(storage.untyped_storage(), offset, shape, stride)
 
 
-def encode_plain(sample: object, structure: Structure) -> list[Buffer]:
+def encode_without_pickle(sample: object, structure: Structure) -> list[Buffer]:
     """Encode a sample without pickle: a JSON text that describes its leaves, and the bytes of images and arrays.
 
     Raises:
-        DataError: the sample has another structure, or a leaf that is none of the `PLAIN_TYPES`.
+        DataError: the sample has another structure, or a leaf of a type that a file cannot keep.
     """
     leaves, sample_structure = flatten_tree(sample)
     if sample_structure != structure:
@@ -227,8 +226,8 @@ def encode_plain(sample: object, structure: Structure) -> list[Buffer]:
             buffers.append(leaf.tobytes())
             descriptions.append({"mode": leaf.mode, "size": leaf.size})
         else:
-            kind, tensor = _plain_kind(leaf)
-            order = stride_order(tensor)  # The order keeps the memory format, such as channels last.
+            kind, tensor = _to_plain_tensor(leaf)
+            order = sort_dims_by_stride(tensor)  # The order keeps the memory format, such as channels last.
             stored = tensor.permute(order).contiguous()
             start = int(stored.storage_offset()) * stored.itemsize
             buffers.append(_bytes_of(stored.untyped_storage(), start, start + stored.nbytes))
@@ -236,8 +235,10 @@ def encode_plain(sample: object, structure: Structure) -> list[Buffer]:
     return _pack(json.dumps(descriptions).encode(), buffers)
 
 
-def decode_plain(content: memoryview, structure: Structure, load_image: LoadImage, as_views: bool = False) -> object:
-    """Load a sample that `encode_plain` has encoded; the arguments are as in `unpickle_sample`."""
+def decode_without_pickle(
+    content: memoryview, structure: Structure, load_image: LoadImage, as_views: bool = False
+) -> object:
+    """Load a sample that `encode_without_pickle` has encoded; the arguments are as in `unpickle_sample`."""
     head, *buffers = _unpack(content)
     remaining = iter(buffers)
     leaves = []
@@ -252,7 +253,7 @@ def decode_plain(content: memoryview, structure: Structure, load_image: LoadImag
     return unflatten_tree(leaves, structure)
 
 
-def _plain_kind(leaf: object) -> tuple[str, Tensor]:
+def _to_plain_tensor(leaf: object) -> tuple[str, Tensor]:
     """The kind of a tensor or array in a file, and its values; raises `DataError` for any other object."""
     with suppress(TypeError, ValueError):  # Torch has no tensors of text, for example.
         if type(leaf) is np.ndarray or isinstance(leaf, np.number | np.bool_):

@@ -122,7 +122,7 @@ def find_difference(actual: object, expected: object, *, compared: Compared | No
     return None
 
 
-def stride_order(tensor: Tensor) -> list[int]:
+def sort_dims_by_stride(tensor: Tensor) -> list[int]:
     """The memory format of a tensor: its dimensions from the outermost in memory to the innermost."""
     return sorted(range(tensor.dim()), key=lambda dim: -tensor.stride()[dim])
 
@@ -166,7 +166,7 @@ def _tensor_content(tensor: Tensor) -> tuple[object, ...]:
     with nullcontext() if is_plain else torch._C.DisableTorchFunctionSubclass():
         plain = tensor.detach().as_subclass(Tensor).cpu().resolve_conj().resolve_neg()
         values = torch.empty(plain.numel(), dtype=plain.dtype).copy_(plain.flatten()).view(torch.uint8)
-        memory_format = [dim for dim in stride_order(tensor) if tensor.shape[dim] > 1]
+        memory_format = [dim for dim in sort_dims_by_stride(tensor) if tensor.shape[dim] > 1]
         return tensor.requires_grad, tensor.dtype, tensor.shape, memory_format, values.numpy().tobytes()
 
 

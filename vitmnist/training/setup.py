@@ -7,12 +7,12 @@ from operator import attrgetter
 import torch
 from torch import Tensor, nn
 
-from vitmnist.augment.preprocess import build_augment, input_size
+from vitmnist.augment.preprocess import build_augment, get_input_size
 from vitmnist.config.schema import Config, registries
-from vitmnist.data.channel_statistics import configured_statistics
+from vitmnist.data.channel_statistics import resolve_statistics
 from vitmnist.data.datasets.base import DATASETS, Dataset, Split, apply_config, build_dataset
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.errors import ConfigError, DataError, PeerError, describe_error, first_line, to_failure
+from vitmnist.errors import ConfigError, DataError, PeerError, classify_error, first_line, format_error
 from vitmnist.models import MODELS
 from vitmnist.runtime.world import World
 from vitmnist.training.fine_tuning import load_initial_weights
@@ -28,9 +28,9 @@ def check_config(config: Config, device: torch.device | str = "cpu") -> None:
     augment = build_augment(config.data.augment)
     _, options = DATASETS.resolve(config.data.dataset)
     shape = getattr(options, "shape", None)
-    configured_statistics(config.data.normalize, shape and shape[0])
+    resolve_statistics(config.data.normalize, shape and shape[0])
     if shape:  # The number of classes is unknown before the data is read; use two.
-        size = shape[0], *input_size(augment, *shape[1:])
+        size = shape[0], *get_input_size(augment, *shape[1:])
         model = MODELS.build(config.model, size, 2).to(device)
         _check_outputs(config.model["name"], model, torch.zeros(2, *size, device=device), 2)
 
@@ -64,7 +64,7 @@ def read_dataset(config: Config, world: World) -> Dataset:
 def build_model(config: Config, split: Split, device: torch.device, weights: Mapping[str, Tensor] | None) -> nn.Module:
     """Build the model on its device with the weights that `init` names, and run it on two images of zeros."""
     _, channels, height, width = split.images.shape
-    shape = channels, *input_size(build_augment(config.data.augment), height, width)
+    shape = channels, *get_input_size(build_augment(config.data.augment), height, width)
     torch.manual_seed(config.seed)  # Weights are initialised on the CPU, and thus identical on every device.
     model = MODELS.build(config.model, shape, len(split.classes))
     if weights is not None:
@@ -80,10 +80,10 @@ def _check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) ->
             logits = model.eval()(images)  # In evaluation mode, no state changes.
     # PyTorch and model libraries raise these types for a wrong input size. Any other type is a bug in the model.
     except (RuntimeError, ValueError, AssertionError) as error:
-        if to_failure(error).is_user_error:
+        if classify_error(error).is_user_error:
             raise
         raise ConfigError(
-            f"model={name}: fails on images {list(images.shape[1:])}: {describe_error(error).rstrip('.')}; set "
+            f"model={name}: fails on images {list(images.shape[1:])}: {format_error(error).rstrip('.')}; set "
             "data.dataset.size or a crop in data.augment to a size that it takes, or choose another model"
         ) from error
     model.train()

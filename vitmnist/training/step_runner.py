@@ -162,7 +162,7 @@ class StepRunner:
         self.config = replace(self.config, compile=False, graph=False, reasons=reasons)
 
     def _must_mix(self, batch: Batch) -> bool:
-        return self.preprocess.mixes and batch.keys is not None
+        return self.preprocess.has_mixing and batch.keys is not None
 
     def _mix(self, batch: Batch) -> Batch:
         assert batch.keys is not None

@@ -11,7 +11,7 @@ import torch
 from torchvision import datasets as torchvision_datasets
 
 from tests.conftest import write_idx, write_mnist_like
-from vitmnist.data.channel_statistics import channel_statistics
+from vitmnist.data.channel_statistics import compute_statistics
 from vitmnist.data.datasets.base import Dataset, hold_out_validation, load_dataset
 from vitmnist.data.datasets.standard import BUNDLED_MNIST, FILES, read_idx
 from vitmnist.errors import ConfigError, DataError
@@ -111,7 +111,7 @@ def test_statistics_are_those_of_the_definition() -> None:
     generator = torch.Generator().manual_seed(1)
     images = torch.randint(0, 256, (2345, 3, 50, 4), generator=generator, dtype=torch.uint8)  # several chunks
     images[:, 2] = 9
-    mean, std = channel_statistics(images)
+    mean, std = compute_statistics(images)
     scaled = images.double() / 255
     assert torch.tensor(mean).allclose(scaled.mean(dim=(0, 2, 3)).float())
     assert torch.tensor(std[:2]).allclose(scaled.std(dim=(0, 2, 3), unbiased=False)[:2].float())

@@ -15,7 +15,7 @@ from vitmnist.cli.evaluate import main as evaluate_main
 from vitmnist.cli.export import main as export_main
 from vitmnist.cli.predict import main as predict_main
 from vitmnist.config.validation import config_field
-from vitmnist.data.datasets.base import DATASETS, Dataset, FileReader, SizeOptions, dataset_in_memory, file_reader
+from vitmnist.data.datasets.base import DATASETS, Dataset, FileReader, SizeOptions, get_file_reader, make_dataset
 from vitmnist.data.images import ColorMode, ImageReader, to_tensor
 from vitmnist.errors import ConfigError, DataError
 
@@ -44,7 +44,7 @@ def scans(options: ScansOptions, root: Path) -> Dataset:
     files = sorted(Path(options.path).glob("*.npy"))
     images = torch.stack([to_tensor(options.reader(file)) for file in files])
     pair = images, torch.arange(len(files)) % 2
-    return dataset_in_memory("scans", pair, pair, ("even", "odd"), options)
+    return make_dataset("scans", pair, pair, ("even", "odd"), options)
 
 
 def test_predict_and_the_card_read_files_as_the_dataset_does(
@@ -83,8 +83,8 @@ def test_predict_and_the_card_read_files_as_the_dataset_does(
 
 
 def test_a_dataset_without_files_of_its_own_reads_any_image_in_its_shape() -> None:
-    assert file_reader({"name": "mnist"}, (1, 20, 30)) == ImageReader((30, 20), ColorMode.grey)
+    assert get_file_reader({"name": "mnist"}, (1, 20, 30)) == ImageReader((30, 20), ColorMode.grey)
     recorded = {"name": "image_folder", "size": 9, "mode": "rgb", "resize": "pad", "draft": False}
-    assert file_reader(recorded, (3, 9, 9)) == ImageReader((9, 9), "rgb", "pad")
+    assert get_file_reader(recorded, (3, 9, 9)) == ImageReader((9, 9), "rgb", "pad")
     with pytest.raises(ConfigError, match="cifar10: images of 4 channels need a `reader` in the dataset's options"):
-        file_reader({"name": "cifar10"}, (4, 32, 32))
+        get_file_reader({"name": "cifar10"}, (4, 32, 32))

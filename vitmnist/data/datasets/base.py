@@ -19,10 +19,10 @@ from torch import Tensor
 
 from vitmnist.config.schema import DataConfig
 from vitmnist.config.validation import config_field
-from vitmnist.data.channel_statistics import channel_statistics, configured_statistics
+from vitmnist.data.channel_statistics import compute_statistics, resolve_statistics
 from vitmnist.data.images import ColorMode, ImageReader, Pixels
-from vitmnist.data.sources import TensorSet, digest
-from vitmnist.errors import ConfigError, DataError, to_failure
+from vitmnist.data.sources import TensorSet, hash_tensor
+from vitmnist.errors import ConfigError, DataError, classify_error
 from vitmnist.registry import OptionsClass, Registry
 from vitmnist.runtime.files import expand_home
 from vitmnist.runtime.memory import Memory, check_fits
@@ -59,7 +59,7 @@ class Split(TensorSet):
         std: the population standard deviation of each channel of the training images, scaled to 0…1.
         classes: the name of each label.
         files: the file of each image, which `disk` reads; None if images have no files.
-        sha256: the `digest` of `images`, if it is known.
+        sha256: the `hash_tensor` of `images`, if it is known.
 
     Raises:
         DataError: images or labels have another dtype or shape, or a label has no class.
@@ -161,7 +161,10 @@ class Dataset:
         return {
             f"{name}_{part}": checksum
             for name, split in self.splits.items()
-            for part, checksum in (("images", split.sha256 or digest(split.images)), ("labels", digest(split.labels)))
+            for part, checksum in (
+                ("images", split.sha256 or hash_tensor(split.images)),
+                ("labels", hash_tensor(split.labels)),
+            )
         }
 
 
@@ -206,19 +209,19 @@ class ImagesOnDisk(torch.utils.data.Dataset[tuple[Tensor, int]]):
         return self.transform(self.images[index]), self.labels[index]
 
 
-def dataset_in_memory(
+def make_dataset(
     name: str, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], classes: tuple[str, ...], sizes: SizeOptions
 ) -> Dataset:
     """Make a dataset of images uint8 `[N, C, H, W]` and labels int64 `[N]`; raises as `Split`, `Dataset`, `spans`."""
     spans = sizes.spans(len(train[0]), len(test[0]))
-    mean, std = channel_statistics(train[0][spans[0]])
+    mean, std = compute_statistics(train[0][spans[0]])
     train_split, test_split = (
         Split(*pair, mean, std, classes).subset(span) for pair, span in zip((train, test), spans, strict=True)
     )
     return Dataset(name, train_split, test_split)
 
 
-def file_reader(values: Mapping[str, Any], shape: Sequence[int]) -> FileReader:
+def get_file_reader(values: Mapping[str, Any], shape: Sequence[int]) -> FileReader:
     """The `reader` of a dataset's options; without one, images are stretched to `[C, H, W]`.
 
     Args:
@@ -259,7 +262,7 @@ def build_dataset(values: Mapping[str, Any], root: str, key: str | None = None) 
     try:
         return builder(options, expand_home(root))
     except OSError as error:
-        raise DataError(f"data/dataset={values['name']}: {to_failure(error).message}") from error
+        raise DataError(f"data/dataset={values['name']}: {classify_error(error).message}") from error
 
 
 def apply_config(dataset: Dataset, data: DataConfig) -> Dataset:
@@ -271,7 +274,7 @@ def apply_config(dataset: Dataset, data: DataConfig) -> Dataset:
     """
     if data.holdout:
         dataset = hold_out_validation(dataset, data.holdout, data.holdout_seed)
-    statistics = configured_statistics(data.normalize, dataset.train.images.shape[1])
+    statistics = resolve_statistics(data.normalize, dataset.train.images.shape[1])
     return dataset.with_statistics(statistics.mean, statistics.std) if statistics else dataset
 
 
@@ -315,4 +318,4 @@ def hold_out_validation(dataset: Dataset, size: int | float, seed: int) -> Datas
         validation=train.subset(is_held_out.nonzero().flatten()),
         folds_of={"holdout": size, **dataset.sha256},
     )
-    return held_out.with_statistics(*channel_statistics(held_out.train.images))
+    return held_out.with_statistics(*compute_statistics(held_out.train.images))

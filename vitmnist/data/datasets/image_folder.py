@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from vitmnist.config.validation import config_field, section
-from vitmnist.data.channel_statistics import channel_statistics, channel_sums, mean_and_std
+from vitmnist.data.channel_statistics import compute_mean_and_std, compute_statistics, sum_channels
 from vitmnist.data.datasets.base import DATASETS, Dataset, ImageFiles, SizeOptions, Split
 from vitmnist.data.image_listing import LabelledFiles, describe_empty_classes, label_splits, list_splits
 from vitmnist.data.images import ColorMode, ImageReader, ResizeMode, collect_file_warnings, to_tensor
@@ -131,7 +132,7 @@ def _make_splits(
     log.info(message, folder, shown, len(classes), join_names(classes), mode)
     train_rows, test_rows = options.spans(sizes["train"], sizes.get("test", 0))
     rows_to_use = {"train": train_rows, "validation": slice(None), "test": test_rows}
-    mean, std = channel_statistics(images[train_rows]) if options.train_size else (notes["mean"], notes["std"])
+    mean, std = compute_statistics(images[train_rows]) if options.train_size else (notes["mean"], notes["std"])
     files = ImageFiles(folder, [decoder.names[index] for index in readable], options.reader)
     dataset = Split(images, labels, tuple(mean), tuple(std), tuple(classes), is_mapped=True, files=files)
     return {
@@ -217,7 +218,10 @@ class FolderDecoder:
         files = [
             (name, label, _file_signature(path)) for name, (path, label) in zip(self.names, self.samples, strict=True)
         ]
-        options = [CACHE_VERSION, *self.starts[1:-1], vars(self.reader)]
+        decoders = [
+            version(package) for package in ("pillow", "torch", "torchvision")
+        ]  # `disk` uses the installed ones.
+        options = [CACHE_VERSION, *decoders, *self.starts[1:-1], vars(self.reader)]
         contents = json.dumps([str(self.folder.resolve()), *options, files])
         return hashlib.sha256(contents.encode()).hexdigest()
 
@@ -248,17 +252,17 @@ class FolderDecoder:
 
     def notes(self) -> dict[str, Any]:
         """Plain values to store with the decoded images."""
-        mean, std = mean_and_std(self.sums[0])
+        mean, std = compute_mean_and_std(self.sums[0])
         checksums = [checksum.hexdigest() for checksum in self.checksums]
         warned = [f"{path}: {message}" for path, message in sorted(self.warnings.items())]
         problems = {"unreadable": self.unreadable, "copies": self.copies, "warnings": warned}
         return {**problems, "mean": mean, "std": std, "sha256": checksums}
 
     def _read(self, sample: tuple[Path, int]) -> tuple[Tensor, NDArray[np.uint64], bytes] | DataError:
-        """An image `[1, C, H, W]`, its `channel_sums` and a hash, or the error of a file that cannot be read."""
+        """An image `[1, C, H, W]`, its `sum_channels` and a hash, or the error of a file that cannot be read."""
         try:
             pixels = self.reader(sample[0])
         except DataError as error:
             return error
         image = to_tensor(pixels)[None]
-        return image, channel_sums(image), hashlib.blake2b(pixels.data, digest_size=16).digest()
+        return image, sum_channels(image), hashlib.blake2b(pixels.data, digest_size=16).digest()

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, dataset_in_memory
+from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, make_dataset
 from vitmnist.errors import DataError
 
 BUNDLED_MNIST = Path(__file__).parent.parent / "mnist"
@@ -64,7 +64,7 @@ def _read_idx_files(name: str, files: Sequence[Path], classes: tuple[str, ...], 
     train_images, train_labels, test_images, test_labels = map(read_idx, files)
     train, test = (train_images.unsqueeze(1), train_labels.long()), (test_images.unsqueeze(1), test_labels.long())
     try:
-        return dataset_in_memory(name, train, test, classes, sizes)
+        return make_dataset(name, train, test, classes, sizes)
     except DataError as error:
         raise DataError(f"{files[0].parent}: {error}") from error
 
@@ -98,7 +98,7 @@ def _read_cifar(classes: int, sizes: CifarOptions, root: Path) -> Dataset:
         (torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(part.targets))
         for part in (train, source(str(root), train=False))
     )
-    return dataset_in_memory(f"cifar{classes}", train_pair, test_pair, tuple(train.classes), sizes)
+    return make_dataset(f"cifar{classes}", train_pair, test_pair, tuple(train.classes), sizes)
 
 
 def _download(source: Callable[..., Images], root: Path, files: list[str], folder: Path) -> Images:
