@@ -21,11 +21,7 @@ from vitmnist.augment.base import (
 from vitmnist.config.validation import config_field
 from vitmnist.errors import DataError
 
-LUMA = (
-    0.2989,
-    0.587,
-    0.114,
-)  # Weights of red, green and blue in the brightness of a pixel (ITU-R 601-2, as in torchvision).
+LUMA = (0.2989, 0.587, 0.114)  # Weights of red, green and blue in the brightness (ITU-R 601-2, as in torchvision).
 
 
 @dataclass

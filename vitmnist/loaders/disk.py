@@ -186,9 +186,7 @@ class BatchReader(data.Dataset[Any]):
 
 def _translate_worker_error(error: Exception) -> Exception:
     """Turn the death of a worker into a `LoadingError`; return an exception of the dataset as it is."""
-    if isinstance(error, UserError) or str(error).startswith(
-        "Caught "
-    ):  # Torch puts this before exceptions of a dataset.
+    if isinstance(error, UserError) or str(error).startswith("Caught "):  # Torch's prefix for errors of a dataset
         return error
     if isinstance(error, (ConnectionError, EOFError)):  # The pipe from the worker broke.
         return LoadingError(f"disk: a worker was killed or exited unexpectedly ({error!r}); {FEWER_WORKERS}")

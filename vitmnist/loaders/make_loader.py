@@ -71,9 +71,7 @@ def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if rank is None or world_size is None:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return torch.distributed.get_rank(), torch.distributed.get_world_size()
-        if (
-            size := os.environ.get("WORLD_SIZE", "1")
-        ) != "1":  # Otherwise, each rank would silently train on all batches.
+        if (size := os.environ.get("WORLD_SIZE", "1")) != "1":  # Each rank would silently train on all batches.
             raise ConfigError(
                 f"WORLD_SIZE={size}: torchrun has started several processes, and each needs its part of a batch; call "
                 "torch.distributed.init_process_group() before, or give rank= and world_size="
