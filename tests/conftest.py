@@ -25,6 +25,7 @@ from tests.support.processes import (
     TrainRanks,
     kill_leftovers,
     run_python,
+    skip_without,
     start_ranks,
 )
 from vitmnist.cli.train import main
@@ -50,6 +51,11 @@ StartRanks = Callable[..., TrainRanks]
 def pytest_xdist_auto_num_workers() -> int:
     """Use one worker more than cores, because tests wait for the processes that they start."""
     return available_cores() + 1
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker in item.iter_markers("needs"):
+        skip_without(*marker.args)
 
 
 def pytest_collection_finish() -> None:

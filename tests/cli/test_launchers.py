@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.test_sweep import rows
 from tests.conftest import PLAIN, REPOSITORY, overrides_for, result_of, start_program
-from tests.support.processes import run_python
+from tests.support.processes import SIGKILL, run_python
 from vitmnist.errors import ExitCode
 from vitmnist.tracking.runs import read_run
 
@@ -49,7 +49,7 @@ SEARCH = ["-m", "hydra/sweeper=optuna", "data.holdout=5", "batch_size=choice(4,5
 
 
 @pytest.mark.slow  # each job imports torch
-@pytest.mark.parametrize(("signum", "jobs"), [(signal.SIGKILL, SEARCH), (signal.SIGINT, JOBS), (signal.SIGTERM, JOBS)])
+@pytest.mark.parametrize(("signum", "jobs"), [(SIGKILL, SEARCH), (signal.SIGINT, JOBS), (signal.SIGTERM, JOBS)])
 def test_parallel_jobs_end_with_the_sweep_and_are_resumed(
     signum: int, jobs: list[str], tiny_root: Path, tmp_path: Path
 ) -> None:
@@ -73,9 +73,9 @@ def test_parallel_jobs_end_with_the_sweep_and_are_resumed(
     finally:
         for process_left in psutil.wait_procs([process, *children], timeout=0)[1]:
             process_left.kill()
-    assert code == (-signum if signum == signal.SIGKILL else ExitCode.UNFINISHED), log.read_text()
+    assert code == (-signum if signum == SIGKILL else ExitCode.UNFINISHED), log.read_text()
     assert still_running == []
-    assert {read_run(folder).status for folder in folders} == {"interrupted" if signum == signal.SIGKILL else "killed"}
+    assert {read_run(folder).status for folder in folders} == {"interrupted" if signum == SIGKILL else "killed"}
     assert not (tmp_path / "here" / "2" / "epochs.csv").exists()
     assert "Traceback" not in log.read_text()
     assert "Error executing" not in log.read_text()

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.conftest import STATEFUL, Printed, Start, assert_same_run, overrides_for, result_of, write_mnist_like
-from tests.support.processes import TrainProcess, block_training, kill_and_resume
+from tests.support.processes import SIGHUP, SIGUSR1, TrainProcess, block_training, kill_and_resume
 from tests.tracking.test_tensorboard import events
 from vitmnist.checkpoint import storage
 from vitmnist.errors import ExitCode
@@ -58,7 +58,7 @@ def test_a_killed_run_ends_as_a_whole_one(name: str, kills: int, quick: list[str
         assert steps == every.get(tag.partition("/")[0], list(range(1, 7))), tag
 
 
-SLOW_SIGNALS = [pytest.param(signum, marks=pytest.mark.slow) for signum in (signal.SIGHUP, signal.SIGUSR1)]
+SLOW_SIGNALS = [pytest.param(signum, marks=pytest.mark.slow) for signum in (SIGHUP, SIGUSR1)]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, *SLOW_SIGNALS])

@@ -11,7 +11,7 @@ import yaml
 
 from tests.cli.test_sweep import jobs
 from tests.conftest import REPOSITORY, Printed, Start, Train, assert_same_run, result_of
-from tests.support.processes import hide_optuna
+from tests.support.processes import SIGKILL, hide_optuna
 from vitmnist.errors import ExitCode
 from vitmnist.tracking.runs import read_run
 
@@ -96,7 +96,7 @@ def test_failed_trials_end_no_search(refuse: Printed, train_here: Train, quick: 
     assert not (tmp_path / "other" / "optimization_results.yaml").exists()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, SIGKILL])
 def test_an_interrupted_search_is_resumed(
     signum: int, succeed: Printed, start: Start, quick: list[str], tmp_path: Path
 ) -> None:

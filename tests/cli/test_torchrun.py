@@ -13,7 +13,7 @@ import torch
 
 from tests.conftest import BRIEF, STATEFUL, StartRanks, Train, assert_same_run, result_of, weights, write_mnist_like
 from tests.support.fake_backend import simulate_gpus
-from tests.support.processes import REPOSITORY, free_port
+from tests.support.processes import REPOSITORY, SIGKILL, SIGSTOP, free_port
 from vitmnist.cli.command import format_command
 from vitmnist.errors import ConfigError, ExitCode
 from vitmnist.runtime.device import choose_device
@@ -107,9 +107,9 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_batch(quick: list[str], r
 @pytest.mark.parametrize(
     ("rank", "signum", "message"),
     [
-        (1, signal.SIGSTOP, "another rank does not answer"),
-        (1, signal.SIGKILL, "another rank does not answer"),
-        (0, signal.SIGKILL, "rank 0 has ended"),
+        (1, SIGSTOP, "another rank does not answer"),
+        (1, SIGKILL, "another rank does not answer"),
+        (0, SIGKILL, "rank 0 has ended"),
     ],
 )
 def test_a_rank_that_does_not_answer_ends_the_run(
@@ -240,7 +240,7 @@ def test_torchrun_starts_a_run_again_from_its_last_checkpoint(quick: list[str], 
             assert time.monotonic() < deadline
             time.sleep(0.01)
         children = subprocess.run(["pgrep", "-P", str(started.pid)], capture_output=True, text=True, check=True)
-        os.kill(int(children.stdout.split()[-1]), signal.SIGKILL)
+        os.kill(int(children.stdout.split()[-1]), SIGKILL)
         assert started.wait(150) == 0, (tmp_path / "output.txt").read_text()
     text = (tmp_path / "output.txt").read_text()
     assert "resume=auto: resuming run" in text

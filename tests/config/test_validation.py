@@ -13,7 +13,7 @@ import yaml
 from tests.conftest import REPOSITORY
 from vitmnist.augment.base import OPERATIONS
 from vitmnist.config.compose import compose, run_label
-from vitmnist.config.schema import Config, LogConfig, fill_defaults, registries, to_plain_dict
+from vitmnist.config.schema import Config, LogConfig, fill_defaults, registries, to_json_values
 from vitmnist.config.validation import config_field, section, validate
 from vitmnist.data.datasets.base import DATASETS
 from vitmnist.errors import ConfigError
@@ -112,16 +112,29 @@ def test_every_experiment_takes_every_model(experiment: str, model: str) -> None
         (["data/loader=prefetch", "data/loader@data.loader.base=disk"], "prefetch-basedisk"),
         (["data.root=/some/where", "model.x=a b/c", "~model"], "xa_b_c-no_model"),
         (["init=" + "y" * 90], "init" + "y" * 76),
+        (['init=<>:"|?*', "optimizer.lr=0."], "init_-lr0"),
     ],
 )
 def test_folders_are_named_after_what_was_typed(overrides: list[str], label: str) -> None:
     assert run_label(overrides) == label
 
 
+def test_a_long_working_directory_leaves_room_for_the_files_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path on Windows has up to 260 characters."""
+    folder = tmp_path / ("f" * (120 - len(str(tmp_path))))
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    label = run_label(["init=" + "y" * 90])
+    for path in (f"runs/2026-11-27/12-00-00-{label}-abcdef", f"sweeps/2026-11-27/12-00-00-abcdef/100-{label}"):
+        assert 150 < len(str(folder / "outputs" / path)) < 200
+
+
 def test_the_text_of_a_record_is_not_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "hunter2")
     for text in ("${oc.env:SECRET}", r"a\\${seed}", "${"):
-        recorded = to_plain_dict(validate(Config, compose([]))) | {"init": text, "init_skip": [text]}
+        recorded = to_json_values(validate(Config, compose([]))) | {"init": text, "init_skip": [text]}
         config = validate(Config, recorded)
         assert (config.init, config.init_skip) == (text, [text])
 
@@ -140,7 +153,7 @@ class LongerConfig(Config):
 
 def test_a_record_without_a_key_gets_its_default_or_is_refused_by_name() -> None:
     """As one that was written before the key was added."""
-    recorded = to_plain_dict(validate(Config, compose([]))) | {"names": ["a"]}
+    recorded = to_json_values(validate(Config, compose([]))) | {"names": ["a"]}
     config = validate(LongerConfig, fill_defaults(recorded, LongerConfig))
     assert (config.threshold, config.log.every_minutes) == (0.5, 7)
     del recorded["names"]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import count
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from tqdm import tqdm
 from tests.support.samples import Made
 from vitmnist import diagnose, make_loader
 from vitmnist.auditing import find_leftovers, find_running
-from vitmnist.errors import DataError
+from vitmnist.errors import ConfigError, DataError
 from vitmnist.timing.benchmark import LoaderCandidate
 from vitmnist.timing.table import Bottleneck, format_timings
 
@@ -219,3 +220,9 @@ def test_a_loop_keeps_its_persistent_workers() -> None:
     loader = DataLoader(samples(), 4, shuffle=True, num_workers=1, persistent_workers=True)
     brief(loader)
     assert loader._iterator is None
+
+
+def test_the_gpu_of_a_mac_is_refused() -> None:
+    model = Mock(parameters=lambda: iter([Mock(device=torch.device("mps"))]))
+    with pytest.raises(ConfigError, match=r"^mps is not supported yet: .*; type device=cpu$"):
+        diagnose([torch.zeros(2)], print, model=model)

@@ -1,6 +1,5 @@
 """A script behaves under `vitmnist diagnose` as it does without it."""
 
-import os
 import signal
 from pathlib import Path
 
@@ -45,7 +44,7 @@ if __name__ == "__main__":
     assert report["steps"] == 10
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.needs("fork")
 def test_a_forked_child_is_neither_stopped_nor_reported(tmp_path: Path) -> None:
     script = f"""{SLOW_DATA}
 child = os.fork()

@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 from tests.conftest import BRIEF, Printed, Train, assert_same_run, result_of
 from tests.support.samples import Made
 from vitmnist import make_loader
+from vitmnist.config.compose import compose
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource, TensorSet, as_source
 from vitmnist.errors import ConfigError, DataError
@@ -235,6 +236,19 @@ def test_a_run_with_auto_learns_what_any_run_learns(
     assert f"chosen: {found['auto']['name']}, {found['auto']['reason']}" in ended.stdout
     assert train_here(*quick, *step, "data/loader=ram", "hydra.run.dir=by_hand").returncode == 0
     assert_same_run(tmp_path / "automatic", tmp_path / "by_hand")
+
+
+def test_a_candidate_keeps_its_files_in_the_configured_folder(
+    succeed: Printed, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert compose(["data/loader=auto", "data.root=data"]).data.loader.folder == "data/vitmnist-cache"
+    folder = tmp_path / "files"
+    succeed(
+        *quick, "data/loader=auto", "data.loader.candidates=[cache]", f"data.loader.folder={folder}", "epochs=1", *BRIEF
+    )
+    assert list(folder.glob("*/images.npy"))
+    assert not (tmp_path / "home" / ".cache" / "vitmnist").exists()
 
 
 def test_the_timed_steps_of_all_candidates_stay_within_the_schedule_of_the_run(

@@ -151,6 +151,7 @@ def test_a_reader_of_grey_images_may_leave_out_the_channel(folder: Path) -> None
         assert torch.equal(torch.cat([images for images, _ in loader.epoch(0)]), split.images)
 
 
+@pytest.mark.needs("fork")
 @FORKS
 def test_ranks_and_a_fork_while_threads_read(split: Split) -> None:
     with disk(split) as whole:

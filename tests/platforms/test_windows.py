@@ -1,13 +1,19 @@
 """The commands run without what Windows lacks. Everything but the system is simulated: see conftest.py."""
 
+import json
+import re
 import signal
 from pathlib import Path
 
-from tests.conftest import Printed, assert_same_run, result_of
+import pytest
+from PIL import Image
+
+from tests.conftest import BRIEF, Printed, assert_same_run, learned, result_of
 from tests.platforms.conftest import TRAIN, StartOnWindows
 from tests.support.processes import becomes_true
 from vitmnist.errors import ExitCode
 
+pytestmark = pytest.mark.needs("/proc")  # The simulation is for Linux.
 CTRL_BREAK = signal.SIGTTIN
 """The signal of Linux that has the number of Ctrl-Break on Windows."""
 
@@ -128,3 +134,112 @@ if __name__ == "__main__":
 def test_from_dataloader_reads_with_two_workers(windows: StartOnWindows, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(DECODED)
     assert windows("script.py").succeeded() == "None\n"
+
+
+FILES = """
+import threading
+from pathlib import Path
+
+import torch
+
+from vitmnist.runtime.files import write_atomic
+from vitmnist.store.cache_file import decode_once
+
+def decode(first):
+    return decode_once(Path("decoded"), "key", 5, lambda: [(torch.arange(first, first + 5),)], names=["images"])[0][0]
+
+mapped = decode(0)
+(path,) = Path("decoded").glob("*/images.npy")
+with path.open("r+b") as file:
+    file.seek(-8, 2)
+    file.write(b"damaged!")
+again = decode(10)
+names = sorted(folder.name[24:] for folder in Path("decoded").iterdir() if folder.is_dir())
+print(again.tolist(), decode(20).tolist(), names)
+del mapped
+again.zero_()  # This changes copies of the pages.
+print(decode(30).tolist())
+
+write_atomic(Path("result.json"), b"first")
+reader = Path("result.json").open("rb")
+threading.Timer(0.2, reader.close).start()
+write_atomic(Path("result.json"), b"second")
+print(Path("result.json").read_bytes())
+"""
+
+
+def test_files_are_replaced_although_others_have_them_open(windows: StartOnWindows, tmp_path: Path) -> None:
+    """A process maps a damaged cache, and `vitmnist status` reads a record for a moment."""
+    expected = ["[10, 11, 12, 13, 14] [10, 11, 12, 13, 14] ['', '-2']", "[10, 11, 12, 13, 14]", "b'second'"]
+    assert windows("-c", FILES).succeeded().splitlines()[-3:] == expected
+
+
+@pytest.mark.slow
+def test_a_sweep_trains_with_each_loader_and_its_runs_are_used(
+    windows: StartOnWindows, quick: list[str], tmp_path: Path
+) -> None:
+    loaders = "data/loader=ram,cache,disk,gpu_slice,prefetch"
+    windows(TRAIN, *quick, "-m", loaders, "hydra.sweep.dir=swept").succeeded()
+    folders = sorted(path.parent for path in tmp_path.glob("swept/*/result.json"))
+    assert len(folders) == 5
+    assert len({json.dumps(learned(folder)) for folder in folders}) == 1
+    on_disk = next(folder for folder in folders if "disk" in folder.name)
+    for index in range(2):
+        Image.new("L", (28, 28), 100 * index).save(tmp_path / f"{index}.png")
+
+    commands = {
+        ("report", "swept"): "fastest",
+        ("status", "swept"): r"completed +2 +2",
+        ("evaluate", str(on_disk), "--mistakes", "mistakes.csv", "--grid", "grid.png"): "accuracy .*% of 7 images",
+        ("predict", str(on_disk), "0.png", "1.png"): "0.png",
+        ("export", str(on_disk), "--format", "torch"): "",
+    }
+    for command, pattern in commands.items():
+        output = windows("-m", "vitmnist", *command).succeeded()
+        assert re.search(pattern, output), output
+    assert (tmp_path / "swept" / "report.html").exists()
+
+
+@pytest.mark.slow
+def test_auto_times_the_loaders(windows: StartOnWindows, quick: list[str], tmp_path: Path) -> None:
+    windows(TRAIN, *quick, *BRIEF, "data/loader=auto", "hydra.run.dir=run").succeeded()
+    assert result_of(tmp_path / "run")["auto"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGINT, CTRL_BREAK])
+def test_ctrl_c_and_ctrl_break_spare_the_workers(
+    windows: StartOnWindows, quick: list[str], tmp_path: Path, signum: int
+) -> None:
+    disk = ["data/loader=disk", "data.loader.num_workers=1", "epochs=100000", "hydra.run.dir=cut"]
+    code, output = windows(TRAIN, *quick, *disk).until("epoch 2/").ended(signum)
+    assert code == ExitCode.UNFINISHED, output
+    assert "Traceback" not in output
+    assert result_of(tmp_path / "cut")["status"] == "interrupted"
+
+
+SCRIPT = """
+import time
+from torch.utils.data import DataLoader, Dataset
+
+class Slow(Dataset):
+    def __len__(self):
+        return 60
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        return index
+
+if __name__ == "__main__":
+    print("≈".encode("cp1252", "replace"))
+    for workers in (0, 1):
+        for batch in DataLoader(Slow(), batch_size=2, num_workers=workers):
+            time.sleep(0.001)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_with_workers_is_diagnosed(windows: StartOnWindows, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
+    output = windows("-m", "vitmnist", "diagnose", "--json=report.json", "script.py").succeeded()
+    assert "loader 2: Slow" in output
+    assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))

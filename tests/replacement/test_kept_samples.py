@@ -266,6 +266,7 @@ def address(samples: list[Any]) -> int:
     return int(get_worker_info().dataset._samples.blocks[0].data_ptr())
 
 
+@pytest.mark.needs("fork")
 @FORKS
 def test_forked_workers_share_the_memory(folder: Path) -> None:
     dataset = from_dataloader(DataLoader(Pictures(folder, FLIP), 4, num_workers=2), "ram").dataset

@@ -66,6 +66,7 @@ def test_a_sets_memory_is_judged_at_its_real_dtype(monkeypatch: pytest.MonkeyPat
         assert required_memory(Placement.DEVICE, arrays, torch.device("cuda")).device == expected
 
 
+@pytest.mark.needs("/proc")
 def test_free_and_peak_memory_are_those_of_the_machine() -> None:
     free = measure_free_memory(CPU)
     assert 2**20 < free.host < 2**50

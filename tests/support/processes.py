@@ -14,17 +14,34 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import cloudpickle
 import pytest
 
-multiprocessing.get_context("forkserver").set_forkserver_preload(["__main__", "tests.support.preload"])
-# Marks tests of forked processes. From Python 3.12 on, a fork warns about threads, and pytest-xdist always runs one.
+SYSTEM = {
+    "fork": hasattr(os, "fork"),
+    "POSIX signals": hasattr(signal, "SIGKILL"),
+    "/proc": Path("/proc/self").exists(),
+}
+"""What some tests need, and whether this system has it: the arguments of the marker `needs`."""
+SIGKILL, SIGSTOP, SIGHUP, SIGUSR1 = (getattr(signal, f"SIG{name}", None) for name in ("KILL", "STOP", "HUP", "USR1"))
+"""Signals that tests send; None on Windows, where these tests are skipped."""
+
+ForkServerProcess = getattr(multiprocessing.context, "ForkServerProcess", multiprocessing.Process)
+if SYSTEM["fork"]:
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["__main__", "tests.support.preload"])
 FORKS = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork")
+"""Marks tests that fork. From Python 3.12 on, a fork warns if there are threads, and pytest-xdist always has one."""
 TIMEOUT_S = 150
 REPOSITORY = Path(__file__).parents[2]
+
+
+def skip_without(*needs: str) -> None:
+    """Skip the current test if this system lacks one of `SYSTEM`."""
+    for name in needs:
+        if not SYSTEM[name]:
+            pytest.skip(f"this system has no {name}")
 
 
 def free_port() -> int:
@@ -52,6 +69,7 @@ def becomes_true(condition: Callable[[], object], seconds: float = 10) -> bool:
 
 def call_in_process(function: Callable[[], object]) -> multiprocessing.process.BaseProcess:
     """Call a function, such as a lambda, in another process, which does not outlive this one."""
+    skip_without("fork")
     pickled = cloudpickle.dumps(function)
     process = multiprocessing.get_context("forkserver").Process(target=_call, args=(pickled,), daemon=True)
     process.start()
@@ -65,6 +83,8 @@ def _call(pickled: bytes) -> None:
 @contextmanager
 def start_method(name: str) -> Iterator[None]:
     """Change the default start method of processes. On Linux, it is `forkserver` from Python 3.14 on."""
+    if name != "spawn":
+        skip_without("fork")
     before = multiprocessing.get_start_method(allow_none=True)
     multiprocessing.set_start_method(name, force=True)
     try:
@@ -94,6 +114,7 @@ class TrainProcess(ForkServerProcess):
         environment: dict[str, str] | None = None,
         before: Callable[[], object] | None = None,
     ) -> None:
+        skip_without("fork")
         super().__init__()
         self.folder = folder
         self.arguments = arguments

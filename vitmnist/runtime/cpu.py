@@ -51,7 +51,7 @@ def has_bf16_units() -> bool:
 
     A training step of the articles' transformer (batch 500, two cores) took 226 µs per image in float32 and 178 in
     bfloat16 on an AMD EPYC with AVX512-BF16, but 230 and 340 on an Intel Xeon with AVX512-BF16 and without AMX. AMX and
-    ARM are not measured.
+    ARM are not measured. Only Linux lists the instruction sets.
     """
     flags = (read_cpuinfo("flags", "Features") or "").split()
     has_amd_bf16 = "avx512_bf16" in flags and read_cpuinfo("vendor_id") == "AuthenticAMD"

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from vitmnist.errors import describe_error
+from vitmnist.errors import format_error
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.timing.table import LoaderTiming, Spread
 
@@ -104,7 +104,7 @@ class LoaderCandidate:
                 raise
             # The frames of the traceback keep the workers of a DataLoader alive.
             clear_frames(error.__traceback__)
-            self.error = describe_error(error)
+            self.error = format_error(error)
             return None
         if window and self.warm_up:
             self.windows.append(window)
@@ -150,7 +150,7 @@ class Benchmark:
         try:
             candidate = build()
         except Exception as error:  # For example, a sample that the user's loop never reads may be broken.
-            candidate = LoaderCandidate(error=describe_error(error))
+            candidate = LoaderCandidate(error=format_error(error))
         candidate.name = name
         candidate.time_window()
         if close := getattr(candidate.loader, "close", None):

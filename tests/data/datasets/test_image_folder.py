@@ -18,6 +18,7 @@ from tests.support.pictures import smooth
 from vitmnist import load_dataset, make_loader
 from vitmnist.augment.preprocess import Compose, Preprocess
 from vitmnist.data.channel_statistics import compute_statistics
+from vitmnist.data.datasets import image_folder
 from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.image_listing import find_images
 from vitmnist.data.images import to_tensor
@@ -102,7 +103,7 @@ def check_loaders(train: Split) -> None:
 
 
 def test_images_are_decoded_again_only_when_they_change_or_are_read_in_another_way(
-    folder: Path, caplog: pytest.LogCaptureFixture
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with caplog.at_level(logging.INFO):
         before = load(folder)
@@ -115,6 +116,10 @@ def test_images_are_decoded_again_only_when_they_change_or_are_read_in_another_w
         for number, options in enumerate(({"resize": "pad"}, {"resize": "crop"}, {"size": 9}, {"mode": "rgb"}), 3):
             load(folder, **options)
             assert caplog.text.count("decoding once") == number
+        with monkeypatch.context() as patch:
+            patch.setattr(image_folder, "version", lambda package: f"next {package}")  # It can decode to other pixels.
+            load(folder)
+        assert caplog.text.count("decoding once") == 7
         (folder / "cat" / "gone.png").symlink_to("nowhere.png")
         assert load(folder, skip_unreadable=True).skipped == 1
         (folder / "cat" / "gone.png").unlink()
