@@ -90,7 +90,7 @@ MISTAKES_OF_RUNS = {  # also in the command line, and found when a run is set up
     "hydra.run.dir=file/run": "file/run: Not a directory; name another folder with hydra.run.dir=FOLDER",
     "data.root=~/mnist": "LexerNoViableAltException: data.root=~/mnist",
     # Given weights, and learning rates by parameter.
-    r"init=no\${where}": "init=no${where}: there is no such file or folder",
+    r"init=no\${where}": "init=no${where}: there is no such folder of a run, .safetensors, .pt or .pth file",
     "init=cut.safetensors": "cut.safetensors: is damaged",
     "init=nan.safetensors": "some weights are not finite",
     "init=code.pt": "its content is not only plain values and tensors",

@@ -151,10 +151,8 @@ def read_initial_weights(init: str) -> dict[str, torch.Tensor]:
     path = expand_home(init)
     if is_run := path.is_dir():
         path = find_weights_file(path, ["best", "final"])
-    elif not path.exists():
-        raise ConfigError(f"init={init}: there is no such file or folder")
     elif path.suffix not in (".safetensors", ".pt", ".pth") or not path.is_file():
-        raise ConfigError(f"init={init}: is not a .safetensors, .pt or .pth file, nor the folder of a run")
+        raise ConfigError(f"init={init}: there is no such folder of a run, .safetensors, .pt or .pth file")
     with as_damaged_error(path):
         tensors = read_weights(path)[1] if is_run else _read_foreign(path)
         if not all(tensor.isfinite().all() for tensor in tensors.values()):

@@ -12,7 +12,7 @@ from typing import Any
 
 from vitmnist.config.schema import dotted_keys
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.metrics.epoch_record import Monitor, select_steady_epochs, summarize
+from vitmnist.metrics.epoch_record import Monitor, select_last_start, summarize
 from vitmnist.metrics.epoch_table import EPOCH_S, Metric, build_epoch_table, find_metric
 from vitmnist.runtime.files import UnreadableError, read_json_or_yaml
 from vitmnist.runtime.run_folder import is_in_use
@@ -51,7 +51,7 @@ class Run:
     @property
     def is_timed(self) -> bool:
         """Whether the run has times to compare: it completed alone on the machine, and timed a steady epoch."""
-        if self.status != "completed" or self.overlapping or not select_steady_epochs(self.result.epochs):
+        if self.status != "completed" or self.overlapping or len(select_last_start(self.result.epochs)) < 2:
             return False
         return summarize(self.result.epochs, EPOCH_S) is not None
 
@@ -70,7 +70,7 @@ class Run:
         remarks = {
             "resumed": self.result.resumed,
             "overlapping": self.overlapping,
-            "first epoch only": not select_steady_epochs(self.result.epochs),
+            "first epoch only": len(select_last_start(self.result.epochs)) < 2,
         }
         return ", ".join(["completed", *(remark for remark, applies in remarks.items() if applies)])
 
