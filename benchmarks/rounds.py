@@ -14,7 +14,7 @@ import torch
 from tabulate import tabulate
 from tqdm import tqdm
 
-from vitmnist.cli.messages import describe_failure
+from vitmnist.cli.messages import classify_cli_error
 from vitmnist.runtime.timer import synchronize
 from vitmnist.timing.benchmark import rotate
 
@@ -62,7 +62,7 @@ def main(parser: argparse.ArgumentParser, report: Callable[[argparse.Namespace],
     try:
         text = report(arguments)
     except Exception as error:
-        failure = describe_failure(error)
+        failure = classify_cli_error(error)
         if not failure.is_user_error:
             raise
         parser.error(failure.message)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from vitmnist.errors import ConfigError, RunInterrupted, to_failure
+from vitmnist.errors import ConfigError, RunInterrupted, classify_error
 
 SHM = "--shm-size=2g"
 FILES = "ulimit -n 4096, or type fewer workers with data.loader.num_workers=N"
@@ -64,7 +64,7 @@ def raised_by(action: Callable[[], object]) -> Exception:
     ids=lambda value: type(value).__name__,
 )
 def test_each_failure_has_its_message_code_and_status(error: BaseException, message: str, expected: tuple) -> None:
-    failure = to_failure(error)
+    failure = classify_error(error)
     assert message in failure.message
     assert "Details" not in failure.message
     assert (failure.exit_code, failure.status, failure.is_user_error) == expected

@@ -70,7 +70,7 @@ def test_a_model_of_the_crops_size_is_trained_and_used(
         return json.loads(ended.stdout.splitlines()[-1])
 
     evaluation = printed(evaluate_main, "--json", "--predictions", "--weights=last", "--split=validation")
-    assert evaluation["accuracy"] == pytest.approx(result_of(tmp_path / "run")["epochs"][-1]["eval_acc"])
+    assert evaluation["acc"] == pytest.approx(result_of(tmp_path / "run")["epochs"][-1]["eval_acc"])
     files = [str(folder / row["image"]) for row in evaluation["predictions"]]
     for row, prediction in zip(
         evaluation["predictions"], printed(predict_main, "--json", "--weights=last", *files), strict=True

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-# The module of each public name. It is imported at first use: it needs torch, and `vitmnist --help` answers at once.
+# The module of each public name. Modules are imported at first use, so that `vitmnist --help` does not import torch.
 _MODULES = {
     "Loader": "vitmnist.loaders.base",
     "Preprocess": "vitmnist.augment.preprocess",

@@ -21,11 +21,11 @@ COMMANDS = {
     "status": "list runs with their progress",
     "diagnose": "measure whether a training script waits for its data",
 }
-"""What each command does. A command is the function `main` of the module `vitmnist.cli.COMMAND`."""
+"""The commands and their descriptions. A command runs `main` of the module `vitmnist.cli.COMMAND`."""
 
 
 def command_main(command: str) -> Callable[[], None]:
-    """Import the function that runs a command with the arguments in `sys.argv`, and what the command needs."""
+    """Import the function that runs a command; it reads its arguments from `sys.argv`."""
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # The code page of Windows has no ≈, and a pipe gets the code page.
     with signal_handler(lambda *_: end_interrupted(), signal.SIGINT):
@@ -34,7 +34,7 @@ def command_main(command: str) -> Callable[[], None]:
 
 
 def main() -> None:
-    """Run the command of the command line; arguments such as KEY=VALUE and options alone train."""
+    """Run the command that `sys.argv` names; without a command, KEY=VALUE arguments and options train."""
     first = sys.argv[1] if len(sys.argv) > 1 else ""
     if first in ("-h", "--help"):
         print(_help())

@@ -1,7 +1,6 @@
-"""Errors that the user can fix, and how every exception is reported: its message, exit code and status.
+"""Errors that the user can fix, and the table that maps any exception to a message, exit code and status.
 
-The message of an error says what is wrong, what is allowed and what to type. Runs, sweeps, ranks and the command line
-all ask `to_failure`; the failure of a library is a row of `FAILURES`.
+A message says what is wrong, what is allowed and what to type.
 """
 
 import re
@@ -26,21 +25,21 @@ class ExitCode(IntEnum):
 
 
 class UserError(Exception):
-    """Shown as its message alone, without a traceback."""
+    """An error that the user can fix; its message is shown without a traceback."""
 
     exit_code: int = ExitCode.FAILED
 
 
 class ConfigError(UserError):
-    """A configuration value that cannot be used; the message names its key."""
+    """A configuration value is invalid; the message names its key."""
 
 
 class UnknownKeyError(ConfigError):
-    """A key that the configuration does not have."""
+    """The configuration has no such key."""
 
     def __init__(self, key: str, siblings: list[str]) -> None:
         self.key, self.siblings = key, siblings
-        super().__init__(key, siblings)  # An exception is pickled by these arguments.
+        super().__init__(key, siblings)  # Pickling passes these arguments to `__init__`.
 
     def __str__(self) -> str:
         return f"{self.key}: there is no such key; {suggest_names(self.key.rpartition('.')[2], self.siblings)}"
@@ -59,7 +58,7 @@ class TrainingError(UserError):
 
 
 class MissingExtraError(UserError):
-    """A package that only an extra installs is missing; the message has the command that installs it."""
+    """A package of an extra is missing; the message has the command that installs it."""
 
     def __str__(self) -> str:
         missing, extra = self.args
@@ -67,15 +66,15 @@ class MissingExtraError(UserError):
 
 
 class PeerError(UserError):
-    """Another rank of the same run has failed; the message gives its reason."""
+    """Another rank of the run failed; the message has its reason."""
 
 
 class RunInterrupted(BaseException):
-    """The run was asked to stop, and is saved. Not an `Exception`, so that `except Exception` does not swallow it."""
+    """The run was asked to stop and has been saved. `except Exception` does not catch it."""
 
 
 class TimeLimitReached(RunInterrupted):
-    """The run has reached its `max_minutes`; the other jobs of a sweep go ahead."""
+    """The run has reached its `max_minutes`; the other jobs of a sweep continue."""
 
 
 def suggest_names(wrong: str, allowed: Iterable[str]) -> str:
@@ -94,34 +93,34 @@ def join_names(names: Iterable[str | Path]) -> str:
 
 
 def escape_unprintable(text: str) -> str:
-    """Escape control characters, which a terminal would obey, except tabs and newlines."""
+    """Escape the control characters that a terminal would execute; tabs and newlines stay."""
     return re.sub(r"[^\n\t]", lambda match: match[0] if match[0].isprintable() else ascii(match[0])[1:-1], text)
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of a message, without the details that OmegaConf and torch add below it."""
+    """Return the first line of a message; OmegaConf and torch add details below it."""
     return str(error).strip().partition("\n")[0]
 
 
 @contextmanager
 def as_data_error(what: str) -> Iterator[None]:
-    """Turn any error into a `DataError` that says what failed, and the transform or function that raised it."""
+    """Turn any error into a `DataError` that names what failed, and the transform or function that raised it."""
     try:
         yield
     except UserError as error:
         raise DataError(f"{what}: {error}") from error
     except Exception as error:  # Reading a sample can fail in any way.
         function, transform = "", ""
-        for frame, _ in list(walk_tb(error.__traceback__))[2:]:  # The first two are this function and the block itself.
+        for frame, _ in list(walk_tb(error.__traceback__))[2:]:  # Skip this function and the block itself.
             function = frame.f_code.co_name
             if function in ("__call__", "forward") and "self" in frame.f_locals:
                 transform = type(frame.f_locals["self"]).__name__
         subject = f"{transform or function} raised " if function else ""
-        raise DataError(f"{what}: {subject}{describe_error(error)}") from error
+        raise DataError(f"{what}: {subject}{format_error(error)}") from error
 
 
-def describe_error(error: BaseException) -> str:
-    """The type and the first line of an exception; for a `UserError`, its message alone."""
+def format_error(error: BaseException) -> str:
+    """Format an exception as its type and the first line of its message; a `UserError` as its message alone."""
     if isinstance(error, UserError):
         return str(error)
     return f"{type(error).__name__}: {first_line(error)}".removesuffix(": ")
@@ -129,7 +128,7 @@ def describe_error(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class Failure:
-    """How an exception is reported; the traceback is shown too unless it is a user error."""
+    """How an exception is reported. Unless it is a user error, the traceback is shown too."""
 
     message: str
     exit_code: int = ExitCode.FAILED
@@ -138,16 +137,16 @@ class Failure:
     is_user_error: bool = True
 
 
-def to_failure(error: BaseException) -> Failure:
-    """How an error is reported: by the first row of `FAILURES` that fits, or else as an error of the program."""
+def classify_error(error: BaseException) -> Failure:
+    """Classify an error by the first row of `FAILURES` that matches, or else as an error of the program."""
     if isinstance(error, UserError):
         return Failure(str(error), error.exit_code)
     for kind, pattern, failure in FAILURES:
         if isinstance(error, kind) and (match := re.search(pattern, str(error))):
             return replace(failure, message=failure.message.format(text=match[0].strip(), error=error))
-    if isinstance(error, OSError):  # For example, a disk is full. Libraries raise it with a text alone.
+    if isinstance(error, OSError):  # For example, the disk is full. Libraries may set only a text.
         return Failure(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or first_line(error))
-    return Failure(describe_error(error), is_user_error=False)
+    return Failure(format_error(error), is_user_error=False)
 
 
 FEWER_WORKERS = "type fewer workers with data.loader.num_workers=N (0 needs none)"
@@ -214,4 +213,4 @@ FAILURES: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str
         ),
     ),
 )
-"""The type of an exception, a pattern of its message, and how it is reported: `{text}` is what the pattern matches."""
+"""Rows of an exception type, a pattern of its message, and the report; `{text}` is the part that matches."""

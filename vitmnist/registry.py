@@ -11,12 +11,12 @@ from importlib.metadata import entry_points
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
-from vitmnist.errors import ConfigError, describe_error, suggest_names
+from vitmnist.errors import ConfigError, format_error, suggest_names
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-# An installed package names the modules that register its members in this group of entry points.
+# The group of entry points in which an installed package lists the modules that register its members.
 ENTRY_POINT_GROUP = "vitmnist.members"
 
 log = logging.getLogger(__name__)
@@ -29,14 +29,14 @@ Builder = TypeVar("Builder", bound=Callable[..., object])
 
 @dataclass
 class NoOptions:
-    """The options of a member that has none."""
+    """The options of a member without options."""
 
 
 class Registry(Generic[Options, Built]):
-    """Functions and classes by name, each with its options. Members register in the modules of one package.
+    """Functions and classes by name, each with its options. The modules of one package register them.
 
-    Installed packages can register more members; they are imported when a name is unknown, or all names are requested.
-    A configuration chooses by `name`, so it can build only what is registered: no value of it is ever imported.
+    Installed packages can register more members. They are imported when a name is unknown or all names are requested.
+    A configuration chooses a member by `name`; no value of a configuration is ever imported.
 
     Args:
         group: the config group of the members, such as `data/loader`.
@@ -48,7 +48,7 @@ class Registry(Generic[Options, Built]):
         self._registered: dict[str, tuple[Options, Callable[..., Built]]] = {}
 
     def register(self, name: str, options: Options = NoOptions) -> Callable[[Builder], Builder]:  # type: ignore[assignment]
-        """Decorator that registers a class or function under `name`; `build` calls it with (options, *parts).
+        """Decorator that registers a class or function under `name`; `build` calls it with (options, *args).
 
         Args:
             options: a dataclass whose fields are the keys of the member's YAML file, apart from `name`. Metrics have no
@@ -57,7 +57,7 @@ class Registry(Generic[Options, Built]):
 
         def decorate(builder: Builder) -> Builder:
             registered = self._registered.get(name)
-            # A module that failed after it registered is imported again.
+            # A module that failed after registering is imported again, so the same definition may re-register.
             if registered and _definition(registered[1]) != _definition(builder):
                 raise ValueError(f"{self.group}: {name!r} is registered already; choose another name")
             self._registered[name] = (options, cast(Callable[..., Built], builder))
@@ -66,27 +66,27 @@ class Registry(Generic[Options, Built]):
         return decorate
 
     def names(self) -> list[str]:
-        """The registered names, sorted."""
+        """List the registered names, sorted."""
         import_installed()
         return sorted(self._members)
 
     def options_of(self, name: str) -> Options:
-        """The options that `name` is registered with."""
+        """Return the options of `name`."""
         return self._members[name][0]
 
     def function_of(self, name: str) -> Callable[..., Built]:
-        """The class or function that is registered as `name`."""
+        """Return the class or function that is registered as `name`."""
         return self._members[name][1]
 
     def with_defaults(self: Registry[OptionsClass, Built], values: Mapping[str, Any]) -> dict[str, Any]:
-        """`values` with the defaults of missing options; values with an unknown name are returned as they are."""
+        """Add the defaults of missing options; values with an unknown name are returned unchanged."""
         member = self._find(values.get("name"))
         return {**asdict(member[0]()), **values} if member else dict(values)
 
     def resolve(
         self: Registry[OptionsClass, Built], values: object, key: str | None = None
     ) -> tuple[Callable[..., Built], DataclassInstance]:
-        """The class or function that `values["name"]` names, and its validated options.
+        """Return the class or function that `values["name"]` names, and its validated options.
 
         Args:
             key: the key of `values` in the configuration, by default that of the group; empty for a function argument.
@@ -94,7 +94,7 @@ class Registry(Generic[Options, Built]):
         Raises:
             ConfigError: the name is unknown, or the options do not fit it.
         """
-        from vitmnist.config.validation import join_key, validate  # Not at the top: it imports OmegaConf.
+        from vitmnist.config.validation import join_key, validate  # This imports OmegaConf.
 
         key = self.group.replace("/", ".") if key is None else key
         if not isinstance(values, Mapping):
@@ -106,10 +106,10 @@ class Registry(Generic[Options, Built]):
             raise ConfigError(f"{join_key(key, 'name')}={name}: not known; {'; '.join(reasons)}")
         return member[1], validate(member[0], options, key)
 
-    def build(self: Registry[OptionsClass, Built], values: object, *parts: object, key: str | None = None) -> Built:
-        """Build the member that `values["name"]` names from its options and `parts`; raises as `resolve`."""
+    def build(self: Registry[OptionsClass, Built], values: object, *args: object, key: str | None = None) -> Built:
+        """Build the member that `values["name"]` names from its options and `args`; raises the errors of `resolve`."""
         builder, options = self.resolve(values, key)
-        return builder(options, *parts)
+        return builder(options, *args)
 
     @property
     def _members(self) -> dict[str, tuple[Options, Callable[..., Built]]]:
@@ -129,20 +129,20 @@ def _definition(builder: Callable[..., object]) -> tuple[str, str]:
 
 @cache
 def import_members(package: str) -> None:
-    """Import every module of a package. A new member needs no entry elsewhere: its module registers it."""
+    """Import every module of a package. Each module registers its members, so no list of modules exists."""
     for module in iter_modules(import_module(package).__path__):
         import_module(f"{package}.{module.name}")
 
 
 @cache
 def import_installed() -> list[str]:
-    """Import the modules that installed packages declare; returns, and logs, why some of them cannot be imported."""
+    """Import the modules that installed packages declare; log and return the failures."""
     failures = []
     for module in entry_points(group=ENTRY_POINT_GROUP):
         try:
             module.load()
         except Exception as error:
             package = module.dist.name if module.dist else module.name
-            failures.append(f"{module.value} of the package {package} cannot be imported: {describe_error(error)}")
+            failures.append(f"{module.value} of the package {package} cannot be imported: {format_error(error)}")
             log.warning(failures[-1])
     return failures

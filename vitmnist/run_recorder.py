@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from vitmnist.checkpoint.manager import CheckpointManager
 from vitmnist.config.schema import Config
-from vitmnist.errors import DataError, to_failure
+from vitmnist.errors import DataError, classify_error
 from vitmnist.metrics.epoch_record import EpochRecord, Monitor, check_metrics
 from vitmnist.metrics.epoch_table import EPOCH_S, EVAL_S, SAVE_S, TRAIN_S
 from vitmnist.runtime.timer import EpochTimer
@@ -87,7 +87,7 @@ class RunRecorder:
             self._write_records(record, predictions, is_last)
         except OSError as error:
             self.checkpoints.after_epoch(is_last, is_best, must_save=True)
-            raise DataError(f"cannot write the records: {to_failure(error).message}") from error
+            raise DataError(f"cannot write the records: {classify_error(error).message}") from error
         log_epoch(record, self.config.epochs)
         self.checkpoints.after_epoch(is_last, is_best)
 

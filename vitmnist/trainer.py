@@ -19,7 +19,7 @@ from vitmnist.augment.preprocess import Preprocess, build_augment
 from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.manager import Checkpoint, CheckpointManager, load_checkpoint
 from vitmnist.checkpoint.storage import read_initial_weights
-from vitmnist.config.schema import Config, to_plain_dict
+from vitmnist.config.schema import Config, to_json_values
 from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.sampler import EpochSampler, build_sampler
 from vitmnist.loaders.auto import AutoOptions, select_loader
@@ -81,7 +81,7 @@ class Trainer:
         use_deterministic_kernels(config.trainer.deterministic, self.device)
         self.result = Result(
             overrides=overrides,
-            config=to_plain_dict(config),
+            config=to_json_values(config),
             device=str(self.device),
             distributed={"ranks": world.size} if world.size > 1 else None,
         )

@@ -26,7 +26,7 @@ from vitmnist.errors import DataError
 NUMBER = 200
 JITTER = {"brightness": 0, "contrast": 0, "saturation": 0}
 # Parameters that change no image.
-IDENTITY = {
+COMPARABILITY_FACTS = {
     "shift": {"pixels": 0},
     "affine": {"degrees": 0, "pixels": 0, "scale": 0, "shear_degrees": 0},
     "random_resized_crop": {"scale": [1, 1], "ratio": [1, 1]},
@@ -186,7 +186,7 @@ def test_jitter_refuses_two_channels() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(
-    name=st.sampled_from(sorted(IDENTITY)),
+    name=st.sampled_from(sorted(COMPARABILITY_FACTS)),
     side=st.integers(5, 20),
     extra=st.integers(0, 9),
     number=st.integers(1, 5),
@@ -202,7 +202,7 @@ def test_any_batch_keeps_its_shape_dtype_and_range(
     assert (found.shape, found.dtype) == (source.shape, torch.float32)
     assert found.min() >= -1e-6
     assert found.max() <= 1 + 1e-6
-    options = dict(IDENTITY[name])
+    options = dict(COMPARABILITY_FACTS[name])
     if "ratio" in options:
         options["ratio"] = [(side + extra) / side] * 2
     torch.testing.assert_close(operation(name, **options)(source, keys(number)), source, rtol=0, atol=1e-5)

@@ -22,7 +22,7 @@ from tests.support.processes import TrainProcess
 from vitmnist import load_dataset
 from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.inference import load_inference_model
-from vitmnist.cli.evaluate import compute_class_metrics, evaluate
+from vitmnist.cli.evaluate import compute_class_metrics, evaluate, format_metrics
 from vitmnist.cli.evaluate import main as evaluate_main
 from vitmnist.cli.export import main as export_main
 from vitmnist.cli.predict import main as predict_main
@@ -32,7 +32,7 @@ from vitmnist.config.schema import DataConfig
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.image_listing import find_images
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.metrics import METRICS
+from vitmnist.metrics import METRICS, BatchMetric
 from vitmnist.tracking.result import CONFIG_FILE
 
 CPU = torch.device("cpu")
@@ -54,7 +54,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_evaluation_finds_the_accuracy_that_the_run_recorded(trained: Path, output_of: Printed) -> None:
     printed = json.loads(output_of(evaluate_main, "run", "--json", folder=trained))
     recorded = result_of(trained / "run")["epochs"][-1]
-    assert printed["accuracy"] == recorded["eval_acc"]
     assert {name: printed[name] for name in METRICS.names()} == {n: recorded[f"eval_{n}"] for n in METRICS.names()}
     assert printed["images"] == sum(map(sum, printed["confusion_matrix"])) == 300
     assert [row["class"] for row in printed["classes"]] == list("0123456789")
@@ -69,6 +68,12 @@ def test_class_metrics_follow_their_definition() -> None:
     assert (first["precision"], first["recall"], first["images"]) == (100.0, 75.0, 4)
     assert (second["precision"], second["f1"]) == pytest.approx((100 * 2 / 3, 80.0))
     assert (absent["precision"], absent["recall"], absent["f1"]) == (None, None, None)
+
+
+def test_a_metric_is_printed_with_its_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METRICS._registered, "count", (BatchMetric("", tag="count", digits=0), max))
+    metrics = compute_class_metrics(torch.eye(2).long(), ("a", "b"), dict.fromkeys(METRICS.names(), 7.0))
+    assert "\ncount 7\n" in format_metrics(metrics)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +165,7 @@ def test_every_mistake_is_listed_and_the_worst_are_drawn(trained: Path, call_her
     assert [row["image"] for row in rows] == list(range(300))
     assert printed["split"] == "test"
     wrong = [row for row in rows if row["true_class"] != row["predicted_class"]]
-    assert len(wrong) == round(300 * (1 - printed["accuracy"] / 100))
+    assert len(wrong) == round(300 * (1 - printed["acc"] / 100))
     wrong.sort(key=lambda row: -row["probability"])
     lines = (trained / "mistakes.csv").read_text().splitlines()
     assert all(isinstance(row["probability"], float) for row in csv.DictReader(lines, quoting=csv.QUOTE_NONNUMERIC))
@@ -171,9 +176,9 @@ def test_every_mistake_is_listed_and_the_worst_are_drawn(trained: Path, call_her
 
 
 def test_evaluation_uses_the_split_of_the_training(trained: Path) -> None:
-    held_out = evaluate(trained / "run", ["data.holdout=50"], None)
+    held_out = evaluate(trained / "run", ["data.holdout=50"])
     assert (held_out.split_name, len(held_out.split)) == ("validation", 50)
-    test = evaluate(trained / "run", [], None)
+    test = evaluate(trained / "run", [])
     assert (test.split_name, len(test.split)) == ("test", 300)
     assert len(evaluate(trained / "run", ["data.holdout=50"], None, "test").split) == 300
     train = evaluate(trained / "run", [], None, "train")
@@ -189,7 +194,7 @@ def test_another_dataset_is_not_divided_as_that_of_the_run(trained: Path, tmp_pa
     pictures = compose(["data/dataset=image_folder", "data.dataset.path=digits"]).data.dataset
     recorded["data"] |= {"holdout": 50, "dataset": OmegaConf.to_container(pictures)}
     (folder / CONFIG_FILE).write_text(yaml.safe_dump(recorded))
-    on_mnist = evaluate(folder, ["data/dataset=mnist", "data.dataset.test_size=100"], None)
+    on_mnist = evaluate(folder, ["data/dataset=mnist", "data.dataset.test_size=100"], images="all")
     assert (on_mnist.split_name, len(on_mnist.split)) == ("test", 100)
 
 
@@ -252,10 +257,10 @@ def test_classes_are_matched_by_name_and_sizes_must_fit(succeed: Printed, tmp_pa
     run, other = tmp_path / "run", tmp_path / "other"
     for name in names[1:]:  # without the first class, the others would be counted from 0
         shutil.copytree(folder / name, other / name)
-    evaluation = evaluate(run, [f"data.dataset.path={other}", root], None, None)
+    evaluation = evaluate(run, [f"data.dataset.path={other}", root], images="all")
     assert set(evaluation.predictions.labels.tolist()) == {1, 2}
     with pytest.raises(ConfigError, match=r"the model takes images \[1, 28, 28\], the dataset has \[1, 9, 9\]"):
-        evaluate(run, [f"data.dataset.path={other}", root, "data.dataset.size=9"], None, None)
+        evaluate(run, [f"data.dataset.path={other}", root, "data.dataset.size=9"], images="all")
     shutil.move(other / "eel", other / "zebra")
     with pytest.raises(ConfigError, match="classes that the model does not know: zebra; it knows cat, dog, eel"):
-        evaluate(run, [f"data.dataset.path={other}", root], None, None)
+        evaluate(run, [f"data.dataset.path={other}", root], images="all")

@@ -13,7 +13,7 @@ from hydra import compose, initialize_config_dir
 from safetensors.torch import save
 
 from tests.conftest import Printed, Train, result_of
-from vitmnist.cli.messages import describe_failure
+from vitmnist.cli.messages import classify_cli_error
 from vitmnist.config import CONF
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
@@ -90,7 +90,7 @@ MISTAKES_OF_RUNS = {  # also in the command line, and found when a run is set up
     "hydra.run.dir=file/run": "file/run: Not a directory; name another folder with hydra.run.dir=FOLDER",
     "data.root=~/mnist": "LexerNoViableAltException: data.root=~/mnist",
     # Given weights, and learning rates by parameter.
-    r"init=no\${where}": "init=no${where}: there is no such file or folder",
+    r"init=no\${where}": "init=no${where}: there is no such folder of a run, .safetensors, .pt or .pth file",
     "init=cut.safetensors": "cut.safetensors: is damaged",
     "init=nan.safetensors": "some weights are not finite",
     "init=code.pt": "its content is not only plain values and tensors",
@@ -125,7 +125,7 @@ def test_a_mistake_in_the_values_is_one_message() -> None:
                 check_config(validate(Config, compose("config", ["data/dataset=kmnist", *mistake.split()])))
                 wrong[mistake] = "is accepted"
             except Exception as error:
-                failure = describe_failure(error)
+                failure = classify_cli_error(error)
                 if not failure.is_user_error or expected not in failure.message or "\n" in failure.message:
                     wrong[mistake] = failure.message
     assert wrong == {}

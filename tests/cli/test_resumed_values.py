@@ -29,7 +29,7 @@ from vitmnist.tracking.result import CONFIG_FILE
         (["resume=cut", "-m"], "-m: resume=cut resumes one run; a sweep is resumed by its own command"),
         (["resume=auto"], "resume=auto: in which folder? Type hydra.run.dir=FOLDER resume=auto, or for a sweep hydra."),
         (["resume=~nobody-here"], "~nobody-here: holds no run"),
-        (["resume=cut", "experiment=smoke"], "experiment=smoke: cannot be typed with resume=; keys such as epochs=10"),
+        (["resume=cut", "experiment=smoke"], "experiment=smoke: the run in cut began with experiment=null"),
         (["resume=cut", "epochs=3,4"], "epochs=3,4: a list of values is a sweep"),
         (["resume=cut", "epochs=few"], "epochs=few: must be int"),
         (["resume=cut", "data/loader=rom"], "data/loader=rom: there is no such member; did you mean 'ram'?"),
@@ -125,6 +125,8 @@ def test_a_run_keeps_what_its_yaml_said(quick: list[str], succeed: Printed, refu
     file.write_text(EXPERIMENT.format(test_size=6))
     again = [*quick, *options, "epochs=3", "resume=auto", "data/loader=prefetch", "hydra.run.dir=own"]
     assert "resume=auto: resuming own" in succeed(*again)
+    refused = refuse(*quick, "experiment=article", "resume=auto", "hydra.run.dir=own")
+    assert "error: experiment=article: the run in own began with experiment=small, and its values are kept" in refused
     file.write_text(EXPERIMENT.partition("\n")[2].format(test_size=6))
     assert "error: experiment/small.yaml: experiment: there is no such key" in refuse(*options)
     file.write_text("data: [\n")

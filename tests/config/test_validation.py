@@ -13,7 +13,7 @@ import yaml
 from tests.conftest import REPOSITORY
 from vitmnist.augment.base import OPERATIONS
 from vitmnist.config.compose import compose, run_label
-from vitmnist.config.schema import Config, LogConfig, fill_defaults, registries, to_plain_dict
+from vitmnist.config.schema import Config, LogConfig, fill_defaults, registries, to_json_values
 from vitmnist.config.validation import config_field, section, validate
 from vitmnist.data.datasets.base import DATASETS
 from vitmnist.errors import ConfigError
@@ -134,7 +134,7 @@ def test_a_long_working_directory_leaves_room_for_the_files_of_a_run(
 def test_the_text_of_a_record_is_not_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "hunter2")
     for text in ("${oc.env:SECRET}", r"a\\${seed}", "${"):
-        recorded = to_plain_dict(validate(Config, compose([]))) | {"init": text, "init_skip": [text]}
+        recorded = to_json_values(validate(Config, compose([]))) | {"init": text, "init_skip": [text]}
         config = validate(Config, recorded)
         assert (config.init, config.init_skip) == (text, [text])
 
@@ -153,7 +153,7 @@ class LongerConfig(Config):
 
 def test_a_record_without_a_key_gets_its_default_or_is_refused_by_name() -> None:
     """As one that was written before the key was added."""
-    recorded = to_plain_dict(validate(Config, compose([]))) | {"names": ["a"]}
+    recorded = to_json_values(validate(Config, compose([]))) | {"names": ["a"]}
     config = validate(LongerConfig, fill_defaults(recorded, LongerConfig))
     assert (config.threshold, config.log.every_minutes) == (0.5, 7)
     del recorded["names"]

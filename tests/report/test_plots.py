@@ -25,7 +25,7 @@ def test_bars_are_sorted_by_time_and_say_how_certain_they_are(tmp_path: Path) ->
     axis = drawn(tmp_path)
     texts = [text.get_text() for text in axis.texts]
     assert texts[::2] == ["300, ram", "100, disk", "100, ram", "300, disk", "100, cache"]
-    assert texts[1::2] == ["3.00 s, 1×", "4.00 s, 1.33×", "8.00 s, 2.67×", "9.00 s, 3.00×", "1.00 s, not ranked"]
+    assert texts[1::2] == ["3.00 s, 1×", "4.00 s, 1.33×", "8.00 s, 2.67×", "9.00 s, 3.00×", "1.00 s, not compared"]
     title = "Time per epoch by batch_size, data/loader\nSome CPU, here, mnist"
     assert axis.get_title(loc="left").startswith(title)
     colours = [bar.get_facecolor() for bar in axis.patches[1::3]]

@@ -83,7 +83,7 @@ def train(step: TrainStep, loader: Loader, epochs: int = 3, first: int = 0) -> l
 
 def batch_of(data: Dataset, step: TrainStep, size: int) -> Batch:
     keys = next(step.preprocess.keys(EpochSampler(23, 23, 0), 0))
-    return next(Batch(data.train.images, data.train.labels, keys, size).microbatches(size))
+    return next(Batch(data.train.images, data.train.labels, size, keys).microbatches(size))
 
 
 def gradient_difference(ours: nn.Module, theirs: nn.Module) -> float:

@@ -16,37 +16,37 @@ from vitmnist.config.validation import config_field
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.registry import OptionsClass, Registry
 
-SPLITMIX_INCREMENT = 0x9E3779B97F4A7C15 - 2**64  # This is the published constant as a signed int64.
-NUMBERS_PER_BOX = 4  # `draw_boxes` draws this many numbers for an image. Its callers use the indices from here on.
-MAX_NUMBERS = 64  # An operation draws at most this many numbers for an image.
+SPLITMIX_INCREMENT = 0x9E3779B97F4A7C15 - 2**64  # The published constant, as a signed int64.
+NUMBERS_PER_BOX = 4  # `draw_boxes` uses this many numbers per image; its callers use the indices from here on.
+MAX_NUMBERS = 64  # Maximum number of random numbers of an operation per image.
 
 
 class Operation(nn.Module):
     """Changes each image on its own: `forward(images, *params)`, where `params` is the result of `draw`.
 
-    The images are float32 `[B, C, H, W]` in 0…1, and `forward` may write to them. Pixels without a source become 0.
-    Large images on the CPU are passed one by one, from several threads.
+    The images are float32 `[B, C, H, W]` in 0…1, and `forward` may modify them. Pixels without a source become 0. Large
+    images on the CPU are passed one at a time, from several threads.
     """
 
     takes_uint8 = False
-    """Whether `forward` also takes one large uint8 image on the CPU and returns uint8, without writing to the image."""
+    """Whether `forward` also takes a single large uint8 image on the CPU and returns uint8, without modifying it."""
 
     def __init__(self, options: Any = None) -> None:
         super().__init__()
         self.options = options
 
     def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor, ...]:
-        """The random parameters for images of this size, `[B, …]` each, by the keys of the images, int64 `[B]`."""
+        """Draw the random parameters for images of this size, `[B, …]` each, from the images' keys, int64 `[B]`."""
         raise NotImplementedError
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of the augmented images."""
+        """Return the height and width of the augmented images."""
         return height, width
 
 
 @dataclass
 class MixingOptions:
-    """alpha: the weights are distributed as Beta(alpha, alpha); near 0 few images are mixed, 1 is uniform."""
+    """alpha: weights follow Beta(alpha, alpha). Near 0, few images are mixed; 1 is uniform."""
 
     alpha: float = config_field(1.0, above=0, at_most=10)
 
@@ -54,12 +54,12 @@ class MixingOptions:
 class Mixing(nn.Module):
     """Mixes images with their partners: `forward(images, partners, keys)`, where both are float32 `[B, C, H, W]`.
 
-    It returns new images, and the weight of `images` in them: the larger of two weights from Beta(alpha, alpha), so
-    that the label of an image stays the dominant one, as in fastai. Each image is mixed once as itself and once as a
-    partner, so this only changes the pairs.
+    It returns new images, and the weight of `images` in them: the larger of w and 1 - w with w from Beta(alpha, alpha),
+    as in fastai, so that the label of an image dominates. Each image is mixed once as itself and once as a partner, so
+    this only changes the pairs.
     """
 
-    QUANTILES = 4096  # The beta distribution is a table of this size, interpolated linearly.
+    QUANTILES = 4096  # Size of the table of the beta distribution, which is interpolated linearly.
     quantiles: Tensor
 
     def __init__(self, options: MixingOptions) -> None:
@@ -73,7 +73,7 @@ class Mixing(nn.Module):
         self.register_buffer("quantiles", torch.from_numpy(quantiles))
 
     def weights(self, keys: Tensor, index: int) -> Tensor:
-        """The weight of each image, float32 `[B]`, 0.5 to 1."""
+        """Draw the weight of each image, float32 `[B]`, from 0.5 to 1."""
         position = random_uniform(keys, index) * self.QUANTILES
         low = position.long()
         u = torch.lerp(self.quantiles[low], self.quantiles[low + 1], position - low)
@@ -84,24 +84,24 @@ OPERATIONS: Registry[OptionsClass, Operation | Mixing] = Registry("data/augment.
 
 
 def draw_keys(sampler: EpochSampler, epoch: int, device: torch.device, start: int = 0) -> Tensor:
-    """A random int64 for each image of an epoch from batch `start` on, in the order of the batches."""
-    # The spawn key differs from the sampler's (epoch,), so that augmentation is independent of the order.
+    """Draw a random int64 for each image of an epoch from batch `start` on, in the order of the batches."""
+    # The spawn key differs from that of the sampler, (epoch,), so augmentation is independent of the order.
     (base,) = np.random.SeedSequence(sampler.seed, spawn_key=(epoch, 1)).generate_state(1, np.uint64)
     return _mix64(sampler.indices(epoch, start, device) * SPLITMIX_INCREMENT + (int(base) - 2**63))
 
 
 def derive_keys(keys: Tensor, index: int) -> Tensor:
-    """Independent keys for the operation at an index of a list; index 0 gets `keys` unchanged."""
+    """Derive independent keys for the operation at an index of the list; index 0 gets `keys` unchanged."""
     return keys + SPLITMIX_INCREMENT * MAX_NUMBERS * index % 2**63
 
 
 def random_bits(keys: Tensor, index: int) -> Tensor:
-    """31 random bits per key, as int64, independent for each `index`."""
+    """Draw 31 random bits per key, as int64, independently for each `index`."""
     return _shift_right(_mix64(keys + SPLITMIX_INCREMENT * (index + 1) % 2**63), 33)
 
 
 def random_uniform(keys: Tensor, index: int, low: float = 0.0, high: float = 1.0) -> Tensor:
-    """Uniform from `low` to below `high` per key, as float64, independent for each `index`."""
+    """Draw a uniform float64 from [low, high) per key, independently for each `index`."""
     return random_bits(keys, index).double().mul_((high - low) * 2**-31).add_(low)
 
 
@@ -118,7 +118,7 @@ def _shift_right(values: Tensor, bits: int) -> Tensor:
 
 
 class Boxes(NamedTuple):
-    """Boxes in pixels, int64 `[B]` each; the row `bottom` and the column `right` are outside of the box."""
+    """Boxes in pixels, int64 `[B]` each. The row `bottom` and the column `right` are outside the box."""
 
     top: Tensor
     left: Tensor
@@ -126,7 +126,7 @@ class Boxes(NamedTuple):
     right: Tensor
 
     def mask(self, height: int, width: int) -> Tensor:
-        """1.0 for each pixel that is in the box of its image, else 0.0: float32 `[B, 1, H, W]`, a weight for `lerp`."""
+        """Return 1.0 for pixels in the box of their image, else 0.0: float32 `[B, 1, H, W]`, a weight for `lerp`."""
         rows, columns = (torch.arange(side, device=self.top.device) for side in (height, width))
         in_rows = (rows >= self.top[:, None]) & (rows < self.bottom[:, None])
         in_columns = (columns >= self.left[:, None]) & (columns < self.right[:, None])
@@ -134,12 +134,12 @@ class Boxes(NamedTuple):
 
 
 def draw_boxes(keys: Tensor, scale: Sequence[float], ratio: Sequence[float], height: int, width: int) -> Boxes:
-    """Boxes of a random area and shape, anywhere in images of this size.
+    """Draw boxes of random area, shape and position in images of this size.
 
-    The share `scale` of the image's area is drawn uniformly, as is the logarithm of `ratio`, width to height. A box
-    that would be longer than a side of the image is shortened to it; torchvision draws again, up to ten times.
+    The area is uniform in `scale`, as a fraction of the image, and the logarithm of width / height uniform in that of
+    `ratio`. A side longer than the image is shortened to it; torchvision draws again, up to ten times.
     """
-    # This is computed in float64, so that rounding to pixels is the same on every device.
+    # Compute in float64, so that rounding to pixels is the same on every device.
     area = random_uniform(keys, 0, *scale) * (height * width)
     aspect = random_uniform(keys, 1, *map(math.log, ratio)).exp()
     box_height = (area / aspect).sqrt().round().clamp(1, height)
@@ -150,9 +150,9 @@ def draw_boxes(keys: Tensor, scale: Sequence[float], ratio: Sequence[float], hei
 
 
 def draw_partners(keys: Tensor, is_valid: Tensor) -> Tensor:
-    """The row of each image's partner: the next valid image, in the order of their random numbers.
+    """Return the row of each image's partner: the next valid image in the order of random numbers.
 
-    Each valid image is thus the partner of exactly one image. Padding is its own partner, so it reaches no valid image.
+    Each valid image is the partner of exactly one image. Padding is its own partner, so it affects no valid image.
     """
     order = random_bits(keys, 0).where(is_valid, 2**31).argsort(stable=True)
     positions = torch.arange(len(keys), device=keys.device)

@@ -1,4 +1,4 @@
-"""The augmentation operations: first the ones for single images, then mixup and cutmix."""
+"""The augmentation operations: those on single images, then mixup and cutmix."""
 
 import math
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from vitmnist.augment.base import (
 from vitmnist.config.validation import config_field
 from vitmnist.errors import DataError
 
-LUMA = (0.2989, 0.587, 0.114)  # The brightness of a pixel weighs red, green and blue so (ITU-R 601-2, torchvision).
+LUMA = (0.2989, 0.587, 0.114)  # Weights of red, green and blue in the brightness (ITU-R 601-2, as in torchvision).
 
 
 @dataclass
@@ -42,8 +42,8 @@ class Shift(Operation):
         size, channels, height, width = images.shape
         margin = int(self.options.pixels)
         padded = F.pad(images, [margin, margin, margin, margin])
-        # A row of the result is `width` consecutive values of the padded images. Gathering whole rows is 2.5 times as
-        # fast as gathering elements.
+        # A row of the result is `width` consecutive values of the padded images. Gathering rows is 2.5 times as fast as
+        # gathering elements.
         first_rows = torch.arange(size * channels, device=images.device).view(size, channels, 1) * padded.shape[2]
         rows = first_rows + (down[:, None] + torch.arange(height, device=images.device))[:, None, :]
         starts = rows * padded.shape[3] + right[:, None, None]
@@ -62,13 +62,13 @@ class AffineOptions:
 
 @OPERATIONS.register("affine", AffineOptions)
 class Affine(Operation):
-    """Shears, rotates and scales each image about its centre and then moves it; each amount is drawn uniformly.
+    """Shears, rotates and scales each image about its centre, then moves it. Each amount is drawn uniformly.
 
-    The interpolation is bilinear, and pixels outside of the image are black.
+    Interpolation is bilinear; pixels outside the image are black.
     """
 
     def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor]:
-        """The inverse transforms for `affine_grid`, float32 `[B, 2, 3]`."""
+        """Draw the inverse transforms for `affine_grid`, float32 `[B, 2, 3]`."""
         uniform = [random_uniform(keys, index, -1, 1).float() for index in range(5)]
         angle = math.radians(self.options.degrees) * uniform[0]
         shear = torch.tan(math.radians(self.options.shear_degrees) * uniform[1])
@@ -78,7 +78,7 @@ class Affine(Operation):
         cos, sin = torch.cos(angle) / scale, torch.sin(angle) / scale
         # The transform maps an output pixel to its source: x' = xx * (x - right) + xy * (y - down), …
         xx, xy, yx, yy = cos - sin * shear, sin + cos * shear, -sin, cos
-        # affine_grid's unit is half a side, so without the aspect ratio a rotation would shear images that are not
+        # The unit of `affine_grid` is half a side. Without the aspect ratio, a rotation would shear images that are not
         # square.
         aspect = height / width
         rows = [
@@ -94,7 +94,7 @@ class Affine(Operation):
 
 @dataclass
 class RandomResizedCropOptions:
-    """size: side of the result; null keeps the size of the image. scale: area of the crop. ratio: width to height."""
+    """size: side of the result; null keeps the image's. scale: relative area of the crop. ratio: width / height."""
 
     size: int | None = config_field(None, at_least=1)
     scale: tuple[float, float] = config_field((0.08, 1.0), is_range=True, above=0, at_most=1)
@@ -105,7 +105,7 @@ class RandomResizedCropOptions:
 class RandomResizedCrop(Operation):
     """Crops a random box of each image and resizes it with bilinear interpolation, without antialiasing.
 
-    With `size: null` no crop becomes smaller, so that antialiasing would change nothing.
+    With `size: null`, crops are never reduced, so antialiasing would have no effect.
     """
 
     takes_uint8 = True
@@ -121,7 +121,7 @@ class RandomResizedCrop(Operation):
         to_height, to_width = self.output_size(height, width)
         boxes = Boxes(*params)
         if images.dtype == torch.uint8:
-            # For a single image of 224×224 pixels this takes 0.05 ms on a core, and with floats 0.22 ms.
+            # For an image of 224×224 pixels, this takes 0.05 ms on a core; with floats, it takes 0.22 ms.
             crop = images[:, :, boxes.top : boxes.bottom, boxes.left : boxes.right]
             return F.interpolate(crop, (to_height, to_width), mode="bilinear", align_corners=False)
         rows = _compute_source_positions(boxes.top, boxes.bottom, height, to_height)
@@ -132,17 +132,17 @@ class RandomResizedCrop(Operation):
 
 
 def _compute_source_positions(first: Tensor, end: Tensor, side: int, to_side: int) -> Tensor:
-    """Where the pixels along one side of a resized crop come from, in the unit of `grid_sample`: `[B, to_side]`."""
+    """Return the source positions along one side of a resized crop, in units of `grid_sample`: `[B, to_side]`."""
     length = (end - first)[:, None]
     positions = (torch.arange(to_side, device=first.device) + 0.5) * length / to_side - 0.5
-    # Positions end at the edge of the crop, because `interpolate` does not see the rest of the image.
+    # Clamp positions to the crop: `interpolate` does not see the rest of the image.
     positions = positions.clamp(min=0).minimum(length - 1.0) + first[:, None]
     return (2 * positions + 1) / side - 1
 
 
 @dataclass
 class HorizontalFlipOptions:
-    """p: the probability that an image is mirrored."""
+    """p: probability that an image is mirrored."""
 
     p: float = config_field(0.5, at_least=0, at_most=1)
 
@@ -159,13 +159,13 @@ class HorizontalFlip(Operation):
     def forward(self, images: Tensor, is_flipped: Tensor) -> Tensor:
         if images.dtype == torch.uint8:  # A single large image on the CPU
             return images.flip(3) if is_flipped else images
-        # With weights of 0 and 1, `lerp` is exact, and on a CPU twice as fast as `where` with a mask that is broadcast.
+        # With weights 0 and 1, `lerp` is exact; on a CPU, it is twice as fast as `where` with a broadcast mask.
         return images.lerp(images.flip(3), is_flipped.float()[:, None, None, None])
 
 
 @dataclass
 class RandomErasingOptions:
-    """p: the probability that an image is changed. scale: area of the box, of the image's. ratio: height to width."""
+    """p: probability of a change. scale: area of the box, relative to the image. ratio: height / width."""
 
     p: float = config_field(0.5, at_least=0, at_most=1)
     scale: tuple[float, float] = config_field((0.02, 0.33), is_range=True, at_least=0, at_most=1)
@@ -188,7 +188,7 @@ class RandomErasing(Operation):
 
 @dataclass
 class ColorJitterOptions:
-    """brightness, contrast, saturation: the factors are 1 - x to 1 + x, at least 0."""
+    """brightness, contrast, saturation: factors are drawn from [1 - x, 1 + x], and at least 0."""
 
     brightness: float = config_field(0.2, at_least=0)
     contrast: float = config_field(0.2, at_least=0)
@@ -203,7 +203,7 @@ class ColorJitter(Operation):
     """
 
     def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor, ...]:
-        """The factors of brightness, contrast and saturation, float32 `[B, 1, 1, 1]` each."""
+        """Draw the factors of brightness, contrast and saturation, float32 `[B, 1, 1, 1]` each."""
         options = self.options
         strengths = enumerate((options.brightness, options.contrast, options.saturation))
         factors = [random_uniform(keys, index, max(0.0, 1 - most), 1 + most).float() for index, most in strengths]
@@ -216,7 +216,7 @@ class ColorJitter(Operation):
         if self.options.brightness:
             images.mul_(brightness).clamp_(0, 1)
         if self.options.contrast:
-            # Row by row, because torch divides the sum over a whole image among its threads and rounds accordingly.
+            # Row by row: torch would split a sum over the whole image among its threads, which changes the rounding.
             mean = _to_grey(images).contiguous().mean(dim=3, keepdim=True).mean(dim=2, keepdim=True)
             torch.lerp(mean, images, contrast, out=images).clamp_(0, 1)
         if self.options.saturation and channels == 3:
@@ -225,10 +225,10 @@ class ColorJitter(Operation):
 
 
 def _to_grey(images: Tensor) -> Tensor:
-    """The brightness of each pixel, `[B, 1, H, W]`."""
+    """Return the brightness of each pixel, `[B, 1, H, W]`."""
     if images.shape[1] == 1:
         return images
-    # Multiplying by a tensor of the factors would copy it to the GPU in each call, for which the host waits.
+    # A tensor of the factors would be copied to the GPU in each call, and the host would wait for the copy.
     red, green, blue = (images[:, channel : channel + 1] * factor for channel, factor in enumerate(LUMA))
     return red.add_(green).add_(blue)
 
@@ -244,7 +244,7 @@ class Mixup(Mixing):
 
 @OPERATIONS.register("cutmix", MixingOptions)
 class Cutmix(Mixing):
-    """Pastes a box of the partner (Yun et al., arXiv:1905.04899); the weight of the image is the area that it keeps.
+    """Pastes a box of the partner (Yun et al., arXiv:1905.04899). The weight of an image is the area that it keeps.
 
     If the partner would get the larger area, the two swap: the image keeps the box, and the partner fills the rest.
     """
@@ -252,8 +252,8 @@ class Cutmix(Mixing):
     def forward(self, images: Tensor, partners: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         height, width = images.shape[-2:]
         larger = self.weights(keys, 1)
-        # The box is drawn with either weight, and the image gets the larger area afterwards. Boxes are cut at the rim,
-        # so drawing them from the smaller weights alone would paste less than the paper does.
+        # Draw the box with either weight, and give the image the larger area afterwards. Boxes are cut off at the edge,
+        # so the smaller weights alone would paste less than the paper does.
         half = 0.5 * (1 - larger.where(random_bits(keys, 4) % 2 == 0, 1 - larger)).sqrt()
         edges = []
         for index, side in ((2, height), (3, width)):

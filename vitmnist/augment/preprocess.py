@@ -42,7 +42,7 @@ def build_augment(values: Mapping[str, Any]) -> Compose | None:
 
 
 def get_input_size(augment: Compose | None, height: int, width: int) -> tuple[int, int]:
-    """Height and width of the model's input; raises `ConfigError` if the augmentation enlarges images."""
+    """Return height and width of the model's input; raises `ConfigError` if the augmentation enlarges images."""
     size = augment.output_size(height, width) if augment else (height, width)
     if size[0] > height or size[1] > width:
         raise ConfigError(
@@ -53,10 +53,10 @@ def get_input_size(augment: Compose | None, height: int, width: int) -> tuple[in
 
 
 class Compose(nn.Module):
-    """Applies operations in order. The random numbers of an operation depend on its index in the list.
+    """Applies operations in order. The random numbers of an operation depend on its position in the list.
 
     Args:
-        operations: name and parameters of each, `{"name": "shift", "pixels": 3}`; the other parameters have defaults.
+        operations: the name and parameters of each, `{"name": "shift", "pixels": 3}`. Other parameters have defaults.
 
     Raises:
         ConfigError: an operation or parameter is unknown, or an operation that mixes images is not the last one.
@@ -80,7 +80,7 @@ class Compose(nn.Module):
                 self.operations.append(operation)
 
     def draw(self, keys: Tensor, height: int, width: int) -> list[Params]:
-        """The random parameters of each operation, by the `draw_keys` of the images."""
+        """Draw the random parameters of each operation from the `draw_keys` of the images."""
         params = []
         for index, operation in enumerate(self.operations):
             params.append(operation.draw(derive_keys(keys, index), height, width))
@@ -88,26 +88,26 @@ class Compose(nn.Module):
         return params
 
     def forward(self, images: Tensor, params: Sequence[Sequence[Tensor]]) -> Tensor:
-        """Apply the operations; a uint8 image is converted when an operation does not take it."""
+        """Apply the operations. Uint8 images are converted before the first operation that does not take them."""
         for operation, values in zip(self.operations, params, strict=True):
             if images.dtype == torch.uint8 and not operation.takes_uint8:
                 images = images.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
-            # Calling the module itself would look for hooks for each large image.
+            # Calling the module itself would check for hooks once per large image.
             images = operation.forward(images, *values)
         return images
 
     def split_params(self, params: Sequence[Params], images: Tensor) -> list[list[list[Any]]]:
-        """The parameters for each single image: numbers for operations on uint8 images, tensors `[1, …]` for others."""
+        """Split parameters by image: into numbers for operations on uint8 images, into tensors `[1, …]` for others."""
         columns: list[list[Sequence[Any]]] = []
         is_uint8 = images.dtype == torch.uint8
         for operation, values_of_operation in zip(self.operations, params, strict=True):
             is_uint8 = is_uint8 and operation.takes_uint8
-            # Converting a whole batch at once is faster than converting each image's values in its thread.
+            # Convert the whole batch at once: it is faster than converting the values of each image in a thread.
             columns.append([values.tolist() if is_uint8 else values.split(1) for values in values_of_operation])
         return [[[values[row] for values in column] for column in columns] for row in range(len(images))]
 
     def mix(self, images: Tensor, labels: Tensor, keys: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-        """Mix each image with a partner; the arguments and results are as in `Preprocess.mix_batch`."""
+        """Mix each image with a partner; arguments and results are those of `Preprocess.mix_batch`."""
         assert self.mixing is not None
         keys = derive_keys(keys, len(self.operations))
         partners = draw_partners(keys, labels >= 0)
@@ -123,7 +123,7 @@ class Compose(nn.Module):
 
 
 def center_crop(images: Tensor, size: tuple[int, ...] | None) -> Tensor:
-    """Crop images that are larger than a size at their centre, as torchvision's `CenterCrop` does."""
+    """Crop images larger than `size` at their centre, as torchvision's `CenterCrop` does."""
     if size is None or (images.shape[2] <= size[0] and images.shape[3] <= size[1]):
         return images
     starts = [max(0, round((side - to) / 2)) for side, to in zip(images.shape[2:], size, strict=True)]
@@ -179,7 +179,7 @@ class Preprocess(nn.Module):
         self.register_buffer("mean", torch.as_tensor(mean, dtype=torch.float32).view(-1, 1, 1))
         self.register_buffer("std", torch.as_tensor(std, dtype=torch.float32).view(-1, 1, 1))
         check_statistics("mean= and std=", self.mean.flatten().tolist(), self.std.flatten().tolist())
-        # This is a tensor because CUDA replaces division by a Python number with multiplication by its reciprocal.
+        # A tensor, because CUDA divides by a Python number by multiplying with its reciprocal.
         self.register_buffer("max_value", torch.tensor([255.0]))
         self.augment, self.size = augment, size
         self._no_augment = Compose([])
@@ -187,7 +187,7 @@ class Preprocess(nn.Module):
         self.classes = len(data.classes) if isinstance(data, Split) else classes
 
     def forward(self, images: Tensor, keys: Tensor | None = None) -> Tensor:
-        """Normalised float32 `[B, C, H, W]`; without keys, float images keep their dtype. Never writes to the batch.
+        """Return float32 `[B, C, H, W]`, normalised. Without keys, float images keep their dtype. Modifies no batch.
 
         Args:
             keys: int64 `[B]`, from the method `keys`.
@@ -213,7 +213,7 @@ class Preprocess(nn.Module):
             augment = self.augment
             images = self._denormalize(images)
         height, width = images.shape[2:]
-        # Parameters are drawn for the whole batch, because small operations in threads would wait for the GIL.
+        # Draw for the whole batch: in threads, small operations would wait for the GIL.
         params = [] if keys is None else augment.draw(keys, height, width)
         is_eager_on_cpu = images.device.type == "cpu" and not torch.compiler.is_compiling()
         if is_eager_on_cpu and is_large(augment.output_size(height, width)):
@@ -221,7 +221,7 @@ class Preprocess(nn.Module):
         return augment.forward(self._to_unit_floats(images), params).sub_(self.mean).div_(self.std)
 
     def _normalize_large_images(self, augment: Compose, images: Tensor, params: list[Params]) -> Tensor:
-        """Augment and normalise the images one by one, in threads, each into its row of a contiguous batch."""
+        """Augment and normalise each image in a thread, into its row of a contiguous batch."""
         height, width = augment.output_size(*images.shape[2:])
         normalized = torch.empty(*images.shape[:2], height, width, dtype=torch.float32, device="cpu")
         params_by_image = augment.split_params(params, images)
@@ -234,17 +234,17 @@ class Preprocess(nn.Module):
         return normalized
 
     def _denormalize(self, images: Tensor) -> Tensor:
-        """Convert normalised float images to uint8, or to 0…1 if the data is unknown; uint8 images stay as they are."""
+        """Convert normalised float images to uint8, or to 0…1 if the data is unknown; return uint8 images unchanged."""
         if images.dtype == torch.uint8:
             return images
         images = images * self.std + self.mean
         if not self._data_is_uint8:
             return images
-        # Images normalised with other statistics can be outside of 0…1, and `to` would wrap them around.
+        # Images normalised with other statistics can leave 0…1, and `to` would wrap them around.
         return images.mul_(self.max_value).round_().clamp_(0, 255).to(torch.uint8)
 
     def _to_unit_floats(self, images: Tensor, out: Tensor | None = None) -> Tensor:
-        """Convert uint8 images to contiguous float32 in 0…1; return float images as they are."""
+        """Convert uint8 images to contiguous float32 in 0…1; return float images unchanged."""
         if images.dtype != torch.uint8:
             return images
         out = torch.empty(images.shape, dtype=torch.float32, device=images.device) if out is None else out
@@ -254,7 +254,7 @@ class Preprocess(nn.Module):
         """Normalise and augment a whole batch with an augmentation that mixes images, such as mixup.
 
         Args:
-            labels: int64 `[B]`; an image with a negative label is padding, and neither mixed nor a partner.
+            labels: int64 `[B]`. A negative label marks padding, which is neither mixed nor a partner.
             keys: int64 `[B]`, from the method `keys`.
 
         Returns:
@@ -273,7 +273,7 @@ class Preprocess(nn.Module):
         return self.augment is not None and self.augment.mixing is not None
 
     def keys(self, sampler: EpochSampler, epoch: int, start: int = 0) -> Iterator[Tensor | None]:
-        """The random key of each image, per batch of an epoch from `start` on; None without augmentation."""
+        """Yield the random keys of each batch of an epoch from `start` on; None without augmentation."""
         if self.augment is None:
             return repeat(None)
         return iter(draw_keys(sampler, epoch, self.mean.device, start).split(sampler.rank_batch_size))

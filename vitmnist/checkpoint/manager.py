@@ -11,7 +11,7 @@ from safetensors.torch import save as to_safetensors
 
 from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.inference import make_model_info
-from vitmnist.config.schema import Config, dotted_keys, fill_defaults, is_under, keys_where, may_change, to_plain_dict
+from vitmnist.config.schema import Config, dotted_keys, fill_defaults, is_under, keys_where, may_change, to_json_values
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.randomness import RandomState
 from vitmnist.errors import ConfigError, DataError, TrainingError
@@ -77,7 +77,7 @@ class CheckpointManager:
         if not all(bool(parameter.isfinite().all()) for parameter in step.model.parameters()):
             raise TrainingError("the weights are no longer finite; try a smaller optimizer.lr")
         checkpoint = Checkpoint(
-            config=to_plain_dict(self.config),
+            config=to_json_values(self.config),
             model_info=self._model_info,
             dataset_sha256=(self.result.dataset or {})["sha256"],
             step=step.state_dict(),
@@ -177,7 +177,7 @@ def load_checkpoint(config: Config, folder: Path, world: World) -> Checkpoint | 
         return None
     with storage.as_damaged_error(folder / storage.FOLDER / storage.WEIGHT_FILES["last"]):
         checkpoint = Checkpoint(**state | {"config": fill_defaults(state["config"])})
-    check_resumable(checkpoint.config, to_plain_dict(config))
+    check_resumable(checkpoint.config, to_json_values(config))
     started = len(checkpoint.epochs) + bool(checkpoint.progress)
     if config.epochs < started:
         raise ConfigError(

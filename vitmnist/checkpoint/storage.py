@@ -24,7 +24,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch.serialization import safe_globals
 
-from vitmnist.errors import ConfigError, DataError, join_names, to_failure
+from vitmnist.errors import ConfigError, DataError, classify_error, join_names
 from vitmnist.runtime.files import expand_home, write_atomic
 
 log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ def as_damaged_error(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, DataError | OSError) or to_failure(error).cause in ("memory", "device"):
+        if isinstance(error, DataError | OSError) or classify_error(error).cause in ("memory", "device"):
             raise
         message = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         reason = " ".join(message.split()) or type(error).__name__
@@ -151,10 +151,8 @@ def read_initial_weights(init: str) -> dict[str, torch.Tensor]:
     path = expand_home(init)
     if is_run := path.is_dir():
         path = find_weights_file(path, ["best", "final"])
-    elif not path.exists():
-        raise ConfigError(f"init={init}: there is no such file or folder")
     elif path.suffix not in (".safetensors", ".pt", ".pth") or not path.is_file():
-        raise ConfigError(f"init={init}: is not a .safetensors, .pt or .pth file, nor the folder of a run")
+        raise ConfigError(f"init={init}: there is no such folder of a run, .safetensors, .pt or .pth file")
     with as_damaged_error(path):
         tensors = read_weights(path)[1] if is_run else _read_foreign(path)
         if not all(tensor.isfinite().all() for tensor in tensors.values()):

@@ -1,4 +1,4 @@
-"""The command line of `train`: Hydra's options, overrides in its grammar, and `resume=`."""
+"""Parses the command line of `train`: Hydra's options, overrides and `resume=`."""
 
 import os
 import re
@@ -12,24 +12,24 @@ from pathlib import Path
 
 from vitmnist.errors import ConfigError
 
-# With these arguments, a command begins a run or sweep, or resumes it when it is repeated.
+# With these arguments, a command begins a run or sweep; when repeated, it resumes it.
 AUTO_RESUME = "hydra.run.dir=FOLDER resume=auto"
 SWEEP_AUTO_RESUME = "hydra.sweep.dir=FOLDER resume=auto"
-# Options of Hydra that would bypass the checks of the configuration, or load a pickle.
+# Options of Hydra that would bypass the validation of the configuration, or load a pickle.
 UNSUPPORTED_OPTIONS = ("config-path", "config-name", "experimental-rerun")
 
 
 class Resume(Enum):
-    """Whether a run is resumed: if possible with `resume=auto`, always with `resume=FOLDER`."""
+    """Whether to resume a run: IF_POSSIBLE is `resume=auto`, REQUIRED is `resume=FOLDER`."""
 
     NEVER = auto()
-    AUTO = auto()
-    ALWAYS = auto()
+    IF_POSSIBLE = auto()
+    REQUIRED = auto()
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of `train`: Hydra's options, the overrides of keys and groups without `resume`, and `resume`.
+    """The arguments of `train`: Hydra's options, the overrides without `resume`, and `resume`.
 
     `--config-dir` and the folder of `resume=FOLDER` become overrides of `hydra.searchpath` and `hydra.run.dir`.
     """
@@ -40,8 +40,8 @@ class Arguments:
 
 
 def parse_arguments(argv: list[str]) -> Arguments:
-    """Parse the command line; raises `ConfigError` for an unknown option, or arguments that contradict each other."""
-    # A private function, without which nothing can be trained.
+    """Parse the command line; raises `ConfigError` for an unknown option or contradictory arguments."""
+    # This function is private, but Hydra has no public parser.
     from hydra._internal.utils import get_args_parser
 
     if sys.version_info >= (3, 14):
@@ -65,19 +65,19 @@ def parse_arguments(argv: list[str]) -> Arguments:
     if resume == "auto":
         if not any(find_value(key, overrides) for key in ("hydra.run.dir", "hydra.sweep.dir")):
             raise ConfigError(f"resume=auto: in which folder? Type {AUTO_RESUME}, or for a sweep {SWEEP_AUTO_RESUME}")
-        return Arguments(options, overrides, Resume.AUTO)
+        return Arguments(options, overrides, Resume.IF_POSSIBLE)
     if options.multirun:
         advice = f"a sweep is resumed by its own command with {SWEEP_AUTO_RESUME}"
         raise ConfigError(f"-m: resume={resume} resumes one run; {advice}")
     overrides.append(f"hydra.run.dir={quote(os.path.expanduser(resume))}")
-    return Arguments(options, overrides, Resume.ALWAYS)
+    return Arguments(options, overrides, Resume.REQUIRED)
 
 
 @cache
 def _accept_lazy_help() -> None:
-    """Let argparse of Python 3.14 accept help that is not text, as Hydra 1.3 passes for `--shell-completion`.
+    """Let argparse of Python 3.14 accept help that is not text; Hydra 1.3 passes such help for `--shell-completion`.
 
-    Argparse checks the help while it adds an option, so the help is set afterwards.
+    Argparse checks the help when an option is added, so the help is set afterwards.
     """
     add_argument: Callable[..., Action] = ArgumentParser.add_argument
 
@@ -90,28 +90,28 @@ def _accept_lazy_help() -> None:
 
 
 def parse_key(override: str) -> str:
-    """The key or group that an override names."""
+    """Return the key or group of an override."""
     return override.lstrip("+~").partition("=")[0]
 
 
 def is_hydra_override(override: str) -> bool:
-    """Whether an override is of Hydra's own configuration."""
+    """Whether an override belongs to Hydra's own configuration."""
     return parse_key(override).startswith("hydra")
 
 
 def without_keys(overrides: Iterable[str], keys: Collection[str]) -> list[str]:
-    """The overrides of other keys."""
+    """Remove the overrides of some keys."""
     return [override for override in overrides if parse_key(override) not in keys]
 
 
 def find_value(key: str, overrides: Iterable[str]) -> str | None:
-    """The value of an override as text, without quotes; None if it is absent or null."""
+    """Return the last value typed for a key, without quotes; None if there is none, or it is null."""
     values = [override.partition("=")[2] for override in overrides if parse_key(override) == key]
     return values[-1].strip("'\"") if values and values[-1] != "null" else None
 
 
 def quote(text: str) -> str:
-    """Text as a value in Hydra's grammar; in quotes, a backslash is special before a quote and at the end."""
+    """Quote text as a value in Hydra's grammar; a backslash is special before a quote and at the end."""
     if re.fullmatch(r"[\w./+-]+", text):
         return text
     return "'" + re.sub(r"(\\*)('|$)", lambda match: 2 * match[1] + (match[2] and r"\'"), text) + "'"

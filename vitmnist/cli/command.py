@@ -1,71 +1,73 @@
-"""A parser for each command, and one way to end for every exception."""
+"""What all commands share: the argument parser, and the handling of exceptions."""
 
 import logging
 import os
 import sys
 import traceback
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import TextIO
 
-from vitmnist.errors import ExitCode, escape_unprintable
+from vitmnist.errors import ExitCode, RunInterrupted, escape_unprintable
 from vitmnist.runtime.files import display_path
 
 
 class PrintableFormatter(logging.Formatter):
-    """The formatter of every log: escapes control characters, such as ESC in a file name."""
+    """Formats log records; escapes control characters, such as ESC in a file name."""
 
     def format(self, record: logging.LogRecord) -> str:
         return escape_unprintable(super().format(record))
 
 
 def echo(text: str, file: TextIO | None = None) -> None:
-    """Print text with control characters escaped, for example those of a file name; to stdout by default."""
+    """Print text with control characters escaped; to stdout by default."""
     print(escape_unprintable(text), file=file)
 
 
 def create_parser(name: str, description: str | None) -> ArgumentParser:
-    """The parser of a command; the description, usually the docstring of its module, is shown as it is."""
+    """Create the parser of a command; its description is shown without reformatting."""
     return ArgumentParser(f"vitmnist {name}", description=description, formatter_class=RawDescriptionHelpFormatter)
 
 
 @contextmanager
-def errors_as_messages() -> Iterator[None]:
-    """Turn an exception in the block into one message and an exit code; also a decorator of a command."""
-    # This handler prints warnings while no log is configured.
+def errors_as_messages(select: Callable[[BaseException], BaseException] | None = None) -> Iterator[None]:
+    """Turn an exception in the block into one message and an exit code; also a decorator of a command.
+
+    A traceback is shown too if the program is at fault, or with `HYDRA_FULL_ERROR=1`.
+
+    Args:
+        select: returns the exception to report in place of the raised one.
+    """
+    # Until a log is configured, this handler prints warnings.
     if logging.lastResort:
         logging.lastResort.setFormatter(PrintableFormatter())
     try:
         yield
-        # Raise the error of a closed pipe here, not at interpreter exit. `print` accepts that stdout is None.
+        # Flush here, so that a closed pipe raises now and not at interpreter exit. `print` accepts that stdout is None.
         print(end="", flush=True)
-    except (Exception, KeyboardInterrupt) as error:
-        exit_with_error(error)
+    except (Exception, KeyboardInterrupt, RunInterrupted) as raised:
+        error = select(raised) if select else raised
+        if isinstance(error, BrokenPipeError):
+            # The reader of stdout, such as `head`, has exited. Redirect stdout, so that the flush at exit succeeds.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            sys.exit(ExitCode.PIPE_CLOSED)
+        # This imports Hydra.
+        from vitmnist.cli.messages import classify_cli_error
 
-
-def exit_with_error(error: BaseException) -> NoReturn:
-    """Exit with one message; with a traceback if the program is at fault, or with `HYDRA_FULL_ERROR=1`."""
-    if isinstance(error, BrokenPipeError):
-        # The reader of stdout, such as `head`, has ended. At interpreter exit, flushing stdout must not fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.exit(ExitCode.PIPE_CLOSED)
-    # This imports Hydra.
-    from vitmnist.cli.messages import describe_failure
-
-    failure = describe_failure(error)
-    if failure.status == "interrupted":
-        print(failure.message, file=sys.stderr)
-    elif failure.is_user_error and os.environ.get("HYDRA_FULL_ERROR") != "1":
-        echo(f"error: {failure.message}", sys.stderr)
-    else:
-        traceback.print_exception(error)
-    sys.exit(failure.exit_code)
+        failure = classify_cli_error(error)
+        if failure.status == "interrupted":
+            print(failure.message, file=sys.stderr)
+        elif failure.is_user_error and os.environ.get("HYDRA_FULL_ERROR") != "1":
+            echo(f"error: {failure.message}", sys.stderr)
+        else:
+            traceback.print_exception(error)
+        sys.exit(failure.exit_code)
 
 
 def format_command(ranks: int = 1) -> str:
-    """The command that starts this program in some processes, such as `vitmnist` or `torchrun … train.py`."""
+    """Format the command that starts this program, such as `vitmnist` or, for several ranks, `torchrun … train.py`."""
     script = Path(sys.argv[0])
     is_script = script.suffix == ".py" and script.name != "__main__.py"
     if ranks == 1 and script.suffix != ".py":

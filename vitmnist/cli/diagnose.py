@@ -6,7 +6,7 @@
 The options come before the script; everything after it belongs to the script.
 """
 
-# Nothing here imports torch, because the script can set environment variables before its own import.
+# Nothing here imports torch, because the script can set environment variables before it imports torch.
 
 import builtins
 import json
@@ -49,11 +49,11 @@ def main() -> None:
     options = _parse()
     json_file: Path | None = options.json and options.json.absolute()  # The script can change the working directory.
     if json_file:
-        options.json.parent.stat()  # Raises if there is none, before the script runs.
+        options.json.parent.stat()  # A missing folder is an error before the script runs.
     sys.argv = options.module or options.script
     observer = Observer(options.steps, options.warm_up, options.stop)
     exit_code = _run(bool(options.module))
-    if os.getpid() != observer.process_id:  # This is a child that the script has forked.
+    if os.getpid() != observer.process_id:  # This process was forked by the script.
         sys.exit(exit_code)
     observer.end()
     report = describe_script(observer, exit_code)
@@ -66,9 +66,9 @@ def main() -> None:
 
 
 def _run(is_module: bool) -> int:
-    """Run the script of the command line as `__main__`, and return its exit code."""
+    """Run the script as `__main__`, and return its exit code."""
     name = sys.argv[0]
-    # As Python does, the import path begins with the working directory, or with the folder of the script.
+    # Like Python, begin the import path with the working directory (-m) or the folder of the script.
     sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(name))
     try:
         exists = find_spec(name) is not None if is_module else os.path.isfile(name)

@@ -2,7 +2,7 @@
 
     vitmnist evaluate outputs/runs/DATE/TIME-…
     vitmnist evaluate outputs/runs/DATE/TIME-… --mistakes mistakes.csv --grid mistakes.png
-    vitmnist evaluate outputs/runs/DATE/TIME-… data.dataset.path=other --json
+    vitmnist evaluate outputs/runs/DATE/TIME-… data.dataset.path=other --images all --json
 
 The weights are the best ones if there are any (best.pt), else the final ones. The split is the one that was evaluated
 in training: validation if there is such a split, else test. --split names another.
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.cli.command import create_parser, echo, errors_as_messages
-from vitmnist.cli.trained_run import IMAGE_KEYS, add_run_arguments, load_evaluation_config, load_evaluation_dataset
+from vitmnist.cli.trained_run import IMAGE_KEYS, add_dataset_arguments, load_evaluation_config, load_evaluation_dataset
 from vitmnist.data.datasets.base import Split
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.make_loader import make_loader
@@ -32,15 +32,15 @@ from vitmnist.tracking.images import draw_worst_mistakes
 from vitmnist.training import loop
 from vitmnist.training.loop import Predictions
 
-# The options of `tabulate` for columns that are aligned on the right; only the first one, the class, is text.
+# Options of `tabulate`: columns are aligned on the right, and only the first column, the class, is text.
 TABLE_OPTIONS: Any = {"tablefmt": "plain", "disable_numparse": [0], "stralign": "right"}
-# The keys and sections that an evaluation can override.
+# The keys and sections that `evaluate` accepts as overrides.
 OVERRIDABLE_KEYS = (*IMAGE_KEYS, "device")
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Predictions of a run's model on a split of its dataset, and each registered metric by its name."""
+    """The predictions of a model on a split, and the registered metrics by name."""
 
     weights: Path
     split_name: str
@@ -49,7 +49,7 @@ class Evaluation:
     metrics: dict[str, float]
 
     def rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """File name (or index), true class, predicted class and its probability, for each image."""
+        """Return a row per image: file name or index, true class, predicted class and its probability."""
         predicted, probabilities = self.predictions.predicted.tolist(), self.predictions.confidence.tolist()
         actual, classes = self.split.labels.tolist(), self.split.classes
         return [
@@ -63,12 +63,19 @@ class Evaluation:
         ]
 
 
-def evaluate(folder: Path, overrides: list[str], weights: str | None, split_name: str | None = None) -> Evaluation:
-    """Run a run's model over a split, by default the split that was evaluated in training.
+def evaluate(
+    folder: Path,
+    overrides: list[str],
+    weights: str | None = None,
+    split_name: str | None = None,
+    images: str | None = None,
+) -> Evaluation:
+    """Evaluate the model of a run on a split; the default is the split that was evaluated in training.
 
     Args:
         overrides: changes to the run's configuration.
         weights: best, final or last; None takes the first that exists.
+        images: all or as-trained, for another dataset than that of the run.
 
     Raises:
         UserError: the folder, the overrides or the data cannot be used.
@@ -76,12 +83,12 @@ def evaluate(folder: Path, overrides: list[str], weights: str | None, split_name
     config = load_evaluation_config(folder, overrides, OVERRIDABLE_KEYS)
     device = choose_device(config.device)
     trained = load_inference_model(folder, device, weights)
-    dataset = load_evaluation_dataset(folder, config.data, overrides)
+    dataset = load_evaluation_dataset(folder, config.data, overrides, images)
     split_name = split_name or dataset.eval_split
     if split_name not in dataset.splits:
         raise ConfigError(f"--split {split_name}: the dataset has only {' and '.join(dataset.splits)} images")
     split = trained.adapt_split(dataset.splits[split_name])
-    # All loaders give the same result; this one has no options.
+    # All loaders deliver the same batches; `ram` has no options.
     with make_loader(
         "ram", split, batch_size=config.batch_size, device=device, seed=0, shuffle="none", rank=0, world_size=1
     ) as loader:
@@ -91,7 +98,7 @@ def evaluate(folder: Path, overrides: list[str], weights: str | None, split_name
 
 
 def compute_class_metrics(matrix: Tensor, classes: tuple[str, ...], metrics: Mapping[str, float]) -> dict[str, Any]:
-    """Accuracy, metrics, and precision, recall and F1 of each class, in percent; None where one is not a number."""
+    """Collect all metrics, and compute precision, recall and F1 of each class in percent; None if not finite."""
     correct, actual, predicted = matrix.diagonal().double(), matrix.sum(dim=1), matrix.sum(dim=0)
     columns = {
         "class": classes,
@@ -102,7 +109,6 @@ def compute_class_metrics(matrix: Tensor, classes: tuple[str, ...], metrics: Map
     }
     return {
         "images": int(matrix.sum()),
-        "accuracy": metrics["acc"],
         **{name: value if isfinite(value) else None for name, value in metrics.items()},
         "classes": [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)],
         "confusion_matrix": matrix.tolist(),
@@ -110,15 +116,17 @@ def compute_class_metrics(matrix: Tensor, classes: tuple[str, ...], metrics: Map
 
 
 def _none_unless_finite(values: Tensor) -> list[float | None]:
-    """The values; None where one is not a number, such as the precision of a class without predictions."""
+    """Replace values that are not finite by None, such as the precision of a class without predictions."""
     return [value if isfinite(value) else None for value in values.tolist()]
 
 
-def _format_metrics(metrics: dict[str, Any]) -> str:
-    lines = [f"accuracy {metrics['accuracy']:.2f}% of {metrics['images']:,} images"]
+def format_metrics(metrics: dict[str, Any]) -> str:
+    """Format the values of `compute_class_metrics` for a terminal."""
+    lines = [f"accuracy {metrics['acc']:.2f}% of {metrics['images']:,} images"]
     for name in [name for name in METRICS.names() if name != "acc"]:
         metric, value = METRICS.options_of(name), metrics[name]
-        lines.append(f"{name} –" if value is None else f"{name} {value:.{metric.digits or 2}f}{metric.unit}")
+        digits = 2 if metric.digits is None else metric.digits
+        lines.append(f"{name} –" if value is None else f"{name} {value:.{digits}f}{metric.unit}")
     classes = metrics["classes"]
     counts = [[row["class"], *images] for row, images in zip(classes, metrics["confusion_matrix"], strict=True)]
     lines += ["", "precision, recall and F1 of each class, in %"]
@@ -130,18 +138,17 @@ def _format_metrics(metrics: dict[str, Any]) -> str:
 @errors_as_messages()
 def main() -> None:
     parser = create_parser("evaluate", __doc__)
-    add_run_arguments(parser)
-    parser.add_argument("overrides", nargs="*", help="changes to its configuration, such as data.dataset.path=other")
+    add_dataset_arguments(parser)
     parser.add_argument("--split", help="default: validation, or without one test, as in training")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--mistakes", type=Path, metavar="CSV", help="list every misclassified image in this file")
     parser.add_argument("--grid", type=Path, metavar="PNG", help="draw the mistakes with the highest confidence")
     parser.add_argument("--predictions", action="store_true", help="print JSON with the prediction for each image")
     options = parser.parse_intermixed_args()
-    evaluation = evaluate(options.run, options.overrides, options.weights, options.split)
+    evaluation = evaluate(options.run, options.overrides, options.weights, options.split, options.images)
     split = evaluation.split
     if options.mistakes:
-        # The most confident first, in split order among equals.
+        # Rows are sorted by confidence, highest first; ties keep the order of the split.
         rows = evaluation.rows(evaluation.predictions.mistakes())
         columns = ("image", "true_class", "predicted_class", "probability")
         options.mistakes.write_bytes(encode_csv(columns, rows).encode(errors="surrogateescape"))
@@ -158,4 +165,4 @@ def main() -> None:
             document["predictions"] = evaluation.rows(range(len(split)))
         print(json.dumps(document))
     else:
-        echo("\n".join([str(evaluation.weights), f"{evaluation.split_name} split", _format_metrics(metrics)]))
+        echo("\n".join([str(evaluation.weights), f"{evaluation.split_name} split", format_metrics(metrics)]))

@@ -23,7 +23,7 @@ from torch.export import ExportedProgram
 import vitmnist
 from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
 from vitmnist.cli.command import create_parser, echo, errors_as_messages
-from vitmnist.cli.trained_run import IMAGE_KEYS, add_run_arguments, load_evaluation_config, load_evaluation_dataset
+from vitmnist.cli.trained_run import IMAGE_KEYS, add_dataset_arguments, load_evaluation_config, load_evaluation_dataset
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.images import ImageReader
 from vitmnist.errors import ConfigError, MissingExtraError, UserError
@@ -64,22 +64,18 @@ def _to_pt2(program: ExportedProgram) -> bytes:
     return buffer.getvalue()
 
 
-def _load_pt2(content: bytes) -> Callable[[Tensor], Tensor]:
-    return torch.export.load(io.BytesIO(content)).module()
-
-
 FORMATS = {
     "onnx": Format(".onnx", ("onnx", "onnxscript", "onnxruntime"), _to_onnx, _load_onnx),
-    "torch": Format(".pt2", (), _to_pt2, _load_pt2),
+    "torch": Format(".pt2", (), _to_pt2, lambda content: torch.export.load(io.BytesIO(content)).module()),
 }
 
 
 def describe_model(file: str, content: bytes, trained: InferenceModel, summary: str) -> str:
-    """What a program that uses the exported model needs to know, as JSON.
+    """Describe the exported model, as JSON, for programs that use it.
 
     Args:
         content: the bytes of the exported file.
-        summary: what `export_model` says about the accuracy and the logits.
+        summary: the summary that `export_model` returns.
     """
     reader = trained.build_reader()
     description = {
@@ -96,7 +92,7 @@ def describe_model(file: str, content: bytes, trained: InferenceModel, summary: 
 
 
 def export_model(file_format: Format, trained: InferenceModel, dataset: Dataset, batch_size: int) -> tuple[bytes, str]:
-    """Export a model that is on the CPU, with its normalisation, and compare both on the split of the evaluations.
+    """Export a model on the CPU with its normalisation, and compare its predictions with those of the original.
 
     Returns:
         The content of the file, and a line about the comparison.
@@ -107,11 +103,11 @@ def export_model(file_format: Format, trained: InferenceModel, dataset: Dataset,
     """
     split = trained.adapt_split(dataset.evaluation)
     original = nn.Sequential(trained.build_preprocess(), trained.model).eval()
-    # Two images: torch.export would treat a batch size of one as a constant.
+    # The example has two images, because torch.export treats a batch size of one as a constant.
     example = torch.zeros(2, *trained.shape, dtype=torch.uint8)
     program = torch.export.export(original, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     content = file_format.serialize(program)
-    # The file is compared, not the program in memory.
+    # Compare the file, not the program in memory.
     reloaded = file_format.load(content)
     with torch.inference_mode():
         pairs = [(original(images), reloaded(images)) for images in split.images.split(batch_size)]
@@ -133,8 +129,7 @@ def export_model(file_format: Format, trained: InferenceModel, dataset: Dataset,
 @errors_as_messages()
 def main() -> None:
     parser = create_parser("export", __doc__)
-    add_run_arguments(parser)
-    parser.add_argument("overrides", nargs="*", help="changes to its configuration, such as data.dataset.path=other")
+    add_dataset_arguments(parser)
     parser.add_argument("--format", choices=[*FORMATS], required=True, help="ONNX, or a torch.export program (.pt2)")
     default = "default: model.onnx or model.pt2 in the run's folder"
     parser.add_argument("--output", type=Path, metavar="FILE", help=default)
@@ -150,7 +145,7 @@ def main() -> None:
             raise ConfigError(f"{file}: exists; remove it, or choose another --output")
     config = load_evaluation_config(options.run, options.overrides, IMAGE_KEYS)
     trained = load_inference_model(options.run, torch.device("cpu"), options.weights)
-    dataset = load_evaluation_dataset(options.run, config.data, options.overrides)
+    dataset = load_evaluation_dataset(options.run, config.data, options.overrides, options.images)
     content, summary = export_model(file_format, trained, dataset, config.batch_size)
     text = describe_model(output.name, content, trained, summary)
     write_atomic(output, content)

@@ -23,16 +23,16 @@ from vitmnist.data.images import collect_file_warnings, to_tensor
 from vitmnist.errors import DataError
 from vitmnist.runtime.device import choose_device
 
-# The number of images that are held in memory at a time.
+# The number of images in memory at a time.
 BATCH_SIZE = 256
 
 
 def predict(
     trained: InferenceModel, paths: list[Path], device: torch.device, invert: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """File, class, its probability, and the probabilities of all classes, for each image.
+    """Yield a row per image: the file, the class, its probability, and the probabilities of all classes.
 
-    A file that cannot be read as an image has an error instead.
+    For a file that cannot be read, the row has an error instead.
     """
     preprocess = trained.build_preprocess().to(device)
     read = trained.build_reader()
@@ -46,7 +46,7 @@ def predict(
                     image = to_tensor(read(path))
                 if warned:
                     rows[path]["warning"] = warned[path]
-                # A user's own reader can return other shapes.
+                # The reader of a custom dataset can return other shapes.
                 if (shape := tuple(image.shape)) != trained.shape:
                     raise DataError(f"{path}: is read as {shape}, and the model takes {trained.shape}")
                 images[path] = 255 - image if invert else image

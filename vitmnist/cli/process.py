@@ -1,4 +1,4 @@
-"""A `train` process from start to exit: its ranks, its locks, and one message and exit code at the end."""
+"""The process of `train`: its connection to other ranks, its locks, and its message and exit code at the end."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from vitmnist.cli.command import exit_with_error, format_command
-from vitmnist.cli.messages import describe_failure
+from vitmnist.cli.command import errors_as_messages, format_command
+from vitmnist.cli.messages import classify_cli_error
 from vitmnist.errors import ConfigError, PeerError
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.run_folder import folder_lock
@@ -43,14 +44,14 @@ class ProcessState:
     resume_arguments: list[str] = field(default_factory=list)
 
     def connect_ranks(self) -> None:
-        """Connect to the other ranks, if any."""
+        """Connect to the other ranks if there are any."""
         if is_distributed():
             # This imports torch.
             from vitmnist.runtime.torch_world import TorchWorld
 
             self.world = TorchWorld()
 
-    def lock_folder(self, folder: Path, key: str, resume_arguments: list[str], *, must_be_new: bool) -> None:
+    def lock_folder(self, folder: Path, key: str, resume_arguments: list[str], *, refuse_existing: bool) -> None:
         """Create the folder that `key` names, and lock it until the process exits.
 
         Raises:
@@ -61,7 +62,7 @@ class ProcessState:
             self.resources.enter_context(folder_lock(folder))
         except OSError as error:
             raise ConfigError(f"{path}: {error.strerror}; name another folder with {key}=FOLDER") from error
-        if must_be_new and any(any(folder.rglob(name)) for name in ("result.json", "checkpoints/*.pt")):
+        if refuse_existing and any(any(folder.rglob(name)) for name in ("result.json", "checkpoints/*.pt")):
             raise ConfigError(
                 f"{key}={path}: holds records already, which would be overwritten; name another folder, or resume "
                 "with resume=auto"
@@ -69,7 +70,7 @@ class ProcessState:
         self.folder, self.resume_arguments = folder, resume_arguments
 
     def resume_hint(self) -> str:
-        """The end of a message about an interruption: where the results are, and the command that resumes."""
+        """Format where the results are, and the command that resumes; this ends the message about an interruption."""
         if self.folder is None:
             return ""
         results = f"; results: {display_path(self.folder)}"
@@ -81,27 +82,27 @@ class ProcessState:
 @contextmanager
 def exit_with_message(process: ProcessState) -> Iterator[None]:
     """Turn an exception in the block into one message and an exit code, on the first rank that fails."""
-    # The logging module would print a traceback for a closed pipe (`| head`).
+    # Otherwise, the logging module prints a traceback for a closed pipe (`| head`).
     logging.raiseExceptions = False
     try:
-        with signal_handler(lambda *_: end_interrupted(process.resume_hint()), signal.SIGINT), process.resources:
+        with (
+            errors_as_messages(partial(_first_failure, process)),
+            signal_handler(lambda *_: end_interrupted(process.resume_hint()), signal.SIGINT),
+            process.resources,
+        ):
             yield
-        # Raise the error of a closed pipe here, not at interpreter exit.
-        print(end="", flush=True)
-    except SystemExit:
-        raise
-    except BaseException as error:
-        _exit(process, process.world.first_failure(error))
     finally:
-        # Unloading torch takes a second; a signal in that time must not make a completed run look like a failed one.
+        # Unloading torch takes a second; a late signal must not change the exit code.
         atexit.register(ignore_stop_signals)
     process.world.disconnect()
 
 
-def _exit(process: ProcessState, error: BaseException) -> NoReturn:
-    failure = describe_failure(error)
+def _first_failure(process: ProcessState, raised: BaseException) -> BaseException:
+    """Return the error to report on this rank; exits if another rank or the log has the message."""
+    error = process.world.first_failure(raised)
+    failure = classify_cli_error(error)
     if failure.status == "interrupted":
-        # Before Hydra has configured the log, Python prints a warning to stderr.
+        # Before Hydra configures the log, Python prints warnings to stderr.
         log.warning("%s%s", failure.message, process.resume_hint())
         sys.exit(failure.exit_code)
     if process.folder and (process.folder / "result.json").exists():
@@ -109,20 +110,20 @@ def _exit(process: ProcessState, error: BaseException) -> NoReturn:
     # The rank that failed shows its message, and rank 0 repeats it; the other ranks print nothing.
     if isinstance(error, PeerError) and not process.world.is_main:
         sys.exit(failure.exit_code)
-    exit_with_error(error)
+    return error
 
 
 def import_trainer() -> type[Trainer]:
-    """Import `Trainer`, and with it torch; not before, because `--help` needs neither."""
-    # The garbage collector would scan the imported objects again and again.
+    """Import `Trainer` and torch; this is done late because `--help` needs neither."""
+    # During the imports, the garbage collector would scan the imported objects again and again.
     gc.disable()
     import torch
 
     from vitmnist.trainer import Trainer
 
-    # The first optimizer imports torch's compiler.
+    # The first optimizer imports torch's compiler; that belongs to the imports, too.
     torch.optim.SGD([torch.zeros(1)])
-    # Each job of a sweep collects garbage, and would spend 0.3 s on millions of imported objects.
+    # Each job of a sweep collects garbage; scanning millions of imported objects would take 0.3 s.
     if not gc.get_freeze_count():
         gc.freeze()
     gc.enable()

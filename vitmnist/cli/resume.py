@@ -5,12 +5,13 @@ A record is only data: it is checked against the schema, and never passed to Hyd
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from vitmnist.cli.arguments import is_hydra_override
+from vitmnist.cli.arguments import find_value, is_hydra_override, parse_key, without_keys
 from vitmnist.cli.command import echo
 from vitmnist.config import is_group
 from vitmnist.config.compose import compose
@@ -21,21 +22,21 @@ from vitmnist.config.schema import (
     is_ignored_in_comparison,
     is_under,
     keys_where,
-    to_plain_dict,
+    to_json_values,
 )
 from vitmnist.config.validation import escape_interpolations, validate
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.files import UnreadableError, display_path, read_json_or_yaml
 from vitmnist.runtime.run_folder import has_checkpoint
-from vitmnist.tracking.result import CONFIG_FILE
+from vitmnist.tracking.result import CONFIG_FILE, OVERRIDES
 from vitmnist.tracking.runs import read_run
 
-# The files of these groups set keys of other groups (`@package _global_`).
+# The files of these groups can set any key (`@package _global_`).
 GLOBAL_GROUPS = ("experiment", "hparams_search")
 
 
 def load_recorded_config(folder: Path, overrides: list[str]) -> Config:
-    """The configuration of a run's last start, changed by overrides; Hydra's own only serve to find members of groups.
+    """Load the configuration of the last start of a run, and apply overrides. Hydra's own only locate group members.
 
     An override of a group replaces that section, unless it names the member that is recorded.
 
@@ -46,10 +47,10 @@ def load_recorded_config(folder: Path, overrides: list[str]) -> Config:
     config = OmegaConf.create(escape_interpolations(_recorded_values(folder)))
     hydra_overrides = [*filter(is_hydra_override, overrides)]
     changes = OverridesParser.create().parse_overrides([text for text in overrides if not is_hydra_override(text)])
-    # Members of groups come first, then members within other members, then keys.
+    # Apply members of groups first, then members within other members, then keys.
     for change in sorted(changes, key=lambda item: (not is_group(item.key_or_group), item.package is not None)):
         _apply(config, change, hydra_overrides)
-    # This also refuses unknown keys.
+    # Validation also refuses unknown keys.
     return validate(Config, config)
 
 
@@ -57,7 +58,7 @@ def _apply(config: DictConfig, override: Override, hydra_overrides: list[str]) -
     key, value = override.key_or_group, override.value()
     if override.is_sweep_override():
         raise ConfigError(f"{override.input_line}: a list of values is a sweep, and resume= resumes one run")
-    if override.is_delete() or key in GLOBAL_GROUPS:
+    if override.is_delete():
         raise ConfigError(
             f"{override.input_line}: cannot be typed with resume=; keys such as epochs=10 can, and data/loader=NAME"
         )
@@ -87,22 +88,43 @@ def _recorded_values(folder: Path) -> dict[str, object]:
     return values
 
 
+def split_global_overrides(folder: Path, overrides: list[str]) -> tuple[list[str], list[str]]:
+    """Return the overrides of `GLOBAL_GROUPS` that a run began with, and the typed overrides of other keys.
+
+    Raises:
+        ConfigError: another member of a global group is typed.
+    """
+    try:
+        recorded: Any = read_json_or_yaml(folder / OVERRIDES)
+    except (FileNotFoundError, UnreadableError):
+        recorded = overrides
+    for group in GLOBAL_GROUPS:
+        typed, initial = find_value(group, overrides), find_value(group, recorded)
+        if typed not in (None, initial):
+            raise ConfigError(
+                f"{group}={typed}: the run in {display_path(folder)} began with {group}={initial or 'null'}, and its "
+                "values are kept; type keys such as epochs=10, or begin another run with hydra.run.dir=FOLDER"
+            )
+    global_overrides = [override for override in recorded if parse_key(override) in GLOBAL_GROUPS]
+    return global_overrides, without_keys(overrides, GLOBAL_GROUPS)
+
+
 def is_resumable(folder: Path) -> bool:
-    """Whether `resume=auto` continues the run in this folder, rather than beginning one there."""
+    """Whether `resume=auto` resumes the run in a folder; otherwise it begins one there."""
     return has_checkpoint(folder) or read_run(folder).status == "completed"
 
 
 def print_if_completed(folder: Path, config: Config) -> bool:
-    """Print the result of a run that is completed; False if it has to be trained, also with another configuration.
+    """Print the result of a run that needs no more training; False if it does, for example for more epochs.
 
     Raises:
-        ConfigError: it has to be trained further, and has no checkpoint to continue from.
+        ConfigError: it needs more training, but has no checkpoint.
     """
     run = read_run(folder)
     path = display_path(folder)
     if run.status != "completed":
         return False
-    # Keys that affect neither the result nor the timing, such as `logger`, are no reason to resume a completed run.
+    # A change of keys that affect neither the result nor the timing, such as `logger`, does not resume a completed run.
     if _effective_values(config) != _effective_values(load_recorded_config(folder, [])):
         if has_checkpoint(folder):
             return False
@@ -119,4 +141,4 @@ def print_if_completed(folder: Path, config: Config) -> bool:
 
 def _effective_values(config: Config) -> dict[str, object]:
     ignored = keys_where(is_ignored_in_comparison)
-    return {key: value for key, value in dotted_keys(to_plain_dict(config)).items() if not is_under(key, ignored)}
+    return {key: value for key, value in dotted_keys(to_json_values(config)).items() if not is_under(key, ignored)}

@@ -17,7 +17,7 @@ from vitmnist.tracking.runs import Run, find_runs, read_run
 
 
 def describe_progress(run: Run) -> dict[str, Any]:
-    """How far a run has got; `written_at` is when it ended or last wrote a file, in seconds since 1970."""
+    """Describe the progress of a run; `written_at` is its end or its last write, in seconds since 1970."""
     table = run.folder / "epochs.csv"
     epochs_done = len(run.result.epochs)
     if not epochs_done and table.is_file():

@@ -1,6 +1,6 @@
-"""A sweep by any sweeper and launcher of Hydra: a failed job does not end it, and a completed job is skipped.
+"""Runs a sweep with any sweeper and launcher of Hydra. A failed job does not end it; a completed job is skipped.
 
-What a sweeper returns depends on the sweeper, so the state of a sweep is read from the folders of its jobs.
+Return values differ between sweepers, so the state of a sweep is read from the folders of its jobs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from vitmnist.cli.arguments import Arguments, Resume, quote, without_keys
-from vitmnist.cli.messages import describe_failure
+from vitmnist.cli.messages import classify_cli_error
 from vitmnist.cli.process import ProcessState, import_trainer
 from vitmnist.cli.resume import print_if_completed
 from vitmnist.config.schema import Config
@@ -35,12 +35,12 @@ from vitmnist.tracking.runs import read_run
 
 log = logging.getLogger(__name__)
 
-# The override that lets a sweep run in rounds.
+# This override makes a sweep run in rounds.
 ROUNDS_SWEEPER = "hydra.sweeper._target_=hydra_plugins.vitmnist_sweepers.RoundsSweeper"
 
 
 def run_sweep(process: ProcessState, composed: DictConfig, arguments: Arguments) -> None:
-    """Run the jobs of a sweep by Hydra's sweeper and launcher, and write a report, also when the sweep is stopped.
+    """Run the jobs of a sweep, and write a report at the end or when the sweep is stopped.
 
     Raises:
         TrainingError: some jobs failed.
@@ -51,7 +51,7 @@ def run_sweep(process: ProcessState, composed: DictConfig, arguments: Arguments)
     job = Job(process.stop)
     composer = GlobalHydra.instance().hydra
     assert composer
-    # Joblib runs jobs in processes of its own. This process waits for them, and an exception makes joblib kill them.
+    # Joblib runs jobs in its own processes. While this process waits, an exception makes joblib kill them.
     is_parallel = str(composed.hydra.launcher._target_).endswith("JoblibLauncher")
     try:
         with interrupted_by_signals() if is_parallel else nullcontext():
@@ -70,7 +70,7 @@ def _prepare_sweep(process: ProcessState, composed: DictConfig, arguments: Argum
             "-m: is for one process, which runs the jobs of a sweep one after another; each process of "
             "torchrun would run them all. Start the sweep with python, or each of its jobs with torchrun"
         )
-    # An unknown metric is an error at once.
+    # An unknown metric is an error before the first job.
     find_objective(composed)
     folder = Path(composed.hydra.sweep.dir)
     overrides = [*arguments.overrides, f"hydra.sweep.dir={quote(str(folder))}"]
@@ -78,13 +78,13 @@ def _prepare_sweep(process: ProcessState, composed: DictConfig, arguments: Argum
         overrides = [f"repeat={','.join(map(str, range(1, composed.repeats + 1)))}", *overrides, ROUNDS_SWEEPER]
     resume_arguments = without_keys(process.argv, ["resume", "hydra.sweep.dir"])
     resume_arguments += [f"hydra.sweep.dir={quote(display_path(folder))}", "resume=auto"]
-    must_be_new = arguments.resume is Resume.NEVER
-    process.lock_folder(folder, "hydra.sweep.dir", resume_arguments, must_be_new=must_be_new)
+    refuse_existing = arguments.resume is Resume.NEVER
+    process.lock_folder(folder, "hydra.sweep.dir", resume_arguments, refuse_existing=refuse_existing)
     return overrides
 
 
 def _check_jobs(folder: Path, job: Job) -> None:
-    # A job that was refused has a record and no lock; one that was killed before its first record has a lock.
+    # A refused job has a record but no lock; a job killed before its first record has only a lock.
     files = [*folder.glob("*/**/.lock"), *folder.glob("*/**/result.json")]
     runs = [read_run(job_folder) for job_folder in sorted({file.parent for file in files})]
     failed = {run.folder.name for run in runs if run.status not in ("completed", "interrupted", "running")}
@@ -95,23 +95,23 @@ def _check_jobs(folder: Path, job: Job) -> None:
 
 
 def _is_search(hydra: Any) -> bool:
-    """Whether the sweeper proposes jobs from the results of others."""
+    """Whether the sweeper is a search, which proposes jobs from the results of earlier jobs."""
     return bool(hydra.runtime.choices["hydra/sweeper"] != "basic")
 
 
 class Job:
-    """Trains a job of a sweep. Hydra calls it for each job, here or as a copy in a process of a launcher."""
+    """Trains the jobs of a sweep. Hydra calls it for each job, here or as a copy in a process of a launcher."""
 
     def __init__(self, stop: StopSignal) -> None:
         self.stop = stop
-        # The folders of jobs that failed in this process; some of them leave no record.
+        # Names of the folders of jobs that failed in this process; some leave no record.
         self.failed: set[str] = set()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
         if parent := multiprocessing.parent_process():
             self.stop.follow(parent.pid)
-            # The start method of joblib's processes cannot start the workers of a loader.
+            # With the start method of joblib's processes, a loader cannot start workers.
             multiprocessing.set_start_method(None, force=True)
 
     def __call__(self, composed: DictConfig) -> float | None:
@@ -124,14 +124,14 @@ class Job:
         folder = Path(hydra.runtime.output_dir)
         overrides = list(hydra.overrides.task)
         trainer = import_trainer()
-        # A compiled step of the previous job is a reference cycle that holds memory.
+        # A compiled step of the previous job is in a reference cycle that holds memory.
         gc.collect()
         try:
-            # The signal may have arrived too late to stop the previous job.
+            # A signal can arrive too late to stop the previous job.
             if self.stop.code:
                 raise create_interruption(self.stop.code)
             config = validate(Config, composed)
-            # A search counts a trial that failed, and does not repeat it.
+            # A search counts a failed trial and does not repeat it.
             if _is_search(hydra) and read_run(folder).status == "failed":
                 return None
             with folder_lock(folder):
@@ -141,7 +141,7 @@ class Job:
             return read_run(folder).quality(find_objective(config).name)
         except RunInterrupted as error:
             if self.stop.is_orphan:
-                # An idle process of joblib would wait for further jobs for five minutes.
+                # Without this, an idle process of joblib waits five minutes for further jobs.
                 os._exit(ExitCode.UNFINISHED)
             if not isinstance(error, TimeLimitReached):
                 raise
@@ -151,8 +151,8 @@ class Job:
         return None
 
     def _record(self, error: Exception, composed: DictConfig, folder: Path, overrides: list[str]) -> None:
-        """Record why a job failed. The records of an earlier start or of another process stay."""
-        failure = describe_failure(error)
+        """Record why a job failed; keep the records of an earlier start or another process."""
+        failure = classify_cli_error(error)
         job = HydraConfig.get().job
         log.error("job %s failed: %s", job.num, failure.message, exc_info=not failure.is_user_error)
         if isinstance(error, InUseError):
@@ -166,13 +166,13 @@ class Job:
 
 
 def _write_report(folder: Path) -> None:
-    """Write the report of a sweep, and log it as text; an error is logged too."""
-    # Not at the top: importing matplotlib takes a second.
+    """Write the report of a sweep and log its text; log an error instead of raising it."""
+    # Importing matplotlib takes a second.
     from vitmnist.report.write import format_text, write_report
 
     try:
         text = format_text(write_report([folder], folder))
         log.info("Results\n\n%s\n\nReport: %s", text, display_path(folder / "report.html"))
     except Exception as error:
-        # The results of the jobs matter more than the report. `vitmnist report` can write it later.
+        # A missing report must not hide the results of the jobs. `vitmnist report` can write it later.
         log.error("the report could not be written: %s", error)

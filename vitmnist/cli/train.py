@@ -1,6 +1,6 @@
-"""Trains a run, or a sweep of several: `main` calls the other functions in the order in which they are defined here.
+"""Trains a run or a sweep. `main` calls the other functions in the order of their definition.
 
-`torchrun` runs the same command line in several processes.
+With `torchrun`, several processes run the same command line.
 """
 
 import logging
@@ -20,26 +20,26 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, read_write
 
 import vitmnist
-from vitmnist.cli.arguments import Arguments, Resume, find_value, is_hydra_override, parse_arguments, without_keys
+from vitmnist.cli.arguments import Arguments, Resume, find_value, is_hydra_override, parse_arguments
 from vitmnist.cli.command import PrintableFormatter, echo
 from vitmnist.cli.process import ProcessState, exit_with_message, import_trainer
-from vitmnist.cli.resume import GLOBAL_GROUPS, is_resumable, load_recorded_config, print_if_completed
+from vitmnist.cli.resume import is_resumable, load_recorded_config, print_if_completed, split_global_overrides
 from vitmnist.cli.sweep import run_sweep
 from vitmnist.config import CONF
-from vitmnist.config.schema import Config, to_plain_dict
+from vitmnist.config.schema import Config, to_json_values
 from vitmnist.config.validation import validate
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.files import display_path
 
 log = logging.getLogger(__name__)
 
-# Options of Hydra that print something, and train nothing.
+# Options of Hydra that print information and do not train.
 PRINTING_OPTIONS = ("help", "hydra_help", "cfg", "info", "shell_completion")
 
 
 @dataclass(frozen=True)
 class ConfiguredRun:
-    """A run that is ready to train in its locked folder; the overrides are only recorded."""
+    """A validated run with a locked folder; its overrides are only recorded."""
 
     config: Config
     folder: Path
@@ -47,9 +47,9 @@ class ConfiguredRun:
 
 
 def main() -> None:
-    """Train what the command line says; an exception becomes one message and an exit code.
+    """Run the command line; an exception becomes one message and an exit code.
 
-    Rank 0 alone reads the command line, and runs the sweep or configures the run that all ranks train.
+    Only rank 0 parses the command line. It runs a sweep itself, or configures the run that all ranks train.
     """
     process = ProcessState(sys.argv[1:])
     with exit_with_message(process):
@@ -62,42 +62,42 @@ def main() -> None:
                 run_sweep(process, composed, arguments)
             else:
                 run = configure_run(process, composed, arguments)
-        run = share_with_ranks(process, run)
+        run = broadcast_run(process, run)
         if run:
             train(process, run)
 
 
 def print_information(argv: list[str]) -> bool:
     """Handle `--version`, `--help` and Hydra's other options that print; False if there is something to train."""
-    # Hydra would print its own version.
+    # Without this, `--version` prints the version of Hydra.
     if "--version" in argv:
         print(f"vitmnist {vitmnist.__version__}")
         return True
     options = parse_arguments(argv).options
     if not any(getattr(options, name) for name in PRINTING_OPTIONS):
         return False
-    # With this variable, Hydra raises its errors instead of printing them.
+    # With this variable, Hydra raises errors instead of printing them.
     with env_override({"HYDRA_FULL_ERROR": "1"}):
         hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(lambda composed: None)()
     return True
 
 
 def compose_with_hydra(process: ProcessState, arguments: Arguments) -> DictConfig:
-    """Compose the configuration. Only the section `hydra` is used if the values of the run are recorded."""
+    """Compose the configuration. For a resumed run, only its section `hydra` is used."""
     process.resources.enter_context(initialize_config_dir(str(CONF), job_name="train", version_base="1.3"))
     composer = GlobalHydra.instance().hydra
     assert composer
     overrides = arguments.overrides
-    if arguments.resume is Resume.ALWAYS:
+    if arguments.resume is Resume.REQUIRED:
         overrides = [*filter(is_hydra_override, overrides)]
     composed = composer.compose_config("config", overrides, RunMode.MULTIRUN, validate_sweep_overrides=False)
-    # Hydra sets it later, and `${hydra:runtime.cwd}` in a value needs it now.
+    # Hydra sets it later, but `${hydra:runtime.cwd}` in a value already needs it.
     HydraConfig.instance().set_config(composed)
     if composed.resume is not None:
         raise ConfigError(f"resume={composed.resume}: is for the command line; remove it from the file")
     if composed.hydra.mode != RunMode.MULTIRUN:
         if any(override.is_sweep_override() for override in OverridesParser.create().parse_overrides(overrides)):
-            # This raises Hydra's own error. It explains -m.
+            # This raises Hydra's own error, which explains -m.
             composer.compose_config("config", overrides, RunMode.RUN)
         if composed.repeats > 1:
             raise ConfigError(f"repeats={composed.repeats}: repeats the jobs of a sweep; type -m as well")
@@ -105,25 +105,25 @@ def compose_with_hydra(process: ProcessState, arguments: Arguments) -> DictConfi
 
 
 def configure_run(process: ProcessState, composed: DictConfig, arguments: Arguments) -> ConfiguredRun | None:
-    """Check the configuration of a run, recorded or composed, lock its folder, and configure its log.
+    """Load or validate the configuration of a run, lock its folder, and configure its log.
 
     Returns:
-        The run; None if it is completed.
+        The run; None if it needs no training.
     """
     folder = Path(composed.hydra.run.dir)
     path = display_path(folder)
     overrides, resume = arguments.overrides, arguments.resume
-    is_resumed = resume is Resume.ALWAYS or (resume is Resume.AUTO and is_resumable(folder))
+    is_resumed = resume is Resume.REQUIRED or (resume is Resume.IF_POSSIBLE and is_resumable(folder))
     if not is_resumed:
         values = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
         config = validate(Config, values)
-    elif resume is Resume.AUTO:
-        # The same command line is typed again, and the values of `experiment=` are recorded already.
-        echo(f"resume=auto: resuming {path}")
-        config = load_recorded_config(folder, without_keys(overrides, GLOBAL_GROUPS))
     else:
+        if resume is Resume.IF_POSSIBLE:
+            echo(f"resume=auto: resuming {path}")
+        global_overrides, overrides = split_global_overrides(folder, overrides)
         config = load_recorded_config(folder, overrides)
-    process.lock_folder(folder, "hydra.run.dir", [f"resume={path}"], must_be_new=resume is Resume.NEVER)
+        overrides = [*global_overrides, *overrides]
+    process.lock_folder(folder, "hydra.run.dir", [f"resume={path}"], refuse_existing=resume is Resume.NEVER)
     if is_resumed and print_if_completed(folder, config):
         return None
     config = replace(config, resume=str(folder) if is_resumed else None)
@@ -134,9 +134,9 @@ def configure_run(process: ProcessState, composed: DictConfig, arguments: Argume
     return ConfiguredRun(config, folder.absolute(), [text for text in overrides if not is_hydra_override(text)])
 
 
-def share_with_ranks(process: ProcessState, run: ConfiguredRun | None) -> ConfiguredRun | None:
-    """The run of rank 0, on all ranks. Each rank has its own `data.root`, because it can be on another machine."""
-    values: dict[str, Any] = {"folder": str(run.folder), "config": to_plain_dict(run.config)} if run else {}
+def broadcast_run(process: ProcessState, run: ConfiguredRun | None) -> ConfiguredRun | None:
+    """Send the run of rank 0 to all ranks. Each rank keeps its own `data.root`: it can be on another machine."""
+    values: dict[str, Any] = {"folder": str(run.folder), "config": to_json_values(run.config)} if run else {}
     shared = process.world.broadcast_object(lambda: values)
     if process.world.is_main or not shared:
         return run
@@ -150,7 +150,7 @@ def share_with_ranks(process: ProcessState, run: ConfiguredRun | None) -> Config
 
 
 def train(process: ProcessState, run: ConfiguredRun) -> None:
-    """Train a run; the log says where its results are."""
+    """Train a run, and log where its results are."""
     trainer = import_trainer()(run.config, run.folder, run.overrides, process.stop, process.world)
     trainer.fit()
     if process.world.is_main:

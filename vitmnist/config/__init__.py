@@ -1,13 +1,13 @@
-"""The configuration: its schema, and how it is composed and checked."""
+"""The configuration: its schema, composition and validation."""
 
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
-# A wheel carries conf/ inside the package; in a source tree it is next to it.
+# In a wheel, conf/ is inside the package; in a source tree, it is next to the package.
 CONF = next(folder for folder in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if folder.is_dir())
 
 
 def is_group(key: str) -> bool:
-    """Whether an override of this key chooses a member of a config group."""
+    """Whether a key is a config group, so that an override of it chooses a member."""
     return any((CONF / key).glob("*.yaml"))

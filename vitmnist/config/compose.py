@@ -1,4 +1,4 @@
-"""Composes the configuration from `conf/` and overrides, as Hydra does, and names the folder of a run after them."""
+"""Composes the configuration from `conf/` and overrides, and names the folder of a run after the overrides."""
 
 import os
 import re
@@ -22,7 +22,7 @@ def run_label(overrides: Sequence[str] | ListConfig) -> str:
     characters, allows few special ones, and ignores a dot at the end.
     """
     if isinstance(overrides, ListConfig):
-        overrides = OmegaConf.to_container(overrides)  # type: ignore[assignment]  # interpolations as they were typed
+        overrides = OmegaConf.to_container(overrides)  # type: ignore[assignment]  # Interpolations stay as typed.
     parts = []
     for override in overrides:
         name, _, value = override.lstrip("+~").partition("=")
@@ -41,13 +41,13 @@ _schema = OmegaConf.structured(Config)
 OmegaConf.set_struct(_schema.lr_scale, False)
 ConfigStore.instance().store(name="config_schema", node=_schema)
 OmegaConf.register_new_resolver("run_label", run_label, replace=True)
-# Two runs can start in the same second, in two containers with the same process ID.
+# Two runs can start in the same second, even with the same process ID in two containers.
 OmegaConf.register_new_resolver("run_token", lambda: secrets.token_hex(3), use_cache=True, replace=True)
 
 
 def compose(overrides: Sequence[str]) -> DictConfig:
-    """The configuration with these overrides; raises the exceptions of Hydra and OmegaConf."""
-    # Hydra can be initialized only once, and `train` has done it.
+    """Compose the configuration with overrides; raises the exceptions of Hydra and OmegaConf."""
+    # Hydra can be initialized only once; `train` has already done so.
     if GlobalHydra.instance().is_initialized():
         return hydra.compose("config", list(overrides))
     with initialize_config_dir(str(CONF), version_base="1.3"):

@@ -1,9 +1,9 @@
-"""The types and bounds of every configuration key that belongs to no registered option, and what the key affects.
+"""The schema of the configuration: the type and bounds of each key, and what the key affects.
 
-Hydra composes `conf/*.yaml` over `Config`. The options of a registered model, loader, optimizer, … are a dataclass next
-to its code. This module does not import torch, so `--help` answers at once.
+Hydra composes `conf/*.yaml` over `Config`. The options of a registered member, such as a model or a loader, are a
+dataclass next to its code. This module does not import torch, so that `--help` answers at once.
 
-The metadata of a field describe its key, or all keys of its section:
+The metadata of a field describes its key, or all keys of its section:
 
 at_least, above, at_most, below   the bounds of a number, or of each number in a list, tuple or dict
 is_range     the value is a pair of numbers, the lower one first
@@ -12,7 +12,7 @@ registry     the key is a config group, whose members are registered at `module:
 affects      result (the default), timing, or nothing; the report compares runs by the keys that affect either
 may_change   whether a resumed run may have another value; by default only if the key does not affect the result
 
-A key that is added later can have a default. Records without the key get it, so it must describe what runs did before.
+Give a new key a default only if it reproduces the old behaviour: older records are filled with it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Precision(str, Enum):
 
 @dataclass
 class TrainerConfig:
-    """`trainer`: how a step is computed. Apart from `clip_norm`, changes the result by rounding only."""
+    """`trainer`: how a step is computed. All keys but `clip_norm` change the result by rounding only."""
 
     micro_batch: int | str | None = config_field(at_least=1, allows_auto=True, affects="timing")
     compile: bool | str = config_field(allows_auto=True, affects="timing")
@@ -112,7 +112,7 @@ class SweepConfig:
 
 @dataclass
 class Config:
-    """The whole configuration. Defaults and the meaning of each key are in `conf/`."""
+    """The whole configuration; `conf/` has the defaults and explains each key."""
 
     batch_size: int = config_field(at_least=1)
     epochs: int = config_field(at_least=1, may_change=True)
@@ -156,23 +156,23 @@ def is_ignored_in_comparison(metadata: Mapping[str, Any]) -> bool:
 
 
 def schema_fields(schema: type = Config, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
-    """Each key with its field; a section comes before the keys within it."""
-    for item in fields(schema):
-        key = join_key(prefix, item.name)
-        yield key, item
-        if is_dataclass(item.default_factory):
-            yield from schema_fields(item.default_factory, key)
+    """Yield each key with its field; a section comes before its keys."""
+    for spec in fields(schema):
+        key = join_key(prefix, spec.name)
+        yield key, spec
+        if is_dataclass(spec.default_factory):
+            yield from schema_fields(spec.default_factory, key)
 
 
 def registries() -> Iterator[tuple[str, Any]]:
-    """The key of each config group, and its registry."""
-    for key, item in schema_fields():
-        if "registry" in item.metadata:
-            yield key, resolve_name(item.metadata["registry"])
+    """Yield the key of each config group and its registry."""
+    for key, spec in schema_fields():
+        if "registry" in spec.metadata:
+            yield key, resolve_name(spec.metadata["registry"])
 
 
 def keys_where(holds: Callable[[Mapping[str, Any]], bool], values: Mapping[str, Any] | None = None) -> list[str]:
-    """The keys and sections whose metadata satisfy a condition; with `values`, also the options of chosen members."""
+    """List the keys whose metadata satisfies a condition; with `values`, include the options of its members."""
     keys = [*schema_fields()]
     for group, registry in registries() if values else ():
         member: Any = values
@@ -180,17 +180,17 @@ def keys_where(holds: Callable[[Mapping[str, Any]], bool], values: Mapping[str, 
             member = member[name]
         _, options = registry.resolve(member, group)
         keys += schema_fields(type(options), group)
-    return [key for key, item in keys if holds(item.metadata)]
+    return [key for key, spec in keys if holds(spec.metadata)]
 
 
-def to_plain_dict(config: DataclassInstance) -> dict[str, Any]:
-    """A configuration dataclass as JSON values."""
+def to_json_values(config: DataclassInstance) -> dict[str, Any]:
+    """Convert a configuration dataclass to JSON values."""
     plain: dict[str, Any] = json.loads(json.dumps(asdict(config)))
     return plain
 
 
 def dotted_keys(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values of a nested configuration by their full keys."""
+    """Flatten a nested configuration: the values by their dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
         flat |= dotted_keys(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
@@ -198,30 +198,30 @@ def dotted_keys(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def is_under(key: str, sections: Sequence[str]) -> bool:
-    """Whether a join_key key is one of `sections` or below one."""
+    """Whether a dotted key equals one of `sections` or lies below one."""
     return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 
 def fill_defaults(recorded: Mapping[str, Any], schema: type[DataclassInstance] = Config) -> dict[str, Any]:
-    """The values of a record, with the defaults of the keys and options that were added after it was written."""
+    """Add the defaults of keys and options that are newer than the record."""
     completed: dict[str, Any] = json.loads(json.dumps(_with_defaults(recorded, schema), default=str))
     return completed
 
 
 def _with_defaults(recorded: Mapping[str, Any], schema: type[DataclassInstance]) -> dict[str, Any]:
-    # The recorded keys keep their order, and the added ones follow.
+    # Recorded keys keep their order; added keys follow.
     values = dict(recorded)
-    for item in fields(schema):
-        value = values.get(item.name)
-        if is_dataclass(item.default_factory) and isinstance(value, Mapping):
-            values[item.name] = _with_defaults(value, item.default_factory)
-        elif "registry" in item.metadata and isinstance(value, Mapping):
-            values[item.name] = {**value, **resolve_name(item.metadata["registry"]).with_defaults(value)}
-        elif item.name not in values and item.default not in (NO_DEFAULT, MISSING):
-            values[item.name] = item.default
+    for spec in fields(schema):
+        value = values.get(spec.name)
+        if is_dataclass(spec.default_factory) and isinstance(value, Mapping):
+            values[spec.name] = _with_defaults(value, spec.default_factory)
+        elif "registry" in spec.metadata and isinstance(value, Mapping):
+            values[spec.name] = {**value, **resolve_name(spec.metadata["registry"]).with_defaults(value)}
+        elif spec.name not in values and spec.default not in (NO_DEFAULT, MISSING):
+            values[spec.name] = spec.default
     return values
 
 
 def format_value(value: object) -> str:
-    """A value of the configuration as it is shown; a long float has three significant digits."""
+    """Format a value of the configuration; a long float has three significant digits."""
     return f"{value:.3g}" if isinstance(value, float) and len(str(value)) > 8 else str(value)

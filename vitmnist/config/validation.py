@@ -1,4 +1,4 @@
-"""Checks that Hydra lacks: unknown and missing keys, and bounds of numbers, with messages that name the key."""
+"""Checks that Hydra lacks: unknown keys, missing keys and bounds of numbers. Each message names the key."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 Schema = TypeVar("Schema", bound="DataclassInstance")
 Value = TypeVar("Value")
 
-# The value of a key that the program decides by itself.
+# The value of a key that lets the program choose.
 AUTO = "auto"
-# How a number compares with each bound in the metadata of its field.
+# The comparison that each bound in the metadata of a field stands for.
 BOUNDS = {"at_least": ge, "above": gt, "at_most": le, "below": lt}
 
 
 def config_field(default: Value = MISSING, **metadata: object) -> Value:
-    """A dataclass field for a key; `vitmnist.config.schema` describes the metadata, such as `at_least=1`."""
+    """Declare a key as a dataclass field; `vitmnist.config.schema` describes the metadata, such as `at_least=1`."""
     return field(default=default, metadata=metadata)
 
 
 def section(schema: Callable[[], Value], **metadata: object) -> Value:
-    """A field for the keys of a dataclass, or for a dict whose keys are free."""
+    """Declare a section: the keys of a dataclass, or a dict with any keys."""
     return field(default_factory=schema, metadata=metadata)
 
 
@@ -48,11 +48,11 @@ def validate(schema: type[Schema], values: Mapping[str, Any], key: str = "") -> 
     try:
         plain = OmegaConf.to_container(values, resolve=True) if OmegaConf.is_config(values) else values
         structured = OmegaConf.structured(schema)
-        for item in fields(schema):
-            structured[item.name] = MISSING
+        for spec in fields(schema):
+            structured[spec.name] = MISSING
         options = cast(Schema, OmegaConf.to_object(OmegaConf.merge(structured, escape_interpolations(plain))))
     except errors.ConfigKeyError as error:
-        allowed = [item.name for item in fields(error.object_type)]  # type: ignore[arg-type]
+        allowed = [spec.name for spec in fields(error.object_type)]  # type: ignore[arg-type]
         raise UnknownKeyError(join_key(key, error.full_key), allowed) from error
     except errors.MissingMandatoryValue as error:
         raise ConfigError(f"{join_key(key, error.full_key)} is missing") from error
@@ -63,7 +63,7 @@ def validate(schema: type[Schema], values: Mapping[str, Any], key: str = "") -> 
 
 
 def escape_interpolations(value: object) -> Any:
-    """Plain values in which OmegaConf takes `${` as text."""
+    """Escape `${` so that OmegaConf takes it as text."""
     if isinstance(value, dict):
         return {key: escape_interpolations(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -72,45 +72,45 @@ def escape_interpolations(value: object) -> Any:
 
 
 def describe_refused_value(error: errors.OmegaConfBaseException, key: str = "") -> str:
-    """The message for a value that OmegaConf refuses; `key` is its section."""
+    """Describe why OmegaConf refuses a value; `key` is its section."""
     full = join_key(key, error.full_key) if error.full_key else ""
     reason = first_line(error)
     if isinstance(error, errors.ValidationError):
-        # OmegaConf names the members of an enum.
+        # For an enum, the message of OmegaConf lists the members.
         if is_dataclass(error.object_type) and not isinstance(error.child_node, EnumNode):
-            (item,) = (item for item in fields(error.object_type) if item.name == error.key)
+            (spec,) = (spec for spec in fields(error.object_type) if spec.name == error.key)
             group = full.replace(".", "/")
-            is_group = "registry" in item.metadata
-            reason = f"this is a config group; type {group}=NAME" if is_group else f"must be {_allowed_types(item)}"
+            is_group = "registry" in spec.metadata
+            reason = f"this is a config group; type {group}=NAME" if is_group else f"must be {_allowed_types(spec)}"
         full += f"={'null' if error.value is None else error.value}"
     return f"{full}: {reason}" if full else reason
 
 
-def _allowed_types(item: Field[Any]) -> str:
-    """The types of a field as a user writes them, such as `int | auto | null`."""
-    types = item.type if isinstance(item.type, str) else inspect.formatannotation(item.type)
-    return types.replace("None", "null").replace("str", AUTO if "allows_auto" in item.metadata else "str")
+def _allowed_types(spec: Field[Any]) -> str:
+    """Format the types of a field as a user writes them, such as `int | auto | null`."""
+    types = spec.type if isinstance(spec.type, str) else inspect.formatannotation(spec.type)
+    return types.replace("None", "null").replace("str", AUTO if "allows_auto" in spec.metadata else "str")
 
 
 def _check_values(options: DataclassInstance, key: str) -> None:
-    for item in fields(options):
-        value = getattr(options, item.name)
-        full = join_key(key, item.name)
+    for spec in fields(options):
+        value = getattr(options, spec.name)
+        full = join_key(key, spec.name)
         if is_dataclass(value) and not isinstance(value, type):
             _check_values(value, full)
-        elif "allows_auto" in item.metadata and isinstance(value, str):
+        elif "allows_auto" in spec.metadata and isinstance(value, str):
             if value != AUTO:
-                raise ConfigError(f"{full}={value}: must be {_allowed_types(item)}")
+                raise ConfigError(f"{full}={value}: must be {_allowed_types(spec)}")
         elif isinstance(value, list | tuple):
-            if "is_range" in item.metadata and (len(value) != 2 or value[0] > value[1]):
+            if "is_range" in spec.metadata and (len(value) != 2 or value[0] > value[1]):
                 raise ConfigError(f"{full}={list(value)}: must be two numbers, the lower one first")
             for number in value:
-                _check_number(full, number, item.metadata)
+                _check_number(full, number, spec.metadata)
         elif isinstance(value, dict):
             for name, number in value.items():
-                _check_number(join_key(full, name), number, item.metadata)
+                _check_number(join_key(full, name), number, spec.metadata)
         else:
-            _check_number(full, value, item.metadata)
+            _check_number(full, value, spec.metadata)
 
 
 def _check_number(key: str, value: object, metadata: Mapping[str, Any]) -> None:
@@ -126,5 +126,5 @@ def _check_number(key: str, value: object, metadata: Mapping[str, Any]) -> None:
 
 
 def join_key(key: str, name: object) -> str:
-    """The full key of `name` in the section `key`, which can be empty."""
+    """Join a section and a name to a dotted key; the section can be empty."""
     return f"{key}.{name}" if key else str(name)

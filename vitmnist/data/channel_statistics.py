@@ -1,4 +1,4 @@
-"""Mean and standard deviation of the channels of images: computed from uint8 `[N, C, H, W]`, or as configured."""
+"""Computes the mean and standard deviation of image channels, or takes them from the configuration."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,9 +12,9 @@ from torch import Tensor
 from vitmnist.errors import ConfigError, DataError
 
 PLAUSIBLE_CHANNELS = (1, 3, 4)
-"""Numbers of channels that tell images `[B, C, H, W]` from images `[B, H, W, C]`."""
+"""Channel counts by which images `[B, C, H, W]` are distinguished from `[B, H, W, C]`."""
 CHUNK_NBYTES = 2**18
-"""The bytes of images that are squared and summed at a time."""
+"""Bytes of images to square and sum at a time."""
 
 
 def check_layout(shape: Sequence[int], channels: int | None = None) -> None:
@@ -40,7 +40,7 @@ def check_statistics(key: str, mean: Sequence[float], std: Sequence[float]) -> N
 
 
 def sum_channels(images: Tensor) -> NDArray[np.uint64]:
-    """Number, sum and sum of squares of the pixels of each channel, `[3, C]`; the sums of batches can be added.
+    """Return the number, sum and sum of squares of the pixels per channel, `[3, C]`. Sums of batches can be added.
 
     Raises:
         DataError: the images are not uint8 `[N, C, H, W]`.
@@ -62,7 +62,7 @@ def sum_channels(images: Tensor) -> NDArray[np.uint64]:
 
 
 def compute_mean_and_std(sums: NDArray[np.uint64]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and population standard deviation of each channel, scaled to 0…1, from the results of `sum_channels`.
+    """Return the mean and population standard deviation per channel, scaled to 0…1, from sums of `sum_channels`.
 
     The results are exact up to the last root and division. Raises `DataError` if there are no images.
     """
@@ -72,13 +72,13 @@ def compute_mean_and_std(sums: NDArray[np.uint64]) -> tuple[tuple[float, ...], t
     for pixels, values, squares in sums.T.tolist():  # Python's integers do not overflow.
         mean.append(values / (255 * pixels))
         deviation = math.sqrt(squares * pixels - values * values) / pixels
-        # Normalising a constant channel would divide by 0, so its deviation is one step of a byte.
+        # A constant channel gets the deviation of one grey level, because normalising divides by it.
         std.append((deviation or 1.0) / 255)
     return tuple(mean), tuple(std)
 
 
 def compute_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel of images; raises as the two functions above."""
+    """Return the mean and standard deviation per channel; raises as `sum_channels` and `compute_mean_and_std`."""
     return compute_mean_and_std(sum_channels(images))
 
 
@@ -95,7 +95,7 @@ IMAGENET = Statistics([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 
 
 def resolve_statistics(normalize: object, channels: int | None = None) -> Statistics | None:
-    """The statistics that `data.normalize` names; None stands for the statistics of the training images.
+    """Return the statistics that `data.normalize` names; None means those of the training images.
 
     Raises:
         ConfigError: the value cannot be used, or the statistics have another number of channels than `channels`.

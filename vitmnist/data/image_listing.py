@@ -1,4 +1,4 @@
-"""Lists image files: in files and folders, and in the splits and classes of a dataset."""
+"""Lists image files: those that a user names, and those of the splits and classes of a folder."""
 
 import hashlib
 import logging
@@ -19,13 +19,13 @@ log = logging.getLogger(__name__)
 EXTENSIONS = (
     ".jpg", ".jpeg", ".jfif", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif", ".avif", ".jp2",
 )  # fmt: skip
-"""The file extensions of images. A file that this build of Pillow cannot read is reported as unreadable."""
+"""The extensions of image files, the same on every machine. Files that the installed Pillow cannot read are errors."""
 SPLITS = {
     "train": ("train", "training"),
     "validation": ("val", "valid", "validation"),
     "test": ("test", "testing"),
 }
-"""The names of the splits, each with the names for its folder, or for its rows in a table."""
+"""The splits, each with the names that its folder, or its rows in a table, can have."""
 SPLIT_OF = {spelling: split for split, spellings in SPLITS.items() for spelling in spellings}
 """The split of each name in `SPLITS`."""
 
@@ -39,7 +39,7 @@ LabelledFiles = list[tuple[Path, int]]
 
 
 def find_images(names: Sequence[str]) -> list[Path]:
-    """The image files that files, folders and glob patterns name, each once, in this order.
+    """Return the image files that files, folders and glob patterns name, each once, in order.
 
     A file that does not exist is reported when it is read.
 
@@ -60,10 +60,10 @@ def find_images(names: Sequence[str]) -> list[Path]:
 
 
 def list_files(folder: Path) -> list[Path]:
-    """The regular files in a folder and its subfolders, sorted, without hidden ones.
+    """Return the regular files in a folder and its subfolders, sorted, without hidden ones.
 
-    Links to folders are followed, but each folder is read once. A link to a missing file is included, so that the file
-    is reported when it is read.
+    Links to folders are followed, but each folder is read once. A link to a missing file is included, so that reading
+    it reports the error.
     """
     files: list[Path] = []
     visited: set[str] = set()
@@ -79,9 +79,9 @@ def list_files(folder: Path) -> list[Path]:
 
 
 def list_visible_folders(parent: Path, names: Iterable[str]) -> list[str]:
-    """The names of subfolders that are read, sorted: neither hidden ones nor links to `parent` or a folder above it.
+    """Return the names of subfolders to read, sorted, without hidden ones and links to `parent` or a folder above it.
 
-    A linked parent folder would add the images of all classes to one class, so each such link is logged.
+    Such a link is logged: it would add the images of all classes to one class.
     """
     visible = sorted(name for name in names if not name.startswith("."))
     upward = [name for name in visible if parent.resolve().is_relative_to(Path(parent, name).resolve())]
@@ -91,7 +91,7 @@ def list_visible_folders(parent: Path, names: Iterable[str]) -> list[str]:
 
 
 def select_images(files: Sequence[Path]) -> list[Path]:
-    """The files with the extension of an image; the number of other files is logged by extension."""
+    """Return the files with the extension of an image, and log the number of other files by extension."""
     images = [path for path in files if path.name.lower().endswith(EXTENSIONS)]
     others = Counter(path.suffix.lower() for path in set(files).difference(images))
     if others:
@@ -101,7 +101,7 @@ def select_images(files: Sequence[Path]) -> list[Path]:
 
 
 def list_splits(folder: Path) -> dict[str, ClassifiedFiles]:
-    """The images of each split, in folders of classes; without folders of splits, all are training images.
+    """Return the images of each split, from folders of classes. Without folders of splits, all are training images.
 
     Raises:
         DataError: there are fewer than two folders of classes, two classes share a folder, or classes look like splits.
@@ -115,11 +115,11 @@ def list_splits(folder: Path) -> dict[str, ClassifiedFiles]:
 def label_splits(
     source: Path, splits: dict[str, ClassifiedFiles], folder: Path, test_share: float, allow_missing_classes: bool
 ) -> tuple[list[str], dict[str, LabelledFiles]]:
-    """The classes, sorted, and the labelled images of each split, in an order that mixes the classes.
+    """Return the sorted classes, and the labelled images of each split in an order that mixes the classes.
 
     Args:
         source: the folder or the table of labels, for messages.
-        test_share: the fraction of each class that becomes the test split if there is only a training split; 0: none.
+        test_share: the fraction of each class for a test split if there is only a training split; 0: none.
 
     Raises:
         DataError: the classes of the splits differ, or there are too few images for a test split.
@@ -144,7 +144,7 @@ def describe_empty_classes(source: Path, empty: Sequence[str], num_classes: int)
 
 
 def sort_by_hash(files: ClassifiedFiles, folder: Path) -> ClassifiedFiles:
-    """Sort images by a hash of their names. This mixes the classes, and changes little when images are added."""
+    """Sort images by a hash of their names. The order mixes the classes, and stays when images are added."""
     return sorted(
         files, key=lambda file: hashlib.sha256(os.fsencode(normalize(file[0].relative_to(folder).as_posix()))).digest()
     )
@@ -168,7 +168,7 @@ def _check_classes(
 
 
 def _split_folders(folder: Path) -> dict[str, Path]:
-    """The folder of each split, in the order of `SPLITS`; empty if `folder` contains the folders of classes."""
+    """Return the folder of each split in the order of `SPLITS`; empty if `folder` contains folders of classes."""
     subfolders = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     by_split = {SPLIT_OF.get(path.name.lower()): path for path in subfolders}
     folders = {split: by_split[split] for split in SPLITS if split in by_split}
@@ -194,7 +194,7 @@ def _list_class_files(folder: Path) -> dict[str, list[Path]]:
 
 
 def _classify(folder: Path, class_files: dict[str, list[Path]], images: set[Path]) -> ClassifiedFiles:
-    """The images among the files of classes, with their classes; logs classes without images."""
+    """Return the images among the files of classes, with their classes; log classes without images."""
     files = [(path, name) for name, paths in class_files.items() for path in paths if path in images]
     class_of: dict[str, str] = {}  # The class of each folder with images, by its real path
     for parent, name in sorted({(path.parent, name) for path, name in files}):
@@ -210,8 +210,8 @@ def _classify(folder: Path, class_files: dict[str, list[Path]], images: set[Path
 def _refuse_splits(folder: Path, files: ClassifiedFiles) -> None:
     """Raise `DataError` if classes look like splits.
 
-    They do if the name of a class with subfolders contains the name of a split, such as `seg_test`, or if all classes
-    have the same two or more subfolders.
+    A class with subfolders looks like a split if its name contains that of a split, such as `seg_test`, or if all
+    classes have the same two or more subfolders.
     """
     subfolders: dict[str, set[str]] = {name: set() for _, name in files}
     for path, name in files:

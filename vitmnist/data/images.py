@@ -1,4 +1,4 @@
-"""From an image file of any format, size and mode to uint8 pixels `[H, W, C]` of one size."""
+"""Reads image files of any format, size and mode as uint8 pixels `[H, W, C]` of one size."""
 
 import threading
 import warnings
@@ -23,11 +23,11 @@ from vitmnist.errors import DataError
 Pixels = NDArray[np.uint8]
 """The pixels of an image, `[H, W, C]` or `[H, W]`."""
 _current = threading.local()
-"""The attribute `path` is the file that the current thread reads."""
+"""Its attribute `path` is the file that the current thread is reading."""
 
 
 class ColorMode(str, Enum):
-    """The channels that images are converted to."""
+    """The channels to which images are converted."""
 
     grey = "grey"
     rgb = "rgb"
@@ -48,10 +48,10 @@ class ImageReader:
     Args:
         size: width and height.
         mode: the channels.
-        resize: how an image of another shape gets this size.
+        resize: how an image of another aspect ratio is resized.
         draft: decode a JPEG at the smallest of the scales 1/8, 1/4, 1/2 and 1 that is at least twice the size.
-        max_16_bit: the value of 16-bit grey pixels that becomes white.
-        range_32_bit: the values of int32 and float pixels that become black and white; None refuses such images.
+        max_16_bit: the 16-bit grey value that becomes white.
+        range_32_bit: the int32 or float values that become black and white; None refuses such images.
     """
 
     size: tuple[int, int]
@@ -68,15 +68,15 @@ class ImageReader:
             content = np.fromfile(path, np.uint8)
             with Image.open(BytesIO(content.data)) as image:
                 return self.convert(image, decode=partial(_decode, content))
-        except Exception as error:  # Pillow's decoders raise the errors of many libraries.
-            reason = getattr(error, "strerror", None) or error  # The error of a missing file repeats its name.
+        except Exception as error:  # Pillow's decoders can raise any exception.
+            reason = getattr(error, "strerror", None) or error  # Its full text would repeat the path.
             reason = "unknown format" if isinstance(error, UnidentifiedImageError) else reason
             raise DataError(f"{path}: cannot be read as an image: {reason}") from error
         finally:
             _current.path = None
 
     def convert(self, image: Image.Image, decode: Callable[[Image.Image], Pixels] = np.array) -> Pixels:
-        """Convert an image that is opened, but not loaded; `decode` returns its pixels at full size, like `np.array`.
+        """Convert an image that is open but not loaded; `decode` returns its pixels at full size, as `np.array` does.
 
         Raises:
             ValueError: the pixels cannot be scaled to 8 bits.
@@ -99,7 +99,7 @@ class ImageReader:
         return np.ascontiguousarray(self._crop_or_pad(_turn_upright(pixels, orientation)))
 
     def _stored_size(self, image: Image.Image) -> tuple[int, tuple[int, int]]:
-        """The EXIF orientation of an image, and the size to which it is resized before it is turned upright."""
+        """Return the EXIF orientation of an image, and the size to resize it to before it is turned upright."""
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
         size = fit_size(image.size, self.size[::-1] if orientation in (5, 6, 7, 8) else self.size, self.resize)
         return orientation, size
@@ -111,20 +111,20 @@ class ImageReader:
             background = Image.new("RGBA", image.size, "white")
             image = Image.alpha_composite(background, image.convert("RGBA"))
         mode = "L" if self.mode == ColorMode.grey else "RGB"
-        # `convert` always copies, and holds the GIL while other threads wait for it.
+        # `convert` always copies, and holds the GIL meanwhile.
         return image if image.mode == mode else image.convert(mode)
 
     def _scale_to_8_bit(self, image: Image.Image) -> Image.Image:
-        """Scale 16- or 32-bit pixels, which Pillow would clip at 255; a transparent grey value becomes white."""
+        """Scale 16- or 32-bit pixels; Pillow would clip them at 255. A transparent grey value becomes white."""
         pixels = np.asarray(image).astype(np.float64)
         if not np.isfinite(pixels).all():
             raise ValueError("some of its pixels are not finite")
-        # Pillow gives the 16-bit pixels of PNG and PGM files as int32.
+        # Pillow can open a 16-bit PNG or PGM file with mode I, which otherwise means 32 bits.
         is_32_bit = image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM"))
         if not (limits := self.range_32_bit if is_32_bit else (0, self.max_16_bit)):
             problem = f"its 32-bit pixels are {pixels.min():g} to {pixels.max():g}"
             raise ValueError(f"{problem}; training on such images needs data.dataset.range_32_bit=[BLACK,WHITE]")
-        # Pillow inverts TIFF files of up to 8 bits in which 0 is white (PhotometricInterpretation), and no others.
+        # In some TIFF files, 0 is white (PhotometricInterpretation). Pillow inverts only those of up to 8 bits.
         is_white_zero = getattr(image, "tag_v2", {}).get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) in (0, (0,))
         black, white = limits[::-1] if is_white_zero else limits
         scaled = ((pixels - black) * (255 / (white - black))).round().clip(0, 255)
@@ -143,7 +143,7 @@ class ImageReader:
 
 @contextmanager
 def collect_file_warnings() -> Iterator[dict[Path, str]]:
-    """Collect a warning of Pillow for each file that any thread reads, in place of printing it without the file."""
+    """Collect Pillow's warnings by file, from all threads; printed as usual, they would not name the file."""
     collected: dict[Path, str] = {}
 
     def collect(message: Warning | str, *parts: Any, **options: Any) -> None:
@@ -153,18 +153,18 @@ def collect_file_warnings() -> Iterator[dict[Path, str]]:
             show(message, *parts, **options)
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("always", module="PIL", append=True)  # Filters of the user come first.
+        warnings.filterwarnings("always", module="PIL", append=True)  # The user's filters take precedence.
         show, warnings.showwarning = warnings.showwarning, collect
         yield collected
 
 
 def _decode(content: Pixels, image: Image.Image) -> Pixels:
-    """Decode the bytes of a file that Pillow has opened as `image`."""
+    """Decode the content of a file that Pillow has opened as `image`."""
     if image.format == "JPEG" and image.mode == "RGB":
-        # Torchvision takes two thirds of Pillow's time, and releases the GIL. It may lack the decoder. If it fails,
-        # Pillow names the damage, or reads on with LOAD_TRUNCATED_IMAGES.
+        # Torchvision takes two thirds of Pillow's time, and releases the GIL. A build can lack the decoder. If it
+        # fails, Pillow reports the damage, or continues with LOAD_TRUNCATED_IMAGES.
         with suppress(ImportError, RuntimeError):
-            from torchvision.io import decode_jpeg  # This takes 1.4 s, or 0.1 s where there is an optimizer.
+            from torchvision.io import decode_jpeg  # This import takes 1.4 s.
 
             pixels: Tensor = decode_jpeg(torch.from_numpy(content), "RGB")
             return pixels.permute(1, 2, 0).numpy()
@@ -172,13 +172,13 @@ def _decode(content: Pixels, image: Image.Image) -> Pixels:
 
 
 def to_tensor(image: Image.Image | Pixels) -> Tensor:
-    """The pixels `[C, H, W]` of an image or of an array `[H, W]` or `[H, W, C]`, a copy; uint8 for 8-bit modes."""
-    pixels = np.array(image)  # Importing torchvision's pil_to_tensor takes 1.4 s.
+    """Copy an image, or an array `[H, W]` or `[H, W, C]`, to a tensor `[C, H, W]`; uint8 for 8-bit modes."""
+    pixels = np.array(image)  # Torchvision's pil_to_tensor would take 1.4 s to import.
     return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1)
 
 
 def fit_size(size: tuple[int, int], target: tuple[int, int], resize: str) -> tuple[int, int]:
-    """The (width, height) to which an image is resized: the target, or the size that covers it or fits into it."""
+    """Return the (width, height) to resize an image to: the target, or a size that covers it or fits into it."""
     if resize == ResizeMode.stretch:
         return target
     (width, height), (target_width, target_height) = size, target
@@ -192,8 +192,8 @@ def resize_pixels(pixels: Pixels, size: tuple[int, int]) -> Pixels:
 
     Pillow's `resize(size, Image.Resampling.BILINEAR)` differs by at most 1 of 255.
     """
-    # `view` comes before `permute`: in the other order, torch does not see that the channels are last in memory, and
-    # takes two to three times as long.
+    # `view` must come before `permute`. In the other order, torch does not detect that the channels are last in memory,
+    # and takes two to three times as long.
     images = torch.from_numpy(pixels).view(1, *pixels.shape[:2], -1).permute(0, 3, 1, 2)
     return F.interpolate(images, size[::-1], mode="bilinear", antialias=True)[0].permute(1, 2, 0).numpy()
 

@@ -1,4 +1,4 @@
-"""A table of labels: a CSV file with the file, the class and perhaps the split of each image."""
+"""Reads a table of labels: a CSV file with the file, the class and optionally the split of each image."""
 
 import csv
 import logging
@@ -31,7 +31,7 @@ class LabelTable:
     Args:
         path: the CSV file, in UTF-8.
         columns: the names of its columns. Without a column with the default name `split`, all images are for training.
-        suffix: is appended to the names of the files.
+        suffix: appended to the names of the files.
     """
 
     path: Path
@@ -39,7 +39,7 @@ class LabelTable:
     suffix: str
 
     def read(self, folder: Path, skip_missing: bool) -> dict[str, ClassifiedFiles]:
-        """The images of each split, which are below `folder`.
+        """Return the images of each split; all are below `folder`.
 
         Raises:
             DataError: the table cannot be read, a line cannot be used, or there are fewer than two classes to train.
@@ -47,7 +47,7 @@ class LabelTable:
         lines: dict[Path, int] = {}
         splits: dict[str, ClassifiedFiles] = {split: [] for split in SPLITS}
         try:
-            with self.path.open(encoding="utf-8-sig", newline="") as file:  # Spreadsheets begin UTF-8 with a mark.
+            with self.path.open(encoding="utf-8-sig", newline="") as file:  # Spreadsheets write a byte order mark.
                 rows = csv.DictReader(file)
                 rows.fieldnames = [name.strip() for name in rows.fieldnames or []]
                 self._check_columns(rows.fieldnames)
@@ -81,7 +81,7 @@ class LabelTable:
             log.warning("%s: columns that are not used: %s", self.path, join_names(unused))
 
     def _parse_row(self, row: dict[str, Any], folder: Path) -> tuple[Path, str, str]:
-        """The file, the class and the split of a row; raises `ValueError` if the row cannot be used."""
+        """Return the file, class and split of a row; raises `ValueError` if the row cannot be used."""
         if None in row:
             raise ValueError("has more fields than the header; quote values with commas")
         columns = self.columns

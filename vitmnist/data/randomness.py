@@ -1,6 +1,6 @@
-"""The state of random generators, samples as a pure function of (seed, epoch, index), and the detection of random ones.
+"""Seeds, captures and restores random generators, and detects samples that use them.
 
-A sample is random if reading it uses a random generator, and reading it again gives another result. The generators are
+A sample is random if reading it uses a generator, and reading it again gives another result. The generators are
 the global ones of torch (CPU), NumPy and Python, and those in attributes, containers, closures and class attributes of
 datasets, transforms and collate functions, and in global variables and attributes of modules that their methods read.
 Other sources, such as a `default_rng()` created for each sample, `secrets` or a server, go undetected unless the sample
@@ -28,20 +28,20 @@ from vitmnist.errors import ConfigError
 from vitmnist.store.tree import find_difference
 
 PROBES = 16
-"""Number of samples that are read to find out whether a dataset is random."""
+"""Number of samples to read to find out whether a dataset is random."""
 LEAF_TYPES = (int, float, str, bytes, type(None), torch.Tensor, np.ndarray, ModuleType, type, BuiltinFunctionType)
-"""The types of objects that are not searched for generators."""
+"""Objects of these types are not searched for generators."""
 MAX_ELEMENTS = 1000
-"""Larger containers are not searched for generators; they hold data, such as a list of a million files."""
+"""Containers with more elements are not searched: they hold data, such as a million file names."""
 MAX_SEARCHED = 20_000
-"""Number of objects that are searched for generators."""
+"""Maximum number of objects to search for generators."""
 LIBRARIES = {*sys.stdlib_module_names, "numpy", "PIL", "torch", "torchvision"}
-"""Only the `SAMPLE_METHODS` of classes of these packages are searched for generators; in other classes, all methods."""
+"""In classes of these packages, only the `SAMPLE_METHODS` are searched for generators; in others, all methods."""
 SAMPLE_METHODS = ("__getitem__", "__getitems__", "__call__", "forward")
 """The methods that read or transform a sample."""
 Result = TypeVar("Result")
 StateAccess = tuple[Callable[[], object], Callable[[Any], object]]
-"""The functions that get and set the state of a generator."""
+"""Functions that get and set the state of a generator."""
 GLOBAL_GENERATORS: dict[str, StateAccess] = {
     "torch": (torch.get_rng_state, torch.set_rng_state),
     "NumPy": (np.random.get_state, np.random.set_state),
@@ -57,7 +57,7 @@ GENERATOR_TYPES: dict[type, Callable[[Any], StateAccess]] = {
         lambda state: setattr(generator.bit_generator, "state", state),
     ),
 }
-"""The types of other generators, each with a function that returns the access to the state of a generator."""
+"""The types of other generators, each with a function that returns the state access of an instance."""
 
 
 class RandomState:
@@ -65,7 +65,7 @@ class RandomState:
 
     Args:
         roots: objects that can refer to generators, such as datasets and transforms.
-        device: a CUDA device has a global generator too.
+        device: if it is a CUDA device, its global generator is included.
     """
 
     def __init__(self, *roots: object, device: torch.device | None = None) -> None:
@@ -99,7 +99,7 @@ class RandomState:
         return {**states, "numpy": [name, keys.tolist(), *rest]}
 
     def load_dict(self, states: Mapping[str, object]) -> None:
-        """Set the global generators to the states of `to_dict`; one that has no state there stays as it is."""
+        """Restore global generators from the result of `to_dict`; a generator that it lacks keeps its state."""
         for name, (_, write) in self._global.items():
             if (state := states.get(name.lower())) is not None:
                 write(state)
@@ -134,14 +134,14 @@ class RandomSampleError(ConfigError):
 def detect_randomness(
     function: Callable[[], Result], roots: object, *, always_repeat: bool
 ) -> tuple[Result, str | None]:
-    """The result of a function, and the reason why it is random; None if it is not.
+    """Return the result of a function, and the reason why it is random, or None if it is not.
 
     If the function uses a generator, it is called again without resetting the generator. If both calls end in the same
     state with equal results, the function seeds itself.
 
     Args:
         roots: objects that can refer to generators.
-        always_repeat: call a function that uses no generator twice too, and compare the results.
+        always_repeat: call the function twice even if it uses no generator, and compare the results.
     """
     before = RandomState(roots)
     result = function()
@@ -156,7 +156,7 @@ def detect_randomness(
 
 
 def choose_probes(size: int) -> list[int]:
-    """Evenly spread indices of the samples that are read to find out whether a dataset is random."""
+    """Return the indices of the samples, evenly spread, to read to find out whether a dataset is random."""
     return sorted({probe * size // PROBES for probe in range(PROBES)}) if size else []
 
 
@@ -173,9 +173,9 @@ def read_probes(read: Callable[[int], Result], indices: Iterable[int], roots: ob
 
 @contextmanager
 def refuse_random_samples(read: Callable[[int], object], indices: Sequence[int], roots: object) -> Iterator[None]:
-    """Raise `RandomSampleError` if one of the samples that the block reads is random.
+    """Raise `RandomSampleError` if the block reads a random sample.
 
-    Generators are compared once for all samples. Only if one has been used, the samples are read again, one by one.
+    Generators are compared once for all samples. Only if one was used are the samples read again, one by one.
     """
     before = RandomState(roots)
     yield
@@ -232,8 +232,8 @@ def read_samples(dataset: Dataset[Any], indices: Iterable[int], seed: int, epoch
     """Read samples of a map-style dataset, seeding the global generators before each; restores their states.
 
     These are the generators of torch (CPU), NumPy and Python. The random numbers of torchvision's transforms therefore
-    depend on (seed, epoch, index) alone, not on the worker or on the samples that it has read before. This does not
-    hold for a dataset that has another generator.
+    depend on (seed, epoch, index) alone, not on the worker or on the samples that it has read before. A dataset with
+    another generator is not covered.
 
     Raises:
         RuntimeError: a sample raised `StopIteration`.

@@ -1,4 +1,4 @@
-"""The order of the samples in an epoch: the only source of indices for every loader."""
+"""The order of the samples in an epoch. Every loader takes its indices from here."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def build_sampler(
 
 @dataclass(frozen=True)
 class EpochSampler:
-    """The batches of an epoch as a pure function of (seed, epoch), drawn on the CPU for every device.
+    """A pure function from (seed, epoch) to batches, drawn on the CPU so that every device gets the same order.
 
-    Where several ranks train together, each has its part of every batch; all of them together see the batches of a
-    single process. The last batch may have fewer images than there are ranks. A rank left without images receives one
+    With several ranks, each gets a part of every batch, and together they see the batches of a single process. The last
+    batch can have fewer images than there are ranks. A rank left without images receives one
     image of padding (`num_rank_images` is 0), so that all ranks take the same number of steps.
 
     Args:
@@ -109,7 +109,7 @@ class EpochSampler:
             yield from self._slices(epoch, start)
             return
         permuted = self._permuted_indices(epoch, start, device)
-        # `split` would make an empty batch of no samples.
+        # For no samples, `split` would return one empty batch.
         for batch in permuted.split(self.batch_size) if len(permuted) else ():
             rows = self._rank_rows(len(batch)) or range(1)
             yield batch[rows.start : rows.stop]
@@ -126,12 +126,12 @@ class EpochSampler:
 
     def _permuted_indices(self, epoch: int, start: int, device: torch.device | str) -> Tensor:
         self._check_start(start)
-        stop = len(self) * self.batch_size  # Beyond the end, unless the short batch is dropped.
-        # A copy, because the next call returns the same cached permutation.
+        stop = len(self) * self.batch_size  # This is beyond the end unless the short batch is dropped.
+        # Copy it: the next call returns the same cached permutation.
         return _permutation(self.size, self.seed, epoch)[start * self.batch_size : stop].to(device, copy=True)
 
     def _slices(self, epoch: int, start: int) -> Iterator[slice]:
-        """The batches of the orders `batch` and `none`, which are contiguous."""
+        """Yield the batches of the orders `batch` and `none`, which are contiguous."""
         self._check_start(start)
         blocks = list(range(len(self)))
         if self.shuffle == "batch":
@@ -143,7 +143,7 @@ class EpochSampler:
             yield slice(first + rows.start, first + rows.stop)
 
     def _rank_rows(self, count: int) -> range:
-        """The rows of a batch of `count` images that belong to this rank; the first ranks get one more."""
+        """Return the rows of a batch of `count` images for this rank. The first ranks get one more."""
         each, extra = divmod(count, self.world_size)
         start = self.rank * each + min(self.rank, extra)
         return range(start, start + each + (self.rank < extra))

@@ -1,8 +1,9 @@
-"""What a loader loads: the samples of two tensors, or of a map-style dataset, by their indices."""
+"""Sample sources of loaders: a pair of tensors, or a map-style dataset, read by index."""
 
 from __future__ import annotations
 
 import hashlib
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
@@ -31,7 +32,7 @@ from vitmnist.store.rows import Destination, Placement, gather_rows, store_rows
 
 Tensors = TypeVar("Tensors", bound="TensorSet")
 CHUNK_SIZE = 1024
-"""Number of samples of a `TensorSet` that are written or hashed at a time."""
+"""Number of samples of a `TensorSet` to write or hash at a time."""
 
 
 class SampleSource(ABC):
@@ -57,7 +58,7 @@ class SampleSource(ABC):
 
     @abstractmethod
     def bytes_to_load(self, device: torch.device) -> int:
-        """Bytes to allocate on a device for a copy of all samples; 0 if they are there already."""
+        """Return the bytes that a copy of all samples would allocate on a device; 0 if they are already there."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class TensorSet(SampleSource):
     Args:
         images: `[N, …]` of any dtype.
         labels: `[N, …]` of any dtype.
-        is_mapped: the images are a memory-mapped file, whose pages are read on demand.
+        is_mapped: the images are a memory-mapped file. The system reads its pages on demand.
 
     Raises:
         DataError: images or labels are not tensors, or have different lengths.
@@ -122,7 +123,7 @@ class TensorSet(SampleSource):
         return zip(self.images.split(CHUNK_SIZE), self.labels.split(CHUNK_SIZE), strict=True)
 
     def subset(self: Tensors, rows: slice | Tensor) -> Tensors:
-        """The samples at these indices: views for a slice, copies in memory for int64 `[N]`."""
+        """Return the samples at these indices: views for a slice, copies in memory for int64 `[N]`."""
         images, labels = self.read(rows)
         return replace(self, images=images, labels=labels, is_mapped=self.is_mapped and isinstance(rows, slice))
 
@@ -134,7 +135,7 @@ class TensorSet(SampleSource):
 
 
 def hash_tensor(tensor: Tensor) -> str:
-    """SHA-256 of the elements of a CPU tensor, in their logical order."""
+    """Return the SHA-256 of the elements of a CPU tensor in logical order."""
     checksum = hashlib.sha256()
     for part in tensor.split(CHUNK_SIZE):  # A part with channels last is copied.
         checksum.update(part.contiguous().view(torch.uint8).numpy().data)
@@ -163,7 +164,7 @@ class DatasetSource(SampleSource):
         return _collate(read_samples(self.dataset, rows, self.seed, epoch), rows)
 
     def _chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """All samples in turn, to be stored; they must have the same shapes and dtypes."""
+        """Yield all samples in order, for storing. They must have the same shapes and dtypes."""
         expected, count = None, 0
         workers = count_reading_workers(self.dataset)
         sample_nbytes = self.bytes_to_load(torch.device("cpu")) / len(self) if workers and len(self) else 0
@@ -193,7 +194,7 @@ class DatasetSource(SampleSource):
             ) from error
 
     def bytes_to_load(self, device: torch.device) -> int:
-        """Estimated from the first sample."""
+        """Return an estimate from the first sample."""
         return sum(part.nbytes for part in _pair(self.read(slice(1)), 0)) * len(self) if len(self) else 0
 
     def decode_to(self, destination: Destination) -> TensorSet:
@@ -207,7 +208,7 @@ Data = SampleSource | Dataset[Any] | Sequence[Tensor | np.ndarray[Any, Any]]
 
 
 def as_source(data: Data, seed: int = 0) -> SampleSource:
-    """The source of the samples; random samples depend on the seed. Raises `DataError` for data that cannot be used."""
+    """Return a source of samples. Random ones depend on the seed. Raises `DataError` for data that cannot be used."""
     if isinstance(data, SampleSource):
         return data
     if isinstance(data, (tuple, list)):
@@ -229,13 +230,16 @@ def _as_tensor(name: str, values: Any) -> Any:
     if not isinstance(values, np.ndarray):
         return values
     try:
-        return torch.from_numpy(values)
+        with warnings.catch_warnings():
+            # Torch warns that writing to a read-only array is undefined. Loaders do not write.
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            return torch.from_numpy(values)
     except (TypeError, ValueError) as error:
         raise DataError(f"{name}: torch cannot use this array: {error}") from error
 
 
 def _pair(batch: object, first: int) -> tuple[Tensor, Tensor]:
-    """The images and labels of a batch; raises `DataError` if it has other parts."""
+    """Return the images and labels of a batch; raises `DataError` if it has other parts."""
     if isinstance(batch, tuple | list) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch):
         return batch[0], batch[1]
     parts = ", ".join(type(part).__name__ for part in batch) if isinstance(batch, tuple | list) else ""
@@ -270,7 +274,7 @@ def collate_samples(samples: Sequence[object]) -> object:
 
 def collate_with(functions: dict[Any, Callable[..., object]], samples: Sequence[object]) -> object:
     """Collate samples as torch's `default_collate` does, with other functions for the objects of some types."""
-    # This import is private, but the documentation of `default_collate` extends it in this way.
+    # The module is private, but the documentation of `default_collate` imports from it for such extensions.
     from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
     return collate(samples, collate_fn_map={**default_collate_fn_map, **functions})

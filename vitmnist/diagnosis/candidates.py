@@ -190,7 +190,7 @@ def try_loaders(observed_loader: ObservedLoader) -> tuple[list[LoaderTiming], di
         return make_timings(benchmark.candidates, observed_loader.epoch_length), seconds_by_stage
 
 
-def find_best_change(timings: Sequence[LoaderTiming], epochs: float = inf) -> str | None:
+def find_best_change(timings: Sequence[LoaderTiming], epochs: float) -> str | None:
     """Return the change that saves most over so many epochs, including the set-up; None if it saves little.
 
     Args:

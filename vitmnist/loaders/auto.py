@@ -1,4 +1,4 @@
-"""`auto` times a few batches of each loader that fits, and builds the fastest.
+"""`auto` times a few batches with each loader that fits, and builds the fastest.
 
 All loaders deliver the same batches, so the choice affects nothing but the time.
 """
@@ -45,7 +45,7 @@ class AutoOptions:
 
 @dataclass(frozen=True)
 class LoaderSelection:
-    """The name of the selected loader, the reason for it, and the rows of the table."""
+    """The selected loader, the reason, and the timings of all candidates."""
 
     name: str
     reason: str
@@ -56,7 +56,7 @@ class LoaderSelection:
 
 
 class OnDemandLoader(Loader):
-    """Reads each batch on request, so that the memory of a step with it is the memory of the model alone."""
+    """Reads each batch on request: the memory of a step with this loader is that of the model alone."""
 
     def __init__(self, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         # Without shuffling, batches are slices, so the tensors can be on a device.
@@ -76,12 +76,12 @@ def build_fastest_loader(
     device: torch.device,
     step: StepFunction | None = None,
 ) -> Loader:
-    """The loader with the fastest epoch; prints the table to stderr.
+    """Build the loader with the fastest epoch, and print the table to stderr.
 
     `step` is a training step to time the candidates with; without it, batches are dropped. Raises as `select_loader`.
     """
     as_candidate = partial(LoaderCandidate, device=device, step=adapt_step(step)) if step else None
-    # The number of steps depends on their time, so the random numbers that they draw must not change the run.
+    # The number of steps depends on the time, so their random numbers must not affect the run.
     with preserved_random_state(device=device):
         selection, loader = select_loader(options, data, sampler, device, as_candidate=as_candidate)
     print(selection.table(), file=sys.stderr)
@@ -96,7 +96,7 @@ def select_loader(
     *,
     as_candidate: Callable[[Loader], LoaderCandidate] | None = None,
 ) -> tuple[LoaderSelection, Loader]:
-    """Time the loaders that fit, and return the fastest one. The caller has to close it.
+    """Time the loaders that fit, and return the fastest. The caller must close it.
 
     Args:
         as_candidate: makes a loader a candidate with a training step; without it, batches are dropped.
@@ -108,7 +108,7 @@ def select_loader(
     with ExitStack() as stack:
         benchmark = Benchmark(stack)
         for name, placement in _loaders_to_try(options, data).items():
-            # A file would only hold what is in memory already.
+            # If memory already holds the samples, a file is not needed.
             if options.candidates or placement is not Placement.FILE or builder.decoded_set is None:
                 benchmark.add(name, partial(builder.build, name, placement))
         benchmark.run(options.batches, options.seconds * len(benchmark.candidates))
@@ -125,14 +125,14 @@ def select_loader(
 
 
 def _loaders_to_try(options: AutoOptions, data: SampleSource) -> dict[str, Placement]:
-    """The names of the loaders to try, in order, each with where it keeps the samples."""
+    """Return the loaders to try, in order: their names, and where they keep samples."""
     placements = {name: placement for name in LOADERS.names() if (placement := get_placement(name, data))}
     for name in options.candidates or ():
         if name not in placements:
             problem = "its options do not say what it keeps (`placement`)" if name in LOADERS.names() else "not known"
             raise ConfigError(f"data.loader.candidates={name}: {problem}; {suggest_names(name, list(placements))}")
-    # Loaders that decode into memory come first, because others reuse the decoded set, and those that decode into a
-    # file last, because they are then not needed.
+    # Loaders in host memory come first, because others reuse what they decode. Loaders of files come last, because
+    # they are often not needed by then.
     order = (Placement.HOST, Placement.DEVICE, Placement.NONE, Placement.FILE)
     names = sorted(options.candidates or placements, key=lambda name: order.index(placements[name]))
     return {name: placements[name] for name in names}
@@ -173,7 +173,7 @@ class CandidateBuilder:
 
 
 def _reason(name: str, epochs_s: Mapping[str, Spread]) -> str:
-    """Why a loader was selected, and which other loaders are within noise of it, because their ranges overlap."""
+    """Explain the selection. Other loaders whose ranges overlap with that of the fastest are within noise of it."""
     best = epochs_s[name]
     text = f"{best.median:.3g} s an epoch expected, the least"
     others = [

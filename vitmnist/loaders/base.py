@@ -22,30 +22,30 @@ from vitmnist.store.rows import Placement
 
 LoadedBatch = tuple[Tensor, Tensor]
 """Images `[B, C, H, W]`, uint8 or normalised float32, and labels int64 `[B]`, both on the run's device. A batch can be
-a view of the loader's set, so do not write to it. Other tensors and datasets keep their shapes and dtypes; `disk`, and
-`prefetch` of it, also deliver samples that are not pairs (dict, list, tuple, None, str)."""
+a view of the dataset: do not write to it. Other tensors and datasets keep their shapes and dtypes. `disk`, and
+`prefetch` over it, also deliver samples that are not pairs (dict, list, tuple, None, str)."""
 
 Batches = Generator[LoadedBatch, None, None]
 
-INDEX_NBYTES = 8  # An index is an int64. A device that keeps the set also keeps the permutation of an epoch.
+INDEX_NBYTES = 8  # Bytes of an index (int64). A device that keeps the dataset also keeps the permutation of an epoch.
 
 
 class Loader(AbstractContextManager["Loader"], ABC):
     """Delivers the batches of a sampler on a device.
 
     A subclass is built from (options, data, sampler, device) and implements `batches`. The generator of an epoch
-    acquires what this epoch needs, and releases it in a `finally`; `close` releases what all epochs share. An exception
-    is raised unchanged, in place of the batch where it happened.
+    acquires the resources of this epoch, and releases them in a `finally`; `close` releases those that epochs share. An
+    exception is raised unchanged, in place of its batch.
     """
 
     placement: Placement = Placement.NONE
-    """Where the loader keeps all samples, from which `auto` estimates its memory."""
+    """Where the loader keeps decoded samples; `auto` estimates its memory from this."""
     decoded_set: TensorSet | None = None
-    """All samples in host memory, if the loader has decoded them; `auto` builds other loaders from them."""
+    """All samples, if the loader has decoded them into host memory; `auto` builds other loaders from them."""
     batches_ahead: int = 0
-    """The largest number of batches that are ready ahead of the consumer."""
+    """Maximum number of batches prepared ahead of the consumer."""
     num_workers: int = 0
-    """The number of processes that make batches, in turn."""
+    """Number of processes that make batches, in turn."""
     resolved_options: Mapping[str, Any] = {}
     """The values of options that were `auto`; a run logs and records them."""
 
@@ -57,7 +57,7 @@ class Loader(AbstractContextManager["Loader"], ABC):
         weakref.finalize(self, _close_all, self._iterators, self._lock)
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """Number of batches in an epoch."""
         return len(self.sampler)
 
     @classmethod
@@ -66,9 +66,9 @@ class Loader(AbstractContextManager["Loader"], ABC):
         return cls.placement
 
     def epoch(self, epoch: int, start: int = 0) -> Batches:
-        """The batches of an epoch from batch `start` on: a pure function of the sampler's seed and the epoch.
+        """Yield the batches of an epoch from batch `start` on: a pure function of the sampler's seed and the epoch.
 
-        Live iterators are independent of each other. An abandoned one is closed when it is garbage-collected.
+        Live iterators are independent. An abandoned iterator is closed when it is garbage-collected.
         """
         iterator = self.batches(epoch, start)
         if not isinstance(iterator, Generator) or iterator in self._iterators:  # Two epochs would share it.
@@ -83,10 +83,10 @@ class Loader(AbstractContextManager["Loader"], ABC):
 
     @abstractmethod
     def batches(self, epoch: int, start: int) -> Batches:
-        """The batches that `epoch` delivers.
+        """Yield the batches that `epoch` delivers.
 
         This must be a generator function. Its live generators refer to `self`, so the loader is not garbage-collected,
-        and thereby closed, before they end.
+        and thus not closed, before they end.
         """
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ def _close_all(iterators: weakref.WeakSet[Any], lock: threading.Lock) -> None:
     with lock:
         live_iterators = list(iterators)
     for iterator in live_iterators:
-        with suppress(ValueError):  # Another thread runs the generator, and will close it.
+        with suppress(ValueError):  # Another thread is running the generator, and will close it.
             iterator.close()
 
 
@@ -111,7 +111,7 @@ register = LOADERS.register
 
 
 def get_placement(name: str, data: SampleSource) -> Placement | None:
-    """Where a loader of this name keeps all samples of a set, with its default options; None if nothing says so."""
+    """Return where a loader of this name keeps the samples, with default options; None if the loader does not say."""
     builder = LOADERS.function_of(name)
     if isinstance(builder, type) and issubclass(builder, Loader):
         return builder.placement_for(data)
@@ -119,7 +119,7 @@ def get_placement(name: str, data: SampleSource) -> Placement | None:
 
 
 def required_memory(placement: Placement, data: SampleSource, device: torch.device) -> Memory:
-    """The memory to allocate for all samples of a set, in addition to a few batches."""
+    """Return the memory to allocate for all samples, in addition to a few batches."""
     if placement is Placement.HOST:
         return Memory(host=data.bytes_to_load(torch.device("cpu")))
     if placement is Placement.DEVICE:

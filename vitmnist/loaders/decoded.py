@@ -1,4 +1,4 @@
-"""Loaders of a set that is decoded once: `ram`, `cache` and `gpu_slice` gather each batch of it by index."""
+"""Loaders that decode the dataset once, and gather each batch by index: `ram`, `cache` and `gpu_slice`."""
 
 import threading
 from collections import deque
@@ -19,7 +19,7 @@ from vitmnist.store.rows import Destination, Placement, as_contiguous_rows, gath
 
 
 class HostLoader(Loader):
-    """Gathers batches from rows in host memory or in a file. On the CPU, contiguous batches are views of the rows."""
+    """Gathers batches from rows in host memory or in a mapped file. On the CPU, contiguous batches are views."""
 
     def __init__(self, tensors: TensorSet, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
@@ -39,15 +39,15 @@ class HostLoader(Loader):
 class PinnedBuffers:
     """A loader's page-locked buffers, from which the device copies asynchronously; one pool for all epochs.
 
-    A buffer is refilled only after the copy out of it has finished. There are `DEPTH` buffers, and one more for each
-    thread that fills one. A host that runs ahead of the device therefore waits here, and its memory does not grow.
+    A buffer is refilled only after the copy from it has finished. There are `DEPTH` buffers, plus one for each thread
+    that fills one, so a host that runs ahead of the device waits here instead of using more memory.
     """
 
     DEPTH = 4
 
     def __init__(self, backend: Backend, tensors: tuple[Tensor, ...], batch_size: int) -> None:
         self._backend, self._tensors, self._batch_size = backend, tensors, batch_size
-        # The buffers, oldest first, each with the event that follows the copy out of it.
+        # The buffers, oldest first, each with an event recorded after the copy from it.
         self._in_flight: deque[tuple[tuple[Tensor, ...], Event]] = deque()
         self._lock = threading.Lock()
 
@@ -59,12 +59,12 @@ class PinnedBuffers:
             buffers, event = oldest
             event.synchronize()
         else:
-            with torch.inference_mode(False):  # The buffers are also filled outside of inference mode.
+            with torch.inference_mode(False):  # Buffers are also filled outside of inference mode.
                 buffers = tuple(
                     self._backend.empty_pinned((self._batch_size, *rows.shape[1:]), rows.dtype)
                     for rows in map(as_contiguous_rows, self._tensors)
                 )
-        # If this fails, the buffers are dropped, because a copy out of them can still be under way.
+        # If this fails, the buffers are dropped: a copy from them can still be in progress.
         images, labels = map(self._backend.to_device, gather_rows(self._tensors, indices, out=buffers))
         self._in_flight.append((buffers, self._backend.record_event()))
         return images, labels
@@ -72,7 +72,7 @@ class PinnedBuffers:
 
 @LOADERS.register("ram")
 class RamLoader(HostLoader):
-    """Keeps the set in host memory; raises `ConfigError` for random samples, `OutOfSpaceError` if it is too large."""
+    """Keeps the dataset in host memory; raises `ConfigError` for random samples, `OutOfSpaceError` if too large."""
 
     placement = Placement.HOST
 
@@ -92,7 +92,7 @@ class CacheOptions:
 
 @LOADERS.register("cache", CacheOptions)
 class CacheLoader(HostLoader):
-    """Keeps the set in a memory-mapped file: the system reads pages on demand, and drops them when memory is short.
+    """Keeps the dataset in a memory-mapped file: the system reads pages on demand, and drops them if memory is short.
 
     Raises as `RamLoader`, and `DataError` if the folder cannot be written.
     """
@@ -106,9 +106,9 @@ class CacheLoader(HostLoader):
 
 @LOADERS.register("gpu_slice")
 class GpuSliceLoader(Loader):
-    """Keeps the set on the device, with the permutation of each epoch; no batch crosses the bus.
+    """Keeps the dataset on the device, with the permutation of each epoch. No batch crosses the bus.
 
-    On the CPU the set is not copied. Contiguous batches are views. Each rank keeps the set. Raises as `RamLoader`.
+    On the CPU, nothing is copied, and contiguous batches are views. Each rank keeps all samples. Raises as `RamLoader`.
     """
 
     placement = Placement.DEVICE

@@ -1,4 +1,4 @@
-"""`disk` reads samples when they are needed: image files in threads, other samples in the workers of a DataLoader."""
+"""`disk` reads samples when they are needed: image files in threads, others in the workers of a `DataLoader`."""
 
 import atexit
 import os
@@ -22,7 +22,7 @@ from vitmnist.config.validation import AUTO, config_field
 from vitmnist.data.datasets.base import ImageFiles, ImagesOnDisk, Split
 from vitmnist.data.sampler import EpochSampler, as_tensor
 from vitmnist.data.sources import DatasetSource, SampleSource, TensorSet
-from vitmnist.errors import FEWER_WORKERS, DataError, LoadingError, UserError, to_failure
+from vitmnist.errors import FEWER_WORKERS, DataError, LoadingError, UserError, classify_error
 from vitmnist.loaders.base import LOADERS, Batches, Loader
 from vitmnist.runtime.cpu import cores_per_rank, one_core_per_thread
 from vitmnist.runtime.device import create_backend
@@ -33,11 +33,11 @@ from vitmnist.store.rows import Placement
 from vitmnist.store.tree import map_tensors
 
 DEFAULT_WORKERS = 2
-"""The number of workers if `num_workers` is `auto`."""
+"""The number of workers for `num_workers=auto`."""
 ReadJob = tuple[Tensor, Tensor, int]
-"""The images of a batch, uint8 `[B, C, H, W]`, their indices, int64 `[B]`, and the row that a thread fills."""
+"""The images of a batch, uint8 `[B, C, H, W]`, their indices, int64 `[B]`, and the row for a thread to fill."""
 BatchKey = tuple[int, NDArray[np.int64]]
-"""The epoch and the indices of a batch. Persistent workers keep their dataset, so it cannot contain the epoch."""
+"""The epoch and the indices of a batch. The epoch is not in the dataset, because persistent workers keep a copy."""
 
 
 @dataclass
@@ -55,14 +55,14 @@ class DiskOptions:
 def build_disk_loader(
     options: DiskOptions, source: SampleSource, sampler: EpochSampler, device: torch.device
 ) -> Loader:
-    """A `FileLoader` for image files, unless `num_workers` is set; a `WorkerLoader` for other samples."""
+    """Build a `FileLoader` for image files unless `num_workers` is set, otherwise a `WorkerLoader`."""
     if isinstance(source, Split) and source.files is not None and options.num_workers == AUTO:
         return FileLoader(options, source, source.files, sampler, device)
     return WorkerLoader(options, source, sampler, device)
 
 
 class FileLoader(Loader):
-    """Reads the image files of a split ahead, as uint8, in threads of this process."""
+    """Reads the image files of a split as uint8, ahead of the consumer, in threads of this process."""
 
     def __init__(
         self, options: DiskOptions, split: Split, files: ImageFiles, sampler: EpochSampler, device: torch.device
@@ -77,7 +77,7 @@ class FileLoader(Loader):
         jobs = self._jobs(epoch, start)
         with closing(ordered_map(self._read, jobs, self.threads, images_ahead, one_core_per_thread())) as finished_jobs:
             for images, indices, row in finished_jobs:
-                if row == len(indices) - 1:  # Rows are finished in order, so this one completes its batch.
+                if row == len(indices) - 1:  # Rows finish in order, so this row completes its batch.
                     yield map_tensors(self.backend.to_device, (images, self.split.labels[indices]))
 
     def _jobs(self, epoch: int, start: int) -> Iterator[ReadJob]:
@@ -92,9 +92,9 @@ class FileLoader(Loader):
         index = int(indices[row])
         values = np.asarray(self.files[index])
         values = values[:, :, None] if values.ndim == 2 else values
-        # If the consumer is in inference mode, NumPy can write to the tensor from this thread, and torch cannot.
+        # Write with NumPy: if the consumer is in inference mode, torch cannot write to its tensor in this thread.
         pixels = images.permute(0, 2, 3, 1).numpy()[row]
-        if values.shape != pixels.shape:  # A user's own reader can return other shapes.
+        if values.shape != pixels.shape:  # A custom reader can return other shapes.
             path = self.files.folder / self.files.names[index]
             raise DataError(f"{path}: is read as {values.shape}, and must be [H, W, C] = {pixels.shape}")
         pixels[:] = values
@@ -104,8 +104,8 @@ class FileLoader(Loader):
 class WorkerLoader(Loader):
     """Reads batches with the workers of a torch `DataLoader`; the images of a split arrive as normalised float32.
 
-    A DataLoader with persistent workers has a single iterator, which a second pass would reset. Therefore each live
-    epoch has its own DataLoader. The DataLoader of a finished epoch, with its workers, is kept for the next epoch.
+    A DataLoader with persistent workers has a single iterator, which a second pass would reset. Therefore, each live
+    epoch has its own DataLoader. A finished epoch leaves its DataLoader, with the workers, to the next epoch.
     """
 
     def __init__(self, options: DiskOptions, source: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
@@ -115,16 +115,16 @@ class WorkerLoader(Loader):
         self.resolved_options = {"num_workers": self.num_workers}
         self.batches_ahead = self.num_workers * options.prefetch_factor
         self._idle: list[data.DataLoader[Any]] = []
-        # At interpreter exit, multiprocessing would kill idle workers, and torch would report that they failed.
+        # At interpreter exit, multiprocessing would otherwise kill idle workers, and torch would report a failure.
         weakref.finalize(self, self._idle.clear)
 
     def batches(self, epoch: int, start: int) -> Batches:
         workers = self.num_workers
         if not workers and self.reader.is_seeded and threading.current_thread() is not threading.main_thread():
-            workers = 1  # In this thread, samples would share their random generators with the training loop.
+            workers = 1  # Samples would use the random generators of the training loop from this thread.
         try:
             dataloader = self._idle.pop()
-        except IndexError:  # Not a check before: another thread could take the last one after it.
+        except IndexError:  # A check beforehand would race with other threads.
             dataloader = self._build(workers)
         keys = cast(list[BatchKey], dataloader.sampler)
         keys[:] = [(epoch, as_tensor(indices).numpy()) for indices in self.sampler.batches(epoch, start)]
@@ -183,16 +183,16 @@ class BatchReader(data.Dataset[Any]):
         try:
             return self.source.read(torch.from_numpy(indices), epoch)
         except UserError as error:
-            return error  # Torch would pass on only the text of a raised exception.
+            return error  # Torch would only keep the text of an exception.
 
 
 def _translate_worker_error(error: Exception) -> Exception:
     """Turn the death of a worker into a `LoadingError`; return an exception of the dataset as it is."""
-    if isinstance(error, UserError) or str(error).startswith("Caught "):  # Torch adds this to exceptions of a dataset.
+    if isinstance(error, UserError) or str(error).startswith("Caught "):  # Torch's prefix for errors of a dataset
         return error
     if isinstance(error, (ConnectionError, EOFError)):  # The pipe from the worker broke.
         return LoadingError(f"disk: a worker was killed or exited unexpectedly ({error!r}); {FEWER_WORKERS}")
-    failure = to_failure(error)
+    failure = classify_error(error)
     return LoadingError(failure.message) if failure.cause == "worker" else error
 
 
@@ -200,7 +200,7 @@ def _prepare_worker(worker: int) -> None:
     """Keep a worker alive after Ctrl-C: the training process can need its batches for a last step."""
     ignore_stop_signals()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Torch terminates a worker that hangs with this signal.
-    # Multiprocessing calls this hook if the training process ends while it receives a batch, which is no news.
+    # Print no traceback if the training process ends while it receives a batch.
     sys.excepthook = lambda *_: None
     # A spawned worker would unload torch at its end, which takes a second. A forked worker never does.
     atexit.register(os._exit, 0)

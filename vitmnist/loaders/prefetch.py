@@ -1,4 +1,4 @@
-"""A background thread makes the next batches while the model computes."""
+"""Prepares the next batches in a background thread while the model computes."""
 
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -17,12 +17,12 @@ from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.store.rows import Placement
 from vitmnist.store.tree import map_tensors
 
-END = object()  # The thread delivers this after the last batch of an epoch.
+END = object()  # Marks the end of an epoch in the results of the thread.
 
 
 @dataclass
 class PrefetchOptions:
-    """See `conf/data/loader/prefetch.yaml`; the default base is `ram` for tensors, and `disk` for other samples."""
+    """See `conf/data/loader/prefetch.yaml`. The default base is `ram` for tensors, otherwise `disk`."""
 
     queue_size: int = config_field(2, at_least=1, at_most=1000)
     base: dict[str, Any] = field(default_factory=dict)
@@ -30,9 +30,9 @@ class PrefetchOptions:
 
 @LOADERS.register("prefetch", PrefetchOptions)
 class PrefetchLoader(Loader):
-    """Wraps any other loader. The time of a step falls from the sum of loading and computing to the larger of both.
+    """Wraps another loader. A step then takes the larger of loading and computing time instead of their sum.
 
-    Each epoch has its own thread and queue. With CUDA, the copies of the base loader go to a stream of this loader.
+    Each epoch has its own thread and queue. With CUDA, the base loader copies on a stream of this loader.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class PrefetchLoader(Loader):
         self.options = options
         self.num_workers, self.resolved_options = self.base.num_workers, self.base.resolved_options
         self.decoded_set = self.base.decoded_set
-        self.batches_ahead = options.queue_size + 1 + self.base.batches_ahead  # The thread itself holds one more batch.
+        self.batches_ahead = options.queue_size + 1 + self.base.batches_ahead  # The thread holds one more batch.
         self.backend = create_backend(device)
         self.stream = self.backend.new_stream()
 
@@ -54,8 +54,8 @@ class PrefetchLoader(Loader):
         return Placement(_default_base(data))
 
     def batches(self, epoch: int, start: int) -> Batches:
-        # The thread must not refer to this loader: the reference cycle would keep an abandoned loader's thread until
-        # the next garbage collection.
+        # The thread must not refer to this loader: with a reference cycle, the thread of an abandoned loader would live
+        # until the next garbage collection.
         make = partial(_make_batch, self.backend, self.base.epoch(epoch, start))
         events = iter(self.backend.record_event, END)  # An endless iterator of events on the consumer's stream
         prepared: ordered_map[Event, tuple[Any, Event]] = ordered_map(
@@ -84,10 +84,10 @@ def _default_base(data: SampleSource) -> str:
 
 
 def _make_batch(backend: Backend, batches: Batches, event: Event) -> tuple[Any, Event]:
-    """The next batch, and an event on the thread's stream. A stream that has waited for the event can read the batch.
+    """Return the next batch, and an event on the thread's stream after which other streams can read the batch.
 
-    The thread waits for `event`, recorded by the consumer when it requested the batch. Otherwise, a host that runs
-    ahead of the device would fill the memory of the device.
+    First wait for `event`, which the consumer recorded when it requested the batch: otherwise, a host that runs ahead
+    would fill the memory of the device.
     """
     event.synchronize()
     return next(batches, END), backend.record_event()

@@ -30,15 +30,11 @@ def select_last_start(epochs: Sequence[EpochRecord]) -> Sequence[EpochRecord]:
     return epochs[max(starts, default=0) :]
 
 
-def select_steady_epochs(epochs: Sequence[EpochRecord]) -> Sequence[EpochRecord]:
-    """Return the epochs since the last start without the first, which warms up caches and allocators."""
-    return select_last_start(epochs)[1:]
-
-
 def summarize(epochs: Sequence[EpochRecord], metric: Metric) -> float | None:
     """Summarise a metric of a run by its `over_epochs`; None if it was not measured.
 
-    A median is over the steady epochs; if there are none, it is the value of the last start's only epoch.
+    A median excludes the first epoch since the last start, which warms up caches and allocators, unless there is no
+    other epoch.
     """
     if metric.over_epochs != "last":
         epochs = select_last_start(epochs)

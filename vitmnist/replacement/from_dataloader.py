@@ -1,7 +1,7 @@
 """Replaces a `DataLoader` by one that has the same batches but decodes each sample only once."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -16,7 +16,7 @@ from vitmnist.data.randomness import (
     preserved_random_state,
     read_probes,
 )
-from vitmnist.errors import ConfigError, DataError, UserError, describe_error, suggest_names
+from vitmnist.errors import ConfigError, DataError, UserError, format_error, suggest_names
 from vitmnist.replacement.decoded_dataset import (
     DecodedDataLoader,
     DecodedDataset,
@@ -38,7 +38,7 @@ from vitmnist.replacement.original import (
     fetch_sample,
     rebuild,
 )
-from vitmnist.replacement.split_transforms import SplitTransforms, TransformGuard, list_transforms
+from vitmnist.replacement.split_transforms import SplitTransforms, Transform, TransformGuard, list_transforms
 from vitmnist.replacement.tensor_dataset import TensorTransformDataset, ThreadedDataLoader, check_rounding
 from vitmnist.replacement.tensor_transforms import build_tensor_pipeline
 from vitmnist.runtime.device import choose_device
@@ -145,7 +145,7 @@ def _replace(dataloader: DataLoader[Any], target: Destination, to_tensors: bool)
         except ConfigError:
             raise
         except Exception as error:  # Samples and the collate function may raise anything.
-            raise DataError(f"{loader}: {describe_error(error)}") from error
+            raise DataError(f"{loader}: {format_error(error)}") from error
 
 
 def _build(
@@ -159,7 +159,7 @@ def _build(
 
     If samples are not random, they are kept as they are:
     - `_build_gathered`, if every tensor of a batch has a row for each sample: a batch is gathered from these rows.
-    - `_build_collated`, otherwise: the collate function of the original makes the batches.
+    - `_build_per_sample`, otherwise: the collate function of the original makes the batches.
 
     Raises:
         RandomSampleError: a sample that is no probe is random.
@@ -180,7 +180,8 @@ def _build(
         return _build_gathered(dataloader, target, RowTensors.from_batch(batch, len(first)))
     except NotRowsError as error:
         _check_on_host(target, error)
-        return _build_collated(dataloader, target, samples)
+        transforms = list_transforms(dataset)
+        return _build_per_sample(dataloader, target, samples, dataset.__getitem__, identity, transforms)
 
 
 def _check_on_host(target: Destination, reason: Exception) -> None:
@@ -221,24 +222,28 @@ def _build_gathered(dataloader: DataLoader[Any], target: Destination, example: R
     return replacement
 
 
-def _build_collated(dataloader: DataLoader[Any], target: Destination, examples: Sequence[object]) -> DataLoader[Any]:
-    """Build a replacement that makes batches with the original's collate function.
-
-    Args:
-        examples: some samples of the dataset.
-    """
-    dataset: Any = dataloader.dataset
-    guard = TransformGuard(dataset, list_transforms(dataset))
-    samples = decode_samples(dataloader, dataset.__getitem__, examples, target)
-    return _replace_dataset(dataloader, TransformedDataset(dataset, guard, samples, identity))
-
-
 def _build_transformed(dataloader: DataLoader[Any], target: Destination, split: SplitTransforms) -> DataLoader[Any]:
     """Build a replacement that applies random transforms in the workers of the original."""
+    decode, transform, deterministic = split.decode, split.transform, chain.from_iterable(split.deterministic)
+    return _build_per_sample(dataloader, target, split.decoded_probes, decode, transform, deterministic)
+
+
+def _build_per_sample(
+    dataloader: DataLoader[Any],
+    target: Destination,
+    examples: Sequence[object],
+    decode: Callable[[int], object],
+    transform: Transform,
+    deterministic: Iterable[Transform],
+) -> DataLoader[Any]:
+    """Build a replacement that keeps samples one by one, and makes batches with the original's collate function."""
     dataset: Any = dataloader.dataset
-    guard = TransformGuard(dataset, chain.from_iterable(split.deterministic))
-    samples = decode_samples(dataloader, split.decode, split.decoded_probes, target)
-    return _replace_dataset(dataloader, TransformedDataset(dataset, guard, samples, split.transform))
+    guard = TransformGuard(dataset, deterministic)
+    samples = decode_samples(dataloader, decode, examples, target)
+    replacement = rebuild(dataloader, DecodedDataLoader, dataset=TransformedDataset(dataset, guard, samples, transform))
+    check_same_batches(dataloader, replacement)
+    guard.ignore_changes()
+    return replacement
 
 
 def _build_with_tensors(dataloader: DataLoader[Any], target: Destination, split: SplitTransforms) -> DataLoader[Any]:
@@ -259,11 +264,3 @@ def _build_with_tensors(dataloader: DataLoader[Any], target: Destination, split:
         raise ConfigError(f"transforms='tensor': {error}; use transforms='exact'") from error
     collate = partial(materialize_or_collate, default_collate)
     return rebuild(dataloader, ThreadedDataLoader, dataset=on_tensors, collate_fn=collate)
-
-
-def _replace_dataset(dataloader: DataLoader[Any], decoded: TransformedDataset) -> DataLoader[Any]:
-    """Replace the dataset of a `DataLoader`. Raises `DataError` if batches then differ from the original's."""
-    replacement = rebuild(dataloader, DecodedDataLoader, dataset=decoded)
-    check_same_batches(dataloader, replacement)
-    decoded._guard.ignore_changes()
-    return replacement

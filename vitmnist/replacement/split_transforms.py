@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from vitmnist.data.randomness import detect_randomness, preserved_random_state, read_probes
-from vitmnist.errors import ConfigError, DataError, as_data_error, describe_error
+from vitmnist.errors import ConfigError, DataError, as_data_error, format_error
 from vitmnist.replacement.original import fetch_sample
 from vitmnist.store.tree import copy_tree, tree_map
 
@@ -104,7 +104,7 @@ class SplitTransforms:
         except Exception as error:
             self._dataset[index]  # An error of the dataset itself is more helpful.
             raise DataError(
-                f"its dataset uses its transform, or what that returns ({describe_error(error)}); {ADVICE}"
+                f"its dataset uses its transform, or what that returns ({format_error(error)}); {ADVICE}"
             ) from error
 
         def get_placeholder(leaf: object) -> object:

@@ -189,7 +189,7 @@ class SimulatedWorkers(Iterator[DeferredBatch]):
         seeds = [base_seed + worker for worker in range(count)]
         self._states = [torch.Generator().manual_seed(seed).get_state() for seed in seeds]
         self.pending_indices: deque[tuple[list[int], int]] = deque()
-        """The indices of each batch that is not drawn yet, and the index of its worker."""
+        """The indices of each undrawn batch, and its worker."""
 
     def __next__(self) -> DeferredBatch:
         if not self.pending_indices:

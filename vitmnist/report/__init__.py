@@ -1,1 +1,1 @@
-"""Compares runs: which configuration is fastest, by how much, and how certain that is. Nothing imports torch."""
+"""Compares runs: which configuration is best, by how much, and how certain that is. No module imports torch."""

@@ -1,7 +1,7 @@
-"""Divides runs into comparisons, one for each machine and dataset, and groups the repeats of a configuration.
+"""Groups runs by machine and dataset, and the repeats of a configuration.
 
-Configurations are compared over the rounds of a sweep (`repeats`). Every configuration runs once in each round, so
-whatever slows a whole round down cancels in the ratio.
+Configurations are compared over the rounds of a sweep (`repeats`). Each configuration runs once per round, so anything
+that slows a whole round cancels in the ratio.
 """
 
 import math
@@ -21,15 +21,15 @@ from vitmnist.tracking.result import TEST_ACC
 from vitmnist.tracking.runs import Run, find_monitored_metric
 
 EMPTY_CELL = "–"
-"""The text of a cell whose value was not measured, or does not apply."""
+"""The text of a cell without a value."""
 LOADER = "data/loader"
-"""The title of the column that names the loader."""
+"""The title of the column for the loader."""
 LOADER_OPTION = "data.loader."
-"""The prefix of the titles of columns with options of the loader."""
-CHECKSUMS = "SHA-256 of the data"
-"""The title of the checksums of a dataset. All hold-outs of one dataset have the same checksums."""
-IDENTITY = ("host", "cpu", "cpu count", CHECKSUMS)
-"""The titles of the facts that must be equal for two runs to be compared."""
+"""The prefix of the titles of columns for options of the loader."""
+DATA_CHECKSUM = "SHA-256 of the data"
+"""The title of the checksum of a dataset. All hold-outs of a dataset share one checksum."""
+COMPARABILITY_FACTS = ("host", "cpu", "cpu count", DATA_CHECKSUM)
+"""The titles of the facts that two comparable runs share."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,10 +60,10 @@ class Configuration:
 
     @cached_property
     def rounds(self) -> dict[str, list[Run]]:
-        """The runs whose times are compared, by round: the folder of the sweep, and `repeat`."""
+        """The timed runs by round: the folder of the sweep, and `repeat`."""
         rounds: dict[str, list[Run]] = defaultdict(list)
         for run in self.runs:
-            if run.is_ranked:
+            if run.is_timed:
                 rounds[f"{run.folder.resolve().parent} {run.config.get('repeat')}"].append(run)
         return dict(rounds)
 
@@ -71,13 +71,13 @@ class Configuration:
     def spreads(self) -> dict[str, Spread | None]:
         """The spread of each metric of an epoch and of the test accuracy; None where it was not measured.
 
-        Quality is spread over the seeds, other metrics over the ranked runs, or over all runs if none is ranked.
+        Quality is spread over the seeds, other metrics over the timed runs, or over all runs if none is timed.
         """
-        ranked_runs = [run for runs in self.rounds.values() for run in runs]
+        timed_runs = [run for runs in self.rounds.values() for run in runs]
         spreads: dict[str, Spread | None] = {}
         for name, metric in build_epoch_table().items():
             quality = self.quality(name) if metric.over_epochs == "last" else None
-            spreads[name] = quality or _spread(_measured(ranked_runs or self.runs, metric))
+            spreads[name] = quality or _spread(_measured(timed_runs or self.runs, metric))
         spreads[TEST_ACC] = self.quality(TEST_ACC)
         return spreads
 
@@ -87,7 +87,7 @@ class Configuration:
         return self.spreads[EPOCH_S.name]
 
     def quality_by_seed(self, name: str) -> dict[str, float]:
-        """A metric of quality by seed. Runs with the same seed are not independent, so only the first one counts."""
+        """A metric of quality by seed. Runs with equal seeds are not independent, so only the first counts."""
         completed = [run for run in reversed(self.runs) if run.status == "completed"]
         return {run.seeds: value for run in completed if (value := run.quality(name)) is not None}
 
@@ -96,7 +96,7 @@ class Configuration:
 
     @property
     def status(self) -> str:
-        """How the runs ended, and why their times are not compared; with numbers of runs if they differ."""
+        """The status of the runs; if it differs, with the number of runs of each."""
         counts = Counter(run.status_text for run in self.runs)
         if len(counts) == 1:
             return next(iter(counts))
@@ -108,7 +108,7 @@ def _as_overrides(values: Mapping[str, object]) -> str:
 
 
 def group_across_loaders(rows: Iterable[Configuration]) -> dict[str, list[Configuration]]:
-    """Group the rows that differ only in the loader and its options, by the label of the values that they share."""
+    """Group rows that differ only in the loader and its options, by the label of their other values."""
     groups: dict[str, list[Configuration]] = defaultdict(list)
     for row in rows:
         groups[row.label_without_loader].append(row)
@@ -125,43 +125,43 @@ class Comparison:
     """
 
     columns: Sequence[str]
-    rows: Sequence[Configuration]
+    configurations: Sequence[Configuration]
     facts: Mapping[str, str]
 
     @cached_property
-    def ranked_rows(self) -> list[Configuration]:
-        """The rows whose times are compared, lowest median first."""
-        timed = [(row.epoch_s.median, row) for row in self.rows if row.rounds and row.epoch_s]
+    def timed_configurations(self) -> list[Configuration]:
+        """The rows with times to compare, lowest median first."""
+        timed = [(row.epoch_s.median, row) for row in self.configurations if row.rounds and row.epoch_s]
         return [row for _, row in sorted(timed, key=lambda pair: pair[0])]
 
     @cached_property
     def _ratios(self) -> PairwiseComparison[Configuration]:
         times: dict[Configuration, dict[str, float]] = {}
-        for row in self.ranked_rows:
-            # Runs of several seeds in a round share the state of the machine: they count as one.
+        for row in self.timed_configurations:
+            # Runs of several seeds in a round share the state of the machine, so they count as one.
             times[row] = {name: median(_measured(runs, EPOCH_S)) for name, runs in row.rounds.items()}
         return PairwiseComparison(times, as_ratios=True)
 
     def ratio(self, row: Configuration, other: Configuration | None = None) -> Difference | None:
-        """How many times as long an epoch of a row takes as an epoch of another, by default of the fastest row.
+        """The ratio of the epoch time of a row to that of another, by default the fastest.
 
-        It is None if the rows are the same, if either is not ranked, or if they have no round in common.
+        It is None if the rows are the same, if either is not timed, or if they have no round in common.
         """
-        return self._ratios.compare(row, other or self.ranked_rows[0]) if self.ranked_rows else None
+        return self._ratios.compare(row, other or self.timed_configurations[0]) if self.timed_configurations else None
 
     @cached_property
     def metric(self) -> Metric:
         """The metric that the runs monitor."""
-        return find_monitored_metric(run for row in self.rows for run in row.runs)
+        return find_monitored_metric(run for row in self.configurations for run in row.runs)
 
     @cached_property
     def quality_by_seed(self) -> dict[str, dict[str, float]]:
-        """The monitored metric by seed for each of the `group_across_loaders`, the best median first.
+        """The monitored metric by seed for each group of `group_across_loaders`, the best median first.
 
         Loaders deliver identical batches, so runs that differ only in the loader are not independent measurements.
         """
         groups: dict[str, dict[str, float]] = {}
-        for shared, rows in group_across_loaders(self.rows).items():
+        for shared, rows in group_across_loaders(self.configurations).items():
             values: dict[str, float] = {}
             for row in reversed(rows):
                 values |= row.quality_by_seed(self.metric.name)
@@ -175,15 +175,15 @@ class Comparison:
         return len({median(values.values()) for values in self.quality_by_seed.values()}) > 1
 
     @cached_property
-    def sorted_rows(self) -> list[Configuration]:
-        """The rows in the order of table and chart: best quality first, ranked rows before others, then by time."""
+    def sorted_configurations(self) -> list[Configuration]:
+        """The rows in the order of table and chart: best quality first, timed rows before others, then by time."""
         rank = {shared: index for index, shared in enumerate(self.quality_by_seed)} if self.quality_differs else {}
 
         def sort_key(row: Configuration) -> tuple[float, ...]:
             time = row.epoch_s.median if row.epoch_s else math.inf
             return rank.get(row.label_without_loader, len(rank)), not row.rounds, time
 
-        return sorted(self.rows, key=sort_key)
+        return sorted(self.configurations, key=sort_key)
 
     @property
     def machine_and_data(self) -> str:
@@ -192,8 +192,8 @@ class Comparison:
 
 
 def compare(runs: Sequence[Run]) -> list[Comparison]:
-    """Divide runs by machine and dataset."""
-    # A run without a recorded environment was on the machine of the other runs of its sweep.
+    """Group runs by machine and dataset."""
+    # A run without a recorded environment was on the same machine as the other runs of its sweep.
     sweep_facts = {run.folder.parent: facts for run in reversed(runs) if (facts := _facts(run))}
     facts_by_run = [_facts(run) or sweep_facts.get(run.folder.parent, {}) for run in runs]
     groups: dict[tuple[str | None, ...], list[Run]] = defaultdict(list)
@@ -203,7 +203,7 @@ def compare(runs: Sequence[Run]) -> list[Comparison]:
     for run, facts in zip(runs, facts_by_run, strict=True):
         host = facts.get("host")
         overlapping = host is not None and any(run.overlaps(other) for other in by_host[host])
-        groups[tuple(facts.get(title) for title in IDENTITY)].append(replace(run, overlapping=overlapping))
+        groups[tuple(facts.get(title) for title in COMPARABILITY_FACTS)].append(replace(run, overlapping=overlapping))
     return [_comparison(group) for group in groups.values()]
 
 
@@ -229,7 +229,7 @@ def _override_key(key: str) -> str:
 
 
 def _displayed_config(run: Run) -> dict[str, Any]:
-    """The configuration with the loader as the report names it: `prefetch of ram`; `auto: ram` if `auto` chose it."""
+    """Name the loader in a configuration as the report does: `prefetch of ram`, or `auto: ram` if `auto` chose it."""
     config = dict(run.config)
     loader, base = config.get("data.loader.name"), config.pop("data.loader.base.name", None)
     if base:
@@ -240,15 +240,15 @@ def _displayed_config(run: Run) -> dict[str, Any]:
 
 
 def _varied_keys(configs: Iterable[Mapping[str, Any]]) -> list[str]:
-    recorded = [config for config in configs if config]  # An unknown configuration distinguishes nothing.
+    recorded = [config for config in configs if config]  # Skip runs without a recorded configuration.
     ignored = [*keys_where(is_ignored_in_comparison), "seed", "data.holdout_seed"]
     keys = dict.fromkeys(key for config in recorded for key in config)
     return [key for key in keys if not is_under(key, ignored) and _varies(key, recorded)]
 
 
 def _varies(key: str, configs: Iterable[Mapping[str, Any]]) -> bool:
-    # An option of a group varies only if it does among runs of the same member: `num_workers`, which only `disk` has,
-    # does not distinguish `disk` from `ram`.
+    # An option of a group varies only if it differs among runs of the same member. `num_workers` does not distinguish
+    # `disk` from `ram`, because only `disk` has it.
     parts = key.split(".")
     groups = [".".join([*parts[:depth], "name"]) for depth in range(1, len(parts))]
     values: dict[str, set[str]] = defaultdict(set)
@@ -259,7 +259,7 @@ def _varies(key: str, configs: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def _facts(run: Run) -> dict[str, str]:
-    """Machine, software and data of a run, by title. Facts that do not apply are left out; empty if all are unknown."""
+    """Return machine, software and data of a run, by title, without unknown facts; empty without an environment."""
     environment = run.result.environment
     if not environment:
         return {}
@@ -271,7 +271,7 @@ def _facts(run: Run) -> dict[str, str]:
         "device": run.result.device,
         "processes": (run.result.distributed or {}).get("ranks"),
         "data": f"{format_fact(dataset.get('name'))}, images: {images}" if dataset else None,
-        CHECKSUMS: dataset.get("folds_of") or dataset.get("sha256"),
+        DATA_CHECKSUM: dataset.get("folds_of") or dataset.get("sha256"),
     }
     return {title.replace("_", " "): format_fact(value) for title, value in facts.items() if value not in (None, {})}
 

@@ -1,12 +1,9 @@
-"""Draws the plots of a report.
-
-To add one, write a function that returns a figure, or None if it has nothing to show, and add a row to `PLOTS`.
-"""
+"""Draws the chart of a report: the seconds per epoch of each configuration."""
 
 import io
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
@@ -20,45 +17,36 @@ from vitmnist.report.comparison import LOADER, Comparison, Configuration
 from vitmnist.timing.table import format_seconds
 
 
-class PlotImage(NamedTuple):
-    """A plot as a PNG image."""
-
-    file: str
-    title: str
-    png: bytes
-
-
 @rc_context({"text.parse_math": False})
-def draw_plots(comparisons: Sequence[Comparison]) -> list[PlotImage]:
-    """Draw all plots that have something to show."""
-    images: list[PlotImage] = []
-    for (file, title), function in PLOTS.items():
-        if figure := function(comparisons):
-            png = io.BytesIO()
-            figure.savefig(png, format="png", dpi=160, metadata={"Software": None})
-            images.append(PlotImage(file, title, png.getvalue()))
-    return images
+def draw_chart(comparisons: Sequence[Comparison]) -> bytes | None:
+    """Draw the times of all comparisons as a PNG image; None if there are none."""
+    figure = draw_epoch_times(comparisons)
+    if figure is None:
+        return None
+    png = io.BytesIO()
+    figure.savefig(png, format="png", dpi=160, metadata={"Software": None})
+    return png.getvalue()
 
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
-"""The colours of the loaders, in turn. They are distinguishable with any colour vision (Okabe and Ito, Color Universal
-Design, 2008)."""
+"""The colours of the loaders, in turn; distinguishable with any colour vision (Okabe and Ito, Color Universal Design,
+2008)."""
 GREY = "#777777"
 PHASES: dict[str, dict[str, Any]] = {
     "waiting for data": {"fill": False, "hatch": "/////"},
     "computing": {},
     "other (evaluation, saving)": {"alpha": 0.35},
 }
-"""The styles of the parts of an epoch, all in the colour of the loader."""
+"""The parts of an epoch and their styles; the colour is that of the loader."""
 WIDTH, ROW_HEIGHT = 5.0, 0.47
 """The width of the figure and the height of a row, in inches."""
 FONT_SIZE = 10
-"""The size of all texts in points: about 10 pixels on the screen of a phone, 360 pixels wide."""
+"""The size of all texts in points: about 10 pixels on a phone with a width of 360 pixels."""
 MAX_ROWS = 100
-"""The largest number of rows in a chart, because a PNG has at most 2**16 pixels a side."""
+"""The largest number of rows in a chart; a side of a PNG has at most 2**16 pixels."""
 AXIS_LABEL = "seconds per epoch, evaluation included (whiskers: range)\n×: times the lowest median; ≈: may be noise"
 LEGEND_STYLE: dict[str, Any] = {"handlelength": 1.4, "columnspacing": 1.2, "borderaxespad": 0.1}
-"""The style of a legend whose three entries fit in a line."""
+"""The style of the legend; its three entries fit on one line."""
 LABEL_LENGTH = 42
 """The number of characters that fit above a bar next to its time."""
 LINE_LENGTH = 62
@@ -69,14 +57,14 @@ def draw_epoch_times(comparisons: Sequence[Comparison]) -> Figure | None:
     """Draw the times of each comparison that has any, one below the other, with one legend."""
     shown: list[tuple[Comparison, list[Configuration]]] = []
     for comparison in comparisons:
-        rows = [row for row in comparison.sorted_rows if row.epoch_s]
+        rows = [row for row in comparison.sorted_configurations if row.epoch_s]
         if rows:
             shown.append((comparison, rows[:MAX_ROWS]))
     if not shown:
         return None
     heights = [1.4 + ROW_HEIGHT * len(rows) for _, rows in shown]
     figure = Figure(figsize=(WIDTH, sum(heights) + 0.5), layout="constrained")
-    loaders = dict.fromkeys(row.values.get(LOADER) for comparison, _ in shown for row in comparison.rows)
+    loaders = dict.fromkeys(row.values.get(LOADER) for comparison, _ in shown for row in comparison.configurations)
     colours = {name: COLOURS[position % len(COLOURS)] for position, name in enumerate(loaders)}
     all_axes = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False).flat
     for axes, (comparison, rows) in zip(all_axes, shown, strict=True):
@@ -90,7 +78,7 @@ def _draw_times(axes: Axes, comparison: Comparison, rows: Sequence[Configuration
     text_style: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "bottom", "fontsize": FONT_SIZE}
     for position, row in enumerate(rows):
         _draw_bar(axes, position, row, colours[row.values.get(LOADER)])
-        # The title names the keys.
+        # The keys are in the title.
         values = [format_value(row.values[column]) for column in comparison.columns if column in row.values]
         label = escape_unprintable(", ".join(values)) or "all runs"
         label = label if len(label) <= LABEL_LENGTH else f"{label[: LABEL_LENGTH - 1]}…"
@@ -124,8 +112,8 @@ def _time_text(comparison: Comparison, row: Configuration) -> str:
     assert row.epoch_s
     seconds = f"{format_seconds(row.epoch_s.median)} s"
     if not row.rounds:
-        return f"{seconds}, not ranked"
-    if row is comparison.ranked_rows[0]:
+        return f"{seconds}, not compared"
+    if row is comparison.timed_configurations[0]:
         return f"{seconds}, 1×"
     ratio = comparison.ratio(row)
     return f"{seconds}, {'' if ratio.is_clear else '≈'}{ratio.mean:.2f}×" if ratio else seconds
@@ -140,9 +128,3 @@ def _phases(row: Configuration) -> tuple[float, float, float]:
     # The medians can come from different runs, so their sum could exceed the epoch.
     computing = min(compute.median if compute else 0.0, epoch - waiting)
     return waiting, computing, epoch - waiting - computing
-
-
-PLOTS: dict[tuple[str, str], Callable[[Sequence[Comparison]], Figure | None]] = {
-    ("report.png", "Seconds per epoch"): draw_epoch_times,
-}
-"""The function of each plot, by the name of its file and its title."""

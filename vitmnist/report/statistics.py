@@ -13,11 +13,11 @@ from vitmnist.timing.table import Spread, format_seconds
 T = TypeVar("T", bound=Hashable)
 
 NEGLIGIBLE_RATIO = 1.01
-"""The largest ratio, or reciprocal of a ratio, that is not called a difference."""
+"""Ratios up to this value, and reciprocals of such ratios, do not count as differences."""
 ERROR_RATE = 0.05
-"""The probability that a table names a false difference, or that an interval misses the true value."""
+"""The probability that any interval of a table misses the true value."""
 MIN_ROUNDS = 3
-"""The smallest number of rounds, or seeds, that tells a difference from noise."""
+"""The smallest number of rounds or seeds to distinguish a difference from noise."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class Difference:
 class PairwiseComparison(Generic[T]):
     """The differences of all pairs of configurations, over the blocks that both have: rounds, or seeds.
 
-    The intervals belong to a paired t-test for all pairs at once (Bonferroni). Three blocks estimate a variance badly,
-    so it is pooled: a pair has the mean variance of all pairs with one of its two configurations, or of all pairs if
-    this is larger. A noisy configuration then widens its own intervals.
+    The intervals are paired t-intervals with a Bonferroni correction. Three blocks estimate a variance poorly, so it is
+    pooled over the pairs that share a configuration, or over all pairs if that is larger. A noisy configuration then
+    widens its own intervals.
 
     Args:
         values: the values of each configuration by block.
@@ -81,14 +81,14 @@ class PairwiseComparison(Generic[T]):
         self._residual_freedom = len(blocks) - len(set(blocks)) - len(compared) + 1
 
     def compare(self, first: T, second: T) -> Difference | None:
-        """The difference of two configurations; None if they are the same, or have no common block."""
+        """Compare two configurations; None if they are the same or have no block in common."""
         deltas = self._deltas(first, second)
         if first == second or not deltas:
             return None
         mean, count = fmean(deltas), len(deltas)
         if count < MIN_ROUNDS:
             return Difference(self._inverse(mean), count)
-        from scipy.special import stdtrit  # A report without three rounds does not wait for this import.
+        from scipy.special import stdtrit  # Only a report with three rounds pays for this import.
 
         pooled_variance = max(self._squares[name] / self._freedoms[name] for name in (first, second, None))
         quantile = stdtrit(max(self._residual_freedom, count - 1), self._level)

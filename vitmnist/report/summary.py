@@ -11,7 +11,9 @@ from vitmnist.report.comparison import Comparison, Configuration, group_across_l
 from vitmnist.report.statistics import PairwiseComparison, format_spread
 from vitmnist.timing.table import format_seconds
 
-NO_TIME = "No run is ranked: it takes a completed run, alone on the machine, with two epochs since its last start."
+NO_TIME = (
+    "No times can be compared: that takes completed runs, alone on the machine, with two epochs since their last start."
+)
 
 
 def summarize_comparison(comparison: Comparison) -> list[str]:
@@ -43,11 +45,11 @@ def summarize_quality(comparison: Comparison) -> str:
 def _quality_noise(comparison: Comparison, best: str) -> str:
     """Say whether the best configuration leads the others by more than the noise over the seeds."""
     metric, groups = comparison.metric, comparison.quality_by_seed
-    # All are to be maximised.
+    # A positive gain is an improvement, whatever the direction of the metric.
     gains = {label: {seed: metric.sign * value for seed, value in groups[label].items()} for label in groups}
     differences = PairwiseComparison(gains)
     leads = [differences.compare(best, label) for label in groups if label != best]
-    # A lead that is the same with every seed, such as a few images that change together, does not show the noise.
+    # A lead that is the same with every seed does not show the noise.
     varying = [lead for lead in leads if lead and (lead.low != lead.high or lead.mean == 0)]
     lowest = [lead.low for lead in varying if lead.low is not None]
     if len(lowest) < len(leads):
@@ -64,16 +66,16 @@ def summarize_times(comparison: Comparison) -> list[str]:
 
     If no loaders are compared, name the configuration with the lowest time.
     """
-    ranked = comparison.ranked_rows
-    if len(ranked) < 2:
-        return [f"Time: {_name_and_time(row.label, row)}" for row in ranked] or [NO_TIME]
-    groups = {shared: rows for shared, rows in group_across_loaders(ranked).items() if len(rows) > 1}
+    timed = comparison.timed_configurations
+    if len(timed) < 2:
+        return [f"Time: {_name_and_time(row.label, row)}" for row in timed] or [NO_TIME]
+    groups = {shared: rows for shared, rows in group_across_loaders(timed).items() if len(rows) > 1}
     if groups:
         return [_compare_loaders(comparison, shared, rows) for shared, rows in groups.items()]
-    ratios = [comparison.ratio(row) for row in ranked[1:]]
+    ratios = [comparison.ratio(row) for row in timed[1:]]
     within_noise = sum(ratio is not None and ratio.low is not None and not ratio.is_clear for ratio in ratios)
     noise = f" Within noise of it: {within_noise} of {len(ratios)} others." if within_noise else ""
-    return [f"Lowest time: {_name_and_time(ranked[0].label, ranked[0])}{noise}"]
+    return [f"Lowest time: {_name_and_time(timed[0].label, timed[0])}{noise}"]
 
 
 def _compare_loaders(comparison: Comparison, shared: str, rows: Sequence[Configuration]) -> str:

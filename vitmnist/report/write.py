@@ -1,4 +1,4 @@
-"""Writes a report as `report.md`, `report.html`, `report.csv` and plots, and as text for a terminal."""
+"""Writes a report as `report.md`, `report.html`, `report.csv` and `report.png`, and as text for a terminal."""
 
 import html
 import re
@@ -14,7 +14,7 @@ from vitmnist.config.schema import format_value
 from vitmnist.errors import escape_unprintable
 from vitmnist.metrics.epoch_table import EPOCH_S, build_epoch_table
 from vitmnist.report.comparison import EMPTY_CELL, Comparison, Configuration, compare
-from vitmnist.report.plots import PlotImage, draw_plots
+from vitmnist.report.plots import draw_chart
 from vitmnist.report.statistics import format_spread
 from vitmnist.report.summary import format_quality, summarize_comparison
 from vitmnist.runtime.files import encode_csv, write_atomic
@@ -25,6 +25,7 @@ from vitmnist.tracking.runs import find_runs, read_run
 Table = list[dict[str, str]]
 """The cells of each row by the titles of their columns."""
 
+CHART_FILE = "report.png"
 FACTS = "machine, software and data"
 LEGEND = """
 An epoch is a training pass and the evaluation after it; a run counts with the median of its epochs since it was last
@@ -45,43 +46,43 @@ def write_report(folders: Iterable[Path], output: Path) -> list[Comparison]:
     """
     comparisons = compare([read_run(folder) for folder in find_runs(folders)])
     output.mkdir(parents=True, exist_ok=True)
-    plots = draw_plots(comparisons)
-    text = format_markdown(comparisons, plots)
-    for plot in plots:
-        write_atomic(output / plot.file, plot.png)
-    for suffix, content in {"csv": format_csv(comparisons), "md": text, "html": format_html(text, plots)}.items():
+    chart = draw_chart(comparisons)
+    text = format_markdown(comparisons, has_chart=chart is not None)
+    if chart:
+        write_atomic(output / CHART_FILE, chart)
+    for suffix, content in {"csv": format_csv(comparisons), "md": text, "html": format_html(text, chart)}.items():
         write_atomic(output / f"report.{suffix}", content.encode(errors="backslashreplace"))
     return comparisons
 
 
-def format_markdown(comparisons: Sequence[Comparison], plots: Sequence[PlotImage] = ()) -> str:
-    """Format the report as Markdown, with links to the plots in the same folder."""
-    blocks = ["# Report", *(f"![{plot.title}]({plot.file})" for plot in plots)]
+def format_markdown(comparisons: Sequence[Comparison], has_chart: bool = False) -> str:
+    """Format the report as Markdown, with a link to the chart in the same folder."""
+    parts = ["# Report", f"![Seconds per epoch]({CHART_FILE})"] if has_chart else ["# Report"]
     for comparison, paragraphs, rows in _sections(comparisons):
-        blocks += [*map(_escape, paragraphs), _format_table(rows, _escape, "github")]
+        parts += [*map(_escape, paragraphs), _format_table(rows, _escape, "github")]
         if comparison.facts:
             facts = [{FACTS: title, "": text} for title, text in comparison.facts.items()]
             facts_table = _format_table(facts, _escape, "github")
-            blocks.append(f'<details markdown="1"><summary>{FACTS}</summary>\n\n{facts_table}\n\n</details>')
-    return "\n\n".join([*blocks, LEGEND.lstrip()])
+            parts.append(f'<details markdown="1"><summary>{FACTS}</summary>\n\n{facts_table}\n\n</details>')
+    return "\n\n".join([*parts, LEGEND.lstrip()])
 
 
-def format_html(text: str, plots: Sequence[PlotImage]) -> str:
-    """Convert the Markdown report to a page with embedded plots."""
+def format_html(text: str, chart: bytes | None) -> str:
+    """Convert the Markdown report to a page with the chart in it."""
     body = markdown(text, extensions=["tables", "md_in_html"], output_format="html")
     # Wide tables scroll within their own box. `tabindex` lets the keyboard reach it.
     body = body.replace("<table>", '<div class="scroll" tabindex="0"><table>').replace("</table>", "</table></div>")
-    for plot in plots:
-        body = body.replace(f'src="{plot.file}"', f'src="data:image/png;base64,{b64encode(plot.png).decode()}"', 1)
+    if chart:
+        body = body.replace(f'src="{CHART_FILE}"', f'src="data:image/png;base64,{b64encode(chart).decode()}"', 1)
     return files("vitmnist.report").joinpath("page.html").read_text(encoding="utf-8").replace("BODY", body)
 
 
 def format_text(comparisons: Sequence[Comparison]) -> str:
     """Format the report for a terminal, without the facts about machine and software."""
-    blocks: list[str] = []
+    parts: list[str] = []
     for _, paragraphs, rows in _sections(comparisons):
-        blocks += [*map(_one_line, paragraphs), _format_table(rows, _one_line, "simple")]
-    return "\n\n".join(blocks)
+        parts += [*map(_one_line, paragraphs), _format_table(rows, _one_line, "simple")]
+    return "\n\n".join(parts)
 
 
 def _sections(comparisons: Sequence[Comparison]) -> Iterator[tuple[Comparison, list[str], Table]]:
@@ -95,7 +96,7 @@ def build_table(comparison: Comparison) -> Table:
 
     The status is left out too if all runs completed.
     """
-    rows = [_cells(comparison, row) for row in comparison.sorted_rows]
+    rows = [_cells(comparison, row) for row in comparison.sorted_configurations]
     titles = [title for title in rows[0] if {row[title] for row in rows} - {EMPTY_CELL, "completed"}]
     return [{title: row[title] for title in titles} for row in rows]
 
@@ -132,9 +133,9 @@ def format_csv(comparisons: Sequence[Comparison]) -> str:
     columns = dict.fromkeys(column for comparison in comparisons for column in comparison.columns)
     rows = []
     for index, comparison in enumerate(comparisons, 1):
-        for row in comparison.rows:
+        for row in comparison.configurations:
             cells: dict[str, object] = {"comparison": index, "machine": comparison.machine_and_data}
-            cells |= {**columns, **row.values, "runs": len(row.runs), "runs_ranked": sum(map(len, row.rounds.values()))}
+            cells |= {**columns, **row.values, "runs": len(row.runs), "runs_timed": sum(map(len, row.rounds.values()))}
             ratio = comparison.ratio(row)
             cells["ratio_to_fastest"] = ratio and ratio.mean
             cells["ratio_low"] = ratio and ratio.low

@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from vitmnist.errors import ConfigError, PeerError, TrainingError, first_line, to_failure
+from vitmnist.errors import ConfigError, PeerError, TrainingError, classify_error, first_line
 from vitmnist.runtime.world import Value, World
 
 POLL_S = 0.002
@@ -102,7 +102,7 @@ class TorchWorld(World):
         return DistributedDataParallel(module, process_group=self._device_group, gradient_as_bucket_view=True)
 
     def first_failure(self, error: BaseException) -> BaseException:
-        failure = to_failure(error)
+        failure = classify_error(error)
         if failure.status == "interrupted" or isinstance(error, PeerError) or not distributed.is_initialized():
             return error
         # A rank that fails stores its message before its connections break, so the first message names the cause.

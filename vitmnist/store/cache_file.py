@@ -1,4 +1,4 @@
-"""Decodes samples once into files and maps these into memory: for slow decoding, or little memory.
+"""Decodes samples once into files, and maps the files into memory. For slow decoding, or little memory.
 
 FOLDER/KEY/images.npy   the samples, a file for each tensor; `numpy.load(…, mmap_mode="r")` reads it
 FOLDER/KEY/labels.npy   the labels. Samples of any structure are bytes in samples.npy, with their offsets in spans.npy
@@ -37,9 +37,9 @@ DEFAULT_FOLDER = "~/.cache/vitmnist/vitmnist-cache"
 RECORD_NAME = "cache.json"
 """The name of the file that completes a cache: without it, the samples are decoded again."""
 READ_SIZE = 2**20
-"""Number of bytes that are read at a time for a checksum."""
+"""Number of bytes to read at a time for a checksum."""
 CACHE_READ_ERRORS = (OSError, ValueError, KeyError, TypeError)
-"""The errors that reading a cache raises if a file is missing or damaged."""
+"""The errors of reading a missing or damaged cache."""
 ADVICE = "data.loader.folder=FOLDER or data.root=FOLDER (folder=… of make_loader and from_dataloader)"
 
 Chunks = Iterable[tuple[Tensor, ...]]
@@ -124,7 +124,7 @@ def _decode_named(folder: Path, size: int, chunks: Chunks, names: Sequence[str])
 
 @contextmanager
 def _translate_os_errors(folder: Path) -> Iterator[None]:
-    """Turn an `OSError` of the cache's files into a `DataError` that says what to change."""
+    """Turn an `OSError` of the cache's files into a `DataError` that says how to fix it."""
     try:
         yield
     except OSError as error:
@@ -160,7 +160,7 @@ def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) 
 
 
 def _to_array(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """An array of a tensor's elements. NumPy has no bfloat16: its bits become integers in a field named bfloat16."""
+    """Return a tensor as an array. NumPy has no bfloat16: its bits become integers in a field named bfloat16."""
     try:
         return tensor.numpy()
     except TypeError:
@@ -169,7 +169,7 @@ def _to_array(tensor: Tensor) -> np.ndarray[Any, Any]:
 
 
 def _write_headers(files: Sequence[IO[bytes]], arrays: Sequence[np.ndarray[Any, Any]], counts: Sequence[int]) -> None:
-    """Write the headers of `.npy` files for these numbers of rows; NumPy pads all headers to the same length."""
+    """Write the headers of `.npy` files for these numbers of rows. NumPy pads all headers to one length."""
     for file, array, count in zip(files, arrays, counts, strict=True):
         file.seek(0)
         dtype, shape = np.lib.format.dtype_to_descr(array.dtype), (count, *array.shape[1:])

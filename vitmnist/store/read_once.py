@@ -1,4 +1,4 @@
-"""Reads all samples of a dataset once, in worker processes where that is possible."""
+"""Reads every sample of a dataset once, in worker processes if possible."""
 
 import math
 import multiprocessing
@@ -9,15 +9,15 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info
 from tqdm import tqdm
 
-from vitmnist.errors import DataError, UserError, describe_error
+from vitmnist.errors import DataError, UserError, format_error
 from vitmnist.runtime.cpu import available_cores
 
 MAX_CHUNK_NBYTES = 2**22
-"""The largest number of bytes in a chunk. It must fit into /dev/shm when a worker hands it over."""
+"""Maximum number of bytes in a chunk: a worker passes it through /dev/shm, which is small in containers."""
 MAX_CHUNK_SIZE = 256
-"""The largest number of samples in a chunk."""
+"""Maximum number of samples in a chunk."""
 CHUNKS_PER_WORKER = 32
-"""The least number of chunks for each worker, so that all workers finish together."""
+"""Minimum number of chunks per worker, so that all workers finish at about the same time."""
 
 Chunk = TypeVar("Chunk")
 Batch = TypeVar("Batch")
@@ -39,7 +39,7 @@ def read_once(
     context: object = None,
     worker_init_fn: Callable[[int], None] | None = None,
 ) -> Iterator[Chunk]:
-    """Yield the results of `read` for consecutive ranges of indices that cover a dataset; shows a progress bar.
+    """Yield `read(indices)` for consecutive ranges that cover a dataset, and show a progress bar.
 
     Args:
         read: called in a worker if there are workers.
@@ -48,7 +48,7 @@ def read_once(
         worker_init_fn: the `worker_init_fn` of a DataLoader. The worker's dataset has the attributes of `dataset`.
 
     Raises:
-        UserError: `read` has raised it. Other errors in a worker become a `DataError`.
+        UserError: raised by `read`. Any other error in a worker becomes a `DataError`.
     """
     size = len(dataset)
     fair_size, largest_size = size // max(CHUNKS_PER_WORKER * workers, 1), int(MAX_CHUNK_NBYTES / max(sample_nbytes, 1))
@@ -71,12 +71,12 @@ def read_once(
 
 
 def identity(batch: Batch) -> Batch:
-    """Return the batch: the collate function for a dataset of whole batches. Torch's function would convert arrays."""
+    """Return the batch unchanged. This collates datasets of whole batches; torch's default would convert arrays."""
     return batch
 
 
 class WrappedDataset(Dataset[Any]):
-    """A dataset that is made from another one. Attributes that it lacks are looked up in `original`."""
+    """A dataset built on another one, `original`, which provides the attributes that it lacks."""
 
     original: MapStyleDataset
 
@@ -87,7 +87,7 @@ class WrappedDataset(Dataset[Any]):
 
 
 class ChunkDataset(WrappedDataset, Generic[Chunk]):
-    """The chunks of a dataset, for a loader that `vitmnist diagnose` does not observe."""
+    """A dataset of index ranges. `vitmnist diagnose` ignores loaders over this type."""
 
     def __init__(self, dataset: MapStyleDataset, read: Callable[[range], Chunk], chunk_size: int) -> None:
         self.original, self.read, self.chunk_size = dataset, read, chunk_size
@@ -99,19 +99,19 @@ class ChunkDataset(WrappedDataset, Generic[Chunk]):
         indices = range(len(self.original))[chunk * self.chunk_size : (chunk + 1) * self.chunk_size]
         try:
             return self.read(indices)
-        except UserError as error:  # For an error in a worker, torch would make the traceback the message.
+        except UserError as error:  # If a worker raised it, torch would replace its message by a traceback.
             return error
         except Exception as error:
             if get_worker_info() is None:
                 raise
-            return DataError(describe_error(error))  # Torch would lose its type.
+            return DataError(format_error(error))  # Torch would not keep its type.
 
 
 def count_reading_workers(dataset: MapStyleDataset, num_workers: int = 0) -> int:
-    """Return how many workers to read a dataset with: one per core, or 0 if the dataset may have an open file.
+    """Return the number of workers that can read a dataset: one per core, or 0 if it might hold an open file.
 
-    Forked processes cannot share an open file. Datasets of torchvision have none, and neither does a dataset that its
-    user reads with workers.
+    Forked processes share the position of an open file. Torchvision's datasets hold no file, and neither does a dataset
+    that the user already reads with workers.
 
     Args:
         num_workers: the number of workers in the user's DataLoader.
@@ -119,7 +119,7 @@ def count_reading_workers(dataset: MapStyleDataset, num_workers: int = 0) -> int
     while isinstance(dataset, Subset):
         dataset = dataset.dataset  # type: ignore[assignment]  # torch's class has no length
     is_torchvision = any(kind.__module__.startswith("torchvision.datasets") for kind in type(dataset).__mro__)
-    # A spawned process would import the script again. Asking for the method with allow_none=False would fix the method
-    # for the whole process.
+    # A spawned process would import the user's script again. `allow_none=False` would fix the start method of the whole
+    # process.
     method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     return available_cores() if num_workers or (is_torchvision and method == "fork") else 0

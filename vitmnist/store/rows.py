@@ -1,4 +1,4 @@
-"""Samples as rows of tensors in memory, in a mapped file or on a device; batches are gathered by index."""
+"""Stores samples as rows of tensors in memory, in a mapped file or on a device, and gathers batches by index."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,17 +24,17 @@ class Placement(Enum):
     DEVICE = "gpu_slice"
     FILE = "cache"
     NONE = "disk"
-    """Each sample is read from its source in every epoch."""
+    """Decoded samples are not kept: each one is read from its source in every epoch."""
 
 
 @dataclass(frozen=True)
 class Destination:
-    """The place for decoded samples.
+    """Where to store decoded samples.
 
     Args:
         device: the device of `Placement.DEVICE`.
         folder: the folder for the files of `Placement.FILE`.
-        fingerprint: identifies the samples for later processes; None makes files that disappear with this process.
+        fingerprint: identifies the samples for later processes; with None, the files disappear with this process.
     """
 
     placement: Placement
@@ -46,14 +46,14 @@ class Destination:
 def store_rows(
     chunks: Callable[[], Chunks], size: int, destination: Destination, names: Sequence[str] = ("images", "labels")
 ) -> tuple[Tensor, ...]:
-    """Store the tensors of all samples in a destination; see `decode_once`."""
+    """Store the tensors of all samples; `chunks`, `size` and `names` are as in `decode_once`."""
     if destination.placement is Placement.FILE:
         mapped, _ = decode_once(destination.folder, destination.fingerprint, size, chunks, names=names)
         return mapped
     tensors: tuple[Tensor, ...] = ()
     filled = 0
     for chunk in chunks():
-        # Allocated at full size: concatenating all chunks would need twice the memory.
+        # Allocate at full size: concatenating all chunks would need twice the memory.
         tensors = tensors or tuple(rows.new_empty((size, *rows.shape[1:])) for rows in chunk)
         for tensor, rows in zip(tensors, chunk, strict=True):
             tensor[filled : filled + len(rows)] = rows
@@ -66,12 +66,12 @@ def store_rows(
 
 
 def is_large(shape: Sequence[int]) -> bool:
-    """Whether images `[…, H, W]` are processed one by one; a thread for each smaller image would cost more time."""
+    """Whether images `[…, H, W]` are processed one by one. For smaller images, the threads would cost more time."""
     return shape[-2] * shape[-1] >= LARGE_PIXELS
 
 
 def as_contiguous_rows(images: Tensor) -> Tensor:
-    """A view whose rows are contiguous: `[N, H, W, C]` for images that have their channels last in memory."""
+    """Return a view with contiguous rows: `[N, H, W, C]` for images with their channels last in memory."""
     is_last = images.dim() == 4 and images.stride(1) == 1 and images.is_contiguous(memory_format=torch.channels_last)
     return images.permute(0, 2, 3, 1) if is_last and images.shape[1] > 1 else images
 

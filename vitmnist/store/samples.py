@@ -1,4 +1,4 @@
-"""Samples of any structure and size, stored as bytes: pickled in memory, and without pickle in a mapped file."""
+"""Stores samples of any structure and size as bytes: pickled in memory, without pickle in a mapped file."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitmnist.errors import DataError, describe_error
+from vitmnist.errors import DataError, format_error
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.store.cache_file import decode_once
 from vitmnist.store.tree import Structure, flatten_tree, sort_dims_by_stride, unflatten_tree
 
 Buffer = bytes | bytearray | memoryview
 LoadImage = Callable[[str, tuple[int, int], Buffer], Image.Image | Tensor]
-"""Makes an image from its mode, its size (width, height) and its bytes."""
+"""Creates an image from its mode, its size (width, height) and its bytes."""
 IMAGE_MODES = ("1", "L", "LA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "I", "F", "I;16")
-"""The modes of PIL images that their bytes describe completely. An image of mode P has a palette too."""
+"""PIL image modes whose bytes describe an image completely. Mode P also needs a palette."""
 BYTE_MODES = ("L", "LA", "RGB", "RGBA")
-"""The modes of PIL images with 8 bits for each channel."""
+"""PIL image modes with 8 bits per channel."""
 TV_TENSORS = ("Image", "Mask", "Video")
-"""The tv_tensors of torchvision that have no attributes besides their values."""
+"""Torchvision's tv_tensors that have no attributes besides their values."""
 FILE_ADVICE = (
     "a file keeps only images, tensors, arrays, numbers and text in dicts, lists and tuples, of one structure; convert "
     "it, or use ram"
 )
-"""The end of a message about a sample that a file cannot have."""
+"""This text ends the message about a sample that cannot be stored in a file."""
 MAX_STORAGE_RATIO = 2
-"""A tensor is copied out of a storage that is more than this many times as large, instead of storing all of it."""
+"""A tensor is copied out of its storage if the storage is more than this many times as large."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class EncodedSamples:
         return self.load(index)
 
     def load(self, index: int, as_views: bool = False) -> Any:
-        """Load a sample; with `as_views`, its tensors, arrays and images can be views, so do not change them."""
+        """Load a sample; with `as_views`, its tensors, arrays and images can be views: do not modify them."""
         block, start, stop = self.spans[index].tolist()
         content = self.blocks[block][start:stop].numpy().data
         load_image = partial(_load_image_tensor, as_view=as_views) if self.as_tensors else Image.frombytes
@@ -101,7 +101,7 @@ def collect_samples(chunks: Iterable[EncodedSamples], expected_nbytes: int) -> E
     for chunk in chunks:
         check_fits("ram", Memory(needed), torch.device("cpu"), alternatives=("cache",))
         spans.append(chunk.spans + torch.tensor([len(blocks), 0, 0]))
-        # A copy, because a block from a worker occupies a file descriptor and scarce shared memory.
+        # Copy it: a block from a worker holds a file descriptor and scarce shared memory.
         blocks.append(chunk.blocks[0].clone())
         needed = max(needed - blocks[-1].nbytes, blocks[-1].nbytes)
     return EncodedSamples(blocks, torch.cat(spans), None)
@@ -139,14 +139,14 @@ def pickle_sample(sample: object) -> list[Buffer]:
         pickler.dump(sample)
     except Exception as error:  # Any method of an object can fail.
         raise DataError(
-            f"a sample cannot be pickled ({describe_error(error)}); define classes and functions at the top level of a "
+            f"a sample cannot be pickled ({format_error(error)}); define classes and functions at the top level of a "
             "module, and leave open files and locks out of samples"
         ) from error
     return _pack(pickler.head.getvalue(), pickler.buffers)
 
 
 def unpickle_sample(content: memoryview, load_image: LoadImage, as_views: bool = False) -> object:
-    """Load a copy of a sample; with `as_views`, its tensors and arrays can be views of `content`."""
+    """Load a sample. Its tensors and arrays are copies; with `as_views`, they can be views of `content`."""
     head, *buffers = _unpack(content)
     return _SampleUnpickler(head, buffers, load_image, as_views).load()
 
@@ -180,7 +180,7 @@ class _SamplePickler(pickle.Pickler):
 
 
 def _compact(tensor: Tensor) -> Tensor:
-    """The tensor; a copy if it does not use most of its storage, or most of the span of its elements."""
+    """Return the tensor, or a copy if it uses less than half of its storage or of the span of its elements."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     span = 1 + sum((int(size) - 1) * stride for size, stride in steps) if tensor.numel() else 0
     if span > MAX_STORAGE_RATIO * tensor.numel():
@@ -191,7 +191,7 @@ def _compact(tensor: Tensor) -> Tensor:
 
 
 class _SampleUnpickler(pickle.Unpickler):
-    """The pickle `head` refers to the images and other buffers of a sample in their order."""
+    """Unpickles a sample whose pickle `head` refers to its images and other buffers in order."""
 
     def __init__(self, head: memoryview, buffers: Sequence[memoryview], load_image: LoadImage, as_views: bool) -> None:
         self.remaining, self.load_image = iter(buffers), load_image
@@ -238,7 +238,7 @@ def encode_without_pickle(sample: object, structure: Structure) -> list[Buffer]:
 def decode_without_pickle(
     content: memoryview, structure: Structure, load_image: LoadImage, as_views: bool = False
 ) -> object:
-    """Load a sample that `encode_without_pickle` has encoded; the arguments are as in `unpickle_sample`."""
+    """Decode a sample from `encode_without_pickle`; the arguments are those of `unpickle_sample`."""
     head, *buffers = _unpack(content)
     remaining = iter(buffers)
     leaves = []
@@ -254,7 +254,7 @@ def decode_without_pickle(
 
 
 def _to_plain_tensor(leaf: object) -> tuple[str, Tensor]:
-    """The kind of a tensor or array in a file, and its values; raises `DataError` for any other object."""
+    """Return the kind of a tensor or array and its values as a tensor; raises `DataError` for any other object."""
     with suppress(TypeError, ValueError):  # Torch has no tensors of text, for example.
         if type(leaf) is np.ndarray or isinstance(leaf, np.number | np.bool_):
             return "array" if type(leaf) is np.ndarray else "number", torch.from_numpy(np.array(leaf))
@@ -272,7 +272,7 @@ def _load_array(content: Buffer, kind: str, dtype: str, shape: list[int], order:
     if kind in ("array", "number"):
         return tensor.numpy()[()] if kind == "number" else tensor.numpy()
     if kind in TV_TENSORS:
-        from torchvision import tv_tensors  # This takes 2 s, so it is imported for such samples only.
+        from torchvision import tv_tensors  # This import takes 2 s, and only these samples need it.
 
         return getattr(tv_tensors, kind)(tensor)
     return tensor
@@ -290,18 +290,18 @@ def _bytes_of(storage: torch.UntypedStorage, start: int, stop: int) -> memoryvie
 
 
 def _from_buffer(content: Buffer) -> Tensor:
-    """A view of some bytes, uint8; `torch.frombuffer` refuses to make an empty one."""
+    """Return the bytes as a uint8 tensor, without a copy. `torch.frombuffer` refuses an empty buffer."""
     return torch.frombuffer(content, dtype=torch.uint8) if len(content) else torch.empty(0, dtype=torch.uint8)
 
 
 def _pack(head: bytes, buffers: Sequence[Buffer]) -> list[Buffer]:
-    """Put the number of parts and their sizes before the parts of a sample."""
+    """Prefix the parts of a sample with their number and sizes."""
     sizes = [len(head), *(memoryview(buffer).nbytes for buffer in buffers)]
     return [struct.pack(f"<{len(sizes) + 1}q", len(sizes), *sizes), head, *buffers]
 
 
 def _unpack(content: memoryview) -> list[memoryview]:
-    """The parts of a sample as views, without their number and sizes."""
+    """Return views of the parts of a sample that `_pack` joined."""
     (count,) = struct.unpack_from("<q", content)
     start, parts = 8 * (1 + count), []
     for size in struct.unpack_from(f"<{count}q", content, 8):

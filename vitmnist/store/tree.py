@@ -1,4 +1,4 @@
-"""Trees of nested dicts, lists and tuples: their leaves, their structure, and the difference between two of them."""
+"""Maps, flattens, copies and compares trees of nested dicts, lists and tuples."""
 
 import struct
 from collections import OrderedDict
@@ -25,7 +25,7 @@ class Structure:
     tree: object = field(compare=False, repr=False)
 
     def paths(self) -> Iterator[str]:
-        """The path of each leaf in order, such as `['image'][0]`."""
+        """Yield the path of each leaf in order, such as `['image'][0]`."""
         return _paths(self.tree)
 
 
@@ -60,7 +60,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
 
 
 def copy_tree(tree: Tree) -> Tree:
-    """Copy the nodes and leaves of a tree for a function that can change them."""
+    """Copy the nodes and leaves of a tree, so that a function can modify them."""
 
     def copy_leaf(leaf: object) -> object:
         if isinstance(leaf, Tensor):
@@ -76,14 +76,14 @@ def copy_tree(tree: Tree) -> Tree:
 
 
 def flatten_tree(tree: object) -> tuple[list[Any], Structure]:
-    """The leaves of a tree in order, and its structure."""
+    """Return the leaves of a tree in order, and its structure."""
     leaves: list[Any] = []
     emptied = tree_map(leaves.append, tree)
     return leaves, Structure(repr(emptied), emptied)
 
 
 def unflatten_tree(leaves: Iterable[object], structure: Structure) -> Any:
-    """Build the tree with this structure and these leaves."""
+    """Build a tree from its leaves and its structure."""
     remaining = iter(leaves)
     return tree_map(lambda _: next(remaining), structure.tree)
 
@@ -100,16 +100,16 @@ def _paths(tree: Any) -> Iterator[str]:
 
 
 MONAI_TRACES = ("_applied_operations", "_pending_operations")
-"""The attributes in which MONAI records the transforms of a tensor, with the `id` of each transform."""
+"""The attributes in which MONAI records the transforms of a tensor, each with its `id`."""
 Compared = dict[tuple[int, int], tuple[object, object]]
-"""Pairs of objects that have been compared, by the `id` of both."""
+"""Pairs of objects whose comparison has begun, by the `id` of both."""
 
 
 def find_difference(actual: object, expected: object, *, compared: Compared | None = None) -> str | None:
-    """The path of the first difference between two batches, in structure, type, dtype, shape or a bit, if any.
+    """Return the path of the first difference in structure, type, dtype, shape or bits; None if the batches are equal.
 
     Args:
-        compared: the objects that are being compared. Objects can refer to themselves.
+        compared: pairs whose comparison has begun. Objects can contain themselves.
     """
     compared = {} if compared is None else compared
     leaves, structure = flatten_tree(actual)
@@ -123,14 +123,14 @@ def find_difference(actual: object, expected: object, *, compared: Compared | No
 
 
 def sort_dims_by_stride(tensor: Tensor) -> list[int]:
-    """The memory format of a tensor: its dimensions from the outermost in memory to the innermost."""
+    """Return the dimensions of a tensor from the outermost in memory to the innermost."""
     return sorted(range(tensor.dim()), key=lambda dim: -tensor.stride()[dim])
 
 
 def _have_same_type(actual: object, expected: object) -> bool:
     """Compare types by their names, because a function can define a class in each call."""
     if isinstance(actual, Image.Image) and isinstance(expected, Image.Image):
-        return True  # The class of an image says only which file format it had.
+        return True  # Their classes only tell the file formats.
     kind, expected_kind = type(actual), type(expected)
     return (kind.__module__, kind.__qualname__) == (expected_kind.__module__, expected_kind.__qualname__)
 
@@ -141,7 +141,7 @@ def _is_equal(actual: Any, expected: object, compared: Compared) -> bool:
         return True
     if isinstance(expected, np.ndarray | np.generic) and not expected.dtype.hasobject:
         return (actual.dtype, actual.shape, actual.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())
-    if isinstance(expected, Image.Image):  # Metadata, such as the resolution, are not compared.
+    if isinstance(expected, Image.Image):  # Metadata such as the resolution is not compared.
         images = actual, expected
         content, expected_content = ((image.mode, image.size, image.getpalette(), image.tobytes()) for image in images)
         return content == expected_content
@@ -149,10 +149,10 @@ def _is_equal(actual: Any, expected: object, compared: Compared) -> bool:
         return struct.pack("d", actual) == struct.pack("d", expected)
     if isinstance(expected, int | str | bytes | set | frozenset):
         return bool(actual == expected)
-    if (pair := (id(actual), id(expected))) in compared:  # The objects refer to themselves.
+    if (pair := (id(actual), id(expected))) in compared:  # The objects contain themselves.
         return True
-    compared[pair] = actual, expected  # The entry keeps both objects, so that no other object gets their `id`.
-    if isinstance(expected, Tensor) and expected.is_nested:  # A jagged tensor gets another symbolic size in each call.
+    compared[pair] = actual, expected  # Keep both objects alive, so that their `id` is not reused.
+    if isinstance(expected, Tensor) and expected.is_nested:  # A jagged tensor has a new symbolic size in each call.
         return not find_difference(list(actual.unbind()), list(expected.unbind()), compared=compared)
     if isinstance(expected, Tensor) and expected.layout == actual.layout == torch.strided:
         is_equal = _tensor_content(actual) == _tensor_content(expected)
@@ -161,7 +161,7 @@ def _is_equal(actual: Any, expected: object, compared: Compared) -> bool:
 
 
 def _tensor_content(tensor: Tensor) -> tuple[object, ...]:
-    """The properties and the values of a strided tensor, without the attributes of a subclass."""
+    """Return the properties and values of a strided tensor, without the attributes of a subclass."""
     is_plain = type(tensor) is Tensor
     with nullcontext() if is_plain else torch._C.DisableTorchFunctionSubclass():
         plain = tensor.detach().as_subclass(Tensor).cpu().resolve_conj().resolve_neg()
@@ -182,7 +182,7 @@ def _without_ids(trace: object) -> object:
 
 
 def _parts(value: object) -> object:
-    """The state of an object, as `pickle` gets it; the name of a function or another object that cannot be pickled."""
+    """Return the state that `pickle` would store, or the qualified name of an object that cannot be pickled."""
     try:
         parts = value.__reduce_ex__(4)
     except Exception:  # Any method of an object may fail.

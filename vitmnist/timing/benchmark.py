@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from vitmnist.errors import describe_error
+from vitmnist.errors import format_error
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.timing.table import LoaderTiming, Spread
 
@@ -93,10 +93,10 @@ class LoaderCandidate:
             return (self.epoch or self.loader.epoch)(epoch)  # type: ignore[attr-defined]
         return self.loader
 
-    def time_window(self, size: int = WARM_UP_BATCHES) -> TimedWindow | None:
-        """Time `size` batches of a new epoch. Returns None after an error, or if there is no batch."""
+    def time_window(self, size: int = WARM_UP_BATCHES) -> None:
+        """Time `size` batches of a new epoch, unless an earlier window has failed."""
         if self.error:
-            return None
+            return
         try:
             window = self._time(size)
         except Exception as error:
@@ -104,12 +104,11 @@ class LoaderCandidate:
                 raise
             # The frames of the traceback keep the workers of a DataLoader alive.
             clear_frames(error.__traceback__)
-            self.error = describe_error(error)
-            return None
+            self.error = format_error(error)
+            return
         if window and self.warm_up:
             self.windows.append(window)
         self.warm_up = self.warm_up or window
-        return window
 
     def _time(self, size: int) -> TimedWindow | None:
         """Time a window of `size` batches, after those that may have been read ahead when the first step ends."""
@@ -150,14 +149,11 @@ class Benchmark:
         try:
             candidate = build()
         except Exception as error:  # For example, a sample that the user's loop never reads may be broken.
-            candidate = LoaderCandidate(error=describe_error(error))
+            candidate = LoaderCandidate(error=format_error(error))
         candidate.name = name
         candidate.time_window()
         if close := getattr(candidate.loader, "close", None):
-            if candidate.error:
-                close()
-            else:
-                self.stack.callback(close)
+            self.stack.callback(close)
         self.candidates.append(candidate)
         return candidate
 

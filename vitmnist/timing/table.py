@@ -104,7 +104,7 @@ class Bottleneck(str, Enum):
 
 
 def format_bottleneck(bottleneck: Bottleneck, waiting_pct: float, steps: int) -> str:
-    """Return a sentence that names the bottleneck. It promises no speed-up, because a faster loader may not exist."""
+    """Name the bottleneck in a sentence. It promises no speed-up: the time of the step without loading is unknown."""
     if bottleneck is Bottleneck.TOO_FEW_STEPS:
         return f"no verdict: it needs {MIN_STEPS} steps, and only {steps} {'was' if steps == 1 else 'were'} measured"
     waiting = f"{waiting_pct:.0f}% of the time is spent waiting for data"

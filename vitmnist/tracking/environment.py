@@ -1,4 +1,4 @@
-"""Describes the machine of a run, and measures how much memory the run uses."""
+"""Describes the machine and the software of a run, and measures its peak memory."""
 
 import platform
 import subprocess
@@ -20,7 +20,7 @@ MIB = 2**20
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
-    """Describe processor, GPU, versions, settings, and the commit of this program; None stands for an unknown value."""
+    """Describe processor, GPU, versions, settings and the commit of this program; unknown values are None."""
     return {
         "host": platform.node(),
         "platform": platform.platform(),
@@ -38,7 +38,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
 
 
 def read_source_state(root: Path) -> dict[str, Any]:
-    """Return the commit of a source tree, and whether it has uncommitted changes; None for an installed package."""
+    """Return the commit of a source tree and whether it has changes; both are None for an installed package."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(root), *arguments]
@@ -53,17 +53,17 @@ def read_source_state(root: Path) -> dict[str, Any]:
 
 
 class PeakMemory:
-    """The highest use of memory since construction."""
+    """Measures peak memory since construction."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # A sweep runs its jobs in one process, and a peak must not include earlier jobs.
+        # A sweep runs its jobs in one process; reset the peaks of earlier jobs.
         self._has_host_peak = reset_host_peak()
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
 
     def metrics(self) -> dict[str, float | None]:
-        """Return the metrics of an epoch that are about memory, in MiB; None where they cannot be measured."""
+        """Return the peak memory of host and GPU in MiB; None where it cannot be measured."""
         is_cuda = self._device.type == "cuda"
         return {
             HOST_PEAK_MIB.name: read_host_peak() / MIB if self._has_host_peak else None,

@@ -1,6 +1,6 @@
-"""Draws images for loggers and `evaluate --grid`: the model's input, and its worst mistakes.
+"""Draws images for loggers and `evaluate --grid`: inputs of the model, and its worst mistakes.
 
-Pillow draws them, because importing matplotlib or torchvision takes longer than training on a small set.
+They are drawn by Pillow, because importing matplotlib or torchvision takes longer than training on a small set.
 """
 
 import math
@@ -17,11 +17,11 @@ from vitmnist.errors import escape_unprintable
 from vitmnist.training.loop import Predictions
 
 BATCH_IMAGES = 64
-"""The number of images of a training batch that are drawn."""
+"""The largest number of training images to draw."""
 MISTAKES = 16
-"""The number of mistakes that are drawn."""
+"""The largest number of mistakes to draw."""
 TILE_WIDTH, CAPTION_HEIGHT, GAP = 180, 50, 10
-"""The sizes of the image of a mistake, in pixels."""
+"""The layout of a mistake, in pixels."""
 CAPTION_LENGTH = 24
 """The number of characters that fit in the width of a tile."""
 
@@ -29,7 +29,7 @@ CAPTION_LENGTH = 24
 def draw_epoch_images(
     dataset: Dataset, sampler: EpochSampler, preprocess: Preprocess, predictions: Predictions, epoch: int
 ) -> dict[str, Image.Image]:
-    """Draw the model's input in an epoch, and its worst mistakes after the epoch if it made any; returned by name."""
+    """Draw inputs of an epoch and, if there are any, the worst mistakes after it. Returns images by name."""
     images = {"training_batch": draw_training_batch(dataset.train, sampler, preprocess, epoch)}
     if mistakes := draw_worst_mistakes(dataset.evaluation, predictions):
         images["worst_mistakes"] = mistakes
@@ -55,7 +55,7 @@ def draw_training_batch(train: Split, sampler: EpochSampler, preprocess: Preproc
 
 
 def draw_worst_mistakes(split: Split, predictions: Predictions) -> Image.Image | None:
-    """Draw the misclassified images with the highest confidence, with captions; None if there are no mistakes."""
+    """Draw the mistakes with the highest confidence, with captions; None if there are none."""
     tiles = []
     for index in predictions.mistakes()[:MISTAKES]:
         tile = Image.new("RGB", (TILE_WIDTH, CAPTION_HEIGHT + TILE_WIDTH), "white")

@@ -65,7 +65,7 @@ def log_test(test: Mapping[str, Any], best: int | None) -> None:
 
 
 def log_bottleneck(result: Result, batches: int) -> None:
-    """Log what limited training and, if another loader could help, how to find it; an epoch has `batches` steps."""
+    """Log the bottleneck of training and, if it can be reduced, how; `batches` is the number of steps in an epoch."""
     waiting_pct = summarize(result.epochs, DATA_WAIT_PCT)
     if waiting_pct is None:
         return

@@ -1,4 +1,4 @@
-"""`result.json` and the other records of a run: its configuration, its results, and how it ended."""
+"""Reads and writes the records of a run: `result.json`, `epochs.csv` and the configuration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from vitmnist.config.schema import Config
-from vitmnist.errors import ConfigError, DataError, PeerError, to_failure
+from vitmnist.errors import ConfigError, DataError, PeerError, classify_error
 from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.metrics.epoch_table import build_epoch_table
 from vitmnist.runtime.files import UnreadableError, append_bytes, encode_csv, read_json_or_yaml, write_atomic
@@ -24,13 +24,13 @@ from vitmnist.runtime.world import World
 log = logging.getLogger(__name__)
 
 FINAL_STATUSES = ("completed", "failed", "interrupted")
-"""The values of `status` in `result.json`."""
+"""The possible values of `status` in `result.json`."""
 TEST_ACC = "test_acc"
 """The key of the accuracy in the section `test` of `result.json`."""
 CONFIG_FILE = Path(".hydra/config.yaml")
-"""The configuration in the folder of a run, under Hydra's name."""
+"""The file of the configuration in the folder of a run; Hydra uses the same name."""
 OVERRIDES = Path(".hydra/overrides.yaml")
-"""The overrides in the folder of a run, under Hydra's name."""
+"""The file of the overrides in the folder of a run; Hydra uses the same name."""
 
 
 @dataclass(kw_only=True)
@@ -69,16 +69,16 @@ class Result:
 
     @classmethod
     def from_json(cls, path: Path) -> Result:
-        """Read the record in a file. A key that it lacks has its default.
+        """Read a record. Missing keys get their defaults.
 
         Raises:
             FileNotFoundError: there is no such file.
-            UnreadableError: it cannot be read, or is not a record.
+            UnreadableError: the file cannot be read, or is not a record.
         """
         content = read_json_or_yaml(path)
         if not isinstance(content, dict) or content.get("status") not in FINAL_STATUSES:
             raise UnreadableError("is not the result of a run")
-        return cls(**{item.name: content[item.name] for item in fields(cls) if item.name in content})
+        return cls(**{spec.name: content[spec.name] for spec in fields(cls) if spec.name in content})
 
     def write(self, folder: Path) -> None:
         """Write `result.json` atomically; raises `OSError`."""
@@ -108,13 +108,13 @@ def list_epoch_columns() -> tuple[str, ...]:
 
 @contextmanager
 def record_outcome(result: Result, config: Config, folder: Path, stop: StopSignal, world: World) -> Iterator[None]:
-    """Record in `result.json` how the block ended."""
+    """Record in `result.json` how the block ends."""
     try:
         yield
     except BaseException as raised:
         error = world.first_failure(raised)
-        if stop.code and to_failure(error).cause == "worker":
-            # The signal that stops the run has stopped its workers, too.
+        if stop.code and classify_error(error).cause == "worker":
+            # The signal that stops the run also stopped its workers.
             error = create_interruption(stop.code)
         record_failure(error, result, config, folder, world)
         if error is raised:
@@ -127,8 +127,8 @@ def record_outcome(result: Result, config: Config, folder: Path, stop: StopSigna
 
 
 def record_failure(error: BaseException, result: Result, config: Config, folder: Path, world: World) -> None:
-    """Record why a run has not completed, unless it was refused before it began."""
-    failure = to_failure(error)
+    """Record why a run did not complete, unless it was refused before training."""
+    failure = classify_error(error)
     if failure.status == "interrupted" and result.has_begun:
         world.disconnect()
     is_refused = isinstance(error, ConfigError | DataError | PeerError)
@@ -139,5 +139,5 @@ def record_failure(error: BaseException, result: Result, config: Config, folder:
         if world.is_main:
             result.write(folder)
     except OSError as write_error:
-        # This must not hide the error that ended the run.
-        log.warning("cannot write the records: %s", to_failure(write_error).message)
+        # A failed write must not hide the error that ended the run.
+        log.warning("cannot write the records: %s", classify_error(write_error).message)

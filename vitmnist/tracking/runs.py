@@ -1,4 +1,4 @@
-"""Finds runs, and reads their records."""
+"""Finds runs and reads their records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from vitmnist.config.schema import dotted_keys
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.metrics.epoch_record import Monitor, select_steady_epochs, summarize
+from vitmnist.metrics.epoch_record import Monitor, select_last_start, summarize
 from vitmnist.metrics.epoch_table import EPOCH_S, Metric, build_epoch_table, find_metric
 from vitmnist.runtime.files import UnreadableError, read_json_or_yaml
 from vitmnist.runtime.run_folder import is_in_use
@@ -39,7 +39,7 @@ class Run:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The configuration by full keys such as `data.loader.name`; empty if unknown."""
+        """The configuration by dotted keys such as `data.loader.name`; empty if unknown."""
         return dotted_keys(self.result.config or {})
 
     @property
@@ -49,9 +49,9 @@ class Run:
         return " ".join(f"{key}={self.config.get(key)}" for key in keys)
 
     @property
-    def is_ranked(self) -> bool:
-        """Whether the times are compared: the run completed, had the machine to itself, and timed a steady epoch."""
-        if self.status != "completed" or self.overlapping or not select_steady_epochs(self.result.epochs):
+    def is_timed(self) -> bool:
+        """Whether the run has times to compare: it completed alone on the machine, and timed a steady epoch."""
+        if self.status != "completed" or self.overlapping or len(select_last_start(self.result.epochs)) < 2:
             return False
         return summarize(self.result.epochs, EPOCH_S) is not None
 
@@ -64,17 +64,15 @@ class Run:
 
     @property
     def status_text(self) -> str:
-        """How the run ended and why, and why its times are not compared."""
+        """The status, with the reason for a failure or for times that are not compared."""
         if self.status != "completed":
             return f"{self.status}: {self.result.error}" if self.result.error else self.status
-        parts = ["completed"]
-        if self.result.resumed:
-            parts.append("resumed")
-        if self.overlapping:
-            parts.append("overlapping")
-        if not select_steady_epochs(self.result.epochs):
-            parts.append("first epoch only")
-        return ", ".join(parts)
+        remarks = {
+            "resumed": self.result.resumed,
+            "overlapping": self.overlapping,
+            "first epoch only": len(select_last_start(self.result.epochs)) < 2,
+        }
+        return ", ".join(["completed", *(remark for remark, applies in remarks.items() if applies)])
 
     def quality(self, name: str) -> float | None:
         """A metric after the best epoch if there was a validation split to choose it by, else after the last.
@@ -91,7 +89,7 @@ class Run:
 
 
 def find_monitored_metric(runs: Iterable[Run]) -> Metric:
-    """The metric that runs monitor; the accuracy if they monitor several, or one that is not registered."""
+    """Find the metric that runs monitor; the accuracy if they monitor several, or an unregistered one."""
     names = {str(run.config.get("monitor", "eval_acc")) for run in runs if run.config}
     if len(names) == 1:
         with suppress(ConfigError):
@@ -100,7 +98,7 @@ def find_monitored_metric(runs: Iterable[Run]) -> Metric:
 
 
 def find_runs(folders: Iterable[Path]) -> list[Path]:
-    """Find the folders of all runs in or below some folders: each run once, in the order of the job numbers.
+    """Find the folders of all runs in or below some folders: each once, in the order of job numbers.
 
     Raises:
         DataError: a folder does not exist, or contains no runs.
@@ -121,7 +119,7 @@ def _natural_key(path: Path) -> list[int | str]:
 
 
 def read_run(folder: Path) -> Run:
-    """Read the run of a folder; its status is `unreadable`, with the reason, if its `result.json` is damaged."""
+    """Read the run in a folder; if its `result.json` is damaged, the status is `unreadable`, with the reason."""
     try:
         return Run(folder, Result.from_json(folder / "result.json"))
     except UnreadableError as error:
@@ -141,7 +139,7 @@ def read_run(folder: Path) -> Run:
 
 
 def _active_times(folder: Path) -> tuple[float, float]:
-    """When a run began and last wrote a file, in seconds since 1970, by the times of its files; 0 without a folder."""
+    """Return when a run began and last wrote a file, in seconds since 1970, from file times; 0 without a folder."""
     config = folder / CONFIG_FILE  # Each start writes it.
     files = (path for path in (folder, *folder.glob("*")) if path.exists())
     last_write = max((path.stat().st_mtime for path in files), default=0.0)

@@ -19,15 +19,15 @@ class Batch:
     Args:
         images: uint8 or normalised float32 `[B, C, H, W]`.
         labels: int64 `[B]`; padding has the label `IGNORED`.
-        keys: int64 `[B]`, the random keys of the augmentation; None without augmentation and after mixing.
         size: images in the global batch.
+        keys: int64 `[B]`, the random keys of the augmentation; None without augmentation and after mixing.
         targets: class probabilities of mixed images, float32 `[B, classes]`; None for images that are not mixed.
     """
 
     images: Tensor
     labels: Tensor
-    keys: Tensor | None
     size: int
+    keys: Tensor | None = None
     targets: Tensor | None = None
 
     def __len__(self) -> int:
@@ -36,8 +36,7 @@ class Batch:
 
     def inputs(self) -> dict[str, Tensor]:
         """Return the tensors of the batch by name, except those that are None."""
-        tensors = {"images": self.images, "labels": self.labels, "keys": self.keys, "targets": self.targets}
-        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def padded(self, length: int) -> Batch:
         """Return the batch, padded to `length` images with images labelled `IGNORED`."""
@@ -47,12 +46,10 @@ class Batch:
         images = F.pad(self.images, [0, 0, 0, 0, 0, 0, 0, missing])
         labels = F.pad(self.labels, [0, missing], value=IGNORED)
         keys = None if self.keys is None else F.pad(self.keys, [0, missing])
-        return Batch(images, labels, keys, self.size)
+        return Batch(images, labels, self.size, keys)
 
     def microbatches(self, length: int) -> Iterator[Batch]:
         """Yield consecutive microbatches of at most `length` images, as views."""
         for start in range(0, len(self), length):
             rows = slice(start, start + length)
-            keys = None if self.keys is None else self.keys[rows]
-            targets = None if self.targets is None else self.targets[rows]
-            yield Batch(self.images[rows], self.labels[rows], keys, self.size, targets)
+            yield Batch(size=self.size, **{name: tensor[rows] for name, tensor in self.inputs().items()})

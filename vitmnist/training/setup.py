@@ -12,7 +12,7 @@ from vitmnist.config.schema import Config, registries
 from vitmnist.data.channel_statistics import resolve_statistics
 from vitmnist.data.datasets.base import DATASETS, Dataset, Split, apply_config, build_dataset
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.errors import ConfigError, DataError, PeerError, describe_error, first_line, to_failure
+from vitmnist.errors import ConfigError, DataError, PeerError, classify_error, first_line, format_error
 from vitmnist.models import MODELS
 from vitmnist.runtime.world import World
 from vitmnist.training.fine_tuning import load_initial_weights
@@ -80,10 +80,10 @@ def _check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) ->
             logits = model.eval()(images)  # In evaluation mode, no state changes.
     # PyTorch and model libraries raise these types for a wrong input size. Any other type is a bug in the model.
     except (RuntimeError, ValueError, AssertionError) as error:
-        if to_failure(error).is_user_error:
+        if classify_error(error).is_user_error:
             raise
         raise ConfigError(
-            f"model={name}: fails on images {list(images.shape[1:])}: {describe_error(error).rstrip('.')}; set "
+            f"model={name}: fails on images {list(images.shape[1:])}: {format_error(error).rstrip('.')}; set "
             "data.dataset.size or a crop in data.augment to a size that it takes, or choose another model"
         ) from error
     model.train()

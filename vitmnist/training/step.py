@@ -90,7 +90,7 @@ class TrainStep:
             for index, ((images, loaded), keys) in enumerate(batches, start):
                 # A rank without images in the last batch receives one image of padding; see `EpochSampler`.
                 labels = loaded if sampler.num_rank_images(index) else torch.full_like(loaded, IGNORED)
-                yield Batch(images, labels, keys, sampler.num_images(index))
+                yield Batch(images, labels, sampler.num_images(index), keys)
 
         return generate()
 
@@ -198,11 +198,10 @@ class TrainStep:
 
     @contextmanager
     def preserved_state(self) -> Iterator[None]:
-        """Restore the state on exit, including buffers that are not in `state_dict()`, and drop the gradients."""
+        """Restore the state on exit, and drop the gradients."""
         before = copy.deepcopy(self.state_dict())
-        with preserved_buffers(self.model):
-            try:
-                yield
-            finally:
-                self.load_state_dict(before)
-                self.model.zero_grad()
+        try:
+            yield
+        finally:
+            self.load_state_dict(before)
+            self.model.zero_grad()

@@ -169,7 +169,7 @@ class StepRunner:
         # Mix the whole batch at once: the partner of an image must not depend on the microbatch size.
         with self._eager_for_short_batches(len(batch) == self.batch_size):
             images, targets = self.mix_batch(batch.images, batch.labels, batch.keys)
-        return Batch(images, batch.labels, None, batch.size, targets)
+        return Batch(images, batch.labels, batch.size, targets=targets)
 
     def _eager_for_short_batches(self, is_full: bool) -> AbstractContextManager[object]:
         """Run compiled code eagerly on a short batch, unless short batches are padded; see `must_pad`."""

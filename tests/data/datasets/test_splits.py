@@ -282,7 +282,7 @@ def test_epochs_are_evaluated_on_val_and_the_test_split_once(
     assert (result_of(tmp_path / "alone")["eval_split"], result_of(tmp_path / "alone")["test"]) == ("validation", None)
 
 
-def test_all_of_another_folder_is_evaluated(
+def test_another_folder_is_evaluated_as_the_user_says(
     folder: Path, train_here: Train, call_here: CallHere, tmp_path: Path
 ) -> None:
     data = [*overrides(folder), "model=cnn"]
@@ -294,13 +294,16 @@ def test_all_of_another_folder_is_evaluated(
     (tmp_path / "table.csv").write_text("\n".join(table(folder, "file,label")))
     for other, images, split in (
         ([], 5, "validation"),
-        (["data.dataset.path=other"], 6, "all"),
-        (["data.dataset.path=other", "data.dataset.test_share=0.5"], 3, "test"),
-        (["data.dataset.labels=table.csv", "data.dataset.draft=false"], 5, "validation"),
+        (["data.dataset.path=other", "--images=all"], 6, "all"),
+        (["data.dataset.path=other", "--images=all", "data.dataset.test_share=0.5"], 3, "test"),
+        (["data.dataset.labels=table.csv", "--images=as-trained"], 5, "validation"),
     ):
         ended = call_here(evaluate_main, "run", "--json", data[2], *other)
         printed = json.loads(ended.stdout.splitlines()[-1])
         assert (printed["images"], printed["split"]) == (images, split)
+    ended = call_here(evaluate_main, "run", data[2], "data.dataset.path=other")
+    assert ended.returncode == 1
+    assert "another path; type --images all to evaluate all of these images, or --images as-trained" in ended.stderr
 
 
 @pytest.mark.parametrize("parts", [[], ["data.holdout=5"], ["data.dataset.train_size=20", "data.dataset.test_size=4"]])
@@ -312,8 +315,8 @@ def test_the_images_of_a_run_keep_their_splits_at_any_path(
     typed = ["data/dataset=image_folder", "data.dataset.path=images", root, *parts]
     assert train_here(*typed, "model=cnn", "epochs=1", "hydra.run.dir=run").returncode == 0
 
-    def evaluated(path: object, *more: str) -> list[str]:
-        typed = ["run", root, f"data.dataset.path={path}", *more, "--json", "--predictions"]
+    def evaluated(path: object, *options: str) -> list[str]:
+        typed = ["run", root, f"data.dataset.path={path}", *options, "--json", "--predictions"]
         ended = call_here(evaluate_main, *typed)
         assert ("split have changed since training" in ended.stderr) == is_changed
         return [row["image"] for row in json.loads(ended.stdout.splitlines()[-1])["predictions"]]
@@ -324,10 +327,10 @@ def test_the_images_of_a_run_keep_their_splits_at_any_path(
     for path in ("./images", folder, "link"):
         assert evaluated(path) == expected
     folder.rename(tmp_path / "moved")
-    assert evaluated("moved") == evaluated("moved", "data.dataset.draft=false") == expected
+    assert evaluated("moved", "--images=as-trained") == expected
     for number in range(10):
         draw(tmp_path / "moved" / "cat" / f"{number}.png", 1000 + number)
-    assert len(evaluated("moved")) == 30, "another dataset"
-    (tmp_path / "moved").rename(folder)
     is_changed = True
+    assert evaluated("moved", "--images=as-trained") == expected
+    (tmp_path / "moved").rename(folder)
     assert evaluated("./images") == expected

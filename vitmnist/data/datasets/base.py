@@ -1,4 +1,4 @@
-"""Datasets: splits of images and labels, and the registry that reads them by a name.
+"""Datasets of labelled images, their splits, and the registry that loads them by name.
 
 To add a dataset, write a module in this folder with a function that returns a `Dataset`, register the function, and
 write its YAML file in `conf/data/dataset/`.
@@ -22,7 +22,7 @@ from vitmnist.config.validation import config_field
 from vitmnist.data.channel_statistics import compute_statistics, resolve_statistics
 from vitmnist.data.images import ColorMode, ImageReader, Pixels
 from vitmnist.data.sources import TensorSet, hash_tensor
-from vitmnist.errors import ConfigError, DataError, to_failure
+from vitmnist.errors import ConfigError, DataError, classify_error
 from vitmnist.registry import OptionsClass, Registry
 from vitmnist.runtime.files import expand_home
 from vitmnist.runtime.memory import Memory, check_fits
@@ -37,7 +37,7 @@ class ImageFiles:
 
     Args:
         names: the paths of the files, relative to `folder`.
-        read: reads a file. It is called from several threads, and pickled for workers.
+        read: reads a file. It is called from several threads, and must be picklable for workers.
     """
 
     folder: Path
@@ -58,8 +58,8 @@ class Split(TensorSet):
         mean: the mean of each channel of the training images, scaled to 0…1.
         std: the population standard deviation of each channel of the training images, scaled to 0…1.
         classes: the name of each label.
-        files: the file of each image, which `disk` reads; None if images have no files.
-        sha256: the `hash_tensor` of `images`, if it is known.
+        files: the file of each image, from which `disk` reads it; None if the images have no files.
+        sha256: the `hash_tensor` of `images`, if already known.
 
     Raises:
         DataError: images or labels have another dtype or shape, or a label has no class.
@@ -95,7 +95,7 @@ class Split(TensorSet):
         return replace(super().subset(rows), files=files, sha256=None)
 
     def name(self, index: int) -> str | int:
-        """The file of an image, or its index if it has none."""
+        """Return the file of an image, or its index if it has none."""
         return self.files.names[index] if self.files else index
 
 
@@ -106,8 +106,8 @@ class Dataset:
     A dataset with neither can be evaluated, but training needs a hold-out.
 
     Args:
-        skipped: number of unreadable images that were left out because the user allowed it.
-        folds_of: the size of the hold-out, and the checksums before it was drawn; all folds of a dataset share these.
+        skipped: number of unreadable images that were left out with the user's permission.
+        folds_of: the size of the hold-out and the checksums before it was drawn. All folds of a dataset share them.
 
     Raises:
         DataError: there are no training images, or images of different shapes.
@@ -145,19 +145,19 @@ class Dataset:
         return self.splits[self.eval_split]
 
     def with_statistics(self, mean: Sequence[float], std: Sequence[float]) -> Dataset:
-        """A copy of the dataset with these channel statistics in every split."""
+        """Return a copy of the dataset with these channel statistics in every split."""
         splits: dict[str, Any] = {
             name: replace(split, mean=tuple(mean), std=tuple(std)) for name, split in self.splits.items()
         }
         return replace(self, **splits)
 
     def describe_evaluation(self) -> str:
-        """A description of the split on which epochs are evaluated."""
+        """Describe the split on which epochs are evaluated."""
         return f"{self.eval_split} split, {len(self.evaluation):,} images"
 
     @cached_property
     def sha256(self) -> dict[str, str]:
-        """A checksum of each tensor, by which runs on the same data are recognised."""
+        """A checksum of each tensor. Runs on the same data have the same checksums."""
         return {
             f"{name}_{part}": checksum
             for name, split in self.splits.items()
@@ -172,20 +172,20 @@ DEFAULT_ROOT = "~/.cache/vitmnist"
 DATASETS: Registry[OptionsClass, Dataset] = Registry("data/dataset", __package__)
 """Functions of (options, root) that return a `Dataset`.
 
-Options can have an attribute `shape`, the `[C, H, W]` of the images; a model that does not fit is then refused before
-anything is read. They can have an attribute `reader`, a `FileReader`; `predict` then reads files with it.
+Options with an attribute `shape`, the `[C, H, W]` of the images, make it possible to refuse an unsuitable model before
+anything is read. With an attribute `reader`, a `FileReader`, `predict` reads files as the dataset does.
 """
 
 
 @dataclass
 class SizeOptions:
-    """The numbers of images to use: the first `train_size` and `test_size` images of the splits; None uses all."""
+    """Limits the splits to their first `train_size` and `test_size` images; None uses all."""
 
     train_size: int | None = config_field(None, at_least=1)
     test_size: int | None = config_field(None, at_least=1)
 
     def spans(self, train: int, test: int) -> tuple[slice, slice]:
-        """The rows to use of splits with `train` and `test` images; raises `ConfigError` if there are too few."""
+        """Return the rows to use of splits with these numbers of images; raises `ConfigError` if they are too few."""
         for key, size, available in (("train_size", self.train_size, train), ("test_size", self.test_size, test)):
             if size is not None and size > available:
                 raise ConfigError(f"data.dataset.{key}={size}: the set has {available} images; null takes them all")
@@ -193,10 +193,10 @@ class SizeOptions:
 
 
 class ImagesOnDisk(torch.utils.data.Dataset[tuple[Tensor, int]]):
-    """The samples of a split, each read from its file if it has one: a normalised float32 `[C, H, W]`, and a label."""
+    """Samples of a split, read from files if it has them: normalised float32 `[C, H, W]`, and a label."""
 
     def __init__(self, split: Split) -> None:
-        from torchvision import transforms  # This import takes 2 s, and only `disk` needs it.
+        from torchvision import transforms  # This import takes 2 s, and only workers need it.
 
         self.images = split.images.permute(0, 2, 3, 1).numpy() if split.files is None else split.files
         self.labels = split.labels.tolist()
@@ -222,10 +222,10 @@ def make_dataset(
 
 
 def get_file_reader(values: Mapping[str, Any], shape: Sequence[int]) -> FileReader:
-    """The `reader` of a dataset's options; without one, images are stretched to `[C, H, W]`.
+    """Return the `reader` of a dataset's options; without one, a reader that stretches images to `[C, H, W]`.
 
     Args:
-        values: the name and the options of the dataset; options that may change can be missing.
+        values: the name and the options of the dataset. Options that are allowed to change can be missing.
         shape: the `[C, H, W]` of the dataset's images.
 
     Raises:
@@ -262,7 +262,7 @@ def build_dataset(values: Mapping[str, Any], root: str, key: str | None = None) 
     try:
         return builder(options, expand_home(root))
     except OSError as error:
-        raise DataError(f"data/dataset={values['name']}: {to_failure(error).message}") from error
+        raise DataError(f"data/dataset={values['name']}: {classify_error(error).message}") from error
 
 
 def apply_config(dataset: Dataset, data: DataConfig) -> Dataset:
@@ -308,7 +308,7 @@ def hold_out_validation(dataset: Dataset, size: int | float, seed: int) -> Datas
     else:
         for label in train.labels.unique():
             rows = (train.labels == label).nonzero().flatten()
-            count = min(round(len(rows) * size), len(rows) - 1)  # One image of each class is left for training.
+            count = min(round(len(rows) * size), len(rows) - 1)  # Leave at least one image of each class for training.
             is_held_out[rows[torch.randperm(len(rows), generator=generator)[:count]]] = True
     if not is_held_out.any():
         raise ConfigError(f"{key}: no class has enough of the {len(train)} training images; type a larger share")

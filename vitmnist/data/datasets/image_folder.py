@@ -36,15 +36,15 @@ from vitmnist.store.rows import as_contiguous_rows, is_large
 log = logging.getLogger(__name__)
 
 CACHE_FOLDER = "vitmnist-cache"
-"""The folder below `data.root` for decoded images."""
+"""The folder for decoded images, below `data.root`."""
 CACHE_VERSION = 9
-"""The version of the decoded pixels and of the notes about them. Caches of another version are decoded again."""
+"""The version of the decoded pixels and of their notes. Images in a cache of another version are decoded again."""
 MIN_CLASS_SIZE = 5
-"""A warning names each class with fewer images in a split."""
+"""Classes with fewer images in a split are named in a warning."""
 MIN_STD = 8
-"""A warning reports a lower standard deviation of the pixels. 12-bit data in a 16-bit file never exceeds it."""
+"""A lower standard deviation of the pixels causes a warning. 12-bit data in 16-bit files is always below it."""
 MAX_NAMED_FILES = 5
-"""Number of files that the message about unreadable images names."""
+"""Maximum number of files to name in the message about unreadable images."""
 
 
 @dataclass
@@ -62,7 +62,7 @@ class ImageFolderOptions(SizeOptions):
     skip_unreadable: bool = False
     draft: bool = True
     max_16_bit: int = config_field(65_535, at_least=1, at_most=65_535)
-    # The bounds hold any float32.
+    # The bounds admit any float32.
     range_32_bit: tuple[float, float] | None = config_field(None, is_range=True, at_least=-3.5e38, at_most=3.5e38)
 
     @property
@@ -72,8 +72,8 @@ class ImageFolderOptions(SizeOptions):
 
     @property
     def reader(self) -> ImageReader:
-        """How a file becomes pixels."""
-        values = self.range_32_bit and (self.range_32_bit[0], self.range_32_bit[1])  # OmegaConf makes it a list.
+        """The reader that turns a file into pixels."""
+        values = self.range_32_bit and (self.range_32_bit[0], self.range_32_bit[1])  # OmegaConf turned it into a list.
         return ImageReader((self.size, self.size), self.mode, self.resize, self.draft, self.max_16_bit, values)
 
 
@@ -85,8 +85,8 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     images are added. Without another split, the first `test_share` of each class in this order are the test split.
 
     Raises:
-        ConfigError: there is no such folder, or a size is larger than its split.
-        DataError: a class has no images, or images are unreadable and not to be skipped.
+        ConfigError: the folder does not exist, or a size is larger than its split.
+        DataError: a class has no images, or images are unreadable and `skip_unreadable` is false.
         OutOfSpaceError: the disk of `root` has too little room for the decoded images.
     """
     folder = expand_home(options.path).absolute()
@@ -100,7 +100,7 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     else:
         source, classified = folder, list_splits(folder)
     classes, files = label_splits(source, classified, folder, options.test_share, options.skip_unreadable)
-    # Sizes that are too large are refused before anything is decoded.
+    # Refuse sizes that are too large before anything is decoded.
     options.spans(len(files["train"]), len(files.get("test", ())))
     decoder = FolderDecoder(folder, files, options)
     (images, labels), notes = decode_once(
@@ -119,7 +119,7 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
 def _make_splits(
     decoder: FolderDecoder, images: Tensor, labels: Tensor, classes: list[str], notes: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The splits by name, of the images that could be read."""
+    """Build the splits, by name, from the images that could be read."""
     folder, options, unreadable = decoder.folder, decoder.options, dict(notes["unreadable"])
     readable = [index for index in range(len(decoder.samples)) if index not in unreadable]
     starts = [sum(index < start for index in readable) for start in decoder.starts]
@@ -160,10 +160,10 @@ def _log_notes(folder: Path, notes: Mapping[str, Any]) -> None:
 def _readable_classes(
     folder: Path, classes: list[str], labels: Tensor, rows: dict[str, slice]
 ) -> tuple[list[str], Tensor]:
-    """The classes with readable training images, and the labels among these; logs classes with few images.
+    """Return the classes with readable training images, and the labels for them; log classes with few images.
 
     Raises:
-        DataError: fewer than two classes are left, or another split has images of a class that is not.
+        DataError: fewer than two classes are left, or a class without training images has images in another split.
     """
     counts = torch.stack([labels[span].bincount(minlength=len(classes)) for span in rows.values()])
     is_left = counts[0] > 0
@@ -187,7 +187,7 @@ def _unreadable_error(messages: list[str], size: int, advice: str) -> DataError:
 
 
 def _file_signature(path: Path) -> tuple[int, ...] | None:
-    """A signature that changes with the content of a file, without reading it; None for a missing file.
+    """Return a signature that changes with the content of a file, without reading it; None for a missing file.
 
     `mv` and archive tools preserve size and modification time, but not the ctime. When a parent folder or the target
     of a link is replaced, only the inode changes.
@@ -214,7 +214,7 @@ class FolderDecoder:
         self.checksums = [hashlib.sha256() for _ in splits]
 
     def fingerprint(self) -> str:
-        """A hash that changes with everything that changes the pixels."""
+        """Return a hash of everything that determines the pixels."""
         files = [
             (name, label, _file_signature(path)) for name, (path, label) in zip(self.names, self.samples, strict=True)
         ]
@@ -247,11 +247,11 @@ class FolderDecoder:
                 self.checksums[split].update(image.contiguous().numpy().data)
                 yield as_contiguous_rows(image.contiguous(memory_format=layout)), torch.tensor([self.samples[index][1]])
         if self.unreadable and not all(sums.any() for sums in self.sums):
-            # An exception here keeps the cache from being stored.
+            # Raise here, before the cache is stored.
             raise _unreadable_error([message for _, message in self.unreadable], len(self.samples), "none is left")
 
     def notes(self) -> dict[str, Any]:
-        """Plain values to store with the decoded images."""
+        """Return plain values to store with the decoded images."""
         mean, std = compute_mean_and_std(self.sums[0])
         checksums = [checksum.hexdigest() for checksum in self.checksums]
         warned = [f"{path}: {message}" for path, message in sorted(self.warnings.items())]
@@ -259,7 +259,7 @@ class FolderDecoder:
         return {**problems, "mean": mean, "std": std, "sha256": checksums}
 
     def _read(self, sample: tuple[Path, int]) -> tuple[Tensor, NDArray[np.uint64], bytes] | DataError:
-        """An image `[1, C, H, W]`, its `sum_channels` and a hash, or the error of a file that cannot be read."""
+        """Return an image `[1, C, H, W]`, its `sum_channels` and a hash, or the error if the file cannot be read."""
         try:
             pixels = self.reader(sample[0])
         except DataError as error:

@@ -1,4 +1,4 @@
-"""The bundled MNIST, and sets that torchvision downloads: sets in the format of MNIST, CIFAR-10 and CIFAR-100."""
+"""MNIST, which is included, and datasets that torchvision downloads: those in MNIST's format, and CIFAR-10 and -100."""
 
 import gzip
 import struct
@@ -18,7 +18,7 @@ from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, make_dat
 from vitmnist.errors import DataError
 
 BUNDLED_MNIST = Path(__file__).parent.parent / "mnist"
-"""The folder of the packed files of MNIST."""
+"""The folder of MNIST's compressed files."""
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 """The files of a dataset in MNIST's format."""
 UINT8 = 0x08
@@ -50,7 +50,7 @@ def mnist(sizes: SizeOptions, root: Path) -> Dataset:
 
 
 def _idx_dataset(name: str, source: str, classes: tuple[str, ...], sizes: SizeOptions, root: Path) -> Dataset:
-    """The set of a torchvision class; downloads or unpacks files only if one of the four is missing."""
+    """Load the dataset of a torchvision class; download or unpack files only if one of the four is missing."""
     raw = root / source / "raw"
     files = [raw / file for file in FILES]
     if not all(path.is_file() for path in files):
@@ -70,10 +70,10 @@ def _read_idx_files(name: str, files: Sequence[Path], classes: tuple[str, ...], 
 
 
 def read_idx(path: Path) -> Tensor:
-    """The tensor in an IDX file of bytes (http://yann.lecun.com/exdb/mnist), packed (`.gz`) or not.
+    """Read an IDX file of bytes (http://yann.lecun.com/exdb/mnist), compressed (`.gz`) or not.
 
     Raises:
-        DataError: it cannot be read or unpacked, or is not a complete IDX file of bytes.
+        DataError: the file cannot be read or decompressed, or is not a complete IDX file of bytes.
     """
     try:
         content = path.read_bytes()
@@ -82,14 +82,14 @@ def read_idx(path: Path) -> Tensor:
         if zeros != 0 or element_type != UINT8 or dimensions not in (1, 2, 3):
             raise ValueError(f"its header begins with {zeros}, {element_type}, {dimensions}")
         shape = struct.unpack_from(f">{dimensions}I", content, 4)
-        # A copy, because the bytes of a file are read-only.
+        # Copy it, because `bytes` are read-only.
         return torch.from_numpy(np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape).copy())
     except (OSError, EOFError, ValueError, struct.error, zlib.error) as error:
         raise DataError(f"{path} is damaged or no IDX file of bytes: {error}") from error
 
 
 def _read_cifar(classes: int, sizes: CifarOptions, root: Path) -> Dataset:
-    """Read the set with torchvision. It compares the files with their published MD5."""
+    """Read the dataset with torchvision, which compares the files with their published MD5."""
     from torchvision import datasets
 
     source = getattr(datasets, f"CIFAR{classes}")
@@ -102,13 +102,13 @@ def _read_cifar(classes: int, sizes: CifarOptions, root: Path) -> Dataset:
 
 
 def _download(source: Callable[..., Images], root: Path, files: list[str], folder: Path) -> Images:
-    """The set of a torchvision class, downloaded if it is not in `root`.
+    """Return the dataset of a torchvision class, downloaded if it is not in `root`.
 
     Args:
         files: the archives to put into `folder` where there is no network.
 
     Raises:
-        DataError: the files differ from the published ones, and cannot be downloaded.
+        DataError: the published files are not in `root`, and cannot be downloaded.
     """
     try:
         return source(str(root), download=True)
