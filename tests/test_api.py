@@ -128,17 +128,6 @@ def test_unusable_data_is_refused_with_a_reason(data: object, message: str) -> N
         make_loader("ram", data, **COMMON)
 
 
-def test_rows_of_a_hugging_face_dataset_are_samples_like_any_other() -> None:
-    from datasets import Dataset as Rows  # takes 2 s
-
-    rows = Rows.from_dict({"x": [[0.5], [1.5]], "label": [0, 1]}).with_format("torch")
-    with make_loader("disk", rows, **COMMON, shuffle="none", num_workers=0) as loader:
-        (batch,) = loader.epoch(0)
-    assert {key: values.tolist() for key, values in batch.items()} == {"x": [[0.5], [1.5]], "label": [0, 1]}
-    with pytest.raises(DataError, match=r"samples from 0 on are no pairs of .*: their batch is a dict; .* by disk"):
-        make_loader("ram", rows, **COMMON)
-
-
 def test_a_dataset_is_not_a_split(tiny: base.Dataset) -> None:
     with pytest.raises(DataError, match="of a dataset with several splits, give one"):
         make_loader("ram", tiny, **COMMON)

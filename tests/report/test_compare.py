@@ -148,7 +148,11 @@ def unfinished(folder: Path, left: str) -> None:
         (lambda f: run(f, "disk", status="interrupted", error="SIGTERM"), "interrupted: SIGTERM"),
         (lambda f: unfinished(f, ".lock"), "killed: it left no result.json"),
         (lambda f: unfinished(f, "vitmnist.log"), "not started"),
-        (lambda f: (run(f, "disk") / "result.json").write_text("{"), "unreadable: 1/result.json: "),
+        (
+            lambda f: (run(f, "disk") / "result.json").write_text("{"),
+            "unreadable: 1/result.json: is not JSON: ",
+        ),
+        (lambda f: (run(f, "disk") / "result.json").write_text("{}"), "unreadable: 1/result.json: is not the result"),
         (lambda f: run(f, "disk", resumed=True), "completed, resumed"),
     ],
 )

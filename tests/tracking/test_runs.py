@@ -1,4 +1,4 @@
-"""What a record says about a run; one that cannot be read is a row that says why, and stops no report."""
+"""How runs are found, and what their records say in `status` and at the end of a run."""
 
 import logging
 from pathlib import Path
@@ -6,31 +6,13 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import CallHere
-from tests.support.records import compared, run
+from tests.support.records import run
 from vitmnist.cli import report, status
 from vitmnist.errors import DataError
 from vitmnist.metrics.epoch_table import build_epoch_table
-from vitmnist.report.write import build_table
 from vitmnist.tracking.log import log_bottleneck
 from vitmnist.tracking.result import Result
 from vitmnist.tracking.runs import find_runs
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"\0\0\0\0", "is not JSON: Expecting value"),
-        (b"{}", "is not the result of a run"),
-        (b'{"status": "done", "epochs": []}', "is not the result of a run"),
-    ],
-)
-def test_an_unreadable_record_is_a_row_with_the_reason(content: bytes, reason: str, tmp_path: Path) -> None:
-    run(tmp_path / "0")
-    file = run(tmp_path / "1", "disk") / "result.json"
-    file.write_bytes(content)
-    states = [row["status"] for comparison in compared(tmp_path) for row in build_table(comparison)]
-    assert states[0] == "completed"
-    assert states[1].startswith(f"unreadable: 1/result.json: {reason}")
 
 
 def test_control_characters_of_a_record_are_escaped_where_they_are_printed(tmp_path: Path, call_here: CallHere) -> None:

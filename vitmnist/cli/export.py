@@ -64,13 +64,9 @@ def _to_pt2(program: ExportedProgram) -> bytes:
     return buffer.getvalue()
 
 
-def _load_pt2(content: bytes) -> Callable[[Tensor], Tensor]:
-    return torch.export.load(io.BytesIO(content)).module()
-
-
 FORMATS = {
     "onnx": Format(".onnx", ("onnx", "onnxscript", "onnxruntime"), _to_onnx, _load_onnx),
-    "torch": Format(".pt2", (), _to_pt2, _load_pt2),
+    "torch": Format(".pt2", (), _to_pt2, lambda content: torch.export.load(io.BytesIO(content)).module()),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
@@ -229,7 +230,10 @@ def _as_tensor(name: str, values: Any) -> Any:
     if not isinstance(values, np.ndarray):
         return values
     try:
-        return torch.from_numpy(values)
+        with warnings.catch_warnings():
+            # Torch warns that writing to a read-only array is undefined. Loaders do not write.
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            return torch.from_numpy(values)
     except (TypeError, ValueError) as error:
         raise DataError(f"{name}: torch cannot use this array: {error}") from error
 

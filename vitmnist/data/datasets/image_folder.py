@@ -204,7 +204,7 @@ class FolderDecoder:
     def __init__(self, folder: Path, splits: Mapping[str, LabelledFiles], options: ImageFolderOptions) -> None:
         self.folder, self.splits, self.options, self.reader = folder, splits, options, options.reader
         self.samples = [sample for files in splits.values() for sample in files]
-        self.names = [str(path.relative_to(folder)) for path, _ in self.samples]
+        self.names = [path.relative_to(folder).as_posix() for path, _ in self.samples]
         self.starts = [0, *accumulate(map(len, splits.values()))]
         """The index of the first sample of each split, and the number of samples."""
         self.unreadable: list[tuple[int, str]] = []
