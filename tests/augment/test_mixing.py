@@ -127,13 +127,6 @@ def test_padding_reaches_no_image_and_has_no_probability(name: str) -> None:
     assert not found[1][5:].any()
 
 
-def test_small_alpha_mixes_little() -> None:
-    source = images(NUMBER)
-    mixed, weights = built("mixup", alpha=1e-3)(source, source.flip(0), keys(NUMBER))
-    assert (weights > 0.999).double().mean() > 0.95
-    assert ((mixed - source).abs().amax(dim=(1, 2, 3)) < 1e-3).double().mean() > 0.95
-
-
 def test_each_operation_draws_random_numbers_of_its_own() -> None:
     drawn = keys(1000)
     columns = [random_bits(derive_keys(drawn, place), number) for place, number in ((0, 0), (0, 1), (1, 0), (2, 0))]

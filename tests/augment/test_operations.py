@@ -54,27 +54,19 @@ def images(number: int = NUMBER, channels: int = 3, height: int = 12, width: int
     return torch.rand(number, channels, height, width, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize(("size", "antialias"), [(None, False), (None, True), (8, False), (40, False)])
-def test_crops_are_those_of_torchvision(size: int | None, antialias: bool) -> None:
-    """Pixels differ by at most 1e-5. Antialiasing would change nothing in crops of the size of the image."""
-    crop, source = operation("random_resized_crop", size=size), images()
-    found = crop(source, keys())
-    boxes = draw_boxes(keys(), (0.08, 1.0), (0.75, 1.3333), 12, 17)
-    for image, top, left, bottom, right, ours in zip(source, *boxes, found, strict=True):
-        box = int(top), int(left), int(bottom - top), int(right - left)
-        theirs = TF.resized_crop(image, *box, [size or 12, size or 17], antialias=antialias)
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("size", [None, 8, 40])
-def test_crops_of_bytes_are_those_of_torchvision_to_the_last_bit(size: int | None) -> None:
-    source = images().mul(255).to(torch.uint8)
+@pytest.mark.parametrize(
+    ("size", "antialias", "to_bytes"),
+    [(None, True, False), *((size, False, to_bytes) for size in (None, 8, 40) for to_bytes in (False, True))],
+)
+def test_crops_are_those_of_torchvision(size: int | None, antialias: bool, to_bytes: bool) -> None:
+    """Floats differ by at most 1e-5, and bytes are equal. Antialiasing would change nothing in crops of that size."""
+    source, tolerance = (images().mul(255).to(torch.uint8), 0) if to_bytes else (images(), 1e-5)
     crop = operation("random_resized_crop", size=size)
     boxes = draw_boxes(keys(), (0.08, 1.0), (0.75, 1.3333), 12, 17)
     for image, key, top, left, bottom, right in zip(source, keys(), *boxes, strict=True):
         box = int(top), int(left), int(bottom - top), int(right - left)
-        theirs = TF.resized_crop(image, *box, [size or 12, size or 17], antialias=False)
-        assert torch.equal(crop(image[None], key[None])[0], theirs)
+        theirs = TF.resized_crop(image, *box, [size or 12, size or 17], antialias=antialias)
+        torch.testing.assert_close(crop(image[None], key[None])[0], theirs, rtol=0, atol=tolerance)
 
 
 def test_shift_moves_whole_images_evenly_and_fills_with_black() -> None:

@@ -4,17 +4,13 @@ import os
 import re
 import subprocess
 import sys
-from argparse import Action, ArgumentParser
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from hydra._internal.utils import get_args_parser
 
 from tests.conftest import CallHere, Printed
 from tests.support.processes import run_python
 from vitmnist.__main__ import COMMANDS, command_main, main
-from vitmnist.cli import arguments
 from vitmnist.errors import DataError
 
 HELP = """
@@ -54,22 +50,6 @@ def test_each_command_is_explained_and_its_mistakes_have_their_exit_codes(name: 
     assert re.fullmatch(r"error: .*nowhere.*\n", ended.stderr)
     if name != "diagnose":
         assert call_here(main, name, "--nonsense").returncode == (1 if name == "train" else 2)
-
-
-def test_an_argparse_that_checks_help_accepts_the_options_of_hydra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python 3.14 checks that the help is text."""
-    add_argument = ArgumentParser.add_argument
-
-    def add_checked(parser: ArgumentParser, *names: str, **options: object) -> Action:
-        assert isinstance(options.get("help") or "", str), "badly formed help string"
-        return add_argument(parser, *names, **options)
-
-    monkeypatch.setattr(ArgumentParser, "add_argument", add_checked)
-    monkeypatch.setattr(arguments, "sys", SimpleNamespace(version_info=(3, 14)))
-    monkeypatch.setattr(arguments, "_accept_lazy_help", arguments._accept_lazy_help.__wrapped__)
-    assert arguments.parse_arguments(["-m", "epochs=1,2"]).options.multirun
-    (option,) = [action for action in get_args_parser()._actions if action.dest == "shell_completion"]
-    assert "Install or Uninstall shell completion" in str(option.help)
 
 
 def test_usage_errors_and_interrupts_have_their_exit_codes(

@@ -71,7 +71,7 @@ def test_statistics_are_typed_recorded_and_may_not_change(
 def test_seeds_share_a_hold_out_and_folds_are_compared(
     quick: list[str], succeed: Printed, refuse: Printed, output_of: Printed, tmp_path: Path
 ) -> None:
-    runs = {"one": ["seed=1"], "two": ["seed=2"], "fold": ["seed=2", "data.holdout_seed=1"]}
+    runs = {"first": ["seed=1"], "second": ["seed=2"], "fold": ["seed=2", "data.holdout_seed=1"]}
     for name, typed in runs.items():
         succeed(*quick, "data.holdout=0.3", "epochs=1", *typed, f"hydra.run.dir={name}")
     first, second, fold = (result_of(tmp_path / name)["dataset"] for name in runs)

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import torchvision
 from PIL import Image, ImageFile, ImageOps
-from torchvision import transforms
-from torchvision.transforms.functional import pil_to_tensor
 
 from tests.support.pictures import smooth
 from vitmnist.data.image_listing import EXTENSIONS
@@ -155,30 +153,6 @@ def test_a_jpeg_that_is_not_twice_the_size_is_decoded_in_full(tmp_path: Path) ->
     save(tmp_path / "photo.jpg", smooth(0, (371, 243)))
     full, draft = (read_image(tmp_path / "photo.jpg", (186, 122), "rgb", draft=draft) for draft in (False, True))
     assert full == draft
-
-
-@pytest.mark.parametrize("orientation", [1, 6])
-@pytest.mark.parametrize("sides", [(371, 243), (243, 371), (50, 300), (30, 20), (64, 64)])
-def test_a_crop_is_that_of_torchvision(tmp_path: Path, sides: tuple[int, int], orientation: int) -> None:
-    save(tmp_path / "photo.png", smooth(0, sides), exif=turned(orientation))
-    with Image.open(tmp_path / "photo.png") as image:
-        pixels = pil_to_tensor(ImageOps.exif_transpose(image))
-    shorter = transforms.Resize(64, antialias=True)(pixels)
-    expected = transforms.CenterCrop(64)(shorter)
-    found = pil_to_tensor(read_image(tmp_path / "photo.png", (64, 64), "rgb", "crop"))
-    assert (found.int() - expected.int()).abs().max() <= 1
-
-
-@pytest.mark.parametrize(("sides", "box"), [((90, 45), (0, 15, 60, 45)), ((30, 60), (15, 0, 45, 60))])
-def test_a_padded_image_is_whole_and_its_margin_black(
-    tmp_path: Path, sides: tuple[int, int], box: tuple[int, int, int, int]
-) -> None:
-    image = smooth(0, sides).point(lambda value: max(value, 9))
-    save(tmp_path / "photo.png", image)
-    padded = read_image(tmp_path / "photo.png", (60, 60), "rgb", "pad")
-    resized = image.resize((box[2] - box[0], box[3] - box[1]), Image.Resampling.BILINEAR)
-    assert np.abs(np.asarray(padded.crop(box), dtype=int) - np.asarray(resized, dtype=int)).max() <= 1
-    assert padded.getbbox() == box
 
 
 def noisy(size: tuple[int, int], mode: str = "RGB") -> Image.Image:

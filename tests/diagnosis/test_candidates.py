@@ -18,7 +18,6 @@ from vitmnist.diagnosis.candidates import (
     ImitatedStep,
     build_replacement_candidate,
     find_best_change,
-    time_stages,
     try_loaders,
 )
 from vitmnist.diagnosis.observed_loader import DataPass, LoaderInfo, ObservedLoader
@@ -119,17 +118,13 @@ def test_an_imitated_step_takes_the_time_and_the_cores_of_the_scripts(cores: flo
     assert step.threads == threads
 
 
-def test_the_time_of_a_sample_is_divided_and_transforms_stay_as_they_are() -> None:
+def test_random_transforms_are_timed_one_by_one_and_tried_on_tensors_too() -> None:
     dataset = Transformed(slow, add_noise)
-    seconds_by_stage = time_stages(DataLoader(torch.utils.data.Subset(dataset, range(8)), 4))
+    timings, seconds_by_stage = try_loaders(loop_over(torch.utils.data.Subset(dataset, range(8))))
+    assert timings[-1].name == 'from_dataloader, transforms="tensor"'
     assert [*seconds_by_stage] == ["decoding and reading", "slow", "add_noise", "collating"]
     assert seconds_by_stage["slow"] == max(seconds_by_stage.values())
     assert dataset.transform.transforms == [slow, add_noise]
-
-
-def test_random_transforms_are_tried_on_tensors_too() -> None:
-    timings, _ = try_loaders(loop_over(Transformed(slow, add_noise)))
-    assert timings[-1].name == 'from_dataloader, transforms="tensor"'
 
 
 def test_set_up_is_that_of_from_dataloader_for_all_samples(monkeypatch: pytest.MonkeyPatch) -> None:

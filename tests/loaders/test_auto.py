@@ -335,13 +335,13 @@ def test_a_step_is_compiled_before_it_is_timed_and_not_within_an_epoch(
     train_here: Train, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The step is compiled for the batches of each candidate: `disk` delivers floats, the others uint8."""
-    compiled, compiled_in_block = [], []
+    compiled, compiled_in_window = [], []
     time_window = LoaderCandidate.time_window
 
-    def timed(candidate: LoaderCandidate, *parts: object) -> object:
-        before, found = len(compiled), time_window(candidate, *parts)
-        compiled_in_block.append(len(compiled) - before)
-        return found
+    def timed(candidate: LoaderCandidate, *parts: object) -> None:
+        before = len(compiled)
+        time_window(candidate, *parts)
+        compiled_in_window.append(len(compiled) - before)
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
         compiled.append({tensor.dtype for tensor in inputs})
@@ -355,4 +355,4 @@ def test_a_step_is_compiled_before_it_is_timed_and_not_within_an_epoch(
     assert ended.returncode == 0, ended.stderr
     assert result_of(tmp_path / "here")["compile_s"] > 0
     assert [torch.uint8 in dtypes for dtypes in compiled] == [True, False]
-    assert set(compiled_in_block) == {0}
+    assert set(compiled_in_window) == {0}

@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from tests.support.pictures import check_same
+from tests.support.processes import FORKS
 from tests.support.samples import Made
 from vitmnist.replacement.decoded_dataset import TransformedDataset
 
@@ -45,7 +46,8 @@ def test_tokenizers(tmp_path: Path) -> None:
         check_batches(transformers.BatchEncoding, build)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@FORKS
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.needs("fork"))])
 def test_graphs(workers: int) -> None:
     geometric = pytest.importorskip("torch_geometric")
     from torch_geometric import loader, transforms
@@ -64,5 +66,7 @@ def test_graphs(workers: int) -> None:
 
     split = transforms.Compose([transforms.NormalizeFeatures(), transforms.RandomNodeSplit(num_val=1, num_test=1)])
     for dataset in (Made(graph, SIZE), Graphs(), Graphs(transform=split)):
-        build = partial(loader.DataLoader, dataset, 4, shuffle=True, num_workers=workers, follow_batch=["y"])
+        # A forked worker needs no pickle of `Graphs`, which is a local class.
+        options = {"num_workers": workers, "multiprocessing_context": "fork"} if workers else {}
+        build = partial(loader.DataLoader, dataset, 4, shuffle=True, follow_batch=["y"], **options)
         check_batches(geometric.data.Batch, build)

@@ -73,7 +73,6 @@ REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
     ([*START, ToTensor()], {}, "not ToTensor as it is"),
     ([*START, OwnCrop(9)], {}, "not OwnCrop as it is"),
     ([*START, v1.RandomApply([v1.Grayscale(3)])], {}, "not RandomApply as it is"),
-    ([*START, v1.RandomErasing()], {}, "not RandomErasing as it is"),
     ([*START, v1.RandomRotation(9, expand=True)], {}, "not RandomRotation as it is"),
     ([*START, v1.RandomCrop(145, pad_if_needed=True)], {}, "not RandomCrop as it is"),
     ([*START, v2.ToDtype(torch.float32)], {}, "not ToDtype as it is"),

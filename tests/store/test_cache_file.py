@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -86,6 +87,7 @@ def test_without_a_fingerprint_nothing_is_found_again_and_nothing_is_left(tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.needs("POSIX files")
 def test_a_cache_may_be_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is sparse, so it takes no room on the disk."""
     values(counted(), tmp_path, fingerprint="counted")
@@ -238,3 +240,17 @@ def test_processes_that_start_together_decode_once(tmp_path: Path) -> None:
         process.join(100)
     assert [process.exitcode for process in processes] == [0, 0, 0]
     assert len(list(tmp_path.glob("decoding*"))) == 1
+
+
+def test_threads_that_start_together_decode_once(tmp_path: Path) -> None:
+    decoded: list[int] = []
+
+    def chunks() -> Iterator[tuple[Tensor, Tensor]]:
+        decoded.append(1)
+        time.sleep(0.2)
+        yield torch.zeros(5, 3), torch.arange(5)
+
+    with ThreadPoolExecutor(3) as threads:
+        tensors = [threads.submit(cache_file.decode_once, tmp_path, "shared", 5, chunks) for _ in range(3)]
+    assert all(torch.equal(future.result()[0][1], torch.arange(5)) for future in tensors)
+    assert len(decoded) == 1

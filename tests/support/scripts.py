@@ -43,14 +43,6 @@ def run_vitmnist() -> None:
     sys.exit()
 
 
-def start_here(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run `vitmnist` in a folder, in a process that has imported torch already."""
-    files = {"output": "stdout", "errors": "stderr"}
-    process = TrainProcess(folder, *arguments, **files, environment=environment, before=run_vitmnist)
-    code, output = process.ended()
-    return subprocess.CompletedProcess(arguments, code, output, (folder / "stderr").read_text())
-
-
 def diagnose(
     folder: Path, script: str, *options: str, arguments: tuple[str, ...] = (), fresh: bool = False, **environment: str
 ) -> tuple[Any, dict[str, Any]]:
@@ -59,10 +51,14 @@ def diagnose(
     Args:
         fresh: in a process that has imported nothing.
     """
-    (folder / "mine.py").write_text(script)
+    (folder / "mine.py").write_text(script, encoding="utf-8")
     command = ["diagnose", "--json=report.json", *options, "mine.py", *arguments]
-    ended = (
-        run_python("-m", "vitmnist", *command, folder=folder) if fresh else start_here(folder, *command, **environment)
-    )
+    if fresh:
+        ended = run_python("-m", "vitmnist", *command, folder=folder)
+    else:
+        files = {"output": "stdout", "errors": "stderr"}
+        process = TrainProcess(folder, *command, **files, environment=environment, before=run_vitmnist)
+        code, output = process.ended()
+        ended = subprocess.CompletedProcess(command, code, output, (folder / "stderr").read_text(encoding="utf-8"))
     assert (folder / "report.json").exists(), ended.stderr
-    return ended, json.loads((folder / "report.json").read_text() or "{}")
+    return ended, json.loads((folder / "report.json").read_text(encoding="utf-8") or "{}")

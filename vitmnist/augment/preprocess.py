@@ -201,22 +201,21 @@ class Preprocess(nn.Module):
         return self._augment_and_normalize(images, keys)
 
     def _augment_and_normalize(self, images: Tensor, keys: Tensor | None) -> Tensor:
+        """Without keys, normalise uint8 images and return floats. With keys, convert floats back and augment too."""
         check_layout(images.shape, len(self.mean))
         if images.dtype != torch.uint8 and not images.is_floating_point():
             raise DataError(f"images: must be uint8, or floating point and normalised, found {images.dtype}")
         if self.augment is None or keys is None:
-            augment = self._no_augment
             images = center_crop(images, self.size)
-            if images.is_floating_point():
-                return images
-        else:
-            augment = self.augment
-            images = self._denormalize(images)
-        height, width = images.shape[2:]
+            return images if images.is_floating_point() else self._normalize(self._no_augment, images, [])
+        images = self._denormalize(images)
         # Draw for the whole batch: in threads, small operations would wait for the GIL.
-        params = [] if keys is None else augment.draw(keys, height, width)
+        return self._normalize(self.augment, images, self.augment.draw(keys, *images.shape[2:]))
+
+    def _normalize(self, augment: Compose, images: Tensor, params: list[Params]) -> Tensor:
+        """Augment and normalise images: large ones on the CPU one by one in threads, others as a batch."""
         is_eager_on_cpu = images.device.type == "cpu" and not torch.compiler.is_compiling()
-        if is_eager_on_cpu and is_large(augment.output_size(height, width)):
+        if is_eager_on_cpu and is_large(augment.output_size(*images.shape[2:])):
             return self._normalize_large_images(augment, images, params)
         return augment.forward(self._to_unit_floats(images), params).sub_(self.mean).div_(self.std)
 

@@ -146,7 +146,7 @@ def describe_empty_classes(source: Path, empty: Sequence[str], num_classes: int)
 def sort_by_hash(files: ClassifiedFiles, folder: Path) -> ClassifiedFiles:
     """Sort images by a hash of their names. The order mixes the classes, and stays when images are added."""
     return sorted(
-        files, key=lambda file: hashlib.sha256(os.fsencode(normalize(str(file[0].relative_to(folder))))).digest()
+        files, key=lambda file: hashlib.sha256(os.fsencode(normalize(file[0].relative_to(folder).as_posix()))).digest()
     )
 
 

@@ -84,15 +84,14 @@ class ImageReader:
         orientation, size = self._stored_size(image)
         full_size = image.size
         draft = image.draft(None, (2 * size[0], 2 * size[1])) if self.draft else None
-        if image.size != full_size:
-            decode = np.array  # Only Pillow decodes at a smaller scale.
+        is_scaled = image.size != full_size
         converted = self._convert_mode(image)
         # At scale 1/2, 375 rows are decoded to 188, not 187.5. Resizing all 188 would shift the image: at 64×64 the
         # pixels of 500×375 images would differ from those of full decoding by 1.2 instead of 0.3.
         if draft and draft[1] != (0, 0, *converted.size):
             pixels = np.array(converted.resize(size, Image.Resampling.BILINEAR, draft[1]))
         else:
-            pixels = decode(converted)
+            pixels = np.array(converted) if is_scaled else decode(converted)  # Only Pillow decodes at a smaller scale.
             orientation, size = self._stored_size(image)  # Loading turns a TIFF image upright.
             pixels = resize_pixels(pixels, size)
         pixels = pixels.reshape(*pixels.shape[:2], -1)

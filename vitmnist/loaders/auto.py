@@ -176,9 +176,8 @@ def _reason(name: str, epochs_s: Mapping[str, Spread]) -> str:
     """Explain the selection. Other loaders whose ranges overlap with that of the fastest are within noise of it."""
     best = epochs_s[name]
     text = f"{best.median:.3g} s an epoch expected, the least"
-    others = [
-        other
-        for other, epoch_s in epochs_s.items()
-        if other != name and epoch_s.low <= best.high and best.low <= epoch_s.high
+    overlapping = [
+        other for other, epoch_s in epochs_s.items() if epoch_s.low <= best.high and best.low <= epoch_s.high
     ]
+    others = [other for other in overlapping if other != name]
     return f"{text}; within noise of it: {', '.join(others)}" if others else text

@@ -1,5 +1,7 @@
 """`disk` reads samples when they are needed: image files in threads, others in the workers of a `DataLoader`."""
 
+import atexit
+import os
 import signal
 import sys
 import threading
@@ -200,3 +202,5 @@ def _prepare_worker(worker: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Torch terminates a worker that hangs with this signal.
     # Print no traceback if the training process ends while it receives a batch.
     sys.excepthook = lambda *_: None
+    # A spawned worker would unload torch at its end, which takes a second. A forked worker never does.
+    atexit.register(os._exit, 0)

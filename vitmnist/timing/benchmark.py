@@ -93,10 +93,10 @@ class LoaderCandidate:
             return (self.epoch or self.loader.epoch)(epoch)  # type: ignore[attr-defined]
         return self.loader
 
-    def time_window(self, size: int = WARM_UP_BATCHES) -> TimedWindow | None:
-        """Time `size` batches of a new epoch. Returns None after an error, or if there is no batch."""
+    def time_window(self, size: int = WARM_UP_BATCHES) -> None:
+        """Time `size` batches of a new epoch, unless an earlier window has failed."""
         if self.error:
-            return None
+            return
         try:
             window = self._time(size)
         except Exception as error:
@@ -105,11 +105,10 @@ class LoaderCandidate:
             # The frames of the traceback keep the workers of a DataLoader alive.
             clear_frames(error.__traceback__)
             self.error = format_error(error)
-            return None
+            return
         if window and self.warm_up:
             self.windows.append(window)
         self.warm_up = self.warm_up or window
-        return window
 
     def _time(self, size: int) -> TimedWindow | None:
         """Time a window of `size` batches, after those that may have been read ahead when the first step ends."""
@@ -154,10 +153,7 @@ class Benchmark:
         candidate.name = name
         candidate.time_window()
         if close := getattr(candidate.loader, "close", None):
-            if candidate.error:
-                close()
-            else:
-                self.stack.callback(close)
+            self.stack.callback(close)
         self.candidates.append(candidate)
         return candidate
 

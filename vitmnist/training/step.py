@@ -198,10 +198,11 @@ class TrainStep:
 
     @contextmanager
     def preserved_state(self) -> Iterator[None]:
-        """Restore the state on exit, and drop the gradients."""
+        """Restore the state on exit, including buffers that are not in `state_dict()`, and drop the gradients."""
         before = copy.deepcopy(self.state_dict())
-        try:
-            yield
-        finally:
-            self.load_state_dict(before)
-            self.model.zero_grad()
+        with preserved_buffers(self.model):
+            try:
+                yield
+            finally:
+                self.load_state_dict(before)
+                self.model.zero_grad()

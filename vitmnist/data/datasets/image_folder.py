@@ -25,7 +25,7 @@ from vitmnist.data.channel_statistics import compute_mean_and_std, compute_stati
 from vitmnist.data.datasets.base import DATASETS, Dataset, ImageFiles, SizeOptions, Split
 from vitmnist.data.image_listing import LabelledFiles, describe_empty_classes, label_splits, list_splits
 from vitmnist.data.images import ColorMode, ImageReader, ResizeMode, collect_file_warnings, to_tensor
-from vitmnist.data.label_table import LabelTable, TableColumns
+from vitmnist.data.label_table import TableColumns, read_label_table
 from vitmnist.errors import ConfigError, DataError, join_names
 from vitmnist.runtime.cpu import available_cores, one_core_per_thread
 from vitmnist.runtime.files import expand_home
@@ -96,7 +96,7 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
         raise ConfigError(f"data.dataset.range_32_bit={[*options.range_32_bit]}: black and white must differ")
     if options.labels:
         source = expand_home(options.labels)
-        classified = LabelTable(source, options.columns, options.suffix).read(folder, options.skip_unreadable)
+        classified = read_label_table(source, options.columns, options.suffix, folder, options.skip_unreadable)
     else:
         source, classified = folder, list_splits(folder)
     classes, files = label_splits(source, classified, folder, options.test_share, options.skip_unreadable)
@@ -204,7 +204,7 @@ class FolderDecoder:
     def __init__(self, folder: Path, splits: Mapping[str, LabelledFiles], options: ImageFolderOptions) -> None:
         self.folder, self.splits, self.options, self.reader = folder, splits, options, options.reader
         self.samples = [sample for files in splits.values() for sample in files]
-        self.names = [str(path.relative_to(folder)) for path, _ in self.samples]
+        self.names = [path.relative_to(folder).as_posix() for path, _ in self.samples]
         self.starts = [0, *accumulate(map(len, splits.values()))]
         """The index of the first sample of each split, and the number of samples."""
         self.unreadable: list[tuple[int, str]] = []
