@@ -18,6 +18,7 @@ from torch.utils.data import (
 
 from tests.conftest import REPOSITORY
 from tests.support.pages import blocks
+from tests.support.processes import skip_without
 from vitmnist import audit, auditing, make_loader
 from vitmnist.auditing import AuditReport, CheckResult
 from vitmnist.data.randomness import RandomState, read_samples, seed_generators
@@ -45,8 +46,10 @@ class CustomLoader:
         if fault == "leaves a thread":
             threading.Thread(target=ENDED.wait, name="reader", daemon=True).start()
         if fault == "leaves a process":
-            fork = multiprocessing.get_context("fork")
-            fork.Process(target=time.sleep, args=(60,), name="reader", daemon=True).start()
+            skip_without("fork")
+            multiprocessing.get_context("fork").Process(
+                target=time.sleep, args=(60,), name="reader", daemon=True
+            ).start()
 
     def indices(self, number: int) -> list[int]:
         shift = {"same order": 0, "order depends on workers": number + self.workers}.get(self.fault, number)

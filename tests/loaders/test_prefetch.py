@@ -144,6 +144,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.needs("POSIX signals")
 def test_ctrl_c_ends_the_program(tmp_path: Path) -> None:
     """The program ends while its source blocks for ever, and no worker survives."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

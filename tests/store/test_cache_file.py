@@ -87,6 +87,7 @@ def test_without_a_fingerprint_nothing_is_found_again_and_nothing_is_left(tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.needs("POSIX files")
 def test_a_cache_may_be_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is sparse, so it takes no room on the disk."""
     values(counted(), tmp_path, fingerprint="counted")

@@ -21,6 +21,7 @@ import pytest
 SYSTEM = {
     "fork": hasattr(os, "fork"),
     "POSIX signals": hasattr(signal, "SIGKILL"),
+    "POSIX files": hasattr(os, "mkfifo"),  # links, FIFOs, times of changes, mappings without reserved memory
     "/proc": Path("/proc/self").exists(),
 }
 """What some tests need, and whether this system has it: the arguments of the marker `needs`."""

@@ -102,6 +102,7 @@ def check_loaders(train: Split) -> None:
         assert torch.equal(labels, train.labels), name
 
 
+@pytest.mark.needs("POSIX files")
 def test_images_are_decoded_again_only_when_they_change_or_are_read_in_another_way(
     folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +150,7 @@ def exchange_unpacked(first: Path, second: Path) -> None:
     exchange(first, second)
 
 
+@pytest.mark.needs("POSIX files")
 @pytest.mark.parametrize("change", [exchange, restore, exchange_unpacked])
 def test_an_image_replaced_by_one_of_the_same_name_size_and_time_is_decoded_again(
     change: Callable[[Path, Path], None],
@@ -339,6 +341,7 @@ def test_what_cannot_be_trained_is_refused_before_images_are_decoded(
     assert not (tmp_path / "root").exists()
 
 
+@pytest.mark.needs("POSIX files")
 def test_only_visible_regular_files_are_images_and_links_to_parents_are_left_out(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

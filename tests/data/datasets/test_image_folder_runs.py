@@ -34,6 +34,7 @@ def test_the_test_set_must_fit_next_to_the_training_set(
     assert re.search(rf"{loader}: the set takes .* are free; data/loader=cache or data/loader=disk would work", printed)
 
 
+@pytest.mark.needs("POSIX files")
 def test_images_are_decoded_on_all_cores_in_the_same_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "cat" / "4.png").write_bytes(b"no image")
     expected = load(folder, skip_unreadable=True)

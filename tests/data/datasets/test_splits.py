@@ -306,6 +306,7 @@ def test_another_folder_is_evaluated_as_the_user_says(
     assert "another path; type --images all to evaluate all of these images, or --images as-trained" in ended.stderr
 
 
+@pytest.mark.needs("POSIX files")
 @pytest.mark.parametrize("parts", [[], ["data.holdout=5"], ["data.dataset.train_size=20", "data.dataset.test_size=4"]])
 def test_the_images_of_a_run_keep_their_splits_at_any_path(
     parts: list[str], folder: Path, train_here: Train, call_here: CallHere, tmp_path: Path
