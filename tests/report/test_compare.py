@@ -148,10 +148,8 @@ def unfinished(folder: Path, left: str) -> None:
         (lambda f: run(f, "disk", status="interrupted", error="SIGTERM"), "interrupted: SIGTERM"),
         (lambda f: unfinished(f, ".lock"), "killed: it left no result.json"),
         (lambda f: unfinished(f, "vitmnist.log"), "not started"),
-        (
-            lambda f: (run(f, "disk") / "result.json").write_text("{"),
-            "unreadable: 1/result.json: is not JSON: ",
-        ),
+        (lambda f: (run(f, "disk") / "result.json").write_text("{"), "unreadable: 1/result.json: is not JSON: "),
+        (lambda f: run(f, "disk", format=2), "unreadable: 1/result.json: has format 2, and this version of vitmnist"),
         (lambda f: (run(f, "disk") / "result.json").write_text("{}"), "unreadable: 1/result.json: is not the result"),
         (lambda f: run(f, "disk", resumed=True), "completed, resumed"),
     ],

@@ -23,6 +23,8 @@ from vitmnist.runtime.world import World
 
 log = logging.getLogger(__name__)
 
+FORMAT = 1
+"""The version of the format of `result.json`. Increase it when the meaning of a key changes."""
 FINAL_STATUSES = ("completed", "failed", "interrupted")
 """The possible values of `status` in `result.json`."""
 TEST_ACC = "test_acc"
@@ -40,6 +42,7 @@ class Result:
     `status` is one of `FINAL_STATUSES`; it is failed until the run ends.
     """
 
+    format: int = FORMAT
     status: str = "failed"
     error: str | None = None
     exit_code: int | None = None
@@ -73,11 +76,13 @@ class Result:
 
         Raises:
             FileNotFoundError: there is no such file.
-            UnreadableError: the file cannot be read, or is not a record.
+            UnreadableError: the file cannot be read, is not a record, or has another format.
         """
         content = read_json_or_yaml(path)
         if not isinstance(content, dict) or content.get("status") not in FINAL_STATUSES:
             raise UnreadableError("is not the result of a run")
+        if (version := content.get("format", FORMAT)) != FORMAT:
+            raise UnreadableError(f"has format {version}, and this version of vitmnist reads format {FORMAT}")
         return cls(**{spec.name: content[spec.name] for spec in fields(cls) if spec.name in content})
 
     def write(self, folder: Path) -> None:
