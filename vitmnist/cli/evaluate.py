@@ -88,9 +88,10 @@ def evaluate(
     if split_name not in dataset.splits:
         raise ConfigError(f"--split {split_name}: the dataset has only {' and '.join(dataset.splits)} images")
     split = trained.adapt_split(dataset.splits[split_name])
-    # All loaders deliver the same batches; `ram` has no options.
+    # All loaders deliver the same batches. `cache` reads mapped images in place, so they can be larger than memory.
+    loader_name = "cache" if split.is_mapped else "ram"
     with make_loader(
-        "ram", split, batch_size=config.batch_size, device=device, seed=0, shuffle="none", rank=0, world_size=1
+        loader_name, split, batch_size=config.batch_size, device=device, seed=0, shuffle="none", rank=0, world_size=1
     ) as loader:
         values, predictions = loop.evaluate(trained.model, loader, trained.build_preprocess().to(device))
     metrics = {name: values[f"eval_{name}"] for name in METRICS.names()}
