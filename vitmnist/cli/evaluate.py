@@ -34,8 +34,6 @@ from vitmnist.training.loop import Predictions
 
 # Options of `tabulate`: columns are aligned on the right, and only the first column, the class, is text.
 TABLE_OPTIONS: Any = {"tablefmt": "plain", "disable_numparse": [0], "stralign": "right"}
-# The keys and sections that `evaluate` accepts as overrides.
-OVERRIDABLE_KEYS = (*IMAGE_KEYS, "device")
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ def evaluate(
     Raises:
         UserError: the folder, the overrides or the data cannot be used.
     """
-    config = load_evaluation_config(folder, overrides, OVERRIDABLE_KEYS)
+    config = load_evaluation_config(folder, overrides, (*IMAGE_KEYS, "device"))
     device = choose_device(config.device)
     trained = load_inference_model(folder, device, weights)
     dataset = load_evaluation_dataset(folder, config.data, overrides, images)

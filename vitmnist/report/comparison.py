@@ -197,12 +197,10 @@ def compare(runs: Sequence[Run]) -> list[Comparison]:
     sweep_facts = {run.folder.parent: facts for run in reversed(runs) if (facts := _facts(run))}
     facts_by_run = [_facts(run) or sweep_facts.get(run.folder.parent, {}) for run in runs]
     groups: dict[tuple[str | None, ...], list[Run]] = defaultdict(list)
-    by_host: dict[str | None, list[Run]] = defaultdict(list)
-    for run, facts in zip(runs, facts_by_run, strict=True):
-        by_host[facts.get("host")].append(run)
-    for run, facts in zip(runs, facts_by_run, strict=True):
-        host = facts.get("host")
-        overlapping = host is not None and any(run.overlaps(other) for other in by_host[host])
+    hosts = [facts.get("host") for facts in facts_by_run]
+    for run, facts, host in zip(runs, facts_by_run, hosts, strict=True):
+        neighbours = [other for other, other_host in zip(runs, hosts, strict=True) if host and other_host == host]
+        overlapping = any(map(run.overlaps, neighbours))
         groups[tuple(facts.get(title) for title in COMPARABILITY_FACTS)].append(replace(run, overlapping=overlapping))
     return [_comparison(group) for group in groups.values()]
 
@@ -210,18 +208,17 @@ def compare(runs: Sequence[Run]) -> list[Comparison]:
 def _comparison(runs: Sequence[Run]) -> Comparison:
     configs = [_displayed_config(run) for run in runs]
     facts_by_run = [_facts(run) for run in runs]
-    common_facts = {title: text for facts in facts_by_run for title, text in facts.items()}
+    facts_by_title = {title: text for facts in facts_by_run for title, text in facts.items()}
     recorded_facts = [facts for facts in facts_by_run if facts]
-    varied_facts = [title for title in common_facts if len({facts.get(title) for facts in recorded_facts}) > 1]
+    varied_facts = [title for title in facts_by_title if len({facts.get(title) for facts in recorded_facts}) > 1]
     titles = {key: _override_key(key) for key in _varied_keys(configs)}
     rows: dict[str, ReportRow] = {}
     for run, config, facts in zip(runs, configs, facts_by_run, strict=True):
         values = {title: config[key] for key, title in titles.items() if key in config}
         values |= {title: facts[title] for title in varied_facts if title in facts}
         rows.setdefault(repr(values), ReportRow(values, [])).runs.append(run)
-    for title in varied_facts:
-        del common_facts[title]
-    return Comparison([*titles.values(), *varied_facts], list(rows.values()), common_facts)
+    shared_facts = {title: text for title, text in facts_by_title.items() if title not in varied_facts}
+    return Comparison([*titles.values(), *varied_facts], list(rows.values()), shared_facts)
 
 
 def _override_key(key: str) -> str:

@@ -53,11 +53,8 @@ def measure_free_memory(device: torch.device) -> Memory:
 
 def _container_limits() -> Iterator[int]:
     """The limits of the control groups (version 2) that contain this process, in bytes, from the innermost one up."""
-    path = (
-        PROCESS_GROUPS.read_text(encoding="utf-8").partition("0::/")[2].partition("\n")[0]
-        if PROCESS_GROUPS.exists()
-        else ""
-    )
+    groups = PROCESS_GROUPS.read_text(encoding="utf-8") if PROCESS_GROUPS.exists() else ""
+    path = groups.partition("0::/")[2].partition("\n")[0]
     # In a container the path is often the path on the host, and the files are at the root.
     for folder in (CGROUP / path, *(CGROUP / path).parents):
         with suppress(OSError, ValueError):  # The file does not exist, or says "max".
