@@ -55,11 +55,8 @@ LINE_LENGTH = 62
 
 def draw_epoch_times(comparisons: Sequence[Comparison]) -> Figure | None:
     """Draw the times of each comparison that has any, one below the other, with one legend."""
-    shown: list[tuple[Comparison, list[ReportRow]]] = []
-    for comparison in comparisons:
-        rows = [row for row in comparison.sorted_rows if row.epoch_s]
-        if rows:
-            shown.append((comparison, rows[:MAX_ROWS]))
+    measured = [(comparison, [row for row in comparison.sorted_rows if row.epoch_s]) for comparison in comparisons]
+    shown = [(comparison, rows[:MAX_ROWS]) for comparison, rows in measured if rows]
     if not shown:
         return None
     heights = [1.4 + ROW_HEIGHT * len(rows) for _, rows in shown]
