@@ -82,8 +82,8 @@ def build_our_loop(overrides: list[str], stack: ExitStack, is_resident: bool = F
         metrics = train_epoch(step, loader, EpochProgress(number, loader.sampler, device))
         return metrics["train_s"], metrics["data_wait_pct"]
 
-    remark = step.runner.config.describe().replace("\n", "; ")
-    return epoch, remark + (f"; compilation took {step.runner.compile_s:.1f} s" if step.runner.compile_s else "")
+    remark = step.config.describe().replace("\n", "; ")
+    return epoch, remark + (f"; compilation took {step.compile_s:.1f} s" if step.compile_s else "")
 
 
 def as_timed_epoch(train: Callable[[], object], device: torch.device) -> Epoch:

@@ -265,8 +265,8 @@ class Trainer:
         result, world = self.result, self.world
         result.loader = dict(train_loader.resolved_options)
         result.eval_split = dataset.eval_split
-        result.trainer = asdict(step.runner.config)
-        result.compile_s = step.runner.compile_s or None
+        result.trainer = asdict(step.config)
+        result.compile_s = step.compile_s or None
         result.dataset = {
             "name": dataset.name,
             **{f"{name}_size": len(split) for name, split in dataset.splits.items()},
