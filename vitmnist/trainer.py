@@ -114,8 +114,7 @@ class Trainer:
             del checkpoint, weights  # Free their memory.
 
             with self._open_recorder(dataset, sampler, step, checkpoints) as recorder:
-                # From here on, a signal stops the run after the current step, so progress can be saved. Earlier, there
-                # is nothing to lose.
+                # From here on, a signal stops the run after the current step, to save progress.
                 self.stop.listen(deadline)
                 with train_loader, eval_loader:
                     while progress.metrics.num_batches or not recorder.is_done():  # Also complete an interrupted epoch.
@@ -251,8 +250,7 @@ class Trainer:
         if self.world.rank:
             # Ranks need different dropout. `seed + rank` would collide with the seed of another run. The sampler uses
             # the keys (epoch,), and the augmentation the keys (epoch, 1).
-            key = self.world.rank, 2
-            (seed,) = np.random.SeedSequence(seed, spawn_key=key).generate_state(1, np.uint64).tolist()
+            seed = int(np.random.SeedSequence(seed, spawn_key=(self.world.rank, 2)).generate_state(1, np.uint64)[0])
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)
@@ -288,8 +286,9 @@ class Trainer:
         with ExitStack() as stack:
             loggers: list[Logger] = []
             if world.is_main:
-                for values in self.logger_options:
-                    loggers.append(stack.enter_context(LOGGERS.build(values, folder, result)))
+                loggers += [
+                    stack.enter_context(LOGGERS.build(values, folder, result)) for values in self.logger_options
+                ]
                 result.write_config(folder)
                 result.write_epochs(folder)  # Drop an incomplete row, and rows newer than the checkpoint.
                 for name in ("result.json", f"{storage.FOLDER}/final.safetensors"):

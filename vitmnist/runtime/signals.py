@@ -13,12 +13,9 @@ from typing import NoReturn
 from vitmnist.errors import ExitCode, RunInterrupted, TimeLimitReached
 
 SIGNAL_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGBREAK")
-"""The signals that stop a run, on all systems. SIGUSR1 serves batch systems, such as Slurm with `--signal=USR1@60`;
-SIGBREAK is Ctrl-Break on Windows."""
 STOP_SIGNALS = tuple(getattr(signal, name) for name in SIGNAL_NAMES if hasattr(signal, name))
-"""The signals that stop a run on this system."""
-PARENT_ENDED = getattr(signal, "SIGHUP", signal.SIGTERM)
-"""The signal that stands for the end of the parent process."""
+"""The signals of this system that stop a run. SIGUSR1 serves batch systems, such as Slurm with `--signal=USR1@60`;
+SIGBREAK is Ctrl-Break on Windows."""
 
 
 def ignore_stop_signals() -> None:
@@ -71,7 +68,7 @@ class StopSignal(AbstractContextManager["StopSignal"]):
         self._deadline = math.inf
 
     def follow(self, parent: int | None) -> None:
-        """Record the end of the parent process as `PARENT_ENDED`; the processes of joblib would outlive it."""
+        """Record the end of the parent process as a SIGHUP; the processes of joblib would outlive it."""
         self._parent = parent
 
     @property
@@ -86,12 +83,9 @@ class StopSignal(AbstractContextManager["StopSignal"]):
 
     @property
     def code(self) -> int:
-        """This rank's vote: 0 = continue, 1 = time limit reached, signum + 1 = signal received.
-
-        The highest vote of all ranks wins.
-        """
-        if self.is_orphan:
-            self._received = self._received or PARENT_ENDED
+        """0 = continue, 1 = time limit reached, signum + 1 = signal received; the highest vote of all ranks wins."""
+        if self.is_orphan:  # Windows has no SIGHUP.
+            self._received = self._received or getattr(signal, "SIGHUP", signal.SIGTERM)
         return self._received + 1 if self._received else int(time.monotonic() >= self._deadline)
 
     def _record(self, signum: int, frame: FrameType | None) -> None:

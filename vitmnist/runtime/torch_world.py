@@ -86,23 +86,15 @@ class TorchWorld(World):
         return tensor
 
     def cast_votes(self, votes: Sequence[int]) -> list[int]:
-        previous = self._receive_maxima() if self._pending else [0] * len(votes)
+        previous = [0] * len(votes)
+        if self._pending:
+            pending_maxima, pending_work = self._pending
+            pending_work.wait()
+            previous = pending_maxima.tolist()
         maxima = torch.tensor(votes)
         # The reduction overlaps with the computation of the next step.
-        work = distributed.all_reduce(maxima, distributed.ReduceOp.MAX, self._group, async_op=True)
-        self._pending = maxima, work
+        self._pending = maxima, distributed.all_reduce(maxima, distributed.ReduceOp.MAX, self._group, async_op=True)
         return previous
-
-    def settle_votes(self, votes: Sequence[int]) -> list[int]:
-        previous = self.cast_votes(votes)
-        return [max(pair) for pair in zip(previous, self._receive_maxima(), strict=True)]
-
-    def _receive_maxima(self) -> list[int]:
-        assert self._pending
-        (maxima, work), self._pending = self._pending, None
-        work.wait()
-        values: list[int] = maxima.tolist()
-        return values
 
     def broadcast_buffers(self, module: nn.Module) -> None:
         for buffer in module.buffers():

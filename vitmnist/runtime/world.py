@@ -48,15 +48,15 @@ class World:
         return tensor
 
     def cast_votes(self, votes: Sequence[int]) -> list[int]:
-        """Begin to reduce the votes of this call; return the highest vote of all ranks for each position.
+        """Return the highest vote of all ranks for each position of `votes`.
 
-        With several ranks, the result lags one call behind (zeros at first), so that no rank waits.
+        With several ranks, the result lags one call behind (zeros at first), so that no step waits for the reduction.
         """
         return list(votes)
 
     def settle_votes(self, votes: Sequence[int]) -> list[int]:
-        """Return the highest vote of all ranks for each position: of these votes and those still to be returned."""
-        return list(votes)
+        """Cast votes and wait; return the highest of these and of the previous votes, so that none are pending."""
+        return list(map(max, self.cast_votes(votes), self.cast_votes([0] * len(votes))))
 
     def broadcast_buffers(self, module: nn.Module) -> None:
         """Give all ranks the buffers of rank 0, such as the statistics of batch normalisation."""

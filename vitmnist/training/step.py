@@ -172,14 +172,12 @@ class TrainStep:
             batch = next(batches)
         started = time.perf_counter()
         with preserved_random_state(device=self.device), preserved_buffers(self.model):
-            try:
-                if self.runner.is_eager:
-                    # Call the model eagerly first. Libraries such as einops fill their caches, which would otherwise
-                    # cause a recompilation, and an error in the model is not mistaken for a compilation failure.
-                    self.forward_backward(batch)
-                self._compile_or_capture(batch)
-            finally:
-                self.model.zero_grad()
+            if self.runner.is_eager:
+                # Call the model eagerly first. Libraries such as einops fill their caches, which would otherwise cause
+                # a recompilation, and an error in the model is not mistaken for a compilation failure.
+                self.forward_backward(batch)
+            self._compile_or_capture(batch)
+        self.model.zero_grad()
         if not self.runner.is_eager:
             self.compile_s += time.perf_counter() - started
 

@@ -50,8 +50,8 @@ class StepRunner:
         microbatches = math.ceil(batch_size / (self.config.micro_batch or batch_size))
         self.microbatch_size = math.ceil(batch_size / microbatches)
         self.must_pad = False
-        """Pad short microbatches with `IGNORED` images, so that compiled code sees one shape. Models with batch
-        normalisation run short microbatches eagerly, because its statistics would include the padding."""
+        """Pad short microbatches with `IGNORED` images so that compiled code sees one shape. Off with batch norm, whose
+        statistics would include the padding; short microbatches then run eagerly."""
         self.eager = ModelAndLoss(model, preprocess, self.config.precision, loss)
         self.module: nn.Module = self.eager
         """The model and the loss: eager, compiled or graphed. With several ranks, DDP wraps the module."""
