@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import FrameType
 from typing import NoReturn
 
@@ -49,7 +49,7 @@ def signal_handler(
             signal.signal(signum, before)
 
 
-class StopSignal:
+class StopSignal(AbstractContextManager["StopSignal"]):
     """Records that the run should stop after its step; a second Ctrl-C raises `KeyboardInterrupt` at once.
 
     A signal that arrives in the last step of a job is still recorded when the job ends, and ends the sweep.
@@ -58,17 +58,17 @@ class StopSignal:
     def __init__(self) -> None:
         self._received = 0
         self._deadline = math.inf
+        self._handlers = ExitStack()
         self._parent: int | None = None
 
-    @contextmanager
-    def listening(self, deadline: float) -> Iterator[None]:
-        """Record signals within the block, and the time limit when `time.monotonic` reaches `deadline`."""
+    def listen(self, deadline: float) -> None:
+        """Record signals, and the time limit when `time.monotonic` reaches `deadline`, until `__exit__`."""
         self._deadline = deadline
-        try:
-            with signal_handler(self._record, *_not_ignored()):
-                yield
-        finally:
-            self._deadline = math.inf
+        self._handlers.enter_context(signal_handler(self._record, *_not_ignored()))
+
+    def __exit__(self, *exception: object) -> None:
+        self._handlers.close()
+        self._deadline = math.inf
 
     def follow(self, parent: int | None) -> None:
         """Record the end of the parent process as `PARENT_ENDED`; the processes of joblib would outlive it."""
@@ -86,7 +86,10 @@ class StopSignal:
 
     @property
     def code(self) -> int:
-        """0 to continue, 1 at the time limit, N + 1 after signal N: the maximum over all ranks stops the run."""
+        """This rank's vote: 0 = continue, 1 = time limit reached, signum + 1 = signal received.
+
+        The highest vote of all ranks wins.
+        """
         if self.is_orphan:
             self._received = self._received or PARENT_ENDED
         return self._received + 1 if self._received else int(time.monotonic() >= self._deadline)

@@ -65,7 +65,10 @@ class TorchWorld(World):
             torch.save(make(), buffer)
         size = torch.tensor(len(buffer.getvalue()))
         self._wait(distributed.broadcast(size, source, self._group, async_op=True))
-        content = torch.frombuffer(bytearray(buffer.getvalue() or int(size)), dtype=torch.uint8)
+        if self.rank == source:
+            content = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+        else:
+            content = torch.empty(int(size), dtype=torch.uint8)
         self._wait(distributed.broadcast(content, source, self._group, async_op=True))
         value: Value = torch.load(io.BytesIO(content.numpy().tobytes()), map_location="cpu", weights_only=True)
         return value
@@ -82,17 +85,24 @@ class TorchWorld(World):
         distributed.all_reduce(tensor, group=self._device_group)
         return tensor
 
-    def all_reduce_max(self, values: Sequence[int], wait: bool = False) -> list[int]:
-        previous = [0] * len(values)
-        if self._pending:
-            pending_maxima, pending_work = self._pending
-            pending_work.wait()
-            previous = pending_maxima.tolist()
-        maxima = torch.tensor(values)
-        # Without `wait`, the reduction overlaps with the computation of the next step.
-        work = distributed.all_reduce(maxima, distributed.ReduceOp.MAX, self._group, async_op=not wait)
-        self._pending = (maxima, work) if work else None
-        return [max(pair) for pair in zip(previous, maxima.tolist(), strict=True)] if wait else previous
+    def cast_votes(self, votes: Sequence[int]) -> list[int]:
+        previous = self._receive_maxima() if self._pending else [0] * len(votes)
+        maxima = torch.tensor(votes)
+        # The reduction overlaps with the computation of the next step.
+        work = distributed.all_reduce(maxima, distributed.ReduceOp.MAX, self._group, async_op=True)
+        self._pending = maxima, work
+        return previous
+
+    def settle_votes(self, votes: Sequence[int]) -> list[int]:
+        previous = self.cast_votes(votes)
+        return [max(pair) for pair in zip(previous, self._receive_maxima(), strict=True)]
+
+    def _receive_maxima(self) -> list[int]:
+        assert self._pending
+        (maxima, work), self._pending = self._pending, None
+        work.wait()
+        values: list[int] = maxima.tolist()
+        return values
 
     def broadcast_buffers(self, module: nn.Module) -> None:
         for buffer in module.buffers():
