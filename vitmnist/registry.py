@@ -40,7 +40,7 @@ class Registry(Generic[Options, Built]):
 
     Args:
         group: the config group of the members, such as `data/loader`.
-        package: the package whose modules register members; they are imported when one is first requested.
+        package: the package whose modules register members. They are imported when a member is first requested.
     """
 
     def __init__(self, group: str, package: str) -> None:

@@ -4,8 +4,8 @@
     vitmnist evaluate outputs/runs/DATE/TIME-… --mistakes mistakes.csv --grid mistakes.png
     vitmnist evaluate outputs/runs/DATE/TIME-… data.dataset.path=other --images all --json
 
-The weights are the best ones if there are any (best.pt), else the final ones. The split is the one that was evaluated
-in training: validation if there is such a split, else test. --split names another.
+Uses the best weights (best.pt) if the run has any, else the final ones. Evaluates the validation split if there is one,
+else the test split, as training does. --split selects another.
 """
 
 import json
@@ -32,7 +32,7 @@ from vitmnist.tracking.images import draw_worst_mistakes
 from vitmnist.training import loop
 from vitmnist.training.loop import Predictions
 
-# Options of `tabulate`: columns are aligned on the right, and only the first column, the class, is text.
+# Options of `tabulate`: columns are right-aligned. All but the first, the class, are numbers.
 TABLE_OPTIONS: Any = {"tablefmt": "plain", "disable_numparse": [0], "stralign": "right"}
 
 
@@ -71,9 +71,9 @@ def evaluate(
     """Evaluate the model of a run on a split; the default is the split that was evaluated in training.
 
     Args:
-        overrides: changes to the run's configuration.
+        overrides: changes to the configuration of the run.
         weights: best, final or last; None takes the first that exists.
-        images: all or as-trained, for another dataset than that of the run.
+        images: `all` or `as-trained`; required for a dataset other than the run's.
 
     Raises:
         UserError: the folder, the overrides or the data cannot be used.
@@ -138,7 +138,7 @@ def format_metrics(metrics: dict[str, Any]) -> str:
 def main() -> None:
     parser = create_parser("evaluate", __doc__)
     add_dataset_arguments(parser)
-    parser.add_argument("--split", help="default: validation, or without one test, as in training")
+    parser.add_argument("--split", help="default: validation if there is one, else test")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--mistakes", type=Path, metavar="CSV", help="list every misclassified image in this file")
     parser.add_argument("--grid", type=Path, metavar="PNG", help="draw the mistakes with the highest confidence")

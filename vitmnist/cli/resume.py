@@ -1,6 +1,6 @@
 """Reads the recorded configuration of a run for `resume=`, and applies overrides to it.
 
-A record is only data: it is checked against the schema, and never passed to Hydra, resolved or imported.
+The record is treated as data: it is checked against the schema, and never passed to Hydra, interpolated or imported.
 """
 
 import shlex
@@ -39,9 +39,10 @@ GLOBAL_GROUPS = ("experiment", "hparams_search")
 
 
 def load_recorded_config(folder: Path, overrides: list[str]) -> Config:
-    """Load the configuration of the last start of a run, and apply overrides. Hydra's own only locate group members.
+    """Load the configuration of the last start of a run, and apply overrides.
 
-    An override of a group replaces that section, unless it names the member that is recorded.
+    Hydra's own overrides only locate the members of groups. An override of a group replaces its section, unless it
+    names the recorded member.
 
     Raises:
         ConfigError: the folder holds no run, its record is damaged, or an override cannot be used.
@@ -92,10 +93,10 @@ def _recorded_values(folder: Path) -> dict[str, object]:
 
 
 def split_global_overrides(folder: Path, overrides: list[str]) -> tuple[list[str], list[str]]:
-    """Return the overrides of `GLOBAL_GROUPS` that a run began with, and the typed overrides of other keys.
+    """Return the overrides of `GLOBAL_GROUPS` that began the run, and the typed overrides of all other keys.
 
     Raises:
-        ConfigError: another member of a global group is typed.
+        ConfigError: a typed override selects another member of a global group.
     """
     try:
         recorded: Any = read_json_or_yaml(folder / OVERRIDES)
@@ -113,15 +114,15 @@ def split_global_overrides(folder: Path, overrides: list[str]) -> tuple[list[str
 
 
 def is_resumable(folder: Path) -> bool:
-    """Whether `resume=auto` resumes the run in a folder; otherwise it begins one there."""
+    """Whether `resume=auto` resumes the run in a folder; otherwise, it begins a new one."""
     return has_checkpoint(folder) or read_run(folder).status == "completed"
 
 
 def print_if_completed(folder: Path, config: Config) -> bool:
-    """Print the result of a run that needs no more training; False if it does, for example for more epochs.
+    """Print the result of a completed run; returns False if it needs more training, for example more epochs.
 
     Raises:
-        ConfigError: it needs more training, but has no checkpoint.
+        ConfigError: the run needs more training, but has no checkpoint.
     """
     run = read_run(folder)
     path, epochs = display_path(folder), run.result.epochs
@@ -133,7 +134,7 @@ def print_if_completed(folder: Path, config: Config) -> bool:
     if is_exhausted and has_epochs_left:
         # More epochs alone do not continue a run that has stopped early.
         ignored += ["epochs", "patience"]
-    # A change of keys that affect neither the result nor the timing, such as `logger`, does not resume a completed run.
+    # Changing a key that affects neither result nor timing, such as `logger`, does not resume a completed run.
     if _values_without(ignored, config) != _values_without(ignored, load_recorded_config(folder, [])):
         if has_checkpoint(folder):
             return False

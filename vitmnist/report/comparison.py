@@ -1,4 +1,4 @@
-"""Groups runs by machine and dataset, and the repeats of a configuration.
+"""Groups runs by machine and dataset, and repeated runs by configuration.
 
 Configurations are compared over the rounds of a sweep (`repeats`). Each configuration runs once per round, so anything
 that slows a whole round cancels in the ratio.
@@ -29,7 +29,7 @@ LOADER_OPTION = "data.loader."
 DATA_CHECKSUM = "SHA-256 of the data"
 """The title of the checksum of a dataset. All hold-outs of a dataset share one checksum."""
 COMPARABILITY_FACTS = ("host", "cpu", "cpu count", DATA_CHECKSUM)
-"""The titles of the facts that two comparable runs share."""
+"""The titles of the facts that must be equal for two runs to be compared."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +96,7 @@ class ReportRow:
 
     @property
     def status(self) -> str:
-        """The status of the runs; if it differs, with the number of runs of each."""
+        """The status of the runs; if they differ, each status with its number of runs."""
         counts = Counter(run.status_text for run in self.runs)
         if len(counts) == 1:
             return next(iter(counts))
@@ -143,9 +143,9 @@ class Comparison:
         return PairwiseComparison(times, as_ratios=True)
 
     def ratio(self, row: ReportRow, other: ReportRow | None = None) -> Difference | None:
-        """The ratio of the epoch time of a row to that of another, by default the fastest.
+        """The epoch time of a row divided by the epoch time of another row, by default the fastest.
 
-        It is None if the rows are the same, if either is not timed, or if they have no round in common.
+        None if the rows are the same, if either is not timed, or if they have no round in common.
         """
         return self._ratios.compare(row, other or self.timed_rows[0]) if self.timed_rows else None
 

@@ -37,7 +37,7 @@ PHASES: dict[str, dict[str, Any]] = {
     "computing": {},
     "other (evaluation, saving)": {"alpha": 0.35},
 }
-"""The parts of an epoch and their styles; the colour is that of the loader."""
+"""The parts of an epoch and their styles. The loader determines the colour."""
 WIDTH, ROW_HEIGHT = 5.0, 0.47
 """The width of the figure and the height of a row, in inches."""
 FONT_SIZE = 10
@@ -78,7 +78,7 @@ def _draw_times(axes: Axes, comparison: Comparison, rows: Sequence[ReportRow], c
     text_style: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "bottom", "fontsize": FONT_SIZE}
     for position, row in enumerate(rows):
         _draw_bar(axes, position, row, colours[row.values.get(LOADER)])
-        # The keys are in the title.
+        # The title names the keys.
         values = [format_value(row.values[column]) for column in comparison.columns if column in row.values]
         label = escape_unprintable(", ".join(values)) or "all runs"
         label = label if len(label) <= LABEL_LENGTH else f"{label[: LABEL_LENGTH - 1]}…"

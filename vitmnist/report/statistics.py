@@ -65,7 +65,7 @@ class PairwiseComparison(Generic[T]):
         self._values: dict[T, dict[str, float]] = {}
         for configuration, by_block in values.items():
             self._values[configuration] = {block: transform(value) for block, value in by_block.items()}
-        # Sums of squares and degrees of freedom: of the pairs with each configuration, and of all pairs (None).
+        # Sums of squares and degrees of freedom, over the pairs with each configuration and over all pairs (key None).
         self._squares: dict[T | None, float] = defaultdict(float)
         self._freedoms: dict[T | None, int] = defaultdict(int)
         pairs = [pair for pair in combinations(values, 2) if len(self._deltas(*pair)) >= MIN_ROUNDS]

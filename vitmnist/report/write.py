@@ -129,7 +129,7 @@ def _format_median(spread: Spread | None, digits: int | None = None) -> str:
 
 
 def format_csv(comparisons: Sequence[Comparison]) -> str:
-    """Format all rows of all comparisons, not rounded."""
+    """Format all rows of all comparisons without rounding."""
     columns = dict.fromkeys(column for comparison in comparisons for column in comparison.columns)
     rows = []
     for index, comparison in enumerate(comparisons, 1):

@@ -107,7 +107,7 @@ def read_host_peak() -> int:
 
 
 def peak_memory(work: Callable[[], object], device: torch.device) -> Memory:
-    """Run `work`, and measure the peak of the GPU memory that it allocates; on the CPU, zero is returned."""
+    """Run `work`, and return the peak GPU memory that it allocates; zero on the CPU."""
     if device.type != "cuda":
         work()
         return Memory()
