@@ -175,6 +175,7 @@ def test_files_are_replaced_although_others_have_them_open(windows: StartOnWindo
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(500)
 def test_a_sweep_trains_with_each_loader_and_its_runs_are_used(
     windows: StartOnWindows, quick: list[str], tmp_path: Path
 ) -> None:

@@ -34,8 +34,6 @@ from vitmnist.training.loop import Predictions
 
 # Options of `tabulate`: columns are aligned on the right, and only the first column, the class, is text.
 TABLE_OPTIONS: Any = {"tablefmt": "plain", "disable_numparse": [0], "stralign": "right"}
-# The keys and sections that `evaluate` accepts as overrides.
-OVERRIDABLE_KEYS = (*IMAGE_KEYS, "device")
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ def evaluate(
     Raises:
         UserError: the folder, the overrides or the data cannot be used.
     """
-    config = load_evaluation_config(folder, overrides, OVERRIDABLE_KEYS)
+    config = load_evaluation_config(folder, overrides, (*IMAGE_KEYS, "device"))
     device = choose_device(config.device)
     trained = load_inference_model(folder, device, weights)
     dataset = load_evaluation_dataset(folder, config.data, overrides, images)
@@ -88,9 +86,10 @@ def evaluate(
     if split_name not in dataset.splits:
         raise ConfigError(f"--split {split_name}: the dataset has only {' and '.join(dataset.splits)} images")
     split = trained.adapt_split(dataset.splits[split_name])
-    # All loaders deliver the same batches; `ram` has no options.
+    # All loaders deliver the same batches. `cache` reads mapped images in place, so they can be larger than memory.
+    loader_name = "cache" if split.is_mapped else "ram"
     with make_loader(
-        "ram", split, batch_size=config.batch_size, device=device, seed=0, shuffle="none", rank=0, world_size=1
+        loader_name, split, batch_size=config.batch_size, device=device, seed=0, shuffle="none", rank=0, world_size=1
     ) as loader:
         values, predictions = loop.evaluate(trained.model, loader, trained.build_preprocess().to(device))
     metrics = {name: values[f"eval_{name}"] for name in METRICS.names()}
@@ -124,7 +123,7 @@ def format_metrics(metrics: dict[str, Any]) -> str:
     """Format the values of `compute_class_metrics` for a terminal."""
     lines = [f"accuracy {metrics['acc']:.2f}% of {metrics['images']:,} images"]
     for name in [name for name in METRICS.names() if name != "acc"]:
-        metric, value = METRICS.options_of(name), metrics[name]
+        metric, value = METRICS.declaration_of(name), metrics[name]
         digits = 2 if metric.digits is None else metric.digits
         lines.append(f"{name} –" if value is None else f"{name} {value:.{digits}f}{metric.unit}")
     classes = metrics["classes"]

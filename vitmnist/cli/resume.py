@@ -4,6 +4,7 @@ A record is only data: it is checked against the schema, and never passed to Hyd
 """
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from vitmnist.config.schema import (
 )
 from vitmnist.config.validation import escape_interpolations, validate
 from vitmnist.errors import ConfigError
+from vitmnist.metrics.epoch_record import Monitor
+from vitmnist.metrics.epoch_table import find_metric
 from vitmnist.runtime.files import UnreadableError, display_path, read_json_or_yaml
 from vitmnist.runtime.run_folder import has_checkpoint
 from vitmnist.tracking.result import CONFIG_FILE, OVERRIDES
@@ -121,11 +124,17 @@ def print_if_completed(folder: Path, config: Config) -> bool:
         ConfigError: it needs more training, but has no checkpoint.
     """
     run = read_run(folder)
-    path = display_path(folder)
+    path, epochs = display_path(folder), run.result.epochs
     if run.status != "completed":
         return False
+    is_exhausted = Monitor(find_metric(config.monitor, "monitor"), config.patience).is_exhausted(epochs)
+    has_epochs_left = len(epochs) < config.epochs
+    ignored = keys_where(is_ignored_in_comparison)
+    if is_exhausted and has_epochs_left:
+        # More epochs alone do not continue a run that has stopped early.
+        ignored += ["epochs", "patience"]
     # A change of keys that affect neither the result nor the timing, such as `logger`, does not resume a completed run.
-    if _effective_values(config) != _effective_values(load_recorded_config(folder, [])):
+    if _values_without(ignored, config) != _values_without(ignored, load_recorded_config(folder, [])):
         if has_checkpoint(folder):
             return False
         raise ConfigError(
@@ -134,11 +143,11 @@ def print_if_completed(folder: Path, config: Config) -> bool:
         )
     accuracy = run.quality("eval_acc")
     result = "" if accuracy is None else f", accuracy {accuracy:.2f}%"
-    further = shlex.join([f"resume={path}", "epochs=N"])
-    echo(f"{path}: completed, epoch {len(run.result.epochs)}/{config.epochs}{result}; {further} trains further")
+    changes = ["patience=M"] * is_exhausted + ["epochs=N"] * (not has_epochs_left)
+    further = shlex.join([f"resume={path}", *changes])
+    echo(f"{path}: completed, epoch {len(epochs)}/{config.epochs}{result}; {further} trains further")
     return True
 
 
-def _effective_values(config: Config) -> dict[str, object]:
-    ignored = keys_where(is_ignored_in_comparison)
+def _values_without(ignored: Sequence[str], config: Config) -> dict[str, object]:
     return {key: value for key, value in dotted_keys(to_json_values(config)).items() if not is_under(key, ignored)}
