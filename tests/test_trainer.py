@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tests.conftest import REPOSITORY, Printed, result_of
-from tests.support.fake_backend import simulate_gpus
+from tests.support.fake_queue import simulate_gpus
 from tests.support.processes import run_python
 from vitmnist.config.compose import compose
 from vitmnist.data.sampler import EpochSampler

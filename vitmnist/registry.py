@@ -29,7 +29,7 @@ Builder = TypeVar("Builder", bound=Callable[..., object])
 
 @dataclass
 class NoOptions:
-    """The options of a member without options."""
+    """Options class for members that take none."""
 
 
 class Registry(Generic[Options, Built]):
@@ -40,7 +40,7 @@ class Registry(Generic[Options, Built]):
 
     Args:
         group: the config group of the members, such as `data/loader`.
-        package: the package whose modules register members; they are imported when one is first requested.
+        package: the package whose modules register members. They are imported when a member is first requested.
     """
 
     def __init__(self, group: str, package: str) -> None:
@@ -70,8 +70,8 @@ class Registry(Generic[Options, Built]):
         import_installed()
         return sorted(self._members)
 
-    def options_of(self, name: str) -> Options:
-        """Return the options of `name`."""
+    def declaration_of(self, name: str) -> Options:
+        """Return what `register` declares for `name`: its options class, or the `BatchMetric` of a metric."""
         return self._members[name][0]
 
     def function_of(self, name: str) -> Callable[..., Built]:

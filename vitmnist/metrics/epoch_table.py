@@ -75,7 +75,7 @@ def build_epoch_table() -> dict[str, Metric]:
     Raises:
         ValueError: two metrics have the same name.
     """
-    registered = {name: METRICS.options_of(name) for name in METRICS.names()}
+    registered = {name: METRICS.declaration_of(name) for name in METRICS.names()}
     table = [
         *TIMES,
         _row("train", "loss", LOSS),

@@ -65,7 +65,7 @@ def log_test(test: Mapping[str, Any], best: int | None) -> None:
 
 
 def log_bottleneck(result: Result, batches: int) -> None:
-    """Log the bottleneck of training and, if it can be reduced, how; `batches` is the number of steps in an epoch."""
+    """Log the bottleneck of training, with advice if there is any. `batches` is the number of steps in an epoch."""
     waiting_pct = summarize(result.epochs, DATA_WAIT_PCT)
     if waiting_pct is None:
         return
@@ -82,7 +82,7 @@ def log_bottleneck(result: Result, batches: int) -> None:
 
 
 def _host_lead(result: Result, batches: int, has_graph: bool) -> float | None:
-    """How many steps the host had queued when an epoch ended; None without a GPU, or if the end shows nothing."""
+    """How many steps the host had queued when an epoch ended; None without a GPU, or if a short last batch hides it."""
     lead_s, train_s = summarize(result.epochs, HOST_LEAD_S), summarize(result.epochs, TRAIN_S)
     if lead_s is None or not train_s or not str(result.device).startswith("cuda"):
         return None

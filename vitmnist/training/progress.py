@@ -157,7 +157,7 @@ class MetricAccumulator:
         # Weight the batches by their size: the last one may be smaller.
         means = {"loss": math.fsum(map(mul, self.batch_sums("loss"), sizes)) / sum(sizes)}
         for name in get_batch_metrics():
-            scale = 100 if METRICS.options_of(name).unit == "%" else 1
+            scale = 100 if METRICS.declaration_of(name).unit == "%" else 1
             means[name] = scale * math.fsum(self.batch_sums(name)) / sum(sizes)
         return {f"{split}_{name}": mean for name, mean in means.items()}
 
