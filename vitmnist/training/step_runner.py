@@ -32,8 +32,8 @@ AUTOCAST_DTYPES = {Precision.bf16.value: torch.bfloat16, Precision.fp16.value: t
 class StepRunner:
     """Divides a batch into microbatches, and computes the summed loss and metrics of each.
 
-    The runner is eager until `use_compiled` or `capture`. With `precision=bf16` or `fp16`, the model
-    runs under `torch.autocast`; the weights, the gradients and the loss are float32.
+    The runner is eager until `use_compiled` or `capture`. With `precision=bf16` or `fp16`, the model runs under
+    `torch.autocast`; the weights, the gradients and the loss are float32.
 
     Args:
         model: returns logits `[B, classes]`.
