@@ -37,8 +37,8 @@ def log_setup(config: Config, result: Result, dataset: Dataset, step: TrainStep,
     log.info("%s loader%s, %s batches of %d%s", loader_name, options, f"{len(loader):,}", config.batch_size, ranks)
     log.info("device=%s is %s", config.device, step.device)
     log.info("each epoch is evaluated on the %s", dataset.describe_evaluation())
-    if compile_s := step.runner.compile_s:
-        action = "compilation" if step.runner.config.compile else "capturing the graph"
+    if compile_s := step.compile_s:
+        action = "compilation" if step.config.compile else "capturing the graph"
         log.info("%s took %.1f s, which no epoch includes", action, compile_s)
 
 
