@@ -120,7 +120,7 @@ class Trainer:
                     while progress.metrics.num_batches or not recorder.is_done():  # Also complete an interrupted epoch.
                         with recorder.progress_bar(progress, "train", len(train_loader)) as after_step:
                             train = train_epoch(step, train_loader, progress, after_step)
-                        with recorder.progress_bar(progress, dataset.eval_split, len(eval_loader)) as after_step:
+                        with recorder.progress_bar(progress, dataset.eval_split_name, len(eval_loader)) as after_step:
                             evaluation, predictions = evaluate(
                                 step.eval_model, eval_loader, step.preprocess, after_step, world
                             )
@@ -179,13 +179,13 @@ class Trainer:
         model = build_model(config, train, device, weights)
         preprocess = Preprocess(train, build_augment(config.data.augment)).to(device)
         loss = LOSSES.build(config.loss, train.labels, train.classes, device)
-        runner = StepRunner(model, preprocess, loss, batch_size, step_config)
+        runner = StepRunner(model, preprocess, loss, batch_size, step_config.micro_batch, step_config.precision)
         optimizer = OPTIMIZERS.build(config.optimizer, model, step_config.fused)
         frozen_norms = scale_learning_rates(optimizer, model, config.lr_scale)
         schedule = build_schedule(config.schedule, config.epochs, len(sampler))
         ema = EMA(model, config.ema_decay) if config.ema_decay else None
-        step = TrainStep(runner, optimizer, schedule, config.trainer.clip_norm, ema, frozen_norms)
-        check_batch_norm(config.model["name"], runner, train, sampler)
+        step = TrainStep(runner, optimizer, schedule, step_config, config.trainer.clip_norm, ema, frozen_norms)
+        check_batch_norm(config.model["name"], step, train, sampler)
         return step
 
     def _resolve_step_config(self, batch_size: int, images: int) -> StepConfig:
@@ -208,8 +208,8 @@ class Trainer:
             keep_freed_memory()
         loader_config = self._select_loader(dataset.train, sampler, step)
         train_loader = LOADERS.build(loader_config, dataset.train, sampler, self.device)
-        eval_sampler = self._build_eval_sampler(dataset.evaluation, step)
-        eval_loader = LOADERS.build(loader_config, dataset.evaluation, eval_sampler, self.device)
+        eval_sampler = self._build_eval_sampler(dataset.eval_split, step)
+        eval_loader = LOADERS.build(loader_config, dataset.eval_split, eval_sampler, self.device)
         return train_loader, eval_loader, loader_config
 
     def _build_eval_sampler(self, split: Split, step: TrainStep) -> EpochSampler:
@@ -230,13 +230,13 @@ class Trainer:
     def _find_fastest_loader(self, options: AutoOptions, train: Split, sampler: EpochSampler, step: TrainStep) -> str:
         """Time the loaders with the training step, restore its state, and return the name of the fastest loader."""
 
-        def as_candidate(loader: Loader) -> LoaderCandidate:
+        def make_candidate(loader: Loader) -> LoaderCandidate:
             step.prepare(loader)  # Compile again for a loader that delivers float32.
             return LoaderCandidate(loader, step.device, step, partial(step.batches, loader))
 
         log.info("timing %s for a few batches each", ", ".join(options.candidates or ()) or "all loaders")
         with step.preserved_state():
-            selection, timed = select_loader(options, train, sampler, step.device, as_candidate=as_candidate)
+            selection, timed = select_loader(options, train, sampler, step.device, make_candidate=make_candidate)
             timed.close()
         log.info("expected time per loader\n%s", selection.table())
         self.result.auto = asdict(selection)
@@ -259,7 +259,7 @@ class Trainer:
         """Record and log the dataset, the selected loader, the options of the step and the environment."""
         result, world = self.result, self.world
         result.loader = dict(train_loader.resolved_options)
-        result.eval_split = dataset.eval_split
+        result.eval_split = dataset.eval_split_name
         result.trainer = asdict(step.config)
         result.compile_s = step.compile_s or None
         result.dataset = {

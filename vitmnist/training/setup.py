@@ -16,7 +16,8 @@ from vitmnist.errors import ConfigError, DataError, PeerError, classify_error, f
 from vitmnist.models import MODELS
 from vitmnist.runtime.world import World
 from vitmnist.training.fine_tuning import load_initial_weights
-from vitmnist.training.step_runner import StepRunner, preserved_buffers
+from vitmnist.training.step import TrainStep
+from vitmnist.training.step_runner import preserved_buffers
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ def read_dataset(config: Config, world: World) -> Dataset:
     if not world.local_rank:
         world.barrier()
     dataset = apply_config(dataset, config.data)
-    if dataset.eval_split == "train":
+    if dataset.eval_split_name == "train":
         raise ConfigError(f"{dataset.name}: has neither validation nor test images; set data.holdout=0.1")
     if config.patience and dataset.validation is None:
         raise ConfigError(
@@ -95,15 +96,16 @@ def _check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) ->
         )
 
 
-def check_batch_norm(name: str, runner: StepRunner, train: Split, sampler: EpochSampler) -> None:
+def check_batch_norm(name: str, step: TrainStep, train: Split, sampler: EpochSampler) -> None:
     """Warn if batch normalisation runs on microbatches; raise `ConfigError` if it would see one value per channel."""
+    runner = step.runner
     if not runner.has_batch_norm:
         return
     if runner.microbatch_size < runner.batch_size:
         log.warning(
             "trainer.micro_batch=%d: the model has batch normalisation, which takes its statistics from a microbatch; "
             "trainer.micro_batch=null takes them from the whole batch",
-            runner.config.micro_batch,
+            step.config.micro_batch,
         )
     # The last batch of an epoch can be shorter. A rank without images receives one image of padding.
     sizes = [max(sampler.num_rank_images(batch), 1) for batch in (0, len(sampler) - 1)]

@@ -21,6 +21,7 @@ from vitmnist.loaders.base import Loader
 from vitmnist.optim.optimizers import EMA
 from vitmnist.runtime.world import World
 from vitmnist.training.batch import IGNORED, Batch
+from vitmnist.training.step_options import StepConfig
 from vitmnist.training.step_runner import StepRunner, Sums, preserved_buffers
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class TrainStep:
         runner: StepRunner,
         optimizer: Optimizer,
         schedule: Callable[[int], float],
+        config: StepConfig | None = None,
         clip_norm: float | None = None,
         ema: EMA | None = None,
         frozen_norms: Sequence[nn.Module] = (),
@@ -57,7 +59,7 @@ class TrainStep:
         self.runner, self.model, self.preprocess = runner, runner.model, runner.preprocess
         self.optimizer, self.schedule, self.ema = optimizer, schedule, ema
         self.device = self.preprocess.mean.device
-        self.config = runner.config
+        self.config = config or StepConfig()
         """The options of the step. If an `auto` option fails, `prepare` replaces it and records the reason."""
         self.compile_s = 0.0
         """The seconds spent on compiling or on capturing graphs."""
