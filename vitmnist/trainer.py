@@ -206,26 +206,22 @@ class Trainer:
         """
         if self.device.type == "cpu":
             keep_freed_memory()
-        loader_config = self._select_loader(dataset.train, sampler, step)
+        loader_config = self.config.data.loader
+        options = LOADERS.resolve(loader_config)[1]
+        if isinstance(options, AutoOptions):
+            find = partial(self._find_fastest_loader, options, dataset.train, sampler, step)
+            loader_config = options.candidate_values(self.world.broadcast_object(find))
         train_loader = LOADERS.build(loader_config, dataset.train, sampler, self.device)
-        eval_sampler = self._build_eval_sampler(dataset.eval_split, step)
-        eval_loader = LOADERS.build(loader_config, dataset.eval_split, eval_sampler, self.device)
+        eval_loader = self._build_eval_loader(dataset.eval_split, loader_config, step)
         return train_loader, eval_loader, loader_config
 
-    def _build_eval_sampler(self, split: Split, step: TrainStep) -> EpochSampler:
-        """Build a sampler that visits this rank's part of a split in order."""
+    def _build_eval_loader(self, split: Split, loader_config: Mapping[str, Any], step: TrainStep) -> Loader:
+        """Build a loader that delivers this rank's part of a split in order."""
         # Evaluation stores no activations, so the training microbatch fits. All ranks use the size on rank 0, because
         # the sizes of the ranks can differ by one image.
         batch_size = self.world.broadcast_object(lambda: step.runner.microbatch_size) * self.world.size
-        return build_sampler(len(split), batch_size, rank=self.world.rank, world_size=self.world.size)
-
-    def _select_loader(self, train: Split, sampler: EpochSampler, step: TrainStep) -> Mapping[str, Any]:
-        """Return the values of `data.loader`; the loader that is fastest on rank 0 replaces `auto`."""
-        options = LOADERS.resolve(self.config.data.loader)[1]
-        if not isinstance(options, AutoOptions):
-            return self.config.data.loader
-        name = self.world.broadcast_object(partial(self._find_fastest_loader, options, train, sampler, step))
-        return options.candidate_values(name)
+        sampler = build_sampler(len(split), batch_size, rank=self.world.rank, world_size=self.world.size)
+        return LOADERS.build(loader_config, split, sampler, self.device)
 
     def _find_fastest_loader(self, options: AutoOptions, train: Split, sampler: EpochSampler, step: TrainStep) -> str:
         """Time the loaders with the training step, restore its state, and return the name of the fastest loader."""
@@ -304,8 +300,7 @@ class Trainer:
         if dataset.validation is None or dataset.test is None:
             return
         weights = checkpoints.load_best_weights()
-        sampler = self._build_eval_sampler(dataset.test, step)
-        with LOADERS.build(loader_config, dataset.test, sampler, self.device) as loader:
+        with self._build_eval_loader(dataset.test, loader_config, step) as loader:
             metrics, _ = evaluate(step.eval_model, loader, step.preprocess, world=self.world)
         test_metrics = {
             f"test_{name.removeprefix('eval_')}": metric for name, metric in metrics.items() if name.startswith("eval_")

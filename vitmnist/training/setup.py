@@ -1,5 +1,6 @@
 """Builds the dataset and the model of a run from its configuration, and checks that they fit together."""
 
+import copy
 import logging
 from collections.abc import Mapping
 from operator import attrgetter
@@ -17,7 +18,6 @@ from vitmnist.models import MODELS
 from vitmnist.runtime.world import World
 from vitmnist.training.fine_tuning import load_initial_weights
 from vitmnist.training.step import TrainStep
-from vitmnist.training.step_runner import preserved_buffers
 
 log = logging.getLogger(__name__)
 
@@ -113,8 +113,8 @@ def check_batch_norm(name: str, step: TrainStep, train: Split, sampler: EpochSam
         return
     image = runner.preprocess(train.images[:1].to(runner.preprocess.mean.device))
     try:
-        with torch.no_grad(), preserved_buffers(runner.model):  # `Trainer.distribute` seeds the generators later.
-            runner.model(image)
+        with torch.no_grad():
+            copy.deepcopy(runner.model)(image)  # `Trainer.distribute` seeds the generators later.
     except ValueError as error:
         raise ConfigError(
             f"model={name}: a batch or microbatch has one image: {first_line(error)}; set data.drop_last=true if it is "

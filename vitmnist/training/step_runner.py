@@ -208,15 +208,3 @@ class GraphedModule(nn.Module):
 
 def _signature(inputs: dict[str, Tensor]) -> object:
     return tuple((name, tensor.shape, tensor.dtype) for name, tensor in inputs.items())
-
-
-@contextmanager
-def preserved_buffers(model: nn.Module) -> Iterator[None]:
-    """Restore the buffers of a model on exit, such as the statistics of batch normalisation."""
-    before = [buffer.clone() for buffer in model.buffers()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in zip(model.buffers(), before, strict=True):
-                buffer.copy_(value)
