@@ -44,7 +44,7 @@ class EpochProgress:
         self._seconds_before_resume: dict[str, float] = {}
         """The seconds spent on this epoch before the run was resumed."""
 
-    def log_step(self, step: TrainStep) -> None:
+    def record_step(self, step: TrainStep) -> None:
         """Store the learning rate and, for a logged step, the gradient norm; does not wait for the device."""
         index = self.metrics.num_batches
         self._lrs.append(step.max_lr)
@@ -80,7 +80,7 @@ class EpochProgress:
         seconds = self._seconds()
         train_s = seconds["waiting"] + seconds["computing"] + seconds["other"]
         return {
-            **self.metrics.compute("train"),
+            **{f"train_{name}": mean for name, mean in self.metrics.compute().items()},
             epoch_table.TRAIN_S.name: train_s,
             epoch_table.FIRST_BATCH_S.name: seconds["first_batch"],
             epoch_table.DATA_WAIT_S.name: seconds["waiting"],
@@ -151,15 +151,15 @@ class MetricAccumulator:
         values: list[float] = self._world.all_reduce_sum(self._sums[name][: self.num_batches].clone()).tolist()
         return values
 
-    def compute(self, split: str) -> dict[str, float]:
-        """Return the means over the images so far, in the units of the metrics: `SPLIT_loss`, `SPLIT_acc`, …"""
+    def compute(self) -> dict[str, float]:
+        """Return the mean of each metric over the images so far, in its unit."""
         sizes = self.batch_sizes
         # Weight the batches by their size: the last one may be smaller.
         means = {"loss": math.fsum(map(mul, self.batch_sums("loss"), sizes)) / sum(sizes)}
         for name in get_batch_metrics():
             scale = 100 if METRICS.declaration_of(name).unit == "%" else 1
             means[name] = scale * math.fsum(self.batch_sums(name)) / sum(sizes)
-        return {f"{split}_{name}": mean for name, mean in means.items()}
+        return means
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums over all ranks, as plain values and CPU tensors."""
