@@ -62,7 +62,7 @@ class Wandb(Logger):
             self._run.define_metric(prefix, step_metric=axis)
         if not self._run.offline:
             path.write_text(self._run.id, encoding="ascii")
-        # The server may have epochs newer than the checkpoint. Retraining repeats them exactly; they are not sent again.
+        # The server may have epochs newer than the checkpoint. Retraining repeats them exactly, so skip them.
         self._epochs_sent = int(dict(self._run.summary).get("epoch", 0)) if self._run.resumed else 0
         for record in result.epochs:
             self.add_epoch(record)
