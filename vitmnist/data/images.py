@@ -1,5 +1,6 @@
 """Reads image files of any format, size and mode as uint8 pixels `[H, W, C]` of one size."""
 
+import errno
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ from vitmnist.errors import DataError
 
 Pixels = NDArray[np.uint8]
 """The pixels of an image, `[H, W, C]` or `[H, W]`."""
+PERMANENT_ERRNOS = (None, errno.ENOENT, errno.EACCES, errno.EISDIR)
+"""Error numbers that mean an unreadable file; None is a decoder's error. Others, such as EIO or EMFILE, can pass."""
 _current = threading.local()
 """Its attribute `path` is the file that the current thread is reading."""
 
@@ -62,13 +65,24 @@ class ImageReader:
     range_32_bit: tuple[float, float] | None = None
 
     def __call__(self, path: Path) -> Pixels:
-        """Read a file; raises `DataError` if it cannot be read."""
+        """Read a file.
+
+        Raises:
+            DataError: the file is missing or damaged, or has an unknown format.
+            OSError: a system error that can pass, such as too many open files.
+        """
         _current.path = path
         try:
-            content = np.fromfile(path, np.uint8)
+            # Do not use `np.fromfile`: it returns fewer bytes after a read error. Torch needs a writable buffer.
+            content = np.frombuffer(bytearray(path.read_bytes()), np.uint8)
             with Image.open(BytesIO(content.data)) as image:
                 return self.convert(image, decode=partial(_decode, content))
+        except MemoryError:
+            raise
         except Exception as error:  # Pillow's decoders can raise any exception.
+            if isinstance(error, OSError) and error.errno not in PERMANENT_ERRNOS:
+                error.filename = str(path)
+                raise
             reason = getattr(error, "strerror", None) or error  # Its full text would repeat the path.
             reason = "unknown format" if isinstance(error, UnidentifiedImageError) else reason
             raise DataError(f"{path}: cannot be read as an image: {reason}") from error

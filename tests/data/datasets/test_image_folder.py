@@ -1,5 +1,6 @@
 """A folder of images: files are found, decoded once, and named if they cannot be read."""
 
+import errno
 import logging
 import os
 import re
@@ -295,6 +296,31 @@ def test_unreadable_images_are_named_or_skipped_and_counted(
         path.write_bytes(b"")
     with pytest.raises(DataError, match=r"30 of 30 images cannot be read, such as:(\n.*){5}\nnone is left"):
         load(folder, skip_unreadable=True)
+
+
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), r"too many open files: .*dog/5\.png"),
+        (OSError(errno.EIO, "Input/output error"), r"dog/5\.png: Input/output error$"),
+        (MemoryError(), ""),
+    ],
+)
+def test_a_read_error_that_can_pass_does_not_leave_an_image_out(
+    folder: Path, failure: Exception, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_bytes = Path.read_bytes
+
+    def fail(path: Path) -> bytes:
+        if path.match("dog/5.png"):
+            raise failure
+        return read_bytes(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", fail)
+        with pytest.raises((DataError, MemoryError), match=message):
+            load(folder, skip_unreadable=True)
+    assert load(folder, skip_unreadable=True).skipped == 0
 
 
 def test_folders_without_enough_images_are_named(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
