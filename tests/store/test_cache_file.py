@@ -30,13 +30,15 @@ from vitmnist.store import cache_file
 from vitmnist.store.rows import Destination, Placement
 
 ORDER = {"batch_size": 4, "device": "cpu", "seed": 0, "shuffle": "none"}
+CHECK_FINGERPRINT = DatasetSource._check_fingerprint
 EXPECTED = [11 * index for index in range(10)]
 
 
 @pytest.fixture(autouse=True)
 def _not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves out the reads that find out whether samples are random."""
+    """Leaves out the reads that detect random samples and a fingerprint that does not fit."""
     monkeypatch.setattr(sources, "read_probes", lambda *parts: None)
+    monkeypatch.setattr(DatasetSource, "_check_fingerprint", lambda *parts: None)
 
 
 def sample(index: int) -> tuple[Tensor, int]:
@@ -69,6 +71,20 @@ def test_samples_are_decoded_once_per_fingerprint_and_length(tmp_path: Path) -> 
     # Other processes find it: its name is a function of its contents.
     key = hashlib.sha256(b"counted, 10 samples").hexdigest()[:24]
     assert (tmp_path / key / "cache.json").exists()
+
+
+def test_a_fingerprint_of_other_samples_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DatasetSource, "_check_fingerprint", CHECK_FINGERPRINT)
+    assert values(counted(), tmp_path, fingerprint="mine") == EXPECTED
+    assert values(counted(), tmp_path, fingerprint="mine") == EXPECTED
+    image = torch.zeros(3, 2, dtype=torch.uint8)
+    for changed in ((image, 9), (image + 10, 0), (image.float(), 0)):
+        with pytest.raises(DataError, match="fingerprint= does not fit"):
+            values(
+                counted(lambda index, changed=changed: changed if index == 0 else sample(index)),
+                tmp_path,
+                fingerprint="mine",
+            )
 
 
 def test_without_a_fingerprint_nothing_is_found_again_and_nothing_is_left(tmp_path: Path) -> None:

@@ -115,8 +115,7 @@ class TensorSet(SampleSource):
         self.check_on_host()
         if self.is_mapped or not len(self):
             return self
-        contents = f"{self.images.dtype} {list(self.images.shape)} {hash_tensor(self.images)}"
-        images, _ = store_rows(self._chunks, len(self), replace(destination, fingerprint=contents))
+        images, _ = store_rows(self._chunks, len(self), replace(destination, fingerprint=_identify_tensor(self.images)))
         return TensorSet(images, self.labels, is_mapped=True)  # Datasets with other labels share the file.
 
     def _chunks(self) -> Iterable[tuple[Tensor, Tensor]]:
@@ -140,6 +139,10 @@ def hash_tensor(tensor: Tensor) -> str:
     for part in tensor.split(CHUNK_SIZE):  # A part with channels last is copied.
         checksum.update(part.contiguous().view(torch.uint8).numpy().data)
     return checksum.hexdigest()
+
+
+def _identify_tensor(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)} {hash_tensor(tensor.detach())}"
 
 
 class DatasetSource(SampleSource):
@@ -200,7 +203,19 @@ class DatasetSource(SampleSource):
     def decode_to(self, destination: Destination) -> TensorSet:
         contents = destination.fingerprint and f"{destination.fingerprint}, {len(self)} samples"
         images, labels = store_rows(self._chunks, len(self), replace(destination, fingerprint=contents))
-        return TensorSet(images, labels, is_mapped=destination.placement is Placement.FILE)
+        stored = TensorSet(images, labels, is_mapped=destination.placement is Placement.FILE)
+        if destination.fingerprint:
+            self._check_fingerprint(stored)
+        return stored
+
+    def _check_fingerprint(self, stored: TensorSet) -> None:
+        """Raise `DataError` if some of the stored samples differ from those of the dataset."""
+        probes = choose_probes(len(self))
+        with preserved_random_state(self.dataset):
+            samples = [read_sample(self.dataset, index) for index in probes]
+        expected = _pair(_collate(samples, probes), 0)
+        if [*map(_identify_tensor, stored.read(torch.tensor(probes)))] != [*map(_identify_tensor, expected)]:
+            raise DataError("fingerprint= does not fit: the cache has other samples than the dataset; change it")
 
 
 Data = SampleSource | Dataset[Any] | Sequence[Tensor | np.ndarray[Any, Any]]
