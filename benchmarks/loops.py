@@ -47,7 +47,9 @@ def build_run(overrides: list[str], stack: ExitStack) -> tuple[Dataset, TrainSte
     _, weights = trainer.load_initial_state()
     dataset, sampler = trainer.build_data()
     step = trainer.build_step(dataset.train, sampler, weights)
-    train_loader, eval_loader, _ = trainer.build_loaders(dataset, sampler, step, stack)
+    train_loader, eval_loader, _ = trainer.build_loaders(dataset, sampler, step)
+    stack.enter_context(train_loader)
+    stack.enter_context(eval_loader)
     step.prepare(train_loader)
     trainer.distribute(step)
     return dataset, step, train_loader, eval_loader
@@ -82,8 +84,8 @@ def build_our_loop(overrides: list[str], stack: ExitStack, is_resident: bool = F
         metrics = train_epoch(step, loader, EpochProgress(number, loader.sampler, device))
         return metrics["train_s"], metrics["data_wait_pct"]
 
-    remark = step.runner.config.describe().replace("\n", "; ")
-    return epoch, remark + (f"; compilation took {step.runner.compile_s:.1f} s" if step.runner.compile_s else "")
+    remark = step.config.describe().replace("\n", "; ")
+    return epoch, remark + (f"; compilation took {step.compile_s:.1f} s" if step.compile_s else "")
 
 
 def as_timed_epoch(train: Callable[[], object], device: torch.device) -> Epoch:

@@ -175,7 +175,7 @@ def custom() -> Iterator[None]:
                 yield self.data.read(indices, epoch)
 
     yield
-    del LOADERS._members["custom"]
+    del LOADERS.members["custom"]
 
 
 @pytest.mark.usefixtures("custom")

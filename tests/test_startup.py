@@ -21,12 +21,17 @@ assert not {"torch", "matplotlib", "tensorboard", "PIL"} & set(sys.modules)
 """
 HEAVY = {"hydra", "omegaconf", "tensorboard", "matplotlib", "scipy", "einops", "vitmnist.config", "vitmnist.training"}
 SCRIPT = """
-import atexit, sys
+import atexit, sys, time
 assert "torch" not in sys.modules  # Torch reads environment variables that the script may set before it imports torch.
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-for _ in DataLoader(TensorDataset(torch.zeros(400, 3)), batch_size=2):
+class Slow(TensorDataset):
+    def __getitem__(self, index):
+        time.sleep(0.001)
+        return super().__getitem__(index)
+
+for _ in DataLoader(Slow(torch.zeros(60, 3)), batch_size=2):
     pass
 print(*sys.modules)
 atexit.register(lambda: print(*sys.modules))

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tests.conftest import REPOSITORY, Printed, result_of
-from tests.support.fake_backend import simulate_gpus
+from tests.support.fake_queue import simulate_gpus
 from tests.support.processes import run_python
 from vitmnist.config.compose import compose
 from vitmnist.data.sampler import EpochSampler
@@ -123,7 +123,7 @@ class Tied(nn.Module):
 def test_tied_weights_are_trained_saved_and_evaluated(
     quick: list[str], succeed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(MODELS._members, "cnn", (CNNOptions, Tied))
+    monkeypatch.setitem(MODELS.members, "cnn", (CNNOptions, Tied))
     succeed(*quick, "hydra.run.dir=run")
     weights = load_file(tmp_path / "run" / "checkpoints" / "final.safetensors")
     assert torch.equal(weights["encoder.weight"], weights["decoder.weight"])

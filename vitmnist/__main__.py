@@ -27,7 +27,7 @@ COMMANDS = {
 def command_main(command: str) -> Callable[[], None]:
     """Import the function that runs a command; it reads its arguments from `sys.argv`."""
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # The code page of Windows has no ≈, and a pipe gets the code page.
+        sys.stdout.reconfigure(errors="replace")  # On Windows, a pipe uses a code page without ≈.
     with signal_handler(lambda *_: end_interrupted(), signal.SIGINT):
         main: Callable[[], None] = import_module(f"vitmnist.cli.{command}").main
         return main

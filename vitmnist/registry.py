@@ -29,7 +29,7 @@ Builder = TypeVar("Builder", bound=Callable[..., object])
 
 @dataclass
 class NoOptions:
-    """The options of a member without options."""
+    """Options class for members that take none."""
 
 
 class Registry(Generic[Options, Built]):
@@ -40,7 +40,7 @@ class Registry(Generic[Options, Built]):
 
     Args:
         group: the config group of the members, such as `data/loader`.
-        package: the package whose modules register members; they are imported when one is first requested.
+        package: the package whose modules register members. They are imported when a member is first requested.
     """
 
     def __init__(self, group: str, package: str) -> None:
@@ -68,15 +68,15 @@ class Registry(Generic[Options, Built]):
     def names(self) -> list[str]:
         """List the registered names, sorted."""
         import_installed()
-        return sorted(self._members)
+        return sorted(self.members)
 
-    def options_of(self, name: str) -> Options:
-        """Return the options of `name`."""
-        return self._members[name][0]
+    def declaration_of(self, name: str) -> Options:
+        """Return what `register` declares for `name`: its options class, or the `BatchMetric` of a metric."""
+        return self.members[name][0]
 
     def function_of(self, name: str) -> Callable[..., Built]:
         """Return the class or function that is registered as `name`."""
-        return self._members[name][1]
+        return self.members[name][1]
 
     def with_defaults(self: Registry[OptionsClass, Built], values: Mapping[str, Any]) -> dict[str, Any]:
         """Add the defaults of missing options; values with an unknown name are returned unchanged."""
@@ -112,14 +112,15 @@ class Registry(Generic[Options, Built]):
         return builder(options, *args)
 
     @property
-    def _members(self) -> dict[str, tuple[Options, Callable[..., Built]]]:
+    def members(self) -> dict[str, tuple[Options, Callable[..., Built]]]:
+        """The options class and the builder of each member that is registered so far."""
         import_members(self.package)
         return self._registered
 
     def _find(self, name: object) -> tuple[Options, Callable[..., Built]] | None:
-        if str(name) not in self._members:
+        if str(name) not in self.members:
             import_installed()
-        return self._members.get(str(name))
+        return self.members.get(str(name))
 
 
 def _definition(builder: Callable[..., object]) -> tuple[str, str]:

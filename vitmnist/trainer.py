@@ -1,11 +1,11 @@
-"""Trains a model as configured, and records the run. `Trainer` is the only class that knows all parts."""
+"""Trains a model as configured and records the run. The only module that imports every layer below `cli`."""
 
 import logging
 import math
 import random
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -97,16 +97,12 @@ class Trainer:
         """
         config, result, world = self.config, self.result, self.world
         deadline = math.inf if config.max_minutes is None else time.monotonic() + 60 * config.max_minutes
-        with (
-            ExitStack() as signal_handling,
-            record_outcome(result, config, self.folder, self.stop, world),
-            ExitStack() as open_loaders,
-            ExitStack() as open_loggers,
-        ):
+        # Restore the signal handlers last: a signal must not kill the process while the outcome is recorded.
+        with self.stop, record_outcome(result, config, self.folder, self.stop, world):
             checkpoint, weights = self.load_initial_state()
             dataset, sampler = self.build_data()
             step = self.build_step(dataset.train, sampler, weights)
-            train_loader, eval_loader, loader_config = self.build_loaders(dataset, sampler, step, open_loaders)
+            train_loader, eval_loader, loader_config = self.build_loaders(dataset, sampler, step)
             # Capture before NCCL and the loaders start threads: an allocation by another thread breaks the capture.
             step.prepare(train_loader)
             self.distribute(step)
@@ -115,25 +111,27 @@ class Trainer:
             progress = self._create_progress(sampler)
             if checkpoint:
                 checkpoints.restore(checkpoint, progress)
-            recorder = self._open_recorder(dataset, step, train_loader, checkpoints, open_loggers)
             del checkpoint, weights  # Free their memory.
-            # From here on, a signal finishes the current step and saves. Before, there was nothing to save.
-            signal_handling.enter_context(self.stop.listening(deadline))
 
-            while progress.metrics.num_batches or not recorder.is_done():  # Also complete an interrupted epoch.
-                with recorder.progress_bar(progress, "train", len(train_loader)) as after_step:
-                    train = train_epoch(step, train_loader, progress, after_step)
-                with recorder.progress_bar(progress, dataset.eval_split, len(eval_loader)) as after_step:
-                    evaluation, predictions = evaluate(step.eval_model, eval_loader, step.preprocess, after_step, world)
-                recorder.finish_epoch(progress, train, evaluation, predictions)
-                progress = self._create_progress(sampler)
+            with self._open_recorder(dataset, sampler, step, checkpoints) as recorder:
+                # From here on, a signal stops the run after the current step, to save progress.
+                self.stop.listen(deadline)
+                with train_loader, eval_loader:
+                    while progress.metrics.num_batches or not recorder.is_done():  # Also complete an interrupted epoch.
+                        with recorder.progress_bar(progress, "train", len(train_loader)) as after_step:
+                            train = train_epoch(step, train_loader, progress, after_step)
+                        with recorder.progress_bar(progress, dataset.eval_split, len(eval_loader)) as after_step:
+                            evaluation, predictions = evaluate(
+                                step.eval_model, eval_loader, step.preprocess, after_step, world
+                            )
+                        recorder.finish_epoch(progress, train, evaluation, predictions)
+                        progress = self._create_progress(sampler)
 
-            result.stopped_early = len(result.epochs) < config.epochs
-            log_early_stop(result, self.monitor)
-            checkpoints.save_final_weights()
-            open_loaders.close()
-            del train_loader, eval_loader  # Free their samples: the test split may not fit next to them.
-            self._evaluate_on_test(dataset, step, checkpoints, loader_config)
+                result.stopped_early = len(result.epochs) < config.epochs
+                log_early_stop(result, self.monitor)
+                checkpoints.save_final_weights()
+                del train_loader, eval_loader  # Free their samples: the test split may not fit next to them.
+                self._evaluate_on_test(dataset, step, checkpoints, loader_config)
         log_bottleneck(result, len(sampler))
         return result
 
@@ -199,9 +197,9 @@ class Trainer:
         return step_config
 
     def build_loaders(
-        self, dataset: Dataset, sampler: EpochSampler, step: TrainStep, open_loaders: ExitStack
+        self, dataset: Dataset, sampler: EpochSampler, step: TrainStep
     ) -> tuple[Loader, Loader, Mapping[str, Any]]:
-        """Build the training and evaluation loaders; `open_loaders` closes them.
+        """Build the training and evaluation loaders. The caller must close them.
 
         Returns:
             Both loaders, and the values of `data.loader`, where the selected loader replaces `auto`.
@@ -210,10 +208,8 @@ class Trainer:
             keep_freed_memory()
         loader_config = self._select_loader(dataset.train, sampler, step)
         train_loader = LOADERS.build(loader_config, dataset.train, sampler, self.device)
-        open_loaders.enter_context(train_loader)
         eval_sampler = self._build_eval_sampler(dataset.evaluation, step)
         eval_loader = LOADERS.build(loader_config, dataset.evaluation, eval_sampler, self.device)
-        open_loaders.enter_context(eval_loader)
         return train_loader, eval_loader, loader_config
 
     def _build_eval_sampler(self, split: Split, step: TrainStep) -> EpochSampler:
@@ -254,19 +250,18 @@ class Trainer:
         if self.world.rank:
             # Ranks need different dropout. `seed + rank` would collide with the seed of another run. The sampler uses
             # the keys (epoch,), and the augmentation the keys (epoch, 1).
-            key = self.world.rank, 2
-            (seed,) = np.random.SeedSequence(seed, spawn_key=key).generate_state(1, np.uint64).tolist()
+            seed = int(np.random.SeedSequence(seed, spawn_key=(self.world.rank, 2)).generate_state(1, np.uint64)[0])
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)
 
     def _record_setup(self, dataset: Dataset, step: TrainStep, train_loader: Loader) -> None:
-        """Record the dataset, the selected loader, the options of the step and the environment."""
+        """Record and log the dataset, the selected loader, the options of the step and the environment."""
         result, world = self.result, self.world
         result.loader = dict(train_loader.resolved_options)
         result.eval_split = dataset.eval_split
-        result.trainer = asdict(step.runner.config)
-        result.compile_s = step.runner.compile_s or None
+        result.trainer = asdict(step.config)
+        result.compile_s = step.compile_s or None
         result.dataset = {
             "name": dataset.name,
             **{f"{name}_size": len(split) for name, split in dataset.splits.items()},
@@ -275,29 +270,32 @@ class Trainer:
             **({"folds_of": dataset.folds_of} if dataset.folds_of else {}),
         }
         result.environment = describe_environment(self.device) if world.is_main else None
+        log_setup(self.config, result, dataset, step, train_loader, world)
 
     def _create_progress(self, sampler: EpochSampler) -> EpochProgress:
         """Create the progress of the next epoch, before its first batch."""
         return EpochProgress(len(self.result.epochs), sampler, self.device, self.config.log.every_steps, self.world)
 
+    @contextmanager
     def _open_recorder(
-        self, dataset: Dataset, step: TrainStep, loader: Loader, checkpoints: CheckpointManager, open_loggers: ExitStack
-    ) -> RunRecorder:
-        """Log the set-up, open the loggers, and remove records newer than the checkpoint."""
+        self, dataset: Dataset, sampler: EpochSampler, step: TrainStep, checkpoints: CheckpointManager
+    ) -> Iterator[RunRecorder]:
+        """Remove records newer than the checkpoint, and keep the loggers open within the block."""
         config, folder, result, world = self.config, self.folder, self.result, self.world
         peak_memory = PeakMemory(self.device)  # The peak excludes the set-up.
-        log_setup(config, result, dataset, step, loader, world)
-        loggers: list[Logger] = []
-        if world.is_main:
-            for values in self.logger_options:
-                loggers.append(open_loggers.enter_context(LOGGERS.build(values, folder, result)))
-            result.write_config(folder)
-            result.write_epochs(folder)  # Drop an incomplete row, and rows newer than the checkpoint.
-            for name in ("result.json", f"{storage.FOLDER}/final.safetensors"):
-                (folder / name).unlink(missing_ok=True)
-        result.setup_s = time.time() - result.began_at - (result.compile_s or 0.0)
-        draw_images = partial(draw_epoch_images, dataset, loader.sampler, step.preprocess)
-        return RunRecorder(config, folder, result, world, self.monitor, checkpoints, loggers, draw_images, peak_memory)
+        with ExitStack() as stack:
+            loggers: list[Logger] = []
+            if world.is_main:
+                loggers += [
+                    stack.enter_context(LOGGERS.build(values, folder, result)) for values in self.logger_options
+                ]
+                result.write_config(folder)
+                result.write_epochs(folder)  # Drop an incomplete row, and rows newer than the checkpoint.
+                for name in ("result.json", f"{storage.FOLDER}/final.safetensors"):
+                    (folder / name).unlink(missing_ok=True)
+            result.setup_s = time.time() - result.began_at - (result.compile_s or 0.0)
+            images = partial(draw_epoch_images, dataset, sampler, step.preprocess)
+            yield RunRecorder(config, folder, result, world, self.monitor, checkpoints, loggers, images, peak_memory)
 
     def _evaluate_on_test(
         self, dataset: Dataset, step: TrainStep, checkpoints: CheckpointManager, loader_config: Mapping[str, Any]

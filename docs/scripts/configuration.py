@@ -27,7 +27,7 @@ def configuration_page() -> str:
             parts += [f"### `{file.stem}` {{ #{_anchor(group, file.stem)} }}", _listing(file)]
     parts += ["## Operations { #operations }", "What `data.augment.operations` may name, with the default parameters."]
     for name in OPERATIONS.names():
-        schema = OPERATIONS.options_of(name)
+        schema = OPERATIONS.declaration_of(name)
         parts.append(f"**{name}** — {schema.__doc__}\n\n`{json.dumps(asdict(schema()))}`")
     return "\n\n".join(parts) + "\n"
 

@@ -33,6 +33,7 @@ from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.image_listing import find_images
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.metrics import METRICS, BatchMetric
+from vitmnist.runtime.memory import Memory
 from vitmnist.tracking.result import CONFIG_FILE
 
 CPU = torch.device("cpu")
@@ -71,7 +72,7 @@ def test_class_metrics_follow_their_definition() -> None:
 
 
 def test_a_metric_is_printed_with_its_digits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METRICS._registered, "count", (BatchMetric("", tag="count", digits=0), max))
+    monkeypatch.setitem(METRICS.members, "count", (BatchMetric("", tag="count", digits=0), max))
     metrics = compute_class_metrics(torch.eye(2).long(), ("a", "b"), dict.fromkeys(METRICS.names(), 7.0))
     assert "\ncount 7\n" in format_metrics(metrics)
 
@@ -185,6 +186,15 @@ def test_evaluation_uses_the_split_of_the_training(trained: Path) -> None:
     assert (train.split_name, len(train.split)) == ("train", 2000)
     with pytest.raises(ConfigError, match="--split validation: the dataset has only train and test images"):
         evaluate(trained / "run", [], None, "validation")
+
+
+def test_a_mapped_split_can_be_larger_than_memory(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_mapped_images(dataset: Dataset, data: DataConfig) -> Dataset:
+        return replace(dataset, test=replace(dataset.test, is_mapped=True))
+
+    monkeypatch.setattr("vitmnist.cli.trained_run.apply_config", with_mapped_images)
+    monkeypatch.setattr("vitmnist.runtime.memory.measure_free_memory", lambda device: Memory())
+    assert len(evaluate(trained / "run", []).split) == 300
 
 
 def test_another_dataset_is_not_divided_as_that_of_the_run(trained: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.conftest import BRIEF, STATEFUL, StartRanks, Train, assert_same_run, result_of, weights, write_mnist_like
-from tests.support.fake_backend import simulate_gpus
+from tests.support.fake_queue import simulate_gpus
 from tests.support.processes import REPOSITORY, SIGKILL, SIGSTOP, free_port
 from vitmnist.cli.command import format_command
 from vitmnist.errors import ConfigError, ExitCode

@@ -156,11 +156,12 @@ def test_a_worker_that_is_killed_is_named_in_seconds(wrapper: str | None, worker
         for number, _ in enumerate(loader.epoch(0)):
             if number == 1:
                 for worker in workers():
-                    os.kill(worker.pid, signal.SIGKILL)
+                    worker.kill()
     assert wrapper or "type fewer workers with data.loader.num_workers=N" in str(caught.value)
     assert not workers()
 
 
+@pytest.mark.needs("POSIX signals")
 def test_workers_leave_ctrl_c_to_the_training_process(workers: Workers) -> None:
     """The training process may need their batches for its last step."""
     pair = torch.arange(8), torch.arange(8)

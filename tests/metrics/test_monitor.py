@@ -34,16 +34,23 @@ def test_the_best_epoch_is_the_first_with_the_best_value(name: str, values: list
     assert Monitor(metric, max(since_best, 1)).is_exhausted(epochs) == (since_best > 0)
 
 
-def test_a_run_stops_early_and_trains_on_where_it_stopped(quick: list[str], tmp_path: Path, succeed: Printed) -> None:
+def test_a_run_stops_early_and_trains_on_where_it_stopped(
+    quick: list[str], tmp_path: Path, succeed: Printed, refuse: Printed
+) -> None:
     """With a learning rate of nearly 0, no epoch is better than the first."""
     options = ("optimizer.lr=1e-30", "epochs=9", "patience=2", "hydra.run.dir=run")
     assert "stopped early: no epoch was better than epoch 1" in succeed(*quick, *HELD_OUT, *options)
     result = result_of(tmp_path / "run")
     assert (result["status"], result["stopped_early"], len(result["epochs"])) == ("completed", True, 3)
-    for typed, epochs in (([], 3), (["patience=4"], 5)):
+    for typed, total in (([], 9), (["epochs=12"], 12)):
         printed = succeed("resume=run", *typed)
-        assert ("run: completed, epoch 3/9, accuracy" in printed) == (not typed)
-        assert [epoch["epoch"] for epoch in result_of(tmp_path / "run")["epochs"]] == list(range(epochs))
+        assert f"run: completed, epoch 3/{total}, accuracy" in printed
+        assert "; resume=run patience=M trains further" in printed
+    assert result_of(tmp_path / "run") == result
+    assert "epochs=1: the run has already started epoch 3" in refuse("resume=run", "epochs=1")
+    succeed("resume=run", "patience=4", "epochs=5")
+    assert [epoch["epoch"] for epoch in result_of(tmp_path / "run")["epochs"]] == list(range(5))
+    assert "; resume=run patience=M epochs=N trains further" in succeed("resume=run")
 
 
 def test_rank_0_decides_by_its_own_times(

@@ -13,8 +13,9 @@ from typing import IO
 
 import pytest
 
-from tests.support.processes import REPOSITORY, TIMEOUT_S
+from tests.support.processes import REPOSITORY
 
+TIMEOUT_S = 400  # Each worker imports torch.
 TRAIN = str(REPOSITORY / "train.py")
 
 

@@ -175,6 +175,7 @@ def test_files_are_replaced_although_others_have_them_open(windows: StartOnWindo
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(500)
 def test_a_sweep_trains_with_each_loader_and_its_runs_are_used(
     windows: StartOnWindows, quick: list[str], tmp_path: Path
 ) -> None:
@@ -240,6 +241,8 @@ if __name__ == "__main__":
 @pytest.mark.slow
 def test_a_script_with_workers_is_diagnosed(windows: StartOnWindows, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
-    output = windows("-m", "vitmnist", "diagnose", "--json=report.json", "script.py").succeeded()
+    code, output = windows("-m", "vitmnist", "diagnose", "--json=report.json", "script.py").ended()
+    # Torch's own workers may abort while they exit, if they were spawned, and torch prints a traceback for it.
+    assert code == 0, output
     assert "loader 2: Slow" in output
     assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))

@@ -280,7 +280,8 @@ def look_at_dataset(worker: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "method", [pytest.param("spawn", marks=pytest.mark.slow), "forkserver"]
+    "method",
+    [pytest.param("spawn", marks=pytest.mark.slow), pytest.param("forkserver", marks=pytest.mark.needs("fork"))],
 )  # spawn imports torch.
 def test_unforked_workers_which_see_the_dataset(
     method: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

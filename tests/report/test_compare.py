@@ -32,7 +32,7 @@ def test_jobs_that_overlapped_on_one_machine_are_marked_and_not_timed(tmp_path: 
     job(tmp_path / "4", 1000.0, 1020.0, None)
     here, there, unknown = compared(tmp_path)
     assert build_table(here)[0]["status"] == "1 completed, overlapping; 1 failed: reason; 1 completed"
-    assert [len(row.rounds) for row in (*here.configurations, *there.configurations, *unknown.configurations)] == [
+    assert [len(row.rounds) for row in (*here.rows, *there.rows, *unknown.rows)] == [
         1,
         1,
         1,
@@ -49,7 +49,7 @@ def test_a_killed_run_overlaps_with_the_runs_that_it_slowed_down(tmp_path: Path)
     os.utime(killed / ".hydra" / "config.yaml", (2010.0, 2010.0))
     for path in (killed / ".lock", killed / ".hydra", killed):
         os.utime(path, (2100.0, 2100.0))
-    (row,) = the_only(tmp_path).configurations
+    (row,) = the_only(tmp_path).rows
     assert [run.status_text for run in row.runs] == [
         "completed",
         "completed, overlapping",
@@ -108,7 +108,7 @@ def test_a_run_whose_epochs_were_not_timed_is_not_compared(tmp_path: Path) -> No
         epochs = [epoch(2.0, epoch_s=None if repeat == 2 else 4.0)] * 2
         run(tmp_path / f"{repeat}-disk", "disk", config={"repeat": repeat}, epochs=epochs)
     comparison = the_only(tmp_path)
-    ram, disk = comparison.timed_configurations
+    ram, disk = comparison.timed_rows
     ratio = comparison.ratio(disk, ram)
     assert ratio is not None
     assert (len(ram.rounds), len(disk.rounds), ratio.blocks) == (2, 1, 1)
@@ -170,11 +170,11 @@ def test_runs_without_records_are_listed_with_their_configuration_and_their_swee
     for index in (0, 1):
         run(tmp_path / "lost" / f"{index}", "cache", config={"data.loader.folder": "/data/cache"})
     (tmp_path / "lost" / "1" / "result.json").unlink()
-    assert len(the_only(tmp_path / "lost").configurations) == 1
+    assert len(the_only(tmp_path / "lost").rows) == 1
     run(tmp_path / "sweep" / "0")
     refused = run(tmp_path / "sweep" / "1", status="failed", error="no", epochs=[], dataset=None)
     (refused / "result.json").write_text((refused / "result.json").read_text().replace('"environment": {', '"x": {'))
-    cells = the_only(tmp_path / "sweep").configurations
+    cells = the_only(tmp_path / "sweep").rows
     assert [run.status for row in cells for run in row.runs] == ["completed", "failed"]
 
 
@@ -203,7 +203,7 @@ def test_hold_outs_drawn_from_one_dataset_are_folds_of_a_row(tmp_path: Path) -> 
         epochs = [epoch(2.0, eval_acc=80.0 + depth + index, train_loss=index)]
         run(tmp_path / str(index), config=config, epochs=epochs, dataset=DATASET | checksums)
     folds, *others = compared(tmp_path)
-    assert [len(comparison.configurations) for comparison in others] == [1, 1]
+    assert [len(comparison.rows) for comparison in others] == [1, 1]
     assert summarize_comparison(folds)[0] == (
         "Highest accuracy: model.depth=6, 88.50% (88.00% to 89.00% over 2 seeds). 2 seeds do not show the noise; set "
         "seed=1,2,3 or more."

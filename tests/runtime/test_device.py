@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.fake_backend import FakeBackend, simulate_gpus
+from tests.support.fake_queue import FakeQueue, simulate_gpus
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import TensorSet
 from vitmnist.errors import ConfigError
@@ -26,7 +26,7 @@ DEVICE = torch.device("privateuseone")
 LOADED = ["ram", "cache", "disk", "gpu_slice"]
 COMPARED = [*LOADED, *(f"prefetch of {name}" for name in LOADED)]
 
-Open = Callable[..., tuple[Loader, list[FakeBackend]]]
+Open = Callable[..., tuple[Loader, list[FakeQueue]]]
 
 
 @pytest.fixture
@@ -37,11 +37,9 @@ def data() -> TensorSet:
 
 @pytest.fixture
 def open_on_fake(data: TensorSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Open:
-    def open_loader(
-        label: str, kind: type[FakeBackend] = FakeBackend, shuffle: str = "sample"
-    ) -> tuple[Loader, FakeBackend]:
-        backend = kind(DEVICE)  # the loaders of a device share its backend
-        monkeypatch.setitem(device_module.BACKENDS, DEVICE.type, lambda device: backend)
+    def open_loader(label: str, kind: type[FakeQueue] = FakeQueue, shuffle: str = "sample") -> tuple[Loader, FakeQueue]:
+        queue = kind(DEVICE)  # the loaders of a device share its queue
+        monkeypatch.setitem(device_module.QUEUES, DEVICE.type, lambda device: queue)
 
         def values(name: str) -> dict[str, Any]:
             options = {"cache": {"folder": str(tmp_path)}, "disk": {"num_workers": 0}}
@@ -49,12 +47,12 @@ def open_on_fake(data: TensorSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
         wrapper, _, base = label.rpartition(" of ")
         options = {**values("prefetch"), "base": values(base)} if wrapper else values(base)
-        return LOADERS.build(options, data, EpochSampler(50, 4, 1, shuffle), DEVICE), backend
+        return LOADERS.build(options, data, EpochSampler(50, 4, 1, shuffle), DEVICE), queue
 
     return open_loader
 
 
-def epoch_on(device: FakeBackend, loader: Loader, epoch: int, late: bool) -> list[tuple[Tensor, Tensor]]:
+def epoch_on(device: FakeQueue, loader: Loader, epoch: int, late: bool) -> list[tuple[Tensor, Tensor]]:
     """An epoch whose consumer queues two reads of each batch and lets go of it, without ever waiting.
 
     Args:
@@ -88,17 +86,17 @@ def test_what_the_device_reads_is_the_batch(
             assert not find_difference(epoch_on(device, loader, epoch, late), expected(data, loader, epoch))
 
 
-class NeverWaits(FakeBackend):
+class NeverWaits(FakeQueue):
     def wait_event(self, event: object) -> None:
         """The stream that computes does not wait for the copy stream, as in the article."""
 
 
-class NeverHolds(FakeBackend):
+class NeverHolds(FakeQueue):
     def record_stream(self, tensor: Tensor) -> None:
         """The allocator is not told that another stream reads the memory."""
 
 
-class NeverSynchronizes(FakeBackend):
+class NeverSynchronizes(FakeQueue):
     def record_event(self) -> CompletedEvent:
         """A pinned buffer is filled again while the device still copies out of it."""
         return CompletedEvent()
@@ -114,7 +112,7 @@ class NeverSynchronizes(FakeBackend):
     ],
 )
 def test_each_of_the_precautions_is_needed(
-    open_on_fake: Open, data: TensorSet, label: str, forgetful: type[FakeBackend]
+    open_on_fake: Open, data: TensorSet, label: str, forgetful: type[FakeQueue]
 ) -> None:
     """The proof of the test above: on the same device, a loader that leaves one out delivers something else."""
     loader, device = open_on_fake(label, forgetful)
@@ -170,8 +168,8 @@ def test_abandoned_epochs_do_not_disturb_the_next(open_on_fake: Open, data: Tens
 
 def test_indices_of_gathered_samples_come_from_pinned_memory(data: TensorSet, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy from pageable memory would make the host wait for all work that is queued."""
-    device = FakeBackend(DEVICE)
-    monkeypatch.setitem(device_module.BACKENDS, "cpu", lambda _: device)
+    device = FakeQueue(DEVICE)
+    monkeypatch.setitem(device_module.QUEUES, "cpu", lambda _: device)
     kept = replace(RowTensors.from_batch([data.images], 50), tensors=(device.to_device(data.images),))
     seen: list[Tensor] = []
     batches = [[index, 49 - index] for index in range(10)]

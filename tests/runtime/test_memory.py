@@ -36,7 +36,7 @@ def test_a_set_that_does_not_fit_is_refused_with_what_would_work(name: str, monk
     monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=100))
     with pytest.raises(
         OutOfSpaceError,
-        match=r"takes 0\.0 MiB of memory on the host, where 0\.0 .* data/loader=cache or data/loader=disk would",
+        match=r"takes 0\.0 MiB of memory on the host, where 0\.0 .*; try data/loader=.*cache or disk",
     ):
         make_loader(name, MAPPED, batch_size=2, device="cpu", seed=0)
     # A set that is in memory already takes no more memory.
@@ -46,16 +46,13 @@ def test_a_set_that_does_not_fit_is_refused_with_what_would_work(name: str, monk
 def test_memory_on_a_gpu_is_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda")
     monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=2**32, device=2**30))
-    others = ("ram", "cache", "disk")
-    check_fits("gpu_slice", Memory(device=2**29), cuda, Memory(device=2**29), others)
+    check_fits("gpu_slice", Memory(device=2**29), cuda, Memory(device=2**29))
     with pytest.raises(
         OutOfSpaceError,
         match=r"gpu_slice: the set takes 512\.0 MiB of memory on cuda, where 1,024\.0 MiB are free, and the model "
-        r"needs 512\.0 MiB too; data/loader=ram or data/loader=cache or data/loader=disk would work",
+        r"needs 512\.0 MiB too; try another",
     ):
-        check_fits("gpu_slice", Memory(device=2**29 + 1), cuda, Memory(device=2**29), others)
-    with pytest.raises(OutOfSpaceError, match="; data/loader=cache or data/loader=disk would work"):
-        check_fits("gpu_slice", Memory(device=2**33), cuda, alternatives=others)
+        check_fits("gpu_slice", Memory(device=2**29 + 1), cuda, Memory(device=2**29), "; try another")
 
 
 def test_a_sets_memory_is_judged_at_its_real_dtype(monkeypatch: pytest.MonkeyPatch) -> None:

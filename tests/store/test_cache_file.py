@@ -258,7 +258,8 @@ def test_processes_that_start_together_decode_once(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("decoding*"))) == 1
 
 
-def test_threads_that_start_together_decode_once(tmp_path: Path) -> None:
+def test_threads_that_start_together_decode_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     decoded: list[int] = []
 
     def chunks() -> Iterator[tuple[Tensor, Tensor]]:
@@ -267,6 +268,7 @@ def test_threads_that_start_together_decode_once(tmp_path: Path) -> None:
         yield torch.zeros(5, 3), torch.arange(5)
 
     with ThreadPoolExecutor(3) as threads:
-        tensors = [threads.submit(cache_file.decode_once, tmp_path, "shared", 5, chunks) for _ in range(3)]
+        folders = (tmp_path, Path(), tmp_path)
+        tensors = [threads.submit(cache_file.decode_once, folder, "shared", 5, chunks) for folder in folders]
     assert all(torch.equal(future.result()[0][1], torch.arange(5)) for future in tensors)
     assert len(decoded) == 1

@@ -105,8 +105,8 @@ def test_a_step_that_cannot_be_captured_stays_eager_or_is_refused(
     step = make_step(tiny, micro_batch=None, graph=True, reasons={"graph": "the GPU does not wait for Python"})
     step.prepare(make_loader(tiny, "ram"))
     assert step.runner.module is step.runner.eager
-    assert not step.runner.config.graph
-    assert step.runner.config.reasons["graph"] == "failed: operation not permitted when stream is capturing"
+    assert not step.config.graph
+    assert step.config.reasons["graph"] == "failed: operation not permitted when stream is capturing"
     with pytest.raises(ConfigError, match=r"^trainer.graph=true: failed: .*; set trainer.graph=false$"):
         make_step(tiny, micro_batch=None, graph=True).prepare(make_loader(tiny, "ram"))
 

@@ -228,7 +228,7 @@ def test_compiled_is_the_gradient_and_a_short_batch_compiles_nothing(
     before, random = copy.deepcopy(step.model.state_dict()), torch.get_rng_state()
     batches = make_loader(tiny, "ram")
     step.prepare(batches)
-    assert step.runner.config.compile
+    assert step.config.compile
     assert all(torch.equal(value, before[name]) for name, value in step.model.state_dict().items())
     assert all(parameter.grad is None for parameter in step.model.parameters())
     assert torch.equal(torch.get_rng_state(), random)

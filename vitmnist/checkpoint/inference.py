@@ -68,7 +68,9 @@ class InferenceModel:
 def make_model_info(config: Config, train: Split) -> dict[str, Any]:
     """Return the metadata of the weights as JSON values: how to build the model, and how to read files for it."""
     values = config.data.dataset
-    changeable = {option.name for option in fields(DATASETS.options_of(values["name"])) if may_change(option.metadata)}
+    changeable = {
+        option.name for option in fields(DATASETS.declaration_of(values["name"])) if may_change(option.metadata)
+    }
     info = {
         "model": config.model,
         "shape": train.images.shape[1:],

@@ -99,7 +99,7 @@ class CheckpointManager:
             self.step.load_state_dict(checkpoint.step)
             if checkpoint.progress:
                 progress.load_state_dict(checkpoint.progress)
-            # A rank that did not exist in the earlier start keeps the seed from `Trainer.distribute`.
+            # Ranks added since the checkpoint keep the seed set in `Trainer.distribute`.
             if self.world.rank < len(checkpoint.rng):
                 RandomState(device=self.step.device).load_dict(checkpoint.rng[self.world.rank])
         log.info("resumed after %d epochs and %d batches", len(checkpoint.epochs), progress.metrics.num_batches)
@@ -112,12 +112,12 @@ class CheckpointManager:
         """
         minutes = self.config.checkpoint.every_minutes
         is_due = minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
-        stopping, saving = self.world.all_reduce_max([self.stop.code, is_due])
+        stopping, saving = self.world.cast_votes([self.stop.code, is_due])
         if stopping or saving:
             timer.begin("saving")
-            # With several ranks, the values above are the votes of the previous step. Discard the votes of this step,
-            # which would save again.
-            stopping, _ = self.world.all_reduce_max([self.stop.code, False], wait=True)
+            # With several ranks, those were the votes of the previous step. Consume the votes of this step now, or they
+            # would save again.
+            stopping, _ = self.world.settle_votes([self.stop.code, False])
             progress.check_finite()
             self.save(progress)
             timer.begin("other")
@@ -133,7 +133,7 @@ class CheckpointManager:
         """
         interval = self.config.checkpoint.min_interval_s
         is_due = interval is not None and time.monotonic() - self._saved_at >= interval
-        stopping, saving = self.world.all_reduce_max([self.stop.code, is_due or must_save], wait=True)
+        stopping, saving = self.world.settle_votes([self.stop.code, is_due or must_save])
         if is_last or is_best or stopping or saving:
             self.save(None, is_best)
         if stopping and not is_last:

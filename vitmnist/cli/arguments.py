@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vitmnist.errors import ConfigError
 
-# With these arguments, a command begins a run or sweep; when repeated, it resumes it.
+# Arguments that make a command repeatable: it begins a run or sweep the first time, and resumes it later.
 AUTO_RESUME = "hydra.run.dir=FOLDER resume=auto"
 SWEEP_AUTO_RESUME = "hydra.sweep.dir=FOLDER resume=auto"
 # Options of Hydra that would bypass the validation of the configuration, or load a pickle.
@@ -105,7 +105,7 @@ def without_keys(overrides: Iterable[str], keys: Collection[str]) -> list[str]:
 
 
 def find_value(key: str, overrides: Iterable[str]) -> str | None:
-    """Return the last value typed for a key, without quotes; None if there is none, or it is null."""
+    """Return the last value typed for a key, without quotes; None if there is none or the value is `null`."""
     values = [override.partition("=")[2] for override in overrides if parse_key(override) == key]
     return values[-1].strip("'\"") if values and values[-1] != "null" else None
 

@@ -1,4 +1,4 @@
-"""What all commands share: the argument parser, and the handling of exceptions."""
+"""The argument parser and the exception handling that all commands share."""
 
 import logging
 import os
@@ -33,7 +33,7 @@ def create_parser(name: str, description: str | None) -> ArgumentParser:
 
 @contextmanager
 def errors_as_messages(select: Callable[[BaseException], BaseException] | None = None) -> Iterator[None]:
-    """Turn an exception in the block into one message and an exit code; also a decorator of a command.
+    """Turn an exception in the block into one message and an exit code. It can decorate a command.
 
     A traceback is shown too if the program is at fault, or with `HYDRA_FULL_ERROR=1`.
 
@@ -45,7 +45,7 @@ def errors_as_messages(select: Callable[[BaseException], BaseException] | None =
         logging.lastResort.setFormatter(PrintableFormatter())
     try:
         yield
-        # Flush here, so that a closed pipe raises now and not at interpreter exit. `print` accepts that stdout is None.
+        # Flush now, so that a closed pipe raises here, not at interpreter exit. `print` also works if stdout is None.
         print(end="", flush=True)
     except (Exception, KeyboardInterrupt, RunInterrupted) as raised:
         error = select(raised) if select else raised
@@ -53,7 +53,7 @@ def errors_as_messages(select: Callable[[BaseException], BaseException] | None =
             # The reader of stdout, such as `head`, has exited. Redirect stdout, so that the flush at exit succeeds.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             sys.exit(ExitCode.PIPE_CLOSED)
-        # This imports Hydra.
+        # Import late: this module imports Hydra.
         from vitmnist.cli.messages import classify_cli_error
 
         failure = classify_cli_error(error)

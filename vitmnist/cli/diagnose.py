@@ -30,9 +30,9 @@ def _parse() -> Namespace:
     parser = create_parser("diagnose", __doc__)
     parser.usage = "%(prog)s [options] (SCRIPT.py | -m package.module) [arguments of the script ...]"
     parser.allow_abbrev = False
-    parser.add_argument("--steps", type=int, help="batches of a loader to observe (all; with --stop 200)")
-    parser.add_argument("--warm-up", type=int, default=10, help="batches before that (10)")
-    parser.add_argument("--stop", action="store_true", help="end the script when they have been observed")
+    parser.add_argument("--steps", type=int, help="batches to observe per loader (default: all; 200 with --stop)")
+    parser.add_argument("--warm-up", type=int, default=10, help="batches to skip before that (default: 10)")
+    parser.add_argument("--stop", action="store_true", help="end the script after these batches")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     parser.add_argument("-m", dest="module", nargs=REMAINDER, help="run a module, as python -m does")
     parser.add_argument("script", nargs=REMAINDER, help="the script and its arguments")
@@ -72,7 +72,7 @@ def _run(is_module: bool) -> int:
     sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(name))
     try:
         exists = find_spec(name) is not None if is_module else os.path.isfile(name)
-    except ModuleNotFoundError as error:  # find_spec imports the package of the module.
+    except ModuleNotFoundError as error:  # `find_spec` imports the parent packages.
         raise DataError(f"-m {name}: {error}") from error
     if not exists:
         raise DataError(f"{name}: there is no such {'module' if is_module else 'Python file'}")

@@ -4,8 +4,8 @@
     vitmnist evaluate outputs/runs/DATE/TIME-… --mistakes mistakes.csv --grid mistakes.png
     vitmnist evaluate outputs/runs/DATE/TIME-… data.dataset.path=other --images all --json
 
-The weights are the best ones if there are any (best.pt), else the final ones. The split is the one that was evaluated
-in training: validation if there is such a split, else test. --split names another.
+Uses the best weights (best.pt) if the run has any, else the final ones. Evaluates the validation split if there is one,
+else the test split, as training does. --split selects another.
 """
 
 import json
@@ -32,10 +32,8 @@ from vitmnist.tracking.images import draw_worst_mistakes
 from vitmnist.training import loop
 from vitmnist.training.loop import Predictions
 
-# Options of `tabulate`: columns are aligned on the right, and only the first column, the class, is text.
+# Options of `tabulate`: columns are right-aligned. All but the first, the class, are numbers.
 TABLE_OPTIONS: Any = {"tablefmt": "plain", "disable_numparse": [0], "stralign": "right"}
-# The keys and sections that `evaluate` accepts as overrides.
-OVERRIDABLE_KEYS = (*IMAGE_KEYS, "device")
 
 
 @dataclass(frozen=True)
@@ -73,14 +71,14 @@ def evaluate(
     """Evaluate the model of a run on a split; the default is the split that was evaluated in training.
 
     Args:
-        overrides: changes to the run's configuration.
+        overrides: changes to the configuration of the run.
         weights: best, final or last; None takes the first that exists.
-        images: all or as-trained, for another dataset than that of the run.
+        images: `all` or `as-trained`; required for a dataset other than the run's.
 
     Raises:
         UserError: the folder, the overrides or the data cannot be used.
     """
-    config = load_evaluation_config(folder, overrides, OVERRIDABLE_KEYS)
+    config = load_evaluation_config(folder, overrides, (*IMAGE_KEYS, "device"))
     device = choose_device(config.device)
     trained = load_inference_model(folder, device, weights)
     dataset = load_evaluation_dataset(folder, config.data, overrides, images)
@@ -88,9 +86,10 @@ def evaluate(
     if split_name not in dataset.splits:
         raise ConfigError(f"--split {split_name}: the dataset has only {' and '.join(dataset.splits)} images")
     split = trained.adapt_split(dataset.splits[split_name])
-    # All loaders deliver the same batches; `ram` has no options.
+    # All loaders deliver the same batches. `cache` reads mapped images in place, so they can be larger than memory.
+    loader_name = "cache" if split.is_mapped else "ram"
     with make_loader(
-        "ram", split, batch_size=config.batch_size, device=device, seed=0, shuffle="none", rank=0, world_size=1
+        loader_name, split, batch_size=config.batch_size, device=device, seed=0, shuffle="none", rank=0, world_size=1
     ) as loader:
         values, predictions = loop.evaluate(trained.model, loader, trained.build_preprocess().to(device))
     metrics = {name: values[f"eval_{name}"] for name in METRICS.names()}
@@ -124,7 +123,7 @@ def format_metrics(metrics: dict[str, Any]) -> str:
     """Format the values of `compute_class_metrics` for a terminal."""
     lines = [f"accuracy {metrics['acc']:.2f}% of {metrics['images']:,} images"]
     for name in [name for name in METRICS.names() if name != "acc"]:
-        metric, value = METRICS.options_of(name), metrics[name]
+        metric, value = METRICS.declaration_of(name), metrics[name]
         digits = 2 if metric.digits is None else metric.digits
         lines.append(f"{name} –" if value is None else f"{name} {value:.{digits}f}{metric.unit}")
     classes = metrics["classes"]
@@ -139,7 +138,7 @@ def format_metrics(metrics: dict[str, Any]) -> str:
 def main() -> None:
     parser = create_parser("evaluate", __doc__)
     add_dataset_arguments(parser)
-    parser.add_argument("--split", help="default: validation, or without one test, as in training")
+    parser.add_argument("--split", help="default: validation if there is one, else test")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--mistakes", type=Path, metavar="CSV", help="list every misclassified image in this file")
     parser.add_argument("--grid", type=Path, metavar="PNG", help="draw the mistakes with the highest confidence")

@@ -35,8 +35,8 @@ class Format:
     """A file format.
 
     Args:
-        packages: the packages of the extra `export` that it needs.
-        load: turns the content of the file into a function from uint8 `[B, C, H, W]` to logits.
+        packages: required packages of the extra `export`.
+        load: loads the content of a file as a function from uint8 `[B, C, H, W]` to logits.
     """
 
     suffix: str
@@ -107,7 +107,7 @@ def export_model(file_format: Format, trained: InferenceModel, dataset: Dataset,
     example = torch.zeros(2, *trained.shape, dtype=torch.uint8)
     program = torch.export.export(original, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     content = file_format.serialize(program)
-    # Compare the file, not the program in memory.
+    # Compare the content of the file, not the program in memory.
     reloaded = file_format.load(content)
     with torch.inference_mode():
         pairs = [(original(images), reloaded(images)) for images in split.images.split(batch_size)]

@@ -66,6 +66,6 @@ def _unknown_key(unknown: UnknownKeyError) -> str:
 
 
 def _is_raised_by_hydra(error: BaseException) -> bool:
-    """Whether Hydra or its parser raised the exception, which is then about the arguments."""
+    """Whether Hydra or its parser raised the exception; its cause is then in the arguments."""
     *_, (frame, _) = walk_tb(error.__traceback__)
     return frame.f_globals.get("__name__", "").partition(".")[0] in ("antlr4", "hydra", "omegaconf")

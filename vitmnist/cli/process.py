@@ -47,7 +47,7 @@ class ProcessState:
     def connect_ranks(self) -> None:
         """Connect to the other ranks if there are any."""
         if is_distributed():
-            # This imports torch.
+            # Import late: this module imports torch.
             from vitmnist.runtime.torch_world import TorchWorld
 
             self.world = TorchWorld()
@@ -71,7 +71,7 @@ class ProcessState:
         self.folder, self.resume_arguments = folder, resume_arguments
 
     def resume_hint(self) -> str:
-        """Format where the results are, and the command that resumes; this ends the message about an interruption."""
+        """Format the folder of the results and the command that resumes, for the message about an interruption."""
         if self.folder is None:
             return ""
         results = f"; results: {display_path(self.folder)}"
@@ -99,7 +99,7 @@ def exit_with_message(process: ProcessState) -> Iterator[None]:
 
 
 def _first_failure(process: ProcessState, raised: BaseException) -> BaseException:
-    """Return the error to report on this rank; exits if another rank or the log has the message."""
+    """Return the error to report on this rank; exits if another rank or the log reports it."""
     error = process.world.first_failure(raised)
     failure = classify_cli_error(error)
     if failure.status == "interrupted":

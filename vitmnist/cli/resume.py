@@ -1,9 +1,10 @@
 """Reads the recorded configuration of a run for `resume=`, and applies overrides to it.
 
-A record is only data: it is checked against the schema, and never passed to Hydra, resolved or imported.
+The record is treated as data: it is checked against the schema, and never passed to Hydra, interpolated or imported.
 """
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from vitmnist.config.schema import (
 )
 from vitmnist.config.validation import escape_interpolations, validate
 from vitmnist.errors import ConfigError
+from vitmnist.metrics.epoch_record import Monitor
+from vitmnist.metrics.epoch_table import find_metric
 from vitmnist.runtime.files import UnreadableError, display_path, read_json_or_yaml
 from vitmnist.runtime.run_folder import has_checkpoint
 from vitmnist.tracking.result import CONFIG_FILE, OVERRIDES
@@ -36,9 +39,10 @@ GLOBAL_GROUPS = ("experiment", "hparams_search")
 
 
 def load_recorded_config(folder: Path, overrides: list[str]) -> Config:
-    """Load the configuration of the last start of a run, and apply overrides. Hydra's own only locate group members.
+    """Load the configuration of the last start of a run, and apply overrides.
 
-    An override of a group replaces that section, unless it names the member that is recorded.
+    Hydra's own overrides only locate the members of groups. An override of a group replaces its section, unless it
+    names the recorded member.
 
     Raises:
         ConfigError: the folder holds no run, its record is damaged, or an override cannot be used.
@@ -89,10 +93,10 @@ def _recorded_values(folder: Path) -> dict[str, object]:
 
 
 def split_global_overrides(folder: Path, overrides: list[str]) -> tuple[list[str], list[str]]:
-    """Return the overrides of `GLOBAL_GROUPS` that a run began with, and the typed overrides of other keys.
+    """Return the overrides of `GLOBAL_GROUPS` that began the run, and the typed overrides of all other keys.
 
     Raises:
-        ConfigError: another member of a global group is typed.
+        ConfigError: a typed override selects another member of a global group.
     """
     try:
         recorded: Any = read_json_or_yaml(folder / OVERRIDES)
@@ -110,22 +114,28 @@ def split_global_overrides(folder: Path, overrides: list[str]) -> tuple[list[str
 
 
 def is_resumable(folder: Path) -> bool:
-    """Whether `resume=auto` resumes the run in a folder; otherwise it begins one there."""
+    """Whether `resume=auto` resumes the run in a folder; otherwise, it begins a new one."""
     return has_checkpoint(folder) or read_run(folder).status == "completed"
 
 
 def print_if_completed(folder: Path, config: Config) -> bool:
-    """Print the result of a run that needs no more training; False if it does, for example for more epochs.
+    """Print the result of a completed run; returns False if it needs more training, for example more epochs.
 
     Raises:
-        ConfigError: it needs more training, but has no checkpoint.
+        ConfigError: the run needs more training, but has no checkpoint.
     """
     run = read_run(folder)
-    path = display_path(folder)
+    path, epochs = display_path(folder), run.result.epochs
     if run.status != "completed":
         return False
-    # A change of keys that affect neither the result nor the timing, such as `logger`, does not resume a completed run.
-    if _effective_values(config) != _effective_values(load_recorded_config(folder, [])):
+    is_exhausted = Monitor(find_metric(config.monitor, "monitor"), config.patience).is_exhausted(epochs)
+    has_epochs_left = len(epochs) < config.epochs
+    ignored = keys_where(is_ignored_in_comparison)
+    if is_exhausted and has_epochs_left:
+        # More epochs alone do not continue a run that has stopped early.
+        ignored += ["epochs", "patience"]
+    # Changing a key that affects neither result nor timing, such as `logger`, does not resume a completed run.
+    if _values_without(ignored, config) != _values_without(ignored, load_recorded_config(folder, [])):
         if has_checkpoint(folder):
             return False
         raise ConfigError(
@@ -134,11 +144,11 @@ def print_if_completed(folder: Path, config: Config) -> bool:
         )
     accuracy = run.quality("eval_acc")
     result = "" if accuracy is None else f", accuracy {accuracy:.2f}%"
-    further = shlex.join([f"resume={path}", "epochs=N"])
-    echo(f"{path}: completed, epoch {len(run.result.epochs)}/{config.epochs}{result}; {further} trains further")
+    changes = ["patience=M"] * is_exhausted + ["epochs=N"] * (not has_epochs_left)
+    further = shlex.join([f"resume={path}", *changes])
+    echo(f"{path}: completed, epoch {len(epochs)}/{config.epochs}{result}; {further} trains further")
     return True
 
 
-def _effective_values(config: Config) -> dict[str, object]:
-    ignored = keys_where(is_ignored_in_comparison)
+def _values_without(ignored: Sequence[str], config: Config) -> dict[str, object]:
     return {key: value for key, value in dotted_keys(to_json_values(config)).items() if not is_under(key, ignored)}

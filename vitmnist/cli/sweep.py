@@ -51,7 +51,7 @@ def run_sweep(process: ProcessState, composed: DictConfig, arguments: Arguments)
     job = Job(process.stop)
     composer = GlobalHydra.instance().hydra
     assert composer
-    # Joblib runs jobs in its own processes. While this process waits, an exception makes joblib kill them.
+    # Joblib runs jobs in its own processes. If this process raises while it waits, joblib kills them.
     is_parallel = str(composed.hydra.launcher._target_).endswith("JoblibLauncher")
     try:
         with interrupted_by_signals() if is_parallel else nullcontext():
@@ -115,7 +115,7 @@ class Job:
             multiprocessing.set_start_method(None, force=True)
 
     def __call__(self, composed: DictConfig) -> float | None:
-        """Train, unless this was completed before; returns what a search optimises, None if the job did not complete.
+        """Train the job unless it is complete. Returns the objective of a search; None if the job did not complete.
 
         Raises:
             RunInterrupted: a signal has stopped the job, and with it the sweep.
@@ -124,7 +124,7 @@ class Job:
         folder = Path(hydra.runtime.output_dir)
         overrides = list(hydra.overrides.task)
         trainer = import_trainer()
-        # A compiled step of the previous job is in a reference cycle that holds memory.
+        # Free the compiled step of the previous job: it is part of a reference cycle.
         gc.collect()
         try:
             # A signal can arrive too late to stop the previous job.

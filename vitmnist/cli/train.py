@@ -91,7 +91,7 @@ def compose_with_hydra(process: ProcessState, arguments: Arguments) -> DictConfi
     if arguments.resume is Resume.REQUIRED:
         overrides = [*filter(is_hydra_override, overrides)]
     composed = composer.compose_config("config", overrides, RunMode.MULTIRUN, validate_sweep_overrides=False)
-    # Hydra sets it later, but `${hydra:runtime.cwd}` in a value already needs it.
+    # Hydra sets the configuration later, but `${hydra:runtime.cwd}` in a value needs it here.
     HydraConfig.instance().set_config(composed)
     if composed.resume is not None:
         raise ConfigError(f"resume={composed.resume}: is for the command line; remove it from the file")

@@ -33,8 +33,10 @@ def add_run_arguments(parser: ArgumentParser) -> None:
 def add_dataset_arguments(parser: ArgumentParser) -> None:
     """Add the arguments that `evaluate` and `export` share."""
     add_run_arguments(parser)
-    parser.add_argument("overrides", nargs="*", help="changes to its configuration, such as data.dataset.path=other")
-    help_text = "for another dataset than that of the run: evaluate all its images, or divide it as in training"
+    parser.add_argument(
+        "overrides", nargs="*", help="changes to the run's configuration, such as data.dataset.path=other"
+    )
+    help_text = "for a dataset other than the run's: evaluate all its images, or divide it as in training"
     parser.add_argument("--images", choices=["all", "as-trained"], help=help_text)
 
 
@@ -59,7 +61,7 @@ def load_evaluation_dataset(folder: Path, data: DataConfig, overrides: list[str]
     """Build the dataset of an evaluation, and warn if images of the run have changed since training.
 
     Args:
-        images: a value of `--images`. It is needed for another dataset than that of the run.
+        images: the value of `--images`; required for a dataset other than the run's.
     """
     trained_data = load_recorded_config(folder, []).data
     if images is None and _resolve_paths(data.dataset) != _resolve_paths(trained_data.dataset):

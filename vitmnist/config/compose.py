@@ -31,7 +31,7 @@ def run_label(overrides: Sequence[str] | ListConfig) -> str:
             parts.append(f"no_{short}")
         elif name not in ("data.root", "repeats"):
             parts.append(value if is_group(name) and "@" not in name else f"{short}{value}")
-    # The path of a run has 40 characters more, that of a job about 50, and those of their files another 60.
+    # The folders above add 40 characters for a run and about 50 for a job; the files below add another 60.
     size = min(80, max(150 - len(os.getcwd()), 20))
     return re.sub(r"[^\w.+-]+", "_", "-".join(parts))[:size].rstrip(".") or "defaults"
 

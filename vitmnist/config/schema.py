@@ -12,7 +12,7 @@ registry     the key is a config group, whose members are registered at `module:
 affects      result (the default), timing, or nothing; the report compares runs by the keys that affect either
 may_change   whether a resumed run may have another value; by default only if the key does not affect the result
 
-Give a new key a default only if it reproduces the old behaviour: older records are filled with it.
+Give a new key a default only if it reproduces the old behaviour, because it completes older records.
 """
 
 from __future__ import annotations

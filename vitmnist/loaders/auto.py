@@ -19,7 +19,7 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource
 from vitmnist.errors import ConfigError, suggest_names
 from vitmnist.loaders.base import LOADERS, Batches, Loader, get_placement, required_memory
-from vitmnist.runtime.device import create_backend
+from vitmnist.runtime.device import create_queue
 from vitmnist.runtime.memory import Memory, check_fits, peak_memory
 from vitmnist.store.cache_file import DEFAULT_FOLDER
 from vitmnist.store.rows import Placement
@@ -61,11 +61,11 @@ class OnDemandLoader(Loader):
     def __init__(self, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         # Without shuffling, batches are slices, so the tensors can be on a device.
         super().__init__(replace(sampler, shuffle="none"))
-        self.data, self.backend = data, create_backend(device)
+        self.data, self.queue = data, create_queue(device)
 
     def batches(self, epoch: int, start: int) -> Batches:
         for indices in self.sampler.batches(epoch, start):
-            yield map_tensors(self.backend.to_device, self.data.read(indices, epoch))
+            yield map_tensors(self.queue.to_device, self.data.read(indices, epoch))
 
 
 @LOADERS.register("auto", AutoOptions)

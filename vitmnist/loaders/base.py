@@ -115,7 +115,7 @@ def get_placement(name: str, data: SampleSource) -> Placement | None:
     builder = LOADERS.function_of(name)
     if isinstance(builder, type) and issubclass(builder, Loader):
         return builder.placement_for(data)
-    return getattr(LOADERS.options_of(name), "placement", None)
+    return getattr(LOADERS.declaration_of(name), "placement", None)
 
 
 def required_memory(placement: Placement, data: SampleSource, device: torch.device) -> Memory:

@@ -11,7 +11,7 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource, TensorSet
 from vitmnist.loaders.base import LOADERS, Batches, LoadedBatch, Loader, required_memory
 from vitmnist.registry import NoOptions
-from vitmnist.runtime.device import Backend, Event, create_backend
+from vitmnist.runtime.device import DeviceQueue, Event, create_queue
 from vitmnist.runtime.files import expand_home
 from vitmnist.runtime.memory import check_fits
 from vitmnist.store.cache_file import DEFAULT_FOLDER
@@ -24,12 +24,12 @@ class HostLoader(Loader):
     def __init__(self, tensors: TensorSet, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
         tensors.check_on_host()
-        self.tensors, self.backend = tensors.tensors, create_backend(device)
-        self.buffers = PinnedBuffers(self.backend, self.tensors, min(sampler.rank_batch_size, sampler.size))
+        self.tensors, self.queue = tensors.tensors, create_queue(device)
+        self.buffers = PinnedBuffers(self.queue, self.tensors, min(sampler.rank_batch_size, sampler.size))
 
     def batches(self, epoch: int, start: int) -> Batches:
         for indices in self.sampler.batches(epoch, start):
-            if self.backend.is_async:
+            if self.queue.is_async:
                 yield self.buffers.send(indices)
             else:
                 images, labels = gather_rows(self.tensors, indices)
@@ -45,8 +45,8 @@ class PinnedBuffers:
 
     DEPTH = 4
 
-    def __init__(self, backend: Backend, tensors: tuple[Tensor, ...], batch_size: int) -> None:
-        self._backend, self._tensors, self._batch_size = backend, tensors, batch_size
+    def __init__(self, queue: DeviceQueue, tensors: tuple[Tensor, ...], batch_size: int) -> None:
+        self._queue, self._tensors, self._batch_size = queue, tensors, batch_size
         # The buffers, oldest first, each with an event recorded after the copy from it.
         self._in_flight: deque[tuple[tuple[Tensor, ...], Event]] = deque()
         self._lock = threading.Lock()
@@ -61,12 +61,12 @@ class PinnedBuffers:
         else:
             with torch.inference_mode(False):  # Buffers are also filled outside of inference mode.
                 buffers = tuple(
-                    self._backend.empty_pinned((self._batch_size, *rows.shape[1:]), rows.dtype)
+                    self._queue.empty_pinned((self._batch_size, *rows.shape[1:]), rows.dtype)
                     for rows in map(as_contiguous_rows, self._tensors)
                 )
         # If this fails, the buffers are dropped: a copy from them can still be in progress.
-        images, labels = map(self._backend.to_device, gather_rows(self._tensors, indices, out=buffers))
-        self._in_flight.append((buffers, self._backend.record_event()))
+        images, labels = map(self._queue.to_device, gather_rows(self._tensors, indices, out=buffers))
+        self._in_flight.append((buffers, self._queue.record_event()))
         return images, labels
 
 
@@ -77,7 +77,8 @@ class RamLoader(HostLoader):
     placement = Placement.HOST
 
     def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
-        check_fits("ram", required_memory(self.placement, data, device), device, alternatives=("cache", "disk"))
+        needs = required_memory(self.placement, data, device)
+        check_fits("ram", needs, device, advice="; try data/loader=cache or disk")
         self.decoded_set = data.decode_to(Destination(Placement.HOST))
         super().__init__(self.decoded_set, sampler, device)
 
@@ -115,12 +116,11 @@ class GpuSliceLoader(Loader):
 
     def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
-        check_fits(
-            "gpu_slice", required_memory(self.placement, data, device), device, alternatives=("ram", "cache", "disk")
-        )
+        needs = required_memory(self.placement, data, device)
+        check_fits("gpu_slice", needs, device, advice="; try data/loader=ram, cache or disk")
         if not isinstance(data, TensorSet) or device.type == "cpu":  # A device reads mapped files without a host copy.
             data = data.decode_to(Destination(Placement.HOST))
-        self.tensors = tuple(map(create_backend(device).to_device, data.tensors))
+        self.tensors = tuple(map(create_queue(device).to_device, data.tensors))
 
     def batches(self, epoch: int, start: int) -> Batches:
         for indices in self.sampler.batches(epoch, start, self.tensors[0].device):

@@ -25,7 +25,7 @@ from vitmnist.data.sources import DatasetSource, SampleSource, TensorSet
 from vitmnist.errors import FEWER_WORKERS, DataError, LoadingError, UserError, classify_error
 from vitmnist.loaders.base import LOADERS, Batches, Loader
 from vitmnist.runtime.cpu import cores_per_rank, one_core_per_thread
-from vitmnist.runtime.device import create_backend
+from vitmnist.runtime.device import create_queue
 from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.runtime.signals import ignore_stop_signals
 from vitmnist.store.read_once import identity
@@ -68,7 +68,7 @@ class FileLoader(Loader):
         self, options: DiskOptions, split: Split, files: ImageFiles, sampler: EpochSampler, device: torch.device
     ) -> None:
         super().__init__(sampler)
-        self.split, self.files, self.backend = split, files, create_backend(device)
+        self.split, self.files, self.queue = split, files, create_queue(device)
         self.threads = cores_per_rank() if options.threads == AUTO else int(options.threads)
         self.resolved_options, self.batches_ahead = {"threads": self.threads}, options.prefetch_factor
 
@@ -78,12 +78,12 @@ class FileLoader(Loader):
         with closing(ordered_map(self._read, jobs, self.threads, images_ahead, one_core_per_thread())) as finished_jobs:
             for images, indices, row in finished_jobs:
                 if row == len(indices) - 1:  # Rows finish in order, so this row completes its batch.
-                    yield map_tensors(self.backend.to_device, (images, self.split.labels[indices]))
+                    yield map_tensors(self.queue.to_device, (images, self.split.labels[indices]))
 
     def _jobs(self, epoch: int, start: int) -> Iterator[ReadJob]:
         for batch_indices in self.sampler.batches(epoch, start):
             indices = as_tensor(batch_indices)
-            images = torch.empty_like(self.split.images[: len(indices)], pin_memory=self.backend.is_async)
+            images = torch.empty_like(self.split.images[: len(indices)], pin_memory=self.queue.is_async)
             for row in range(len(indices)):
                 yield images, indices, row
 
@@ -110,7 +110,7 @@ class WorkerLoader(Loader):
 
     def __init__(self, options: DiskOptions, source: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
-        self.options, self.backend, self.reader = options, create_backend(device), BatchReader(source)
+        self.options, self.queue, self.reader = options, create_queue(device), BatchReader(source)
         self.num_workers = DEFAULT_WORKERS if options.num_workers == AUTO else int(options.num_workers)
         self.resolved_options = {"num_workers": self.num_workers}
         self.batches_ahead = self.num_workers * options.prefetch_factor
@@ -133,7 +133,7 @@ class WorkerLoader(Loader):
             for batch in iterator:
                 if isinstance(batch, UserError):
                     raise batch
-                yield map_tensors(self.backend.to_device, batch)
+                yield map_tensors(self.queue.to_device, batch)
             if workers and not self._idle:
                 self._idle.append(dataloader)
         except Exception as error:
@@ -159,7 +159,7 @@ class WorkerLoader(Loader):
             batch_size=None,  # The dataset returns whole batches.
             num_workers=workers,
             collate_fn=identity,
-            pin_memory=self.backend.is_async,
+            pin_memory=self.queue.is_async,
             prefetch_factor=self.options.prefetch_factor if workers else None,
             persistent_workers=workers > 0,
             worker_init_fn=_prepare_worker,

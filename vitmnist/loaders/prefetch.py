@@ -12,7 +12,7 @@ from vitmnist.config.validation import config_field
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource, TensorSet
 from vitmnist.loaders.base import LOADERS, Batches, Loader
-from vitmnist.runtime.device import Backend, Event, create_backend
+from vitmnist.runtime.device import DeviceQueue, Event, create_queue
 from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.store.rows import Placement
 from vitmnist.store.tree import map_tensors
@@ -46,8 +46,8 @@ class PrefetchLoader(Loader):
         self.num_workers, self.resolved_options = self.base.num_workers, self.base.resolved_options
         self.decoded_set = self.base.decoded_set
         self.batches_ahead = options.queue_size + 1 + self.base.batches_ahead  # The thread holds one more batch.
-        self.backend = create_backend(device)
-        self.stream = self.backend.new_stream()
+        self.queue = create_queue(device)
+        self.stream = self.queue.new_stream()
 
     @classmethod
     def placement_for(cls, data: SampleSource) -> Placement:
@@ -56,8 +56,8 @@ class PrefetchLoader(Loader):
     def batches(self, epoch: int, start: int) -> Batches:
         # The thread must not refer to this loader: with a reference cycle, the thread of an abandoned loader would live
         # until the next garbage collection.
-        make = partial(_make_batch, self.backend, self.base.epoch(epoch, start))
-        events = iter(self.backend.record_event, END)  # An endless iterator of events on the consumer's stream
+        make = partial(_make_batch, self.queue, self.base.epoch(epoch, start))
+        events = iter(self.queue.record_event, END)  # An endless iterator of events on the consumer's stream
         prepared: ordered_map[Event, tuple[Any, Event]] = ordered_map(
             make, events, threads=1, ahead=self.options.queue_size + 1, context=self.stream
         )
@@ -66,7 +66,7 @@ class PrefetchLoader(Loader):
             for batch, event in prepared:
                 if batch is END:
                     return
-                self.backend.wait_event(event)
+                self.queue.wait_event(event)
                 # The memory belongs to the thread's stream, which must not reuse it while this stream reads it.
                 yield map_tensors(self._record_stream, batch)
 
@@ -75,7 +75,7 @@ class PrefetchLoader(Loader):
         self.base.close()
 
     def _record_stream(self, tensor: Tensor) -> Tensor:
-        self.backend.record_stream(tensor)
+        self.queue.record_stream(tensor)
         return tensor
 
 
@@ -83,11 +83,11 @@ def _default_base(data: SampleSource) -> str:
     return "ram" if isinstance(data, TensorSet) else "disk"
 
 
-def _make_batch(backend: Backend, batches: Batches, event: Event) -> tuple[Any, Event]:
+def _make_batch(queue: DeviceQueue, batches: Batches, event: Event) -> tuple[Any, Event]:
     """Return the next batch, and an event on the thread's stream after which other streams can read the batch.
 
     First wait for `event`, which the consumer recorded when it requested the batch: otherwise, a host that runs ahead
     would fill the memory of the device.
     """
     event.synchronize()
-    return next(batches, END), backend.record_event()
+    return next(batches, END), queue.record_event()

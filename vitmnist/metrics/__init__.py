@@ -51,13 +51,13 @@ METRICS: Registry[BatchMetric, Tensor] = Registry("metrics", __package__)
 
 def get_batch_metrics() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
     """Return the functions of a batch's logits and labels, by name."""
-    names = [name for name in METRICS.names() if not isinstance(METRICS.options_of(name), ConfusionMetric)]
+    names = [name for name in METRICS.names() if not isinstance(METRICS.declaration_of(name), ConfusionMetric)]
     return {name: METRICS.function_of(name) for name in names}
 
 
 def compute_confusion_metrics(matrix: Tensor) -> dict[str, float]:
     """Compute the metrics of a confusion matrix, int64 `[classes, classes]`, by name, in their units."""
-    metrics = {name: METRICS.options_of(name) for name in METRICS.names()}
+    metrics = {name: METRICS.declaration_of(name) for name in METRICS.names()}
     return {
         name: float(METRICS.function_of(name)(matrix.double())) * (100 if metric.unit == "%" else 1)
         for name, metric in metrics.items()

@@ -33,8 +33,7 @@ def select_last_start(epochs: Sequence[EpochRecord]) -> Sequence[EpochRecord]:
 def summarize(epochs: Sequence[EpochRecord], metric: Metric) -> float | None:
     """Summarise a metric of a run by its `over_epochs`; None if it was not measured.
 
-    A median excludes the first epoch since the last start, which warms up caches and allocators, unless there is no
-    other epoch.
+    Medians skip the first epoch after a start (cold caches and allocators) if there is another.
     """
     if metric.over_epochs != "last":
         epochs = select_last_start(epochs)

@@ -43,11 +43,6 @@ class Metric:
         return 1 if self.direction == "max" else -1
 
 
-def join_metric_name(split: str, name: str) -> str:
-    """Return the name of a registered metric, or of the loss, in a record: `eval_acc`, `train_loss`."""
-    return f"{split}_{name}"
-
-
 TIMES = (
     EPOCH_S := Metric("epoch_s", "s", "time/epoch_s", "epoch, s"),
     TRAIN_S := Metric("train_s", "s", "time/train_s", "training, s"),
@@ -80,7 +75,7 @@ def build_epoch_table() -> dict[str, Metric]:
     Raises:
         ValueError: two metrics have the same name.
     """
-    registered = {name: METRICS.options_of(name) for name in METRICS.names()}
+    registered = {name: METRICS.declaration_of(name) for name in METRICS.names()}
     table = [
         *TIMES,
         _row("train", "loss", LOSS),
@@ -100,7 +95,7 @@ def build_epoch_table() -> dict[str, Metric]:
 def _row(split: str, name: str, description: BatchMetric) -> Metric:
     """Return the row of a registered metric, or of the loss, for a split."""
     fields = vars(description) | {"tag": f"{split}/{description.tag}"}
-    return Metric(join_metric_name(split, name), over_epochs="last", **fields)
+    return Metric(f"{split}_{name}", over_epochs="last", **fields)
 
 
 def find_metric(name: str, key: str) -> Metric:
@@ -110,7 +105,7 @@ def find_metric(name: str, key: str) -> Metric:
         ConfigError: the metric does not exist.
     """
     by_name = build_epoch_table()
-    if metric := by_name.get(name) or by_name.get(join_metric_name("eval", name)):
+    if metric := by_name.get(name) or by_name.get(f"eval_{name}"):
         return metric
     raise ConfigError(f"{key}={name}: not a metric of an epoch; {suggest_names(name, by_name)}")
 

@@ -17,7 +17,7 @@ from vitmnist.data.randomness import refuse_random_samples
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.replacement.original import NotRowsError, fetch_batch, fetch_sample
 from vitmnist.replacement.split_transforms import Transform, TransformGuard
-from vitmnist.runtime.device import create_backend
+from vitmnist.runtime.device import create_queue
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.store.read_once import MapStyleDataset, WrappedDataset, count_reading_workers, read_once
 from vitmnist.store.rows import Destination, Placement, gather_rows, store_rows
@@ -71,9 +71,9 @@ class RowTensors:
             raise DataError(
                 f"the sampler gives {shown}, …; decoded samples have the indices 0 to {size - 1}"
             ) from error
-        backend = create_backend(self.tensors[0].device)
-        if backend.is_async:  # A copy from pageable memory would wait for all queued work of the device.
-            rows = backend.to_device(backend.empty_pinned(rows.shape, rows.dtype).copy_(rows))
+        queue = create_queue(self.tensors[0].device)
+        if queue.is_async:  # A copy from pageable memory would wait for all queued work of the device.
+            rows = queue.to_device(queue.empty_pinned(rows.shape, rows.dtype).copy_(rows))
         return unflatten_tree(gather_rows(self.tensors, rows), self.structure)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from torch.utils.data import DataLoader, default_collate
 
@@ -120,74 +120,82 @@ def from_dataloader(
         return dataloader
 
 
+class Plan(NamedTuple):
+    """What to keep of the samples of a `DataLoader`.
+
+    Args:
+        probes: indices of the samples that were read to make the plan.
+        samples: the samples of these indices. None: some samples are random, so keep each in the state before its first
+            random transform.
+        example: a batch of the first samples. None: keep samples one by one. Otherwise, keep them as rows of tensors.
+        reason: why samples are not kept as rows; empty if they are.
+    """
+
+    probes: list[int]
+    samples: list[Any] | None
+    example: RowTensors | None
+    reason: str = ""
+
+
 def _replace(dataloader: DataLoader[Any], target: Destination, to_tensors: bool) -> DataLoader[Any]:
-    """Build a replacement that keeps its samples in `target`. Raises the errors of `from_dataloader`.
-
-    A few samples, the probes, show whether samples are random. If decoding finds another random sample, it becomes a
-    probe too, and the replacement is built again.
-    """
+    """Build a replacement that keeps its samples in `target`. Raises the errors of `from_dataloader`."""
     check_replaceable(dataloader)
+    try:
+        with preserved_random_state(dataloader.dataset, dataloader.collate_fn):
+            plan = _make_plan(dataloader)
+        return _build(dataloader, target, to_tensors, plan)
+    except ConfigError:
+        raise
+    except Exception as error:  # Samples and the collate function may raise anything.
+        raise DataError(f"{target.placement.value}: {format_error(error)}") from error
+
+
+def _make_plan(dataloader: DataLoader[Any]) -> Plan:
+    """Read a few samples, the probes, and choose how to keep all samples."""
     dataset: Any = dataloader.dataset
-    loader = target.placement.value
     probes = choose_probes(len(dataset))
-    while True:
-        try:
-            with preserved_random_state(dataset, dataloader.collate_fn):
-                return _build(dataloader, target, to_tensors, probes)
-        except RandomSampleError as error:
-            if error.index in probes:
-                raise ConfigError(
-                    f"{loader}: {error} apart from the transforms in the attributes transform and transforms of "
-                    "the dataset (not of its class), or one of these keeps a state from sample to sample; move all "
-                    "that is random there, or use the DataLoader as it is"
-                ) from error
-            probes = [*probes, error.index]
-        except ConfigError:
-            raise
-        except Exception as error:  # Samples and the collate function may raise anything.
-            raise DataError(f"{loader}: {format_error(error)}") from error
-
-
-def _build(
-    dataloader: DataLoader[Any], target: Destination, to_tensors: bool, probes: Sequence[int]
-) -> DataLoader[Any]:
-    """Build one of four kinds of replacement.
-
-    If samples are random, they are kept in the state before their first random transform:
-    - `_build_with_tensors`, with `to_tensors`: threads apply the random transforms to tensors.
-    - `_build_transformed`, otherwise: the workers of the original apply them to the same inputs as before.
-
-    If samples are not random, they are kept as they are:
-    - `_build_gathered`, if every tensor of a batch has a row for each sample: a batch is gathered from these rows.
-    - `_build_per_sample`, otherwise: the collate function of the original makes the batches.
-
-    Raises:
-        RandomSampleError: a sample that is no probe is random.
-    """
-    dataset: Any = dataloader.dataset
     try:
         samples = read_probes(partial(fetch_sample, dataset.__getitem__), probes, dataset)
     except RandomSampleError as error:
-        _check_on_host(target, error)
-        build = _build_with_tensors if to_tensors else _build_transformed
-        return build(dataloader, target, SplitTransforms(dataset, probes))
+        return Plan(probes, None, None, str(error))
     first = samples[: dataloader.batch_size or COMPARED_SIZE]
     collate = partial(collate_batch, dataloader.collate_fn, indices=probes)
     batch, reason = detect_randomness(lambda: collate(copy_tree(first)), (dataset, collate), always_repeat=True)
+    if reason:
+        return Plan(probes, samples, None, f"the collate function is random ({reason})")
     try:
-        if reason:
-            raise NotRowsError(f"the collate function is random ({reason})")
-        return _build_gathered(dataloader, target, RowTensors.from_batch(batch, len(first)))
+        return Plan(probes, samples, RowTensors.from_batch(batch, len(first)))
     except NotRowsError as error:
-        _check_on_host(target, error)
-        transforms = list_transforms(dataset)
-        return _build_per_sample(dataloader, target, samples, dataset.__getitem__, identity, transforms)
+        return Plan(probes, samples, None, str(error))
 
 
-def _check_on_host(target: Destination, reason: Exception) -> None:
-    """Raise `ConfigError` if samples are kept on a device, where batches can only be gathered."""
-    if target.placement is Placement.DEVICE:
-        raise ConfigError(f"gpu_slice: {reason}, so batches are made on the host; use ram") from reason
+def _build(dataloader: DataLoader[Any], target: Destination, to_tensors: bool, plan: Plan) -> DataLoader[Any]:
+    """Build the replacement of a plan. If a sample that is no probe does not fit the plan, change the plan."""
+    dataset: Any = dataloader.dataset
+    if target.placement is Placement.DEVICE and plan.reason:
+        raise ConfigError(f"gpu_slice: {plan.reason}, so batches are made on the host; use ram")
+    try:
+        with preserved_random_state(dataset, dataloader.collate_fn):
+            if plan.samples is None:
+                build = _build_with_tensors if to_tensors else _build_transformed
+                return build(dataloader, target, SplitTransforms(dataset, plan.probes))
+            if plan.example is None:
+                transforms = list_transforms(dataset)
+                return _build_per_sample(dataloader, target, plan.samples, dataset.__getitem__, identity, transforms)
+            return _build_gathered(dataloader, target, plan.example)
+    except NotRowsError as error:
+        if plan.example is None:
+            raise
+        changed = plan._replace(example=None, reason=str(error))
+    except RandomSampleError as error:
+        if error.index in plan.probes:
+            raise ConfigError(
+                f"{target.placement.value}: {error} apart from the transforms in the attributes transform and "
+                "transforms of the dataset (not of its class), or one of these keeps a state from sample to sample; "
+                "move all that is random there, or use the DataLoader as it is"
+            ) from error
+        changed = Plan([*plan.probes, error.index], None, None, str(error))
+    return _build(dataloader, target, to_tensors, changed)
 
 
 def _build_gathered(dataloader: DataLoader[Any], target: Destination, example: RowTensors) -> DataLoader[Any]:
@@ -203,7 +211,7 @@ def _build_gathered(dataloader: DataLoader[Any], target: Destination, example: R
     on_device = target.placement is Placement.DEVICE
     workers = count_order_workers(dataloader)
     if on_device and workers:
-        raise NotRowsError("the order of this DataLoader depends on its workers")
+        raise ConfigError("gpu_slice: the order of this DataLoader depends on its workers; use ram")
     guard = TransformGuard(dataset, [*list_transforms(dataset), dataloader.collate_fn])
     rows = decode_rows(dataloader, example, target)
     replacement = rebuild(

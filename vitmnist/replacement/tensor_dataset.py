@@ -1,4 +1,13 @@
-"""Decoded images whose random transforms are drawn as by the workers of a `DataLoader`, and applied in threads."""
+"""Applies random transforms to decoded images in threads, with the random numbers of a `DataLoader`'s workers.
+
+Only the thread of the training loop draws random numbers, in this order:
+
+1. `iter` draws the base seed from the generator of the `DataLoader`, or else from torch's global generator. Persistent
+   workers keep the seed of the first epoch.
+2. The sampler then draws `num_workers * prefetch_factor` batches of indices, and another one before each batch.
+3. Batch n belongs to simulated worker n % `num_workers`, whose generator starts at the base seed plus its index.
+4. This generator draws the parameters of all transforms of a batch, sample by sample, when the loop requests the batch.
+"""
 
 from collections import deque
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Groups runs by machine and dataset, and the repeats of a configuration.
+"""Groups runs by machine and dataset, and repeated runs by configuration.
 
 Configurations are compared over the rounds of a sweep (`repeats`). Each configuration runs once per round, so anything
 that slows a whole round cancels in the ratio.
@@ -29,11 +29,11 @@ LOADER_OPTION = "data.loader."
 DATA_CHECKSUM = "SHA-256 of the data"
 """The title of the checksum of a dataset. All hold-outs of a dataset share one checksum."""
 COMPARABILITY_FACTS = ("host", "cpu", "cpu count", DATA_CHECKSUM)
-"""The titles of the facts that two comparable runs share."""
+"""The titles of the facts that must be equal for two runs to be compared."""
 
 
 @dataclass(frozen=True, eq=False)
-class Configuration:
+class ReportRow:
     """A row of the report: the runs with the same values in the columns that vary."""
 
     values: dict[str, Any]
@@ -96,7 +96,7 @@ class Configuration:
 
     @property
     def status(self) -> str:
-        """The status of the runs; if it differs, with the number of runs of each."""
+        """The status of the runs; if they differ, each status with its number of runs."""
         counts = Counter(run.status_text for run in self.runs)
         if len(counts) == 1:
             return next(iter(counts))
@@ -107,9 +107,9 @@ def _as_overrides(values: Mapping[str, object]) -> str:
     return " ".join(f"{key}={value}" for key, value in values.items())
 
 
-def group_across_loaders(rows: Iterable[Configuration]) -> dict[str, list[Configuration]]:
+def group_across_loaders(rows: Iterable[ReportRow]) -> dict[str, list[ReportRow]]:
     """Group rows that differ only in the loader and its options, by the label of their other values."""
-    groups: dict[str, list[Configuration]] = defaultdict(list)
+    groups: dict[str, list[ReportRow]] = defaultdict(list)
     for row in rows:
         groups[row.label_without_loader].append(row)
     return dict(groups)
@@ -125,34 +125,34 @@ class Comparison:
     """
 
     columns: Sequence[str]
-    configurations: Sequence[Configuration]
+    rows: Sequence[ReportRow]
     facts: Mapping[str, str]
 
     @cached_property
-    def timed_configurations(self) -> list[Configuration]:
+    def timed_rows(self) -> list[ReportRow]:
         """The rows with times to compare, lowest median first."""
-        timed = [(row.epoch_s.median, row) for row in self.configurations if row.rounds and row.epoch_s]
+        timed = [(row.epoch_s.median, row) for row in self.rows if row.rounds and row.epoch_s]
         return [row for _, row in sorted(timed, key=lambda pair: pair[0])]
 
     @cached_property
-    def _ratios(self) -> PairwiseComparison[Configuration]:
-        times: dict[Configuration, dict[str, float]] = {}
-        for row in self.timed_configurations:
+    def _ratios(self) -> PairwiseComparison[ReportRow]:
+        times: dict[ReportRow, dict[str, float]] = {}
+        for row in self.timed_rows:
             # Runs of several seeds in a round share the state of the machine, so they count as one.
             times[row] = {name: median(_measured(runs, EPOCH_S)) for name, runs in row.rounds.items()}
         return PairwiseComparison(times, as_ratios=True)
 
-    def ratio(self, row: Configuration, other: Configuration | None = None) -> Difference | None:
-        """The ratio of the epoch time of a row to that of another, by default the fastest.
+    def ratio(self, row: ReportRow, other: ReportRow | None = None) -> Difference | None:
+        """The epoch time of a row divided by the epoch time of another row, by default the fastest.
 
-        It is None if the rows are the same, if either is not timed, or if they have no round in common.
+        None if the rows are the same, if either is not timed, or if they have no round in common.
         """
-        return self._ratios.compare(row, other or self.timed_configurations[0]) if self.timed_configurations else None
+        return self._ratios.compare(row, other or self.timed_rows[0]) if self.timed_rows else None
 
     @cached_property
     def metric(self) -> Metric:
         """The metric that the runs monitor."""
-        return find_monitored_metric(run for row in self.configurations for run in row.runs)
+        return find_monitored_metric(run for row in self.rows for run in row.runs)
 
     @cached_property
     def quality_by_seed(self) -> dict[str, dict[str, float]]:
@@ -161,7 +161,7 @@ class Comparison:
         Loaders deliver identical batches, so runs that differ only in the loader are not independent measurements.
         """
         groups: dict[str, dict[str, float]] = {}
-        for shared, rows in group_across_loaders(self.configurations).items():
+        for shared, rows in group_across_loaders(self.rows).items():
             values: dict[str, float] = {}
             for row in reversed(rows):
                 values |= row.quality_by_seed(self.metric.name)
@@ -175,15 +175,15 @@ class Comparison:
         return len({median(values.values()) for values in self.quality_by_seed.values()}) > 1
 
     @cached_property
-    def sorted_configurations(self) -> list[Configuration]:
+    def sorted_rows(self) -> list[ReportRow]:
         """The rows in the order of table and chart: best quality first, timed rows before others, then by time."""
         rank = {shared: index for index, shared in enumerate(self.quality_by_seed)} if self.quality_differs else {}
 
-        def sort_key(row: Configuration) -> tuple[float, ...]:
+        def sort_key(row: ReportRow) -> tuple[float, ...]:
             time = row.epoch_s.median if row.epoch_s else math.inf
             return rank.get(row.label_without_loader, len(rank)), not row.rounds, time
 
-        return sorted(self.configurations, key=sort_key)
+        return sorted(self.rows, key=sort_key)
 
     @property
     def machine_and_data(self) -> str:
@@ -197,12 +197,10 @@ def compare(runs: Sequence[Run]) -> list[Comparison]:
     sweep_facts = {run.folder.parent: facts for run in reversed(runs) if (facts := _facts(run))}
     facts_by_run = [_facts(run) or sweep_facts.get(run.folder.parent, {}) for run in runs]
     groups: dict[tuple[str | None, ...], list[Run]] = defaultdict(list)
-    by_host: dict[str | None, list[Run]] = defaultdict(list)
-    for run, facts in zip(runs, facts_by_run, strict=True):
-        by_host[facts.get("host")].append(run)
-    for run, facts in zip(runs, facts_by_run, strict=True):
-        host = facts.get("host")
-        overlapping = host is not None and any(run.overlaps(other) for other in by_host[host])
+    hosts = [facts.get("host") for facts in facts_by_run]
+    for run, facts, host in zip(runs, facts_by_run, hosts, strict=True):
+        neighbours = [other for other, other_host in zip(runs, hosts, strict=True) if host and other_host == host]
+        overlapping = any(map(run.overlaps, neighbours))
         groups[tuple(facts.get(title) for title in COMPARABILITY_FACTS)].append(replace(run, overlapping=overlapping))
     return [_comparison(group) for group in groups.values()]
 
@@ -210,18 +208,17 @@ def compare(runs: Sequence[Run]) -> list[Comparison]:
 def _comparison(runs: Sequence[Run]) -> Comparison:
     configs = [_displayed_config(run) for run in runs]
     facts_by_run = [_facts(run) for run in runs]
-    common_facts = {title: text for facts in facts_by_run for title, text in facts.items()}
+    facts_by_title = {title: text for facts in facts_by_run for title, text in facts.items()}
     recorded_facts = [facts for facts in facts_by_run if facts]
-    varied_facts = [title for title in common_facts if len({facts.get(title) for facts in recorded_facts}) > 1]
+    varied_facts = [title for title in facts_by_title if len({facts.get(title) for facts in recorded_facts}) > 1]
     titles = {key: _override_key(key) for key in _varied_keys(configs)}
-    rows: dict[str, Configuration] = {}
+    rows: dict[str, ReportRow] = {}
     for run, config, facts in zip(runs, configs, facts_by_run, strict=True):
         values = {title: config[key] for key, title in titles.items() if key in config}
         values |= {title: facts[title] for title in varied_facts if title in facts}
-        rows.setdefault(repr(values), Configuration(values, [])).runs.append(run)
-    for title in varied_facts:
-        del common_facts[title]
-    return Comparison([*titles.values(), *varied_facts], list(rows.values()), common_facts)
+        rows.setdefault(repr(values), ReportRow(values, [])).runs.append(run)
+    shared_facts = {title: text for title, text in facts_by_title.items() if title not in varied_facts}
+    return Comparison([*titles.values(), *varied_facts], list(rows.values()), shared_facts)
 
 
 def _override_key(key: str) -> str:

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from vitmnist.config.schema import format_value
 from vitmnist.errors import escape_unprintable
 from vitmnist.metrics.epoch_table import COMPUTE_S, DATA_WAIT_S
-from vitmnist.report.comparison import LOADER, Comparison, Configuration
+from vitmnist.report.comparison import LOADER, Comparison, ReportRow
 from vitmnist.timing.table import format_seconds
 
 
@@ -37,7 +37,7 @@ PHASES: dict[str, dict[str, Any]] = {
     "computing": {},
     "other (evaluation, saving)": {"alpha": 0.35},
 }
-"""The parts of an epoch and their styles; the colour is that of the loader."""
+"""The parts of an epoch and their styles. The loader determines the colour."""
 WIDTH, ROW_HEIGHT = 5.0, 0.47
 """The width of the figure and the height of a row, in inches."""
 FONT_SIZE = 10
@@ -55,16 +55,13 @@ LINE_LENGTH = 62
 
 def draw_epoch_times(comparisons: Sequence[Comparison]) -> Figure | None:
     """Draw the times of each comparison that has any, one below the other, with one legend."""
-    shown: list[tuple[Comparison, list[Configuration]]] = []
-    for comparison in comparisons:
-        rows = [row for row in comparison.sorted_configurations if row.epoch_s]
-        if rows:
-            shown.append((comparison, rows[:MAX_ROWS]))
+    measured = [(comparison, [row for row in comparison.sorted_rows if row.epoch_s]) for comparison in comparisons]
+    shown = [(comparison, rows[:MAX_ROWS]) for comparison, rows in measured if rows]
     if not shown:
         return None
     heights = [1.4 + ROW_HEIGHT * len(rows) for _, rows in shown]
     figure = Figure(figsize=(WIDTH, sum(heights) + 0.5), layout="constrained")
-    loaders = dict.fromkeys(row.values.get(LOADER) for comparison, _ in shown for row in comparison.configurations)
+    loaders = dict.fromkeys(row.values.get(LOADER) for comparison, _ in shown for row in comparison.rows)
     colours = {name: COLOURS[position % len(COLOURS)] for position, name in enumerate(loaders)}
     all_axes = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False).flat
     for axes, (comparison, rows) in zip(all_axes, shown, strict=True):
@@ -74,11 +71,11 @@ def draw_epoch_times(comparisons: Sequence[Comparison]) -> Figure | None:
     return figure
 
 
-def _draw_times(axes: Axes, comparison: Comparison, rows: Sequence[Configuration], colours: Mapping[Any, str]) -> None:
+def _draw_times(axes: Axes, comparison: Comparison, rows: Sequence[ReportRow], colours: Mapping[Any, str]) -> None:
     text_style: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "bottom", "fontsize": FONT_SIZE}
     for position, row in enumerate(rows):
         _draw_bar(axes, position, row, colours[row.values.get(LOADER)])
-        # The keys are in the title.
+        # The title names the keys.
         values = [format_value(row.values[column]) for column in comparison.columns if column in row.values]
         label = escape_unprintable(", ".join(values)) or "all runs"
         label = label if len(label) <= LABEL_LENGTH else f"{label[: LABEL_LENGTH - 1]}…"
@@ -96,7 +93,7 @@ def _draw_times(axes: Axes, comparison: Comparison, rows: Sequence[Configuration
     axes.set_title("\n".join(lines), fontsize=FONT_SIZE, loc="left")
 
 
-def _draw_bar(axes: Axes, position: int, row: Configuration, colour: str) -> None:
+def _draw_bar(axes: Axes, position: int, row: ReportRow, colour: str) -> None:
     time = row.epoch_s
     assert time
     start = 0.0
@@ -108,18 +105,18 @@ def _draw_bar(axes: Axes, position: int, row: Configuration, colour: str) -> Non
         axes.errorbar(time.median, position, xerr=whiskers, color="black", linewidth=1, capsize=3)
 
 
-def _time_text(comparison: Comparison, row: Configuration) -> str:
+def _time_text(comparison: Comparison, row: ReportRow) -> str:
     assert row.epoch_s
     seconds = f"{format_seconds(row.epoch_s.median)} s"
     if not row.rounds:
         return f"{seconds}, not compared"
-    if row is comparison.timed_configurations[0]:
+    if row is comparison.timed_rows[0]:
         return f"{seconds}, 1×"
     ratio = comparison.ratio(row)
     return f"{seconds}, {'' if ratio.is_clear else '≈'}{ratio.mean:.2f}×" if ratio else seconds
 
 
-def _phases(row: Configuration) -> tuple[float, float, float]:
+def _phases(row: ReportRow) -> tuple[float, float, float]:
     """The seconds of an epoch spent waiting, computing and on the rest. They add up to its median time."""
     assert row.epoch_s
     epoch = row.epoch_s.median

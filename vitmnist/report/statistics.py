@@ -15,7 +15,7 @@ T = TypeVar("T", bound=Hashable)
 NEGLIGIBLE_RATIO = 1.01
 """Ratios up to this value, and reciprocals of such ratios, do not count as differences."""
 ERROR_RATE = 0.05
-"""The probability that any interval of a table misses the true value."""
+"""Family-wise: the probability that at least one interval of a table misses its true value."""
 MIN_ROUNDS = 3
 """The smallest number of rounds or seeds to distinguish a difference from noise."""
 
@@ -50,9 +50,9 @@ class Difference:
 class PairwiseComparison(Generic[T]):
     """The differences of all pairs of configurations, over the blocks that both have: rounds, or seeds.
 
-    The intervals are paired t-intervals with a Bonferroni correction. Three blocks estimate a variance poorly, so it is
-    pooled over the pairs that share a configuration, or over all pairs if that is larger. A noisy configuration then
-    widens its own intervals.
+    Paired t-intervals with Bonferroni correction. Three blocks give a poor estimate of the variance, so it is pooled
+    over the pairs sharing a configuration, or over all pairs if that is larger. A noisy configuration thus widens its
+    own intervals.
 
     Args:
         values: the values of each configuration by block.
@@ -65,7 +65,7 @@ class PairwiseComparison(Generic[T]):
         self._values: dict[T, dict[str, float]] = {}
         for configuration, by_block in values.items():
             self._values[configuration] = {block: transform(value) for block, value in by_block.items()}
-        # Sums of squares and degrees of freedom: of the pairs with each configuration, and of all pairs (None).
+        # Sums of squares and degrees of freedom, over the pairs with each configuration and over all pairs (key None).
         self._squares: dict[T | None, float] = defaultdict(float)
         self._freedoms: dict[T | None, int] = defaultdict(int)
         pairs = [pair for pair in combinations(values, 2) if len(self._deltas(*pair)) >= MIN_ROUNDS]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from vitmnist.metrics.epoch_table import Metric
-from vitmnist.report.comparison import Comparison, Configuration, group_across_loaders
+from vitmnist.report.comparison import Comparison, ReportRow, group_across_loaders
 from vitmnist.report.statistics import PairwiseComparison, format_spread
 from vitmnist.timing.table import format_seconds
 
@@ -66,7 +66,7 @@ def summarize_times(comparison: Comparison) -> list[str]:
 
     If no loaders are compared, name the configuration with the lowest time.
     """
-    timed = comparison.timed_configurations
+    timed = comparison.timed_rows
     if len(timed) < 2:
         return [f"Time: {_name_and_time(row.label, row)}" for row in timed] or [NO_TIME]
     groups = {shared: rows for shared, rows in group_across_loaders(timed).items() if len(rows) > 1}
@@ -78,7 +78,7 @@ def summarize_times(comparison: Comparison) -> list[str]:
     return [f"Lowest time: {_name_and_time(timed[0].label, timed[0])}{noise}"]
 
 
-def _compare_loaders(comparison: Comparison, shared: str, rows: Sequence[Configuration]) -> str:
+def _compare_loaders(comparison: Comparison, shared: str, rows: Sequence[ReportRow]) -> str:
     """Name the loader with the lowest time among rows with some shared values, and compare the others with it."""
     best, *others = rows
     ratios = {row.loader: comparison.ratio(row, best) for row in others}
@@ -87,7 +87,7 @@ def _compare_loaders(comparison: Comparison, shared: str, rows: Sequence[Configu
     return f"{title}: {_name_and_time(best.loader, best)}" + (f" Relative to it: {relative}." if relative else "")
 
 
-def _name_and_time(name: str, row: Configuration) -> str:
+def _name_and_time(name: str, row: ReportRow) -> str:
     assert row.epoch_s
     time = f"{format_seconds(row.epoch_s.median)} s per epoch ({format_spread(row.epoch_s)})."
     return f"{name}, {time}" if name else time

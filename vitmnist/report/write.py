@@ -13,7 +13,7 @@ from tabulate import tabulate
 from vitmnist.config.schema import format_value
 from vitmnist.errors import escape_unprintable
 from vitmnist.metrics.epoch_table import EPOCH_S, build_epoch_table
-from vitmnist.report.comparison import EMPTY_CELL, Comparison, Configuration, compare
+from vitmnist.report.comparison import EMPTY_CELL, Comparison, ReportRow, compare
 from vitmnist.report.plots import draw_chart
 from vitmnist.report.statistics import format_spread
 from vitmnist.report.summary import format_quality, summarize_comparison
@@ -96,12 +96,12 @@ def build_table(comparison: Comparison) -> Table:
 
     The status is left out too if all runs completed.
     """
-    rows = [_cells(comparison, row) for row in comparison.sorted_configurations]
+    rows = [_cells(comparison, row) for row in comparison.sorted_rows]
     titles = [title for title in rows[0] if {row[title] for row in rows} - {EMPTY_CELL, "completed"}]
     return [{title: row[title] for title in titles} for row in rows]
 
 
-def _cells(comparison: Comparison, row: Configuration) -> dict[str, str]:
+def _cells(comparison: Comparison, row: ReportRow) -> dict[str, str]:
     metric = comparison.metric
     quality = row.quality(metric.name)
     seeds = EMPTY_CELL
@@ -129,11 +129,11 @@ def _format_median(spread: Spread | None, digits: int | None = None) -> str:
 
 
 def format_csv(comparisons: Sequence[Comparison]) -> str:
-    """Format all rows of all comparisons, not rounded."""
+    """Format all rows of all comparisons without rounding."""
     columns = dict.fromkeys(column for comparison in comparisons for column in comparison.columns)
     rows = []
     for index, comparison in enumerate(comparisons, 1):
-        for row in comparison.configurations:
+        for row in comparison.rows:
             cells: dict[str, object] = {"comparison": index, "machine": comparison.machine_and_data}
             cells |= {**columns, **row.values, "runs": len(row.runs), "runs_timed": sum(map(len, row.rounds.values()))}
             ratio = comparison.ratio(row)

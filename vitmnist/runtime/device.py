@@ -1,4 +1,4 @@
-"""Selects the device of a run. Its backend has the streams, events and page-locked memory that loaders use."""
+"""Selects the device of a run, and queues copies to it with streams, events and page-locked memory."""
 
 import logging
 import os
@@ -99,14 +99,14 @@ Event = CompletedEvent | torch.cuda.Event
 """A point in the work of a stream."""
 
 
-class Backend:
-    """The operations of a device that loaders need. In this base class, each is finished when its call returns.
+class DeviceQueue:
+    """Copies batches to a device. In this base class, each call returns when its work is done.
 
-    The current stream is the current stream of the calling thread.
+    "Current stream" means that of the calling thread.
     """
 
     is_async = False
-    """Whether the device has its own memory. A batch is then copied, and its consumer waits for the copy."""
+    """True if the device has its own memory: copies are asynchronous, and consumers wait for them through an event."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -134,8 +134,8 @@ class Backend:
         """Keep a tensor's memory from being reused before the current stream is done with it."""
 
 
-class CudaBackend(Backend):
-    """A CUDA device."""
+class CudaQueue(DeviceQueue):
+    """Queues work on the streams of a CUDA device."""
 
     is_async = True
 
@@ -155,12 +155,12 @@ class CudaBackend(Backend):
         tensor.record_stream(torch.cuda.current_stream(self.device))
 
 
-BACKENDS: dict[str, type[Backend]] = {"cpu": Backend, "cuda": CudaBackend}
+QUEUES: dict[str, type[DeviceQueue]] = {"cpu": DeviceQueue, "cuda": CudaQueue}
 
 
-def create_backend(device: torch.device) -> Backend:
-    """The backend of a device."""
-    return BACKENDS[device.type](device)
+def create_queue(device: torch.device) -> DeviceQueue:
+    """Create the queue for the type of a device."""
+    return QUEUES[device.type](device)
 
 
 def use_deterministic_kernels(deterministic: bool | str, device: torch.device) -> None:

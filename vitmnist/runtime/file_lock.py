@@ -23,7 +23,7 @@ def is_held_here(path: Path) -> bool:
 @contextmanager
 def wait_for_lock(path: Path) -> Iterator[None]:
     """Hold the lock of a file within the block, after waiting until no process or thread holds it; raises `OSError`."""
-    while (release := try_lock(path)) is None:
+    while (release := try_lock(path.resolve())) is None:
         time.sleep(POLL_S)
     try:
         yield
@@ -33,6 +33,8 @@ def wait_for_lock(path: Path) -> Iterator[None]:
 
 def try_lock(path: Path) -> Callable[[], None] | None:
     """Lock a file, which is created if there is none; returns a function that unlocks it, None if it is locked.
+
+    `path` is resolved: threads recognise the same file by it.
 
     The system unlocks the file when this process ends.
 

@@ -16,7 +16,7 @@ from vitmnist.errors import first_line
 RENAME_S = 1.0
 """The longest time to wait for a file that another process has open, in seconds."""
 YAML_LOADER: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The parser of libyaml if there is one: about ten times as fast as that in Python, with a limit of nesting."""
+"""The parser of libyaml if it is available: about ten times as fast as the Python parser, but with limited nesting."""
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> No
     Raises:
         OSError: `path` cannot be written; its `filename` is `path`.
     """
-    # The process ID keeps two processes apart that write the same report.
+    # The process ID avoids a collision if two processes write the same report.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with attach_filename(path):
         try:
@@ -55,7 +55,7 @@ def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> No
 
 
 def rename(source: Path, target: Path) -> None:
-    """Rename a file or folder, in place of the file `target` if there is one.
+    """Rename a file or folder, and replace the file `target` if it exists.
 
     Windows refuses this while another process, such as `vitmnist status` or a virus scanner, has the file open, so this
     function then tries again for up to a second.
@@ -78,14 +78,14 @@ def append_bytes(path: Path, content: bytes) -> None:
 
 
 def expand_home(folder: str) -> Path:
-    """Expand `~` or `~USER` at the beginning of a path; a user that does not exist is left as it is."""
+    """Expand `~` or `~USER` at the beginning of a path; the path of an unknown user stays as it is."""
     return Path(os.path.expanduser(folder))
 
 
 def display_path(path: Path | str) -> str:
     """Format a path for messages: relative below the working directory, absolute otherwise, with slashes."""
     absolute = Path(os.path.abspath(path))
-    # A shell and Hydra's grammar take slashes as they are, on Windows too, and would need quotes for backslashes.
+    # Shells and Hydra's grammar accept slashes, on Windows too. Backslashes would need quotes.
     return (absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else absolute).as_posix()
 
 

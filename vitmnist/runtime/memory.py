@@ -53,11 +53,8 @@ def measure_free_memory(device: torch.device) -> Memory:
 
 def _container_limits() -> Iterator[int]:
     """The limits of the control groups (version 2) that contain this process, in bytes, from the innermost one up."""
-    path = (
-        PROCESS_GROUPS.read_text(encoding="utf-8").partition("0::/")[2].partition("\n")[0]
-        if PROCESS_GROUPS.exists()
-        else ""
-    )
+    groups = PROCESS_GROUPS.read_text(encoding="utf-8") if PROCESS_GROUPS.exists() else ""
+    path = groups.partition("0::/")[2].partition("\n")[0]
     # In a container the path is often the path on the host, and the files are at the root.
     for folder in (CGROUP / path, *(CGROUP / path).parents):
         with suppress(OSError, ValueError):  # The file does not exist, or says "max".
@@ -110,7 +107,7 @@ def read_host_peak() -> int:
 
 
 def peak_memory(work: Callable[[], object], device: torch.device) -> Memory:
-    """Run `work`, and measure the peak of the GPU memory that it allocates; on the CPU, zero is returned."""
+    """Run `work`, and return the peak GPU memory that it allocates; zero on the CPU."""
     if device.type != "cuda":
         work()
         return Memory()
@@ -125,21 +122,19 @@ def check_fits(
     needs: Memory,
     device: torch.device,
     reserve: Memory = Memory(),
-    alternatives: tuple[str, ...] = (),
+    advice: str = "",
 ) -> None:
     """Raise `OutOfSpaceError` if a set does not fit.
 
     Args:
         reserve: the memory that must be left free for the model.
-        alternatives: loaders that need less, for the message; `ram` is named only if it fits.
+        advice: the end of the message.
     """
     free = measure_free_memory(device)
     host_size = needs.host if device.type == "cuda" else needs.host + needs.device
     shortage = _shortage(f"on {device}", needs.device, reserve.device, free.device) if device.type == "cuda" else ""
     shortage = shortage or _shortage("on the host", host_size, reserve.host, free.host)
     if shortage:
-        fitting = [name for name in alternatives if name != "ram" or needs.host + needs.device <= free.host]
-        advice = f"; data/loader={' or data/loader='.join(fitting)} would work" if fitting else ""
         raise OutOfSpaceError(f"{loader}: {shortage}{advice}")
 
 

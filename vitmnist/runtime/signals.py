@@ -6,19 +6,16 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import FrameType
 from typing import NoReturn
 
 from vitmnist.errors import ExitCode, RunInterrupted, TimeLimitReached
 
 SIGNAL_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGBREAK")
-"""The signals that stop a run, on all systems. SIGUSR1 serves batch systems, such as Slurm with `--signal=USR1@60`;
-SIGBREAK is Ctrl-Break on Windows."""
 STOP_SIGNALS = tuple(getattr(signal, name) for name in SIGNAL_NAMES if hasattr(signal, name))
-"""The signals that stop a run on this system."""
-PARENT_ENDED = getattr(signal, "SIGHUP", signal.SIGTERM)
-"""The signal that stands for the end of the parent process."""
+"""The signals of this system that stop a run. SIGUSR1 serves batch systems, such as Slurm with `--signal=USR1@60`;
+SIGBREAK is Ctrl-Break on Windows."""
 
 
 def ignore_stop_signals() -> None:
@@ -49,7 +46,7 @@ def signal_handler(
             signal.signal(signum, before)
 
 
-class StopSignal:
+class StopSignal(AbstractContextManager["StopSignal"]):
     """Records that the run should stop after its step; a second Ctrl-C raises `KeyboardInterrupt` at once.
 
     A signal that arrives in the last step of a job is still recorded when the job ends, and ends the sweep.
@@ -58,20 +55,20 @@ class StopSignal:
     def __init__(self) -> None:
         self._received = 0
         self._deadline = math.inf
+        self._handlers = ExitStack()
         self._parent: int | None = None
 
-    @contextmanager
-    def listening(self, deadline: float) -> Iterator[None]:
-        """Record signals within the block, and the time limit when `time.monotonic` reaches `deadline`."""
+    def listen(self, deadline: float) -> None:
+        """Record signals, and the time limit when `time.monotonic` reaches `deadline`, until `__exit__`."""
         self._deadline = deadline
-        try:
-            with signal_handler(self._record, *_not_ignored()):
-                yield
-        finally:
-            self._deadline = math.inf
+        self._handlers.enter_context(signal_handler(self._record, *_not_ignored()))
+
+    def __exit__(self, *exception: object) -> None:
+        self._handlers.close()
+        self._deadline = math.inf
 
     def follow(self, parent: int | None) -> None:
-        """Record the end of the parent process as `PARENT_ENDED`; the processes of joblib would outlive it."""
+        """Record the end of the parent process as a SIGHUP; the processes of joblib would outlive it."""
         self._parent = parent
 
     @property
@@ -86,9 +83,9 @@ class StopSignal:
 
     @property
     def code(self) -> int:
-        """0 to continue, 1 at the time limit, N + 1 after signal N: the maximum over all ranks stops the run."""
-        if self.is_orphan:
-            self._received = self._received or PARENT_ENDED
+        """0 = continue, 1 = time limit reached, signum + 1 = signal received; the highest vote of all ranks wins."""
+        if self.is_orphan:  # Windows has no SIGHUP.
+            self._received = self._received or getattr(signal, "SIGHUP", signal.SIGTERM)
         return self._received + 1 if self._received else int(time.monotonic() >= self._deadline)
 
     def _record(self, signum: int, frame: FrameType | None) -> None:

@@ -65,7 +65,10 @@ class TorchWorld(World):
             torch.save(make(), buffer)
         size = torch.tensor(len(buffer.getvalue()))
         self._wait(distributed.broadcast(size, source, self._group, async_op=True))
-        content = torch.frombuffer(bytearray(buffer.getvalue() or int(size)), dtype=torch.uint8)
+        if self.rank == source:
+            content = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+        else:
+            content = torch.empty(int(size), dtype=torch.uint8)
         self._wait(distributed.broadcast(content, source, self._group, async_op=True))
         value: Value = torch.load(io.BytesIO(content.numpy().tobytes()), map_location="cpu", weights_only=True)
         return value
@@ -82,17 +85,16 @@ class TorchWorld(World):
         distributed.all_reduce(tensor, group=self._device_group)
         return tensor
 
-    def all_reduce_max(self, values: Sequence[int], wait: bool = False) -> list[int]:
-        previous = [0] * len(values)
+    def cast_votes(self, votes: Sequence[int]) -> list[int]:
+        previous = [0] * len(votes)
         if self._pending:
             pending_maxima, pending_work = self._pending
             pending_work.wait()
             previous = pending_maxima.tolist()
-        maxima = torch.tensor(values)
-        # Without `wait`, the reduction overlaps with the computation of the next step.
-        work = distributed.all_reduce(maxima, distributed.ReduceOp.MAX, self._group, async_op=not wait)
-        self._pending = (maxima, work) if work else None
-        return [max(pair) for pair in zip(previous, maxima.tolist(), strict=True)] if wait else previous
+        maxima = torch.tensor(votes)
+        # The reduction overlaps with the computation of the next step.
+        self._pending = maxima, distributed.all_reduce(maxima, distributed.ReduceOp.MAX, self._group, async_op=True)
+        return previous
 
     def broadcast_buffers(self, module: nn.Module) -> None:
         for buffer in module.buffers():

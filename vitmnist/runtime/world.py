@@ -47,12 +47,16 @@ class World:
         """Replace `tensor` by its sum over all ranks."""
         return tensor
 
-    def all_reduce_max(self, values: Sequence[int], wait: bool = False) -> list[int]:
-        """Return the maximum over all ranks for each position of `values`.
+    def cast_votes(self, votes: Sequence[int]) -> list[int]:
+        """Return the highest vote of all ranks for each position of `votes`.
 
-        Across ranks it is asynchronous: unless `wait` is set, a call returns the maxima of the previous call.
+        With several ranks, the result lags one call behind (zeros at first), so that no step waits for the reduction.
         """
-        return list(values)
+        return list(votes)
+
+    def settle_votes(self, votes: Sequence[int]) -> list[int]:
+        """Cast votes and wait; return the highest of these and of the previous votes, so that none are pending."""
+        return list(map(max, self.cast_votes(votes), self.cast_votes([0] * len(votes))))
 
     def broadcast_buffers(self, module: nn.Module) -> None:
         """Give all ranks the buffers of rank 0, such as the statistics of batch normalisation."""

@@ -15,8 +15,6 @@ from vitmnist.runtime.memory import read_host_peak, reset_host_peak
 
 PACKAGES = ("torch", "torchvision", "hydra-core", "omegaconf", "einops", "numpy", "tensorboard")
 """The packages whose versions are recorded."""
-MIB = 2**20
-"""The number of bytes in a MiB."""
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
@@ -66,6 +64,6 @@ class PeakMemory:
         """Return the peak memory of host and GPU in MiB; None where it cannot be measured."""
         is_cuda = self._device.type == "cuda"
         return {
-            HOST_PEAK_MIB.name: read_host_peak() / MIB if self._has_host_peak else None,
-            GPU_PEAK_MIB.name: torch.cuda.max_memory_allocated(self._device) / MIB if is_cuda else None,
+            HOST_PEAK_MIB.name: read_host_peak() / 2**20 if self._has_host_peak else None,
+            GPU_PEAK_MIB.name: torch.cuda.max_memory_allocated(self._device) / 2**20 if is_cuda else None,
         }

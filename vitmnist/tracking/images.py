@@ -1,6 +1,6 @@
 """Draws images for loggers and `evaluate --grid`: inputs of the model, and its worst mistakes.
 
-They are drawn by Pillow, because importing matplotlib or torchvision takes longer than training on a small set.
+Pillow draws them, because importing matplotlib or torchvision takes longer than training on a small dataset.
 """
 
 import math

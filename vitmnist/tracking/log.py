@@ -37,8 +37,8 @@ def log_setup(config: Config, result: Result, dataset: Dataset, step: TrainStep,
     log.info("%s loader%s, %s batches of %d%s", loader_name, options, f"{len(loader):,}", config.batch_size, ranks)
     log.info("device=%s is %s", config.device, step.device)
     log.info("each epoch is evaluated on the %s", dataset.describe_evaluation())
-    if compile_s := step.runner.compile_s:
-        action = "compilation" if step.runner.config.compile else "capturing the graph"
+    if compile_s := step.compile_s:
+        action = "compilation" if step.config.compile else "capturing the graph"
         log.info("%s took %.1f s, which no epoch includes", action, compile_s)
 
 
@@ -65,7 +65,7 @@ def log_test(test: Mapping[str, Any], best: int | None) -> None:
 
 
 def log_bottleneck(result: Result, batches: int) -> None:
-    """Log the bottleneck of training and, if it can be reduced, how; `batches` is the number of steps in an epoch."""
+    """Log the bottleneck of training, with advice if there is any. `batches` is the number of steps in an epoch."""
     waiting_pct = summarize(result.epochs, DATA_WAIT_PCT)
     if waiting_pct is None:
         return
@@ -82,7 +82,7 @@ def log_bottleneck(result: Result, batches: int) -> None:
 
 
 def _host_lead(result: Result, batches: int, has_graph: bool) -> float | None:
-    """How many steps the host had queued when an epoch ended; None without a GPU, or if the end shows nothing."""
+    """How many steps the host had queued when an epoch ended; None without a GPU, or if a short last batch hides it."""
     lead_s, train_s = summarize(result.epochs, HOST_LEAD_S), summarize(result.epochs, TRAIN_S)
     if lead_s is None or not train_s or not str(result.device).startswith("cuda"):
         return None

@@ -67,7 +67,7 @@ class Result:
 
     @property
     def has_begun(self) -> bool:
-        """Whether training has begun; an earlier failure may leave no record."""
+        """Whether training has begun. An earlier failure can leave no record."""
         return self.setup_s is not None
 
     @classmethod
@@ -96,7 +96,7 @@ class Result:
         write_atomic(folder / "epochs.csv", encode_csv(list_epoch_columns(), self.epochs).encode())
 
     def append_epoch(self, folder: Path) -> None:
-        """Append the last epoch to `epochs.csv`; raises `OSError`. Rewriting it slows a run of 1,000 epochs by half."""
+        """Append the last epoch to `epochs.csv`; raises `OSError`. Rewriting it would slow 1,000 epochs by half."""
         _, _, row = encode_csv(list_epoch_columns(), self.epochs[-1:]).partition("\n")
         append_bytes(folder / "epochs.csv", row.encode())
 

@@ -75,7 +75,7 @@ class Run:
         return ", ".join(["completed", *(remark for remark, applies in remarks.items() if applies)])
 
     def quality(self, name: str) -> float | None:
-        """A metric after the best epoch if there was a validation split to choose it by, else after the last.
+        """A metric after the best epoch if a validation split chose that epoch, else after the last epoch.
 
         A name such as `test_acc` refers to the test split, which is evaluated once at the end.
         """
@@ -139,7 +139,7 @@ def read_run(folder: Path) -> Run:
 
 
 def _active_times(folder: Path) -> tuple[float, float]:
-    """Return when a run began and last wrote a file, in seconds since 1970, from file times; 0 without a folder."""
+    """Return when a run began and last wrote, by its file times, in seconds since 1970; 0 without a folder."""
     config = folder / CONFIG_FILE  # Each start writes it.
     files = (path for path in (folder, *folder.glob("*")) if path.exists())
     last_write = max((path.stat().st_mtime for path in files), default=0.0)

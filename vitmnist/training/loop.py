@@ -14,7 +14,7 @@ from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import Loader
 from vitmnist.metrics import compute_confusion_metrics, get_batch_metrics
-from vitmnist.metrics.epoch_table import EVAL_S, SAVE_S, join_metric_name
+from vitmnist.metrics.epoch_table import EVAL_S, SAVE_S
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.training.progress import EpochProgress, MetricAccumulator
@@ -90,9 +90,8 @@ def evaluate(
     seconds = timer.seconds()
     saving = seconds.pop("saving")
     predictions = gather_predictions(batches, sampler, world)
-    values = metrics.compute("eval")
-    for name, value in compute_confusion_metrics(predictions.confusion_matrix(logits.shape[1])).items():
-        values[join_metric_name("eval", name)] = value
+    confusion_metrics = compute_confusion_metrics(predictions.confusion_matrix(logits.shape[1]))
+    values = metrics.compute("eval") | {f"eval_{name}": value for name, value in confusion_metrics.items()}
     return {**values, EVAL_S.name: sum(seconds.values()), SAVE_S.name: saving}, predictions
 
 

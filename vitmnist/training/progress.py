@@ -115,9 +115,9 @@ class EpochProgress:
 
 
 class MetricAccumulator:
-    """The sums of each batch of a pass, by name.
+    """Per-batch metric sums of one pass.
 
-    Each rank accumulates its own images. Reading is an all-reduce, so all ranks must read together.
+    Each rank adds its own images. Every read is a collective, so all ranks must read at the same point.
     """
 
     def __init__(self, sampler: EpochSampler, device: torch.device, world: World = SINGLE_PROCESS) -> None:
@@ -157,9 +157,9 @@ class MetricAccumulator:
         # Weight the batches by their size: the last one may be smaller.
         means = {"loss": math.fsum(map(mul, self.batch_sums("loss"), sizes)) / sum(sizes)}
         for name in get_batch_metrics():
-            scale = 100 if METRICS.options_of(name).unit == "%" else 1
+            scale = 100 if METRICS.declaration_of(name).unit == "%" else 1
             means[name] = scale * math.fsum(self.batch_sums(name)) / sum(sizes)
-        return {epoch_table.join_metric_name(split, name): mean for name, mean in means.items()}
+        return {f"{split}_{name}": mean for name, mean in means.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums over all ranks, as plain values and CPU tensors."""

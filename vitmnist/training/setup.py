@@ -74,7 +74,7 @@ def build_model(config: Config, split: Split, device: torch.device, weights: Map
 
 
 def _check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) -> None:
-    """Raise `ConfigError` unless the model returns one logit per image and class; with more, it would still train."""
+    """Raise `ConfigError` unless the model returns `[N, classes]`; extra outputs would train without an error."""
     try:
         with torch.no_grad():
             logits = model.eval()(images)  # In evaluation mode, no state changes.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import logging
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from torch.optim import Optimizer
 
 from vitmnist.config.schema import Precision
 from vitmnist.data.randomness import preserved_random_state
+from vitmnist.errors import ConfigError, first_line
 from vitmnist.loaders.base import Loader
 from vitmnist.optim.optimizers import EMA
 from vitmnist.runtime.world import World
@@ -54,13 +57,17 @@ class TrainStep:
         self.runner, self.model, self.preprocess = runner, runner.model, runner.preprocess
         self.optimizer, self.schedule, self.ema = optimizer, schedule, ema
         self.device = self.preprocess.mean.device
+        self.config = runner.config
+        """The options of the step. If an `auto` option fails, `prepare` replaces it and records the reason."""
+        self.compile_s = 0.0
+        """The seconds spent on compiling or on capturing graphs."""
         self.completed_steps = 0
         """The number of steps since the beginning of the run."""
         self._base_lrs = [float(group["lr"]) for group in optimizer.param_groups]
         self._clip_norm = clip_norm
         self._frozen_norms = frozen_norms
         self._world_size = 1
-        self._scaler = torch.amp.GradScaler(self.device.type, enabled=runner.config.precision == Precision.fp16)
+        self._scaler = torch.amp.GradScaler(self.device.type, enabled=self.config.precision == Precision.fp16)
         self._skipped_steps = torch.zeros((), dtype=torch.int64, device=self.device)
         self.train_mode()  # `prepare` compiles the code of this mode.
 
@@ -151,21 +158,54 @@ class TrainStep:
     def prepare(self, loader: Loader) -> None:
         """If configured, compile the step or capture its graph for the dtype of the loader's images.
 
-        Drops the gradients. The model's buffers and the random generators keep their states. Raises as
-        `StepRunner.prepare`.
+        If `trainer.compile=auto` or `trainer.graph=auto` fails, the step stays eager, and `config` has the reason. The
+        gradients are dropped. The model's buffers and the random generators keep their states.
+
+        Raises:
+            ConfigError: `trainer.compile=true` or `trainer.graph=true` failed.
         """
-        config = self.runner.config
-        if not (config.compile or config.graph):
+        if not (self.config.compile or self.config.graph):
             return
-        if config.compile and not self.runner.compile_s:
+        if self.config.compile and not self.compile_s:
             log.info("compiling the step, which may take a minute")
         with closing(self.batches(loader, 0)) as batches:
             batch = next(batches)
+        started = time.perf_counter()
         with preserved_random_state(device=self.device), preserved_buffers(self.model):
-            try:
-                self.runner.prepare(batch, self.forward_backward)
-            finally:
-                self.model.zero_grad()
+            if self.runner.is_eager:
+                # Call the model eagerly first. Libraries such as einops fill their caches, which would otherwise cause
+                # a recompilation, and an error in the model is not mistaken for a compilation failure.
+                self.forward_backward(batch)
+            self._compile_or_capture(batch)
+        self.model.zero_grad()
+        if not self.runner.is_eager:
+            self.compile_s += time.perf_counter() - started
+
+    def _compile_or_capture(self, batch: Batch) -> None:
+        """Compile or capture for batches like `batch`, or stay eager if that fails and the option was `auto`."""
+        try:
+            if self.config.compile:
+                self._compile(batch)
+            else:
+                self.runner.capture(batch)
+        except Exception as error:  # Dynamo, inductor and CUDA raise many types.
+            self.runner.use_eager()
+            key = "compile" if self.config.compile else "graph"
+            reason = f"failed: {first_line(error)}"
+            if key not in self.config.reasons:
+                raise ConfigError(f"trainer.{key}=true: {reason}; set trainer.{key}=false") from error
+            log.info("trainer.%s=false: %s", key, reason)
+            reasons = {**self.config.reasons, key: reason}
+            self.config = replace(self.config, compile=False, graph=False, reasons=reasons)
+
+    def _compile(self, batch: Batch) -> None:
+        if self.runner.is_eager:
+            self.runner.use_compiled()
+        try:
+            self.forward_backward(batch)  # Later jobs of a sweep hit torch's compile cache here.
+        except Exception:
+            torch.compiler.reset()  # Earlier jobs may have used up torch's limit of compiled versions.
+            self.forward_backward(batch)
 
     def distribute(self, world: World) -> None:
         """Let each step use the gradient of the global batch, over all ranks."""

@@ -2,11 +2,9 @@
 
 import logging
 import math
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -16,7 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config.schema import Precision
-from vitmnist.errors import ConfigError, first_line
 from vitmnist.losses import Loss
 from vitmnist.metrics import get_batch_metrics
 from vitmnist.runtime.world import World
@@ -35,8 +32,8 @@ AUTOCAST_DTYPES = {Precision.bf16.value: torch.bfloat16, Precision.fp16.value: t
 class StepRunner:
     """Divides a batch into microbatches, and computes the summed loss and metrics of each.
 
-    The runner is eager until `prepare` compiles it or captures its graph. With `precision=bf16` or `fp16`, the model
-    runs under `torch.autocast`; the weights, the gradients and the loss are float32.
+    The runner is eager until `use_compiled` or `capture`. With `precision=bf16` or `fp16`, the model runs under
+    `torch.autocast`; the weights, the gradients and the loss are float32.
 
     Args:
         model: returns logits `[B, classes]`.
@@ -52,11 +49,9 @@ class StepRunner:
         # Divide a batch into the fewest microbatches of at most micro_batch images, all of nearly the same size.
         microbatches = math.ceil(batch_size / (self.config.micro_batch or batch_size))
         self.microbatch_size = math.ceil(batch_size / microbatches)
-        self.compile_s = 0.0
-        """The seconds spent on compiling or on capturing graphs."""
         self.must_pad = False
-        """Pad short microbatches with `IGNORED` images, so that compiled code sees one shape. Models with batch
-        normalisation run short microbatches eagerly, because its statistics would include the padding."""
+        """Pad short microbatches with `IGNORED` images so that compiled code sees one shape. Off with batch norm, whose
+        statistics would include the padding; short microbatches then run eagerly."""
         self.eager = ModelAndLoss(model, preprocess, self.config.precision, loss)
         self.module: nn.Module = self.eager
         """The model and the loss: eager, compiled or graphed. With several ranks, DDP wraps the module."""
@@ -107,59 +102,30 @@ class StepRunner:
         """Let each backward pass average the gradients over the ranks."""
         self.module = world.wrap_ddp(self.module)
 
-    def prepare(self, batch: Batch, forward_backward: Callable[[Batch], object]) -> None:
-        """Compile the module, or capture its graph, for batches like `batch`; changes gradients and random state.
+    @property
+    def is_eager(self) -> bool:
+        """Whether the module is neither compiled nor graphed."""
+        return self.module is self.eager
 
-        If `trainer.compile=auto` or `trainer.graph=auto` fails, the runner stays eager, and `config` has the reason.
+    def use_eager(self) -> None:
+        """Undo `use_compiled` and `capture`."""
+        self.module, self.mix_batch, self.must_pad = self.eager, self.preprocess.mix_batch, False
 
-        Raises:
-            ConfigError: `trainer.compile=true` or `trainer.graph=true` failed.
-        """
-        started = time.perf_counter()
-        if self.module is self.eager:
-            # Call the model eagerly first. Libraries such as einops fill their caches, which would otherwise cause a
-            # recompilation, and an error in the model is not mistaken for a compilation failure.
-            forward_backward(batch)
-        try:
-            if self.config.compile:
-                self._compile(batch, forward_backward)
-            else:
-                with self.matmul_precision():
-                    self._capture(batch)
-        except Exception as error:  # Dynamo, inductor and CUDA raise many types.
-            self._fall_back(error)
-        else:
-            self.compile_s += time.perf_counter() - started
+    def use_compiled(self) -> None:
+        """Compile the module and the mixing at their next calls."""
+        self.module = torch.compile(self.eager, fullgraph=True, dynamic=False)  # type: ignore[assignment]
+        self.mix_batch = torch.compile(self.preprocess.mix_batch, fullgraph=True, dynamic=False)
+        self.must_pad = not self.has_batch_norm
 
-    def _compile(self, batch: Batch, forward_backward: Callable[[Batch], object]) -> None:
-        if self.module is self.eager:
-            self.module = torch.compile(self.eager, fullgraph=True, dynamic=False)  # type: ignore[assignment]
-            self.mix_batch = torch.compile(self.mix_batch, fullgraph=True, dynamic=False)
-            self.must_pad = not self.has_batch_norm
-        try:
-            forward_backward(batch)  # Reuses code compiled by earlier jobs of a sweep.
-        except Exception:
-            torch.compiler.reset()  # Earlier jobs may have used up torch's limit of compiled versions.
-            forward_backward(batch)
-
-    def _capture(self, batch: Batch) -> None:
+    def capture(self, batch: Batch) -> None:
+        """Capture the module as a CUDA graph for batches like `batch`; see `GraphedModule.capture`."""
         if not isinstance(self.module, GraphedModule):
             self.module = GraphedModule(self.eager)
-        if self._must_mix(batch):
-            batch = self._mix(batch)
-        self.model.zero_grad()
-        self.module.capture(batch.inputs())
-
-    def _fall_back(self, error: Exception) -> None:
-        """Stay eager if the option was `auto`; raise `ConfigError` if it was `true`."""
-        self.module, self.mix_batch, self.must_pad = self.eager, self.preprocess.mix_batch, False
-        key = "compile" if self.config.compile else "graph"
-        reason = f"failed: {first_line(error)}"
-        if key not in self.config.reasons:
-            raise ConfigError(f"trainer.{key}=true: {reason}; set trainer.{key}=false") from error
-        log.info("trainer.%s=false: %s", key, reason)
-        reasons = {**self.config.reasons, key: reason}
-        self.config = replace(self.config, compile=False, graph=False, reasons=reasons)
+        with self.matmul_precision():
+            if self._must_mix(batch):
+                batch = self._mix(batch)
+            self.model.zero_grad()
+            self.module.capture(batch.inputs())
 
     def _must_mix(self, batch: Batch) -> bool:
         return self.preprocess.has_mixing and batch.keys is not None
@@ -173,8 +139,8 @@ class StepRunner:
 
     def _eager_for_short_batches(self, is_full: bool) -> AbstractContextManager[object]:
         """Run compiled code eagerly on a short batch, unless short batches are padded; see `must_pad`."""
-        is_eager = self.config.compile and not self.must_pad and not is_full
-        return torch.compiler.set_stance("force_eager") if is_eager else nullcontext()
+        must_be_eager = self.config.compile and not self.must_pad and not is_full
+        return torch.compiler.set_stance("force_eager") if must_be_eager else nullcontext()
 
 
 class ModelAndLoss(nn.Module):

@@ -6,12 +6,14 @@ the rules for open files, and the default encoding are those of Windows for the 
 
 import builtins
 import ctypes
+import importlib
 import io
 import locale
 import mmap
 import multiprocessing
 import multiprocessing.context
 import os
+import shutil
 import signal
 import sys
 import types
@@ -23,6 +25,16 @@ MISSING_MODULES = ("fcntl", "pwd", "termios", "resource")
 MISSING_FOLDERS = ("/proc", "/sys")
 CODE_PAGE = "cp1252"
 PATHLIB = ("pathlib", "pathlib._local", "pathlib._abc", "pathlib._os", "genericpath", __name__)
+
+
+class _Builtin:
+    """A function that is no method where it is an attribute of a class, as in pathlib of Python 3.10."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return self._function(*arguments, **options)
 
 
 def _without(module: types.ModuleType, *missing: str, **other: object) -> types.ModuleType:
@@ -104,7 +116,7 @@ def _on_windows(function: Callable[..., None], replaces: bool = True) -> Callabl
             raise FileExistsError(17, "Cannot create a file when that file already exists", *target)
         function(path, *target, **options)
 
-    return refuse_or_call
+    return _Builtin(refuse_or_call)
 
 
 _original_import, _original_open, _original_stat = builtins.__import__, io.open, os.stat
@@ -125,10 +137,12 @@ _COPIES = {
     "signal": _without(signal, "SIGHUP", "SIGUSR1", "SIGKILL", "pthread_sigmask", "setitimer", SIGBREAK=signal.SIGTTIN),
 }
 builtins.__import__ = _import
-builtins.open = io.open = _open  # type: ignore[assignment]
-os.stat = _stat  # type: ignore[assignment]
+builtins.open = io.open = _Builtin(_open)  # type: ignore[assignment]
+os.stat = _Builtin(_stat)  # type: ignore[assignment]
 os.replace, os.rename = _on_windows(os.replace), _on_windows(os.rename, replaces=False)  # type: ignore[assignment]
 os.unlink = os.remove = _on_windows(os.unlink)  # type: ignore[assignment]
+
+importlib.reload(shutil)  # It asks whether `os.unlink` takes descriptors of folders, which Windows does not have.
 
 locale.getpreferredencoding = lambda do_setlocale=True: CODE_PAGE
 locale.getencoding = lambda: CODE_PAGE  # type: ignore[attr-defined,unused-ignore]

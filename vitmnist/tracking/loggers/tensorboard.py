@@ -27,8 +27,8 @@ EVENTS = "events.out.tfevents"
 class TensorBoard(Logger):
     """Writes the event file of one start of a run.
 
-    TensorBoard counts epochs and steps from 1, as the log does. Events are written at once, without `SummaryWriter`,
-    whose thread prints a traceback if it cannot write.
+    TensorBoard counts epochs and steps from 1, as the log does. Events are written at once: the thread of a
+    `SummaryWriter` would print a traceback if it could not write.
 
     Raises:
         OSError: a file cannot be written; the methods raise it too.
@@ -37,8 +37,8 @@ class TensorBoard(Logger):
     def __init__(self, options: NoOptions, folder: Path, result: Result) -> None:
         self._path, first = folder / f"{EVENTS}.{time.time_ns()}", len(result.epochs) + 1
         version = Event(wall_time=time.time(), step=first, file_version="brain.Event:2")
-        # At this event, TensorBoard drops the epochs that an interrupted run has logged after its last checkpoint. It
-        # drops all tags from this step on, also `step/…`, which count faster than epochs and so are written again.
+        # At this event, TensorBoard drops all tags from this step on: the epochs that an interrupted run logged after
+        # its last checkpoint, but also many of `step/…`. These count faster than epochs, and are written again below.
         start = Event(wall_time=time.time(), step=first, session_log=SessionLog(status=SessionLog.START))
         config = _event(text("config", f"```yaml\n{yaml.safe_dump(result.config, sort_keys=False)}```"), first)
         earlier_steps = [event for record in result.epochs for event in _steps(record, first)]
@@ -66,7 +66,7 @@ def _steps(record: EpochRecord, first: int = 1) -> Iterator[Event]:
 
 
 def _scalars(values: Mapping[str, float], step: int, wall_time: float) -> Iterator[Event]:
-    """Yield an event for each value: a file that is cut off then loses few."""
+    """Yield an event for each value, so that a truncated file loses few values."""
     for tag, value in values.items():
         summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
         yield Event(wall_time=wall_time, step=step, summary=summary)

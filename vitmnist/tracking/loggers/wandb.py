@@ -28,10 +28,10 @@ class WandbOptions:
 
 @LOGGERS.register("wandb", WandbOptions)
 class Wandb(Logger):
-    """Logs the metrics and images of a run, with the tags that TensorBoard has, over the epochs and steps.
+    """Logs the metrics and images of a run under the same tags as TensorBoard, by epoch and step.
 
     Offline, wandb cannot continue a run: two runs with one ID replace or repeat each other's epochs when they are
-    synchronised. So each start is then a run with its own ID, which has all epochs from the first.
+    synchronised. Each offline start is therefore a run of its own with all epochs from the first.
 
     Raises:
         ConfigError: wandb cannot be reached.

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitmnist.runtime.device import Backend
+from vitmnist.runtime.device import DeviceQueue
 
 POISON = 0xDD
 
@@ -51,12 +51,12 @@ class DeviceTensor(Tensor):
     """A tensor of the device. A gather is queued on the current stream. A slice keeps its memory alive."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
-    backend: FakeBackend
+    queue: FakeQueue
 
     def index_select(self, dim: int, index: Tensor) -> DeviceTensor:
         source = self.as_subclass(Tensor)
-        block, selected = self.backend.allocate((len(index), *self.shape[1:]), self.dtype)
-        self.backend.enqueue(lambda: block.copy_(source.index_select(dim, index)))
+        block, selected = self.queue.allocate((len(index), *self.shape[1:]), self.dtype)
+        self.queue.enqueue(lambda: block.copy_(source.index_select(dim, index)))
         return selected
 
     def __getitem__(self, rows: slice) -> DeviceTensor:
@@ -65,7 +65,7 @@ class DeviceTensor(Tensor):
         return view
 
 
-class FakeBackend(Backend):
+class FakeQueue(DeviceQueue):
     """Guarantees what CUDA's streams and allocator guarantee, and nothing more."""
 
     is_async = True
@@ -118,7 +118,7 @@ class FakeBackend(Backend):
             block = torch.empty(shape, dtype=dtype)
             _poison(block)
             tensor = block.as_subclass(DeviceTensor)
-            tensor.backend = self
+            tensor.queue = self
             self._blocks[id(tensor)] = block, self.current, []
             weakref.finalize(tensor, self._free, id(tensor))
             self._freed = [waits for waits in self._freed if any(other.done < until for other, until in waits)]
