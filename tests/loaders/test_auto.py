@@ -198,8 +198,8 @@ def test_auto_leaves_the_model_its_memory(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=size + 2**27))
     monkeypatch.setattr(auto_module, "peak_memory", lambda work, device: Memory(host=2**28))
     options = AutoOptions(batches=5, candidates=["ram", "gpu_slice", "slow"])
-    as_candidate = partial(LoaderCandidate, device=CPU, step=lambda batch: None)
-    selection, _ = select_loader(options, MAPPED, SAMPLER, CPU, as_candidate=as_candidate)
+    make_candidate = partial(LoaderCandidate, device=CPU, step=lambda batch: None)
+    selection, _ = select_loader(options, MAPPED, SAMPLER, CPU, make_candidate=make_candidate)
     assert selection.name == "slow"
     assert re.search(r"ram: the set takes .*, and the model needs 256\.0 MiB too", selection.table())
     assert select_loader(options, MAPPED, SAMPLER, CPU)[0].name != "slow"

@@ -136,14 +136,14 @@ class Dataset:
         return {name: split for name, split in named.items() if split is not None}
 
     @property
-    def eval_split(self) -> str:
+    def eval_split_name(self) -> str:
         """The name of the split on which epochs are evaluated."""
         return next(name for name in ("validation", "test", "train") if name in self.splits)
 
     @property
-    def evaluation(self) -> Split:
+    def eval_split(self) -> Split:
         """The split on which epochs are evaluated."""
-        return self.splits[self.eval_split]
+        return self.splits[self.eval_split_name]
 
     def with_statistics(self, mean: Sequence[float], std: Sequence[float]) -> Dataset:
         """Return a copy of the dataset with these channel statistics in every split."""
@@ -154,7 +154,7 @@ class Dataset:
 
     def describe_evaluation(self) -> str:
         """Describe the split on which epochs are evaluated."""
-        return f"{self.eval_split} split, {len(self.evaluation):,} images"
+        return f"{self.eval_split_name} split, {len(self.eval_split):,} images"
 
     @cached_property
     def sha256(self) -> dict[str, str]:
