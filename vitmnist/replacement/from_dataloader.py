@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, default_collate
 
 from vitmnist.data.randomness import (
     RandomSampleError,
+    call_and_check_random,
     choose_probes,
-    detect_randomness,
     preserved_random_state,
     read_probes,
 )
@@ -160,7 +160,7 @@ def _make_plan(dataloader: DataLoader[Any]) -> Plan:
         return Plan(probes, None, None, str(error))
     first = samples[: dataloader.batch_size or COMPARED_SIZE]
     collate = partial(collate_batch, dataloader.collate_fn, indices=probes)
-    batch, reason = detect_randomness(lambda: collate(copy_tree(first)), (dataset, collate), always_repeat=True)
+    batch, reason = call_and_check_random(lambda: collate(copy_tree(first)), (dataset, collate), always_repeat=True)
     if reason:
         return Plan(probes, samples, None, f"the collate function is random ({reason})")
     try:

@@ -107,7 +107,8 @@ class Dataset:
 
     Args:
         skipped: number of unreadable images that were left out with the user's permission.
-        folds_of: the size of the hold-out and the checksums before it was drawn. All folds of a dataset share them.
+        undivided_source: the hold-out size, and the checksums of the undivided splits. They are equal for all folds, so
+            that reports group them.
 
     Raises:
         DataError: there are no training images, or images of different shapes.
@@ -119,7 +120,7 @@ class Dataset:
     skipped: int = 0
     _: KW_ONLY
     validation: Split | None = None
-    folds_of: dict[str, Any] | None = None
+    undivided_source: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if not len(self.train):
@@ -316,6 +317,6 @@ def hold_out_validation(dataset: Dataset, size: int | float, seed: int) -> Datas
         dataset,
         train=train.subset((~is_held_out).nonzero().flatten()),
         validation=train.subset(is_held_out.nonzero().flatten()),
-        folds_of={"holdout": size, **dataset.sha256},
+        undivided_source={"holdout": size, **dataset.sha256},
     )
     return held_out.with_statistics(*compute_statistics(held_out.train.images))
