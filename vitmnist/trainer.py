@@ -282,9 +282,8 @@ class Trainer:
         with ExitStack() as stack:
             loggers: list[Logger] = []
             if world.is_main:
-                loggers += [
-                    stack.enter_context(LOGGERS.build(values, folder, result)) for values in self.logger_options
-                ]
+                built = (LOGGERS.build(values, folder, result) for values in self.logger_options)
+                loggers += map(stack.enter_context, built)
                 result.write_config(folder)
                 result.write_epochs(folder)  # Drop an incomplete row, and rows newer than the checkpoint.
                 for name in ("result.json", f"{storage.FOLDER}/final.safetensors"):

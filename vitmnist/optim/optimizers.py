@@ -37,7 +37,7 @@ class AdamOptions:
 
 @dataclass
 class SGDOptions:
-    """See `conf/optimizer/sgd.yaml`."""
+    """See `conf/optimizer/sgd.yaml`. The fields are arguments of `torch.optim.SGD`."""
 
     lr: float = config_field(0.1, above=0)
     momentum: float = config_field(0.9, at_least=0, below=1)
@@ -80,14 +80,7 @@ def sgd(options: SGDOptions, model: nn.Module, fused: bool) -> Optimizer:
     """
     if options.nesterov and not options.momentum:
         raise ConfigError("optimizer.nesterov=true needs optimizer.momentum above 0")
-    return torch.optim.SGD(
-        model.parameters(),
-        options.lr,
-        momentum=options.momentum,
-        weight_decay=options.weight_decay,
-        nesterov=options.nesterov,
-        fused=fused or None,
-    )
+    return torch.optim.SGD(model.parameters(), **vars(options), fused=fused or None)
 
 
 class EMA:

@@ -128,7 +128,7 @@ class TrainStep:
         return sums
 
     def forward_backward(self, batch: Batch) -> Sums:
-        """Compute the gradient of the summed loss divided by `batch.size`; returns as `__call__`."""
+        """Compute the gradient of the loss, averaged over the global batch. Returns the same sums as `__call__`."""
         self.model.zero_grad()
         sums: Sums = {}
         microbatches = self.runner.microbatches(batch)
@@ -177,21 +177,17 @@ class TrainStep:
                 # Call the model eagerly first. Libraries such as einops fill their caches, which would otherwise cause
                 # a recompilation, and an error in the model is not mistaken for a compilation failure.
                 self.forward_backward(batch)
-            self._compile_or_capture(batch)
+            try:
+                if self.options.compile:
+                    self._compile(batch)
+                else:
+                    self.runner.capture(batch)
+            except Exception as error:  # Dynamo, inductor and CUDA raise many types.
+                self.options = self.options.fall_back(first_line(error))
+                self.runner.use_eager(self.options.precision)
+                log.info("the step stays eager:\n%s", self.options.describe())
         if not self.runner.is_eager:
             self.compile_s += time.perf_counter() - started
-
-    def _compile_or_capture(self, batch: Batch) -> None:
-        """Compile or capture for batches like `batch`, or stay eager if that fails and the option was `auto`."""
-        try:
-            if self.options.compile:
-                self._compile(batch)
-            else:
-                self.runner.capture(batch)
-        except Exception as error:  # Dynamo, inductor and CUDA raise many types.
-            self.options = self.options.fall_back(first_line(error))
-            self.runner.use_eager(self.options.precision)
-            log.info("the step stays eager:\n%s", self.options.describe())
 
     def _compile(self, batch: Batch) -> None:
         if self.runner.is_eager:

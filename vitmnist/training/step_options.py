@@ -1,7 +1,5 @@
 """The options of `trainer`, with `auto` resolved by static rules for the run's device."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -44,21 +42,17 @@ class StepOptions:
     graph: bool = False
     reasons: dict[str, str] = field(default_factory=dict)
 
-    def is_auto(self, key: str) -> bool:
-        """Whether the value of `key` replaced `auto`."""
-        return key in self.reasons
-
-    def fall_back(self, reason: str) -> StepOptions:
+    def fall_back(self, reason: str) -> "StepOptions":
         """Return the options of an eager step; `reason` is the error of compiling or of capturing a graph.
 
         Raises:
             ConfigError: the configuration requires compiled code or a graph.
         """
         key = "compile" if self.compile else "graph"
-        if not self.is_auto(key):
+        if key not in self.reasons:  # The value is not from `auto`.
             raise ConfigError(f"trainer.{key}=true: failed: {reason}; set trainer.{key}=false")
         precision, reasons = self.precision, {**self.reasons, key: f"failed: {reason}"}
-        if self.graph and precision == Precision.bf16 and self.is_auto("precision"):
+        if self.graph and precision == Precision.bf16 and "precision" in self.reasons:
             precision, reasons["precision"] = Precision.fp32.value, SLOW_EAGER_BF16
         return replace(self, compile=False, graph=False, precision=precision, reasons=reasons)
 

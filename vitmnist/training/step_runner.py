@@ -199,7 +199,7 @@ class GraphedModule(nn.Module):
         if _signature(inputs) in self._graphs:
             return
         samples = {name: tensor.clone() for name, tensor in inputs.items()}
-        # The graph keeps autograd nodes of the capture stream alive. Torch warns about them, but they are correct here.
+        # Torch warns that the graph keeps autograd nodes of the capture stream alive. This is intended.
         warnings.filterwarnings("ignore", "The AccumulateGrad node's stream does not match")
         make_graphs: Callable[..., Any] = torch.cuda.make_graphed_callables
         # Torch replaces the `forward` method of its argument. Wrap `self.module` so that it stays as it is.
