@@ -131,7 +131,7 @@ class RandomSampleError(ConfigError):
         return "sample {} is random ({})".format(*self.args)
 
 
-def detect_randomness(
+def call_and_check_random(
     function: Callable[[], Result], roots: object, *, always_repeat: bool
 ) -> tuple[Result, str | None]:
     """Return the result of a function, and the reason why it is random, or None if it is not.
@@ -164,7 +164,7 @@ def read_probes(read: Callable[[int], Result], indices: Iterable[int], roots: ob
     """Read samples; raises `RandomSampleError` for a random one. The first sample is read twice and compared."""
     samples: list[Result] = []
     for index in indices:
-        sample, reason = detect_randomness(partial(read, index), roots, always_repeat=not samples)
+        sample, reason = call_and_check_random(partial(read, index), roots, always_repeat=not samples)
         if reason:
             raise RandomSampleError(index, reason)
         samples.append(sample)
@@ -181,7 +181,7 @@ def refuse_random_samples(read: Callable[[int], object], indices: Sequence[int],
     yield
     if before.changed():
         for index in indices:
-            _, reason = detect_randomness(partial(read, index), roots, always_repeat=False)
+            _, reason = call_and_check_random(partial(read, index), roots, always_repeat=False)
             if reason:
                 raise RandomSampleError(index, reason)
 

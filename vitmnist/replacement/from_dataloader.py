@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, default_collate
 from vitmnist.data.randomness import (
     RandomSampleError,
     choose_probes,
-    detect_randomness,
+    call_and_check_random,
     preserved_random_state,
     read_probes,
 )
@@ -34,8 +34,8 @@ from vitmnist.replacement.original import (
     check_replaceable,
     check_same_batches,
     collate_batch,
-    count_order_workers,
     fetch_sample,
+    order_depends_on_workers,
     rebuild,
 )
 from vitmnist.replacement.split_transforms import SplitTransforms, Transform, TransformGuard, list_transforms
@@ -160,7 +160,7 @@ def _make_plan(dataloader: DataLoader[Any]) -> Plan:
         return Plan(probes, None, None, str(error))
     first = samples[: dataloader.batch_size or COMPARED_SIZE]
     collate = partial(collate_batch, dataloader.collate_fn, indices=probes)
-    batch, reason = detect_randomness(lambda: collate(copy_tree(first)), (dataset, collate), always_repeat=True)
+    batch, reason = call_and_check_random(lambda: collate(copy_tree(first)), (dataset, collate), always_repeat=True)
     if reason:
         return Plan(probes, samples, None, f"the collate function is random ({reason})")
     try:
@@ -209,24 +209,24 @@ def _build_gathered(dataloader: DataLoader[Any], target: Destination, example: R
     """
     dataset: Any = dataloader.dataset
     on_device = target.placement is Placement.DEVICE
-    workers = count_order_workers(dataloader)
-    if on_device and workers:
+    keeps_workers = order_depends_on_workers(dataloader)
+    if on_device and keeps_workers:
         raise ConfigError("gpu_slice: the order of this DataLoader depends on its workers; use ram")
     guard = TransformGuard(dataset, [*list_transforms(dataset), dataloader.collate_fn])
     rows = decode_rows(dataloader, example, target)
     replacement = rebuild(
         dataloader,
-        EagerDataLoader if dataloader.num_workers and not workers else DecodedDataLoader,
+        EagerDataLoader if dataloader.num_workers and not keeps_workers else DecodedDataLoader,
         dataset=RowDataset(dataset, guard, rows),
         collate_fn=partial(materialize_or_collate, dataloader.collate_fn),
-        num_workers=workers,
+        num_workers=dataloader.num_workers if keeps_workers else 0,
         pin_memory=dataloader.pin_memory and not on_device,
     )
     try:
         check_same_batches(dataloader, replacement, with_single_samples=True)
     except DataError as error:  # The file of a fingerprint may hold other samples.
         raise error if target.fingerprint else NotRowsError(f"rows depend on the batch: {error}") from error
-    guard.ignore_changes()
+    guard.accept_current_state()
     return replacement
 
 
@@ -250,7 +250,7 @@ def _build_per_sample(
     samples = decode_samples(dataloader, decode, examples, target)
     replacement = rebuild(dataloader, DecodedDataLoader, dataset=TransformedDataset(dataset, guard, samples, transform))
     check_same_batches(dataloader, replacement)
-    guard.ignore_changes()
+    guard.accept_current_state()
     return replacement
 
 

@@ -66,14 +66,16 @@ def rebuild(
     return cls(**{name: getattr(dataloader, name) for name in names} | changed)
 
 
-def count_order_workers(dataloader: DataLoader[Any]) -> int:
-    """Return the number of workers, or 0 unless the order of samples depends on them, because they read ahead."""
+def order_depends_on_workers(dataloader: DataLoader[Any]) -> bool:
+    """Whether the workers affect the order of samples, because they read ahead."""
+    if not dataloader.num_workers:
+        return False
     sampler = dataloader.sampler
     is_eager = dataloader.batch_size is not None and type(sampler) in EAGER_SAMPLERS
     # With a generator of its own, the sampler draws again at the end of an epoch.
     draws_again = isinstance(sampler, RandomSampler) and sampler.generator is not None
     # Persistent workers are seeded once, but a DataLoader without workers draws a seed in each epoch.
-    return 0 if is_eager and not draws_again and not dataloader.persistent_workers else dataloader.num_workers
+    return not is_eager or draws_again or dataloader.persistent_workers
 
 
 def fetch_sample(read: Callable[[int], Any], index: int) -> Any:

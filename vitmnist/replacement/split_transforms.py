@@ -15,7 +15,7 @@ from PIL import Image
 from torch import nn
 from torch.utils.data import Dataset
 
-from vitmnist.data.randomness import detect_randomness, preserved_random_state, read_probes
+from vitmnist.data.randomness import call_and_check_random, preserved_random_state, read_probes
 from vitmnist.errors import ConfigError, DataError, as_data_error, format_error
 from vitmnist.replacement.original import fetch_sample
 from vitmnist.store.tree import copy_tree, tree_map
@@ -225,7 +225,9 @@ def is_random(transform: Transform, inputs: Inputs) -> bool:
     """Whether a transform uses a random generator, or returns different results for the same inputs."""
     trial = deepcopy(transform)  # A call may change the state of a transform.
     with preserved_random_state(trial):
-        _, reason = detect_randomness(lambda: apply_transforms([trial], copy_tree(inputs)), trial, always_repeat=True)
+        _, reason = call_and_check_random(
+            lambda: apply_transforms([trial], copy_tree(inputs)), trial, always_repeat=True
+        )
     return reason is not None
 
 
@@ -249,7 +251,7 @@ class TransformGuard:
         # The digests of a copy would differ, because the pickle of a tensor contains its address.
         return vars(self) | {"_deterministic": [], "_digests": {}}
 
-    def ignore_changes(self) -> None:
+    def accept_current_state(self) -> None:
         """Ignore the attributes that have changed so far, such as a counter or a lazily filled cache."""
         self._ignored = self._changed_attributes()
 
