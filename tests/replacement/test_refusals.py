@@ -181,8 +181,6 @@ def test_a_transform_that_the_loop_changes_is_named(change: Callable[[Any, Any],
     for parts in ([v1.Resize((2, 2))], [v1.Resize((2, 2)), Stateful(is_random=True)]):
         collate = Collate()
         replacement = from_dataloader(DataLoader(Subset(Transformed(*parts), range(20)), 7, collate_fn=collate))
-        replacement.dataset.epoch = 3  # The data are not compared.
-        assert replacement.dataset.original.epoch == 3
         assert list(replacement)
         change(replacement.dataset.dataset, collate)
         if named == "Collate" and len(parts) > 1:  # It is applied to each batch.
@@ -190,6 +188,14 @@ def test_a_transform_that_the_loop_changes_is_named(change: Callable[[Any, Any],
             continue
         with pytest.raises(ConfigError, match=rf"^{named} has changed since the samples were decoded, .*; set it"):
             list(replacement)
+
+
+def test_setting_an_attribute_of_decoded_data_warns() -> None:
+    replacement = from_dataloader(DataLoader(Pairs(), 7))
+    with pytest.warns(UserWarning, match=r"^dataset\.epoch is set, but the samples are already decoded and do not ch"):
+        replacement.dataset.epoch = 3
+    assert replacement.dataset.original.epoch == 3
+    assert list(replacement)
 
 
 class Collate:

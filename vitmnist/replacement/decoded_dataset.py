@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader
 from vitmnist.data.randomness import refuse_random_samples
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.replacement.original import NotRowsError, fetch_batch, fetch_sample
-from vitmnist.replacement.split_transforms import Transform, TransformGuard
+from vitmnist.replacement.split_transforms import TRANSFORM_ATTRIBUTES, Transform, TransformGuard
 from vitmnist.runtime.device import create_queue
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.store.read_once import MapStyleDataset, WrappedDataset, count_reading_workers, read_once
@@ -80,8 +81,8 @@ class RowTensors:
 class DecodedDataset(WrappedDataset):
     """The samples of another dataset, decoded once.
 
-    Reading and setting attributes, such as `classes`, goes to the original dataset. The decoded samples do not change.
-    Subclasses set their own attributes before they call `super().__init__`.
+    Attributes, such as `classes`, are forwarded to the original dataset. Setting one does not change samples that are
+    already decoded. Subclasses set their own attributes before they call `super().__init__`.
 
     Args:
         original: the other dataset.
@@ -101,10 +102,12 @@ class DecodedDataset(WrappedDataset):
         return self.original[index]
 
     def __setattr__(self, name: str, value: object) -> None:
-        if "original" in vars(self):
-            setattr(self.original, name, value)
-        else:
+        if "original" not in vars(self):
             super().__setattr__(name, value)
+            return
+        if name not in TRANSFORM_ATTRIBUTES:  # `TransformGuard` detects a change of these.
+            warnings.warn(f"dataset.{name} is set, but the samples are already decoded and do not change", stacklevel=2)
+        setattr(self.original, name, value)
 
 
 class DeferredBatch:

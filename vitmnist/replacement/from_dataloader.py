@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, default_collate
 
 from vitmnist.data.randomness import (
     RandomSampleError,
-    choose_probes,
     call_and_check_random,
+    choose_probes,
     preserved_random_state,
     read_probes,
 )

@@ -23,6 +23,8 @@ from vitmnist.store.tree import copy_tree, tree_map
 Transform = Callable[..., Any]
 Inputs = Any
 """The arguments of a transform: a tuple of an image and, for a joint transform, its target; or a dict by name."""
+TRANSFORM_ATTRIBUTES = ("transform", "transforms")
+"""The attributes of a dataset that are searched for transforms."""
 ADVICE = "leave all that follows to its attribute transform"
 """The end of messages about a dataset that cannot be split."""
 
@@ -43,7 +45,10 @@ class TransformPlaceholder(NamedTuple):
 
 @dataclass(frozen=True)
 class OpaqueResult:
-    """What a dataset gets from a transform while a sample is decoded. A tuple could be indexed by mistake."""
+    """Stand-in that the dataset receives instead of the transform's result.
+
+    It is not a tuple on purpose: indexing it must fail.
+    """
 
     placeholder: TransformPlaceholder
 
@@ -56,10 +61,10 @@ class DecodedSample(NamedTuple):
 
 
 class SplitTransforms:
-    """Splits reading a sample in two: `decode` is the same in every epoch, `transform` is random.
+    """Splits `dataset[i]` into `decode` (deterministic, run once) and `transform` (random, run every epoch).
 
     Each attribute of `find_transform_attributes` is split at its first random transform. The transforms of targets
-    belong to the first step.
+    belong to `decode`.
 
     Args:
         probes: indices of the samples on which the transforms are tried.
@@ -144,12 +149,12 @@ class SplitTransforms:
 def find_transform_attributes(dataset: object) -> Iterator[tuple[Any, str]]:
     """Yield each attribute with transforms of a dataset, as its owner and name.
 
-    The attributes are `transform` and `transforms`. A dataset that has neither, such as a `Subset` or `ConcatDataset`,
-    has those of the datasets in its attributes.
+    The attributes are `TRANSFORM_ATTRIBUTES`. A dataset that has neither, such as a `Subset` or `ConcatDataset`, has
+    those of the datasets in its attributes.
     """
     attributes = getattr(dataset, "__dict__", {})
     joint = attributes.get("transforms")
-    candidates = [(dataset, "transform"), (dataset, "transforms")]
+    candidates = [(dataset, name) for name in TRANSFORM_ATTRIBUTES]
     if hasattr(joint, "target_transform"):  # torchvision's pair of transforms of the image and of the target
         candidates[1] = joint, "transform"
     holders = [(owner, name) for owner, name in candidates if callable(getattr(owner, "__dict__", {}).get(name))]
