@@ -5,7 +5,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from math import ceil, inf
@@ -47,7 +47,7 @@ WORKER_TIMEOUT_S = 30.0
 """Workers that deliver no batch for this time (s) have failed."""
 
 
-def add_candidates(benchmark: Benchmark, loader: DataLoader[object], baseline: LoaderCandidate) -> dict[str, float]:
+def add_alternatives(benchmark: Benchmark, loader: DataLoader[object], baseline: LoaderCandidate) -> dict[str, float]:
     """Add `from_dataloader` and, if the step waits, other numbers of workers. Returns the result of `time_stages`."""
     seconds_by_stage = time_stages(loader)
     window = baseline.warm_up
@@ -180,12 +180,10 @@ def try_loaders(observed_loader: ObservedLoader) -> tuple[list[LoaderTiming], di
         return [LoaderTiming(BASELINE, error="this loader cannot be built again")], {}
     cores = observed_loader.steps_cpu_s / (sum(observed_loader.steps_s) or inf)
     step = ImitatedStep(observed_loader.step_s, cores)
-    with ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
+    with warnings.catch_warnings(), Benchmark() as benchmark:
         warnings.simplefilter("ignore")  # For example, torch warns if there are more workers than cores.
-        benchmark = Benchmark(stack)
         baseline = benchmark.add(BASELINE, lambda: LoaderCandidate(_set_timeout(rebuild(loader)), step=step))
-        seconds_by_stage = add_candidates(benchmark, loader, baseline)
+        seconds_by_stage = add_alternatives(benchmark, loader, baseline)
         benchmark.run(TIMED_BATCHES, TIMED_S)
         return make_timings(benchmark.candidates, observed_loader.epoch_length), seconds_by_stage
 

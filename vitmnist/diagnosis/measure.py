@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from vitmnist.data.randomness import preserved_random_state
-from vitmnist.diagnosis.candidates import BASELINE, add_candidates
+from vitmnist.diagnosis.candidates import BASELINE, add_alternatives
 from vitmnist.errors import DataError
 from vitmnist.replacement.original import rebuild
 from vitmnist.runtime.device import create_queue, refuse_mps
@@ -99,21 +99,23 @@ def diagnose(
     if model is not None:
         device = next((parameter.device for parameter in model.parameters()), device)
     refuse_mps(device.type)
-    with ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
-        stack.enter_context(_preserved_state(model, optimizer))
-        stack.enter_context(preserved_random_state(loader, device=device))
+    with (
+        warnings.catch_warnings(),
+        _preserved_state(model, optimizer),
+        preserved_random_state(loader, device=device),
+        Benchmark() as benchmark,
+    ):
         warnings.simplefilter("ignore")  # For example, torch warns if there are more workers than cores.
-        benchmark = Benchmark(stack)
-        loading, step_alone, together = _add_candidates(benchmark, loader, adapt_step(step), device)
+        _add_candidates(benchmark, loader, adapt_step(step), device)
         benchmark.run(batches, seconds)
+    loading, step_alone, together, *alternatives = benchmark.candidates
     diagnosis = Diagnosis(
         loading_s=Spread.of(window.batch_s for window in loading.windows),
         step_s=Spread.of(window.batch_s for window in step_alone.windows),
         batch_s=Spread.of(window.batch_s for window in together.windows),
         waiting_pct=Spread.of(window.waiting_pct(None) for window in together.windows),
         steps=together.num_batches,
-        timings=make_timings([together, *benchmark.candidates[3:]], together.length),
+        timings=make_timings([together, *alternatives], together.length),
     )
     print(diagnosis)
     if model is None or optimizer is None:
@@ -123,8 +125,8 @@ def diagnose(
 
 def _add_candidates(
     benchmark: Benchmark, loader: Iterable[object] | Loader, step: StepFunction, device: torch.device
-) -> tuple[LoaderCandidate, LoaderCandidate, LoaderCandidate]:
-    """Add loading alone, the step alone, both together, and the alternatives. Returns the first three."""
+) -> None:
+    """Add loading alone, the step alone, both together, and the alternatives, in this order."""
     if isinstance(loader, Iterator):
         raise DataError("the loader is an iterator, which cannot begin again; give a DataLoader or a list")
     plain = None
@@ -141,8 +143,7 @@ def _add_candidates(
         benchmark.candidates.append(candidate)
         candidate.time_window()
     if plain is not None:
-        add_candidates(benchmark, plain, together)
-    return loading, step_alone, together
+        add_alternatives(benchmark, plain, together)
 
 
 @contextmanager

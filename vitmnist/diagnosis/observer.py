@@ -45,7 +45,7 @@ class Observer:
 
     @property
     def is_active(self) -> bool:
-        """Whether a call of a loader counts. It does not after the end, in a forked process, or inside another call."""
+        """Whether to record this call: not after `end`, in a forked child, or inside another loader's call."""
         is_inside = get_ident() in self._threads_inside
         return self.end_time is None and not is_inside and os.getpid() == self.process_id
 

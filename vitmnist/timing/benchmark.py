@@ -111,7 +111,7 @@ class LoaderCandidate:
         self.warm_up = self.warm_up or window
 
     def _time(self, size: int) -> TimedWindow | None:
-        """Time a window of `size` batches, after those that may have been read ahead when the first step ends."""
+        """Time `size` batches, skipping those that may have been prefetched before the first step ended."""
         workers = getattr(self.loader, "num_workers", 0)
         ahead = getattr(self.loader, "batches_ahead", 0)
         if isinstance(self.loader, DataLoader):
@@ -137,12 +137,12 @@ class LoaderCandidate:
         return TimedWindow(sum(batches[0]), batches[0][0], waiting_s + step_s, waiting_s)
 
 
-@dataclass
-class Benchmark:
-    """Builds candidates and times them in turns. All of them stay open; `stack` closes their loaders."""
+class Benchmark(ExitStack):
+    """Builds candidates and times them in turns. Their loaders stay open until the exit of the `with` block."""
 
-    stack: ExitStack
-    candidates: list[LoaderCandidate] = field(init=False, default_factory=list)
+    def __init__(self) -> None:
+        super().__init__()
+        self.candidates: list[LoaderCandidate] = []
 
     def add(self, name: str, build: Callable[[], LoaderCandidate]) -> LoaderCandidate:
         """Build a candidate and time its first window. An error is recorded as the candidate's failure."""
@@ -153,7 +153,7 @@ class Benchmark:
         candidate.name = name
         candidate.time_window()
         if close := getattr(candidate.loader, "close", None):
-            self.stack.callback(close)
+            self.callback(close)
         self.candidates.append(candidate)
         return candidate
 
