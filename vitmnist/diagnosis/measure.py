@@ -78,8 +78,8 @@ def diagnose(
 
     Three measurements take turns: loading alone (T1), the step on a batch that is already on the device (T2), and both
     together (T). A plain `DataLoader` is also compared with its replacement by `from_dataloader`, for as many samples
-    as time allows, and with other numbers of workers if the step waits for data. The states of random generators are
-    restored afterwards.
+    as time allows. If the step waits for data, it is also compared with other values of `num_workers`. The states of
+    random generators are restored afterwards.
 
     Args:
         loader: a `DataLoader`, a loader of `make_loader`, or any iterable of batches.
@@ -87,8 +87,8 @@ def diagnose(
             arguments, and moves the batch to the device itself, as in the training loop.
         batches: number of batches of each measurement; fewer if they would exceed `seconds`.
         seconds: approximate time limit for all measurements, without the set-up of the loaders.
-        model: its state is restored afterwards, and its gradients are zeroed. Its device is the one that is timed, by
-            default CUDA if it is in use.
+        model: its state is restored afterwards, and its gradients are zeroed. Its device is timed. Without a model,
+            CUDA is timed if it is in use.
         optimizer: its state is restored afterwards.
 
     Raises:
@@ -119,7 +119,7 @@ def diagnose(
     )
     print(diagnosis)
     if model is None or optimizer is None:
-        print("note: the step has trained: give model= and optimizer= to have what it changed restored")
+        print("note: the step has trained; with model= and optimizer=, their states are restored")
     return diagnosis
 
 
@@ -131,7 +131,7 @@ def _add_candidates(
         raise DataError("the loader is an iterator, which cannot begin again; give a DataLoader or a list")
     plain = None
     if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
-        loader = plain = rebuild(loader)  # The training loop owns the persistent workers of the original.
+        loader = plain = rebuild(loader)  # The persistent workers of the original belong to the training loop.
     loading = LoaderCandidate(loader, device, is_required=True)
     first_batch = next(iter(loading.batches(0)), None)
     if first_batch is None:
@@ -153,7 +153,7 @@ def _preserved_state(model: nn.Module | None, optimizer: Optimizer | None) -> It
     states = [deepcopy(owner.state_dict()) for owner in owners]
     modules = list(model.modules()) if model is not None else []
     modes = [module.training for module in modules]
-    # A state_dict lacks the buffers that are not persistent.
+    # A state_dict lacks non-persistent buffers.
     named_buffers = [(module, *named) for module in modules for named in module.named_buffers(recurse=False)]
     buffers = [(module, name, buffer, buffer.detach().clone()) for module, name, buffer in named_buffers]
     try:

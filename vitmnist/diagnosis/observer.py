@@ -25,9 +25,9 @@ class Observer:
     """Times the passes over the `DataLoader`s of this process.
 
     Args:
-        steps: number of batches to observe after the warm-up, of the loader that delivers most; None: all.
-        warm_up: number of batches to ignore at first, of the loader that delivers most.
-        stop: end the script after these batches.
+        steps: observe until a loader has delivered this many batches after the warm-up; None: until the end.
+        warm_up: ignore all batches until a loader has delivered this many.
+        stop: end the script after `steps`.
     """
 
     def __init__(self, steps: int | None, warm_up: int, stop: bool) -> None:
@@ -38,7 +38,7 @@ class Observer:
         self.warm_up_done = not warm_up
         self.process_id = os.getpid()
         self._threads_inside: set[int] = set()
-        """The threads that are inside a call of a loader."""
+        """The identifiers of the threads that are inside a call of a loader."""
         self._wrapped_classes: set[type] = set()
         self._wrap_torch("import", ())
         sys.addaudithook(self._wrap_torch)
@@ -113,7 +113,7 @@ class Observer:
             loader_class.__iter__ = wraps(original_iter)(lambda loader: self._iterate(loader, original_iter))
 
     def _iterate(self, loader: DataLoader[object], original_iter: Callable[..., Iterator[object]]) -> Iterator[object]:
-        """Begin a pass over a loader, if it counts."""
+        """Begin a pass over a loader. Record it unless it is internal."""
         from vitmnist.store.read_once import ChunkDataset  # Imports torch.
 
         is_internal = isinstance(loader.dataset, ChunkDataset)
@@ -152,7 +152,7 @@ class Observer:
 
 
 class ObservedIterator:
-    """Times the calls of `next()` on an iterator, and has its length and attributes."""
+    """Times the calls of `next()` on an iterator. Its length and attributes are forwarded."""
 
     def __init__(
         self, observer: Observer, loader: ObservedLoader, data_pass: DataPass, iterator: Iterator[object]

@@ -1,4 +1,4 @@
-"""Replaces a `DataLoader` by one that has the same batches but decodes each sample only once."""
+"""Replaces a `DataLoader` by a `DataLoader` with the same batches that decodes each sample only once."""
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -66,12 +66,12 @@ def from_dataloader(
 
     It has the arguments of the original, so Accelerate and Lightning shard it in the same way. Its `dataset` is a
     `DecodedDataset`. It has workers only if the order or random transforms depend on them, because gathering a batch
-    takes less time than receiving one from a worker. A replacement is returned unchanged.
+    takes less time than receiving it from a worker. A replacement is returned unchanged.
 
-    If samples are random, the transforms of the dataset are split at the first random one. Those before it are applied
-    once. The others are applied in each epoch, in the workers of the original or, with transforms="tensor", in threads.
-    The transforms are the attributes `transform` and `transforms` of the dataset, or of the datasets in a `Subset` or
-    `ConcatDataset`.
+    If samples are random, the transforms of the dataset are split at the first random transform. The transforms before
+    it are applied once. The others are applied in each epoch, in the workers of the original or, with
+    transforms="tensor", in threads. The transforms are the attributes `transform` and `transforms` of the dataset, or
+    of the datasets in a `Subset` or `ConcatDataset`.
 
     A sample is random if reading it uses a random generator, unless the sample seeds the generator. All samples are
     checked while they are decoded. The module `secrets` and generators that are created for each sample, such as
@@ -83,11 +83,11 @@ def from_dataloader(
             CUDA device; not for random samples. auto: ram, or cache if they do not fit in memory. If the samples cannot
             be kept, auto warns and returns the original. With transforms="tensor", it raises an error instead.
         folder: where cache writes its files.
-        fingerprint: names the decoded contents, so that later processes find them in `folder`. Without a name, only
-            this process uses the file.
-        transforms: the inputs of the random transforms. exact: the same as before, such as PIL images. Batches are
-            equal bit for bit. tensor: uint8 tensors `[C, H, W]`, for torchvision's common transforms. The same
-            parameters are drawn, but resizing and colours round differently.
+        fingerprint: identifies the decoded contents in `folder` for later processes. Without it, only this process uses
+            the file.
+        transforms: the inputs of the random transforms. exact: unchanged, for example PIL images. Batches are equal bit
+            for bit. tensor: uint8 tensors `[C, H, W]`, for torchvision's common transforms. The same parameters are
+            drawn, but resizing and colours round differently.
 
     Raises:
         ConfigError: an argument is unknown or cannot be used, or samples are random apart from their transforms. With
@@ -125,9 +125,9 @@ class Plan(NamedTuple):
 
     Args:
         probes: indices of the samples that were read to make the plan.
-        samples: the samples of these indices. None: some samples are random, so keep each in the state before its first
-            random transform.
-        example: a batch of the first samples. None: keep samples one by one. Otherwise, keep them as rows of tensors.
+        samples: the samples of these indices. None: some samples are random, so keep the input of the first random
+            transform of each.
+        example: a batch of the first samples. None: keep single samples. Otherwise, keep rows of tensors.
         reason: why samples are not kept as rows; empty if they are.
     """
 
@@ -146,12 +146,12 @@ def _replace(dataloader: DataLoader[Any], target: Destination, to_tensors: bool)
         return _build(dataloader, target, to_tensors, plan)
     except ConfigError:
         raise
-    except Exception as error:  # Samples and the collate function may raise anything.
+    except Exception as error:  # The dataset and the collate function can raise any error.
         raise DataError(f"{target.placement.value}: {format_error(error)}") from error
 
 
 def _make_plan(dataloader: DataLoader[Any]) -> Plan:
-    """Read a few samples, the probes, and choose how to keep all samples."""
+    """Read a few samples, called probes, and choose how to keep all samples."""
     dataset: Any = dataloader.dataset
     probes = choose_probes(len(dataset))
     try:
@@ -170,7 +170,7 @@ def _make_plan(dataloader: DataLoader[Any]) -> Plan:
 
 
 def _build(dataloader: DataLoader[Any], target: Destination, to_tensors: bool, plan: Plan) -> DataLoader[Any]:
-    """Build the replacement of a plan. If a sample that is no probe does not fit the plan, change the plan."""
+    """Build the replacement of a plan. If a later sample contradicts the plan, change the plan and start again."""
     dataset: Any = dataloader.dataset
     if target.placement is Placement.DEVICE and plan.reason:
         raise ConfigError(f"gpu_slice: {plan.reason}, so batches are made on the host; use ram")
@@ -191,7 +191,7 @@ def _build(dataloader: DataLoader[Any], target: Destination, to_tensors: bool, p
         if error.index in plan.probes:
             raise ConfigError(
                 f"{target.placement.value}: {error} apart from the transforms in the attributes transform and "
-                "transforms of the dataset (not of its class), or one of these keeps a state from sample to sample; "
+                "transforms of the dataset (not of its class), or a transform keeps a state from sample to sample; "
                 "move all that is random there, or use the DataLoader as it is"
             ) from error
         changed = Plan([*plan.probes, error.index], None, None, str(error))
@@ -224,7 +224,7 @@ def _build_gathered(dataloader: DataLoader[Any], target: Destination, example: R
     )
     try:
         check_same_batches(dataloader, replacement, with_single_samples=True)
-    except DataError as error:  # The file of a fingerprint may hold other samples.
+    except DataError as error:  # The file of a fingerprint can hold other samples.
         raise error if target.fingerprint else NotRowsError(f"rows depend on the batch: {error}") from error
     guard.accept_current_state()
     return replacement
@@ -244,7 +244,7 @@ def _build_per_sample(
     transform: Transform,
     deterministic: Iterable[Transform],
 ) -> DataLoader[Any]:
-    """Build a replacement that keeps samples one by one, and makes batches with the original's collate function."""
+    """Build a replacement that keeps single samples, and makes batches with the original's collate function."""
     dataset: Any = dataloader.dataset
     guard = TransformGuard(dataset, deterministic)
     samples = decode_samples(dataloader, decode, examples, target)

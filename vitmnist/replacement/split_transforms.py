@@ -1,4 +1,4 @@
-"""Splits the transforms of a dataset at the first random one, and detects changes of transforms."""
+"""Splits the transforms of a dataset at the first random transform, and detects changes of transforms."""
 
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,14 +30,14 @@ ADVICE = "leave all that follows to its attribute transform"
 
 
 class TransformCall(NamedTuple):
-    """A call while a sample is decoded: the index of the attribute, and the inputs of its random transforms."""
+    """A call of a transform attribute while a sample is decoded, with the inputs of its random transforms."""
 
     attribute: int
     inputs: Inputs
 
 
 class TransformPlaceholder(NamedTuple):
-    """Stands for a result in a decoded sample: the index of the call, and the position or name of the result."""
+    """Stands for a transform's result in a decoded sample. `call` is an index, `result` a position or name."""
 
     call: int
     result: int | str
@@ -45,16 +45,13 @@ class TransformPlaceholder(NamedTuple):
 
 @dataclass(frozen=True)
 class OpaqueResult:
-    """Stand-in that the dataset receives instead of the transform's result.
-
-    It is not a tuple on purpose: indexing it must fail.
-    """
+    """What the dataset receives in place of a transform's result. Not a tuple on purpose: indexing it must fail."""
 
     placeholder: TransformPlaceholder
 
 
 class DecodedSample(NamedTuple):
-    """A sample with placeholders for the results of its random transforms, and the calls of these."""
+    """A sample with placeholders for the results of its random transforms, and the calls that produce them."""
 
     sample: object
     calls: list[TransformCall]
@@ -71,8 +68,8 @@ class SplitTransforms:
 
     Attributes:
         decoded_probes: the decoded samples with the indices `probes`.
-        deterministic: the transforms of the first step, for each attribute.
-        random: the transforms of the second step, for each attribute.
+        deterministic: the transforms that `decode` applies, for each attribute.
+        random: the transforms that `transform` applies, for each attribute.
 
     Raises:
         DataError: a sample cannot be split.
@@ -101,35 +98,32 @@ class SplitTransforms:
         return call._replace(inputs=apply_transforms(self.deterministic[call.attribute], call.inputs))
 
     def decode(self, index: int) -> DecodedSample:
-        """Read a sample, and apply the first step only."""
+        """Read a sample, and apply only the deterministic transforms."""
         self._calls.clear()
         try:
             with replace_transforms(self._attributes, self._recorders):
                 sample = self._dataset[index]
         except Exception as error:
-            self._dataset[index]  # An error of the dataset itself is more helpful.
+            self._dataset[index]  # If the dataset itself fails, raise its error, which is more helpful.
             raise DataError(
                 f"its dataset uses its transform, or what that returns ({format_error(error)}); {ADVICE}"
             ) from error
-
-        def get_placeholder(leaf: object) -> object:
-            return leaf.placeholder if isinstance(leaf, OpaqueResult) else leaf
-
-        return DecodedSample(tree_map(get_placeholder, sample), list(self._calls))
+        sample = tree_map(lambda leaf: leaf.placeholder if isinstance(leaf, OpaqueResult) else leaf, sample)
+        return DecodedSample(sample, list(self._calls))
 
     def transform(self, decoded: DecodedSample, random: Sequence[Sequence[Transform]] | None = None) -> Any:
-        """Apply the second step to a decoded sample.
+        """Apply the random transforms to a decoded sample.
 
         Args:
-            random: transforms in place of those of the second step.
+            random: transforms to apply instead.
         """
         transforms = self.random if random is None else random
         results = [apply_transforms(transforms[call.attribute], call.inputs) for call in decoded.calls]
 
-        def result_of(leaf: object) -> object:
+        def get_result(leaf: object) -> object:
             return results[leaf.call][leaf.result] if isinstance(leaf, TransformPlaceholder) else leaf
 
-        return tree_map(result_of, decoded.sample, leaf_type=TransformPlaceholder)
+        return tree_map(get_result, decoded.sample, leaf_type=TransformPlaceholder)
 
     def _record(self, attribute: int, *inputs: object, **named: object) -> object:
         """Apply the deterministic transforms, record the call, and return placeholders for its results."""
@@ -138,7 +132,7 @@ class SplitTransforms:
         position, call = len(self._calls), self._decode_call(TransformCall(attribute, named or inputs))
         for value in call.inputs.values() if named else call.inputs:
             if isinstance(value, Image.Image):
-                value.load()  # The dataset may close the file afterwards.
+                value.load()  # The dataset can close the file afterwards.
         self._calls.append(call)
         if named:
             return {name: OpaqueResult(TransformPlaceholder(position, name)) for name in named}
@@ -147,10 +141,10 @@ class SplitTransforms:
 
 
 def find_transform_attributes(dataset: object) -> Iterator[tuple[Any, str]]:
-    """Yield each attribute with transforms of a dataset, as its owner and name.
+    """Yield the owner and the name of each attribute of a dataset that has transforms.
 
-    The attributes are `TRANSFORM_ATTRIBUTES`. A dataset that has neither, such as a `Subset` or `ConcatDataset`, has
-    those of the datasets in its attributes.
+    Their names are `TRANSFORM_ATTRIBUTES`. For a dataset without them, such as a `Subset` or `ConcatDataset`, the
+    datasets in its attributes are searched.
     """
     attributes = getattr(dataset, "__dict__", {})
     joint = attributes.get("transforms")
@@ -187,7 +181,7 @@ def list_transforms(dataset: object) -> list[Transform]:
 
 
 def flatten_transforms(transform: Transform) -> list[Transform]:
-    """Return the transforms in a `Compose` or `nn.Sequential` in order. Either may be nested."""
+    """Return the transforms of a `Compose` or `nn.Sequential` in order, without nesting."""
     if isinstance(transform, nn.Sequential):
         parts = list(transform)
     elif type(transform).__name__ == "Compose" and isinstance(getattr(transform, "transforms", None), list | tuple):
@@ -198,7 +192,7 @@ def flatten_transforms(transform: Transform) -> list[Transform]:
 
 
 def apply_transforms(transforms: Sequence[Transform], inputs: Inputs) -> Inputs:
-    """Apply transforms one after another. Returns the results in the form of `inputs`."""
+    """Apply transforms in order. Returns the results in the form of `inputs`."""
     for transform in transforms:
         if isinstance(inputs, dict):
             inputs = transform(**inputs)
@@ -211,7 +205,7 @@ def apply_transforms(transforms: Sequence[Transform], inputs: Inputs) -> Inputs:
 
 
 def split_at_first_random(transform: Transform, inputs: Sequence[Inputs]) -> tuple[list[Transform], list[Transform]]:
-    """Split a `Compose` into the transforms before its first random one, and the others.
+    """Split a `Compose` into the transforms before its first random transform, and the remaining transforms.
 
     Args:
         inputs: the arguments of each call on which the transforms are tried.
@@ -239,8 +233,8 @@ def is_random(transform: Transform, inputs: Inputs) -> bool:
 class TransformGuard:
     """Detects changes of transforms after the samples have been decoded.
 
-    Replacing any transform is a change, and so is setting an attribute of a deterministic one. Attributes are compared
-    by a hash of their pickle. An attribute that cannot be pickled is not compared.
+    Replacing any transform is a change. Setting an attribute of a deterministic transform is a change too. Attributes
+    are compared by a hash of their pickle. An attribute that cannot be pickled is not compared.
 
     Args:
         deterministic: the transforms that are applied only once, and the collate function if batches are kept.
@@ -257,7 +251,7 @@ class TransformGuard:
         return vars(self) | {"_deterministic": [], "_digests": {}}
 
     def accept_current_state(self) -> None:
-        """Ignore the attributes that have changed so far, such as a counter or a lazily filled cache."""
+        """Stop comparing the attributes that have changed so far, such as a counter or a lazily filled cache."""
         self._ignored = self._changed_attributes()
 
     def check(self) -> None:
@@ -278,8 +272,8 @@ class TransformGuard:
     def _attribute_digests(self) -> dict[tuple[int, str], bytes]:
         """Return the digest of each attribute, by the index of the transform and the name of the attribute.
 
-        A bound method, such as a collate function that the dataset defines, has the attributes of its object. A
-        transform without attributes has a digest of its own, under an empty name.
+        For a bound method, such as a collate function that the dataset defines, these are the attributes of its object.
+        A transform without attributes is digested itself, under an empty name.
         """
         digests: dict[tuple[int, str], bytes] = {}
         for index, transform in enumerate(self._deterministic):
