@@ -28,8 +28,8 @@ def test_samples_that_are_random_without_a_transform_are_refused() -> None:
         assert from_dataloader(dataloader) is dataloader
     with pytest.raises(ConfigError, match=f"^ram: {message}"):
         from_dataloader(dataloader, transforms="tensor")
-    for name, reason in (("ram", message), ("cache", message), ("gpu_slice", "sample 0 is random .*; use ram")):
-        with pytest.raises(ConfigError, match=f"^{name}: {reason}"):
+    for name in ("ram", "cache"):
+        with pytest.raises(ConfigError, match=f"^{name}: {message}"):
             from_dataloader(dataloader, name)
 
 
@@ -77,10 +77,9 @@ class WithEpochs(Pairs):
 @pytest.mark.parametrize(
     ("dataloader", "options", "message"),
     [
-        (DataLoader(Pairs()), {"loader": "rem"}, r"^loader=rem: did you mean 'ram'\? allowed: auto, cache, gpu_slice"),
+        (DataLoader(Pairs()), {"loader": "rem"}, r"^loader=rem: did you mean 'ram'\? allowed: auto, cache, ram"),
         (DataLoader(Pairs()), {"loader": "disk"}, r"^loader=disk: .*allowed"),
         (DataLoader(Pairs()), {"transforms": "tensors"}, r"^transforms=tensors: did you mean 'tensor'\? allow"),
-        (DataLoader(Pairs(), collate_fn=list), {"loader": "gpu_slice"}, r"^gpu_slice: batch.* no plain tensor .*; use"),
         (DataLoader(Endless()), {}, r"is an IterableDataset.*; use the DataLoader as it is"),
         (DataLoader(Pairs(), batch_size=None), {}, r"^dataloader: batch_size=None: its dataset makes whole batches"),
         ([1, 2], {}, r"must be a torch.utils.data.DataLoader, found list"),

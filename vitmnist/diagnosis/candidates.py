@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from vitmnist.diagnosis.observed_loader import ObservedLoader
 from vitmnist.errors import ConfigError
+from vitmnist.replacement.dataloader_tools import check_replaceable, rebuild
 from vitmnist.replacement.decoded_dataset import DecodedDataset, TransformedDataset
 from vitmnist.replacement.from_dataloader import from_dataloader
-from vitmnist.replacement.original import check_replaceable, rebuild
 from vitmnist.replacement.split_transforms import (
     Transform,
     find_transform_attributes,

@@ -16,9 +16,8 @@ from torch.utils.data import DataLoader
 
 from vitmnist.data.randomness import refuse_random_samples
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.replacement.original import NotRowsError, fetch_batch, fetch_sample
+from vitmnist.replacement.dataloader_tools import NotRowsError, fetch_batch, fetch_sample
 from vitmnist.replacement.split_transforms import TRANSFORM_ATTRIBUTES, Transform, TransformGuard
-from vitmnist.runtime.device import create_queue
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.store.read_once import MapStyleDataset, WrappedDataset, count_reading_workers, read_once
 from vitmnist.store.rows import Destination, Placement, gather_rows, store_rows
@@ -65,16 +64,13 @@ class RowTensors:
         try:
             # For 256 indices, `frombuffer` takes a third of the time of `torch.tensor`.
             rows = torch.frombuffer(array("q", indices), dtype=torch.int64)
-            if rows.min() < 0 or rows.max() >= size:  # On a GPU, index_select would abort the process.
+            if rows.min() < 0 or rows.max() >= size:
                 raise IndexError
         except (IndexError, TypeError) as error:
             shown = ", ".join(map(str, list(indices)[:3]))
             raise DataError(
                 f"the sampler gives {shown}, …; decoded samples have the indices 0 to {size - 1}"
             ) from error
-        queue = create_queue(self.tensors[0].device)
-        if queue.is_async:  # A copy from pageable memory would wait for all work that is queued on the device.
-            rows = queue.to_device(queue.empty_pinned(rows.shape, rows.dtype).copy_(rows))
         return unflatten_tree(gather_rows(self.tensors, rows), self.structure)
 
 
@@ -178,7 +174,7 @@ class EagerDataLoader(DecodedDataLoader):
         return chain([*islice(batches, 1)], batches)
 
 
-def decode_rows(dataloader: DataLoader[Any], example: RowTensors, target: Destination) -> RowTensors:
+def decode_rows(dataloader: DataLoader[Any], example: RowTensors, destination: Destination) -> RowTensors:
     """Decode all samples of a dataset into rows of tensors.
 
     Args:
@@ -193,17 +189,15 @@ def decode_rows(dataloader: DataLoader[Any], example: RowTensors, target: Destin
     size = len(dataset)
     read = partial(_read_rows, dataset, dataloader.collate_fn, example)
     chunks = partial(_read_all, dataloader, read, example.sample_nbytes)
-    if target.placement is not Placement.FILE:
-        needed = example.sample_nbytes * size
-        is_cuda = target.placement is Placement.DEVICE and target.device.type == "cuda"
-        check_fits(target.placement.value, Memory(needed, needed if is_cuda else 0), target.device)
-    contents = target.fingerprint and f"{target.fingerprint}, {size} samples, {example.signature}"
+    if destination.placement is not Placement.FILE:
+        check_fits("ram", Memory(example.sample_nbytes * size), torch.device("cpu"))
+    contents = destination.fingerprint and f"{destination.fingerprint}, {size} samples, {example.signature}"
     files = [str(index) for index in range(len(example.tensors))]
-    return RowTensors(store_rows(chunks, size, replace(target, fingerprint=contents), files), example.structure)
+    return RowTensors(store_rows(chunks, size, replace(destination, fingerprint=contents), files), example.structure)
 
 
 def decode_samples(
-    dataloader: DataLoader[Any], decode: Callable[[int], object], examples: Sequence[object], target: Destination
+    dataloader: DataLoader[Any], decode: Callable[[int], object], examples: Sequence[object], destination: Destination
 ) -> EncodedSamples:
     """Decode all samples of a dataset into objects of any structure.
 
@@ -216,12 +210,12 @@ def decode_samples(
         OutOfSpaceError: memory or disk is too small.
     """
     size = len(dataloader.dataset)  # type: ignore[arg-type]
-    structure = flatten_tree(examples[0])[1] if target.placement is Placement.FILE else None
+    structure = flatten_tree(examples[0])[1] if destination.placement is Placement.FILE else None
     sample_nbytes = len(encode_samples(examples, structure).blocks[0]) / len(examples)
     chunks = partial(_read_all, dataloader, partial(_read_samples, decode, structure), sample_nbytes)
     if structure:
-        contents = target.fingerprint and f"{target.fingerprint}, {size} samples of {structure}"
-        return write_samples(chunks, size, structure, target.folder, contents)
+        contents = destination.fingerprint and f"{destination.fingerprint}, {size} samples of {structure}"
+        return write_samples(chunks, size, structure, destination.folder, contents)
     return collect_samples(chunks(), int(sample_nbytes * size))
 
 

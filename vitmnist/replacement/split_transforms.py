@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from vitmnist.data.randomness import call_and_check_random, preserved_random_state, read_probes
 from vitmnist.errors import ConfigError, DataError, as_data_error, format_error
-from vitmnist.replacement.original import fetch_sample
+from vitmnist.replacement.dataloader_tools import fetch_sample
 from vitmnist.store.tree import copy_tree, tree_map
 
 Transform = Callable[..., Any]
@@ -68,8 +68,8 @@ class SplitTransforms:
 
     Attributes:
         decoded_probes: the decoded samples with the indices `probes`.
-        deterministic: the transforms that `decode` applies, for each attribute.
-        random: the transforms that `transform` applies, for each attribute.
+        deterministic_transforms: those that `decode` applies, for each attribute.
+        random_transforms: those that `transform` applies, for each attribute.
 
     Raises:
         DataError: a sample cannot be split.
@@ -81,21 +81,21 @@ class SplitTransforms:
         self._attributes = list(find_transform_attributes(dataset))
         self._recorders = [partial(self._record, attribute) for attribute in range(len(self._attributes))]
         self._calls: list[TransformCall] = []
-        self.deterministic: list[list[Transform]] = [[] for _ in self._attributes]
-        self.random: list[list[Transform]] = []
+        self.deterministic_transforms: list[list[Transform]] = [[] for _ in self._attributes]
+        self.random_transforms: list[list[Transform]] = []
         recorded = read_probes(partial(fetch_sample, self.decode), probes, dataset)
         with as_data_error(f"one of the samples {', '.join(map(str, probes))}"):
             for attribute, (owner, name) in enumerate(self._attributes):
                 inputs = [call.inputs for _, calls in recorded for call in calls if call.attribute == attribute]
-                self.deterministic[attribute], random = split_at_first_random(vars(owner)[name], inputs)
-                self.random.append(random)
+                self.deterministic_transforms[attribute], random = split_at_first_random(vars(owner)[name], inputs)
+                self.random_transforms.append(random)
             self.decoded_probes = [
                 DecodedSample(sample, [self._decode_call(call) for call in calls]) for sample, calls in recorded
             ]
 
     def _decode_call(self, call: TransformCall) -> TransformCall:
         """Apply the deterministic transforms to the inputs of a call."""
-        return call._replace(inputs=apply_transforms(self.deterministic[call.attribute], call.inputs))
+        return call._replace(inputs=apply_transforms(self.deterministic_transforms[call.attribute], call.inputs))
 
     def decode(self, index: int) -> DecodedSample:
         """Read a sample, and apply only the deterministic transforms."""
@@ -117,7 +117,7 @@ class SplitTransforms:
         Args:
             random: transforms to apply instead.
         """
-        transforms = self.random if random is None else random
+        transforms = self.random_transforms if random is None else random
         results = [apply_transforms(transforms[call.attribute], call.inputs) for call in decoded.calls]
 
         def get_result(leaf: object) -> object:

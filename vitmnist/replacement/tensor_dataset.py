@@ -53,7 +53,7 @@ class ParameterizedImage(NamedTuple):
     """A decoded, read-only image, its transforms with drawn parameters, and the shape of their result."""
 
     image: Tensor
-    steps: Sequence[Transform]
+    transforms: Sequence[Transform]
     shape: Shape
     pipeline: TensorPipeline
 
@@ -137,8 +137,8 @@ def finish_batch(samples: Sequence[PendingSample], batches: Sequence[Tensor]) ->
 
 def _finish_image(drawn: ParameterizedImage, row: Tensor) -> None:
     image, pipeline = drawn.image, drawn.pipeline
-    for step in drawn.steps:
-        image = step(image)
+    for transform in drawn.transforms:
+        image = transform(image)
     if image.shape != row.shape:
         raise DataError(f"images of a batch have different shapes, {list(image.shape)} and {list(row.shape)}")
     if pipeline.to_float and not image.is_floating_point():
@@ -161,7 +161,9 @@ def check_rounding(split: SplitTransforms, images: EncodedSamples, tensors: Enco
         images: the decoded samples with PIL images.
         tensors: the decoded samples with tensors.
     """
-    random = [[step for step in steps if get_torchvision_name(step) != "Normalize"] for steps in split.random]
+    random = [
+        [step for step in steps if get_torchvision_name(step) != "Normalize"] for steps in split.random_transforms
+    ]
     for index in split.probes:
         with preserved_random_state():
             seed_generators(0, 0, index)
