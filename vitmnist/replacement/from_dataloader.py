@@ -176,10 +176,8 @@ def _build(
                 build = _build_with_tensors if to_tensors else _build_transformed
                 return build(dataloader, destination, SplitTransforms(dataset, plan.probes))
             if plan.example is None:
-                transforms = list_transforms(dataset)
-                return _build_per_sample(
-                    dataloader, destination, plan.samples, dataset.__getitem__, identity, transforms
-                )
+                read, transforms = dataset.__getitem__, list_transforms(dataset)
+                return _build_per_sample(dataloader, destination, plan.samples, read, identity, transforms)
             return _build_gathered(dataloader, destination, plan.example)
     except NotRowsError:
         if plan.example is None:
@@ -228,12 +226,10 @@ def _build_transformed(
     dataloader: DataLoader[Any], destination: Destination, split: SplitTransforms
 ) -> DataLoader[Any]:
     """Build a replacement that applies random transforms in the workers of the original."""
-    decode, transform, deterministic = (
-        split.decode,
-        split.transform,
-        chain.from_iterable(split.deterministic_transforms),
+    deterministic = chain.from_iterable(split.deterministic_transforms)
+    return _build_per_sample(
+        dataloader, destination, split.decoded_probes, split.decode, split.transform, deterministic
     )
-    return _build_per_sample(dataloader, destination, split.decoded_probes, decode, transform, deterministic)
 
 
 def _build_per_sample(
