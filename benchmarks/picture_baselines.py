@@ -17,8 +17,8 @@ from torchvision.transforms import v2
 
 from vitmnist import Preprocess
 from vitmnist.data.datasets.base import Split
-from vitmnist.runtime.cpu import one_core_per_thread
-from vitmnist.runtime.ordered_map import ordered_map
+from vitmnist.runtime.background_map import BackgroundMap
+from vitmnist.runtime.cpu import decoder_thread_context
 
 Epoch = Callable[[int], Iterable[Any]]
 """Returns the batches (images, labels) of the epoch with a number."""
@@ -99,6 +99,6 @@ def simplejpeg(samples: list[tuple[str, int]], side: int) -> Epoch:
         paths, labels = zip(*(samples[index] for index in indices), strict=True)
         return normalise(torch.from_numpy(np.stack([*map(crop, paths)])).permute(0, 3, 1, 2)), labels
 
-    return lambda _: ordered_map(
-        batch, torch.randperm(len(samples)).split(BATCH_SIZE), WORKERS, 2 * WORKERS, one_core_per_thread()
+    return lambda _: BackgroundMap(
+        batch, torch.randperm(len(samples)).split(BATCH_SIZE), WORKERS, 2 * WORKERS, decoder_thread_context()
     )

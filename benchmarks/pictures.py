@@ -53,8 +53,8 @@ from vitmnist.augment.preprocess import build_augment
 from vitmnist.config.compose import compose
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.images import ColorMode, ImageReader
-from vitmnist.runtime.cpu import one_core_per_thread
-from vitmnist.runtime.ordered_map import ordered_map
+from vitmnist.runtime.background_map import BackgroundMap
+from vitmnist.runtime.cpu import decoder_thread_context
 from vitmnist.tracking.environment import describe_environment
 
 LEAST_S = 0.5
@@ -185,7 +185,9 @@ def build_cold_candidates(folder: Path, side: int, train: Split) -> dict[str, Ca
         read = ImageReader((side, side), ColorMode.rgb, draft=True)
         return lambda _: [
             deque(
-                ordered_map(read, (Path(path) for path, _ in files(folder).samples), threads, 8, one_core_per_thread()),
+                BackgroundMap(
+                    read, (Path(path) for path, _ in files(folder).samples), threads, 8, decoder_thread_context()
+                ),
                 0,
             )
         ]

@@ -52,7 +52,7 @@ class Registry(Generic[Options, Built]):
 
         Args:
             options: a dataclass whose fields are the keys of the member's YAML file, apart from `name`. Metrics have no
-                options; they pass a `BatchMetric` instance instead.
+                options; they pass a `Metric` instance instead.
         """
 
         def decorate(builder: Builder) -> Builder:
@@ -71,7 +71,7 @@ class Registry(Generic[Options, Built]):
         return sorted(self.members)
 
     def declaration_of(self, name: str) -> Options:
-        """Return what `register` declares for `name`: its options class, or the `BatchMetric` of a metric."""
+        """Return what `register` declares for `name`: its options class, or the `Metric` of a metric."""
         return self.members[name][0]
 
     def function_of(self, name: str) -> Callable[..., Built]:

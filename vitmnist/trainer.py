@@ -120,7 +120,7 @@ class Trainer:
                     while progress.metrics.num_batches or not recorder.is_done():  # Also complete an interrupted epoch.
                         with recorder.progress_bar(progress, "train", len(train_loader)) as after_step:
                             train = train_epoch(step, train_loader, progress, after_step)
-                        with recorder.progress_bar(progress, dataset.eval_split, len(eval_loader)) as after_step:
+                        with recorder.progress_bar(progress, dataset.eval_split_name, len(eval_loader)) as after_step:
                             evaluation, predictions = evaluate(
                                 step.eval_model, eval_loader, step.preprocess, after_step, world
                             )
@@ -179,13 +179,13 @@ class Trainer:
         model = build_model(config, train, device, weights)
         preprocess = Preprocess(train, build_augment(config.data.augment)).to(device)
         loss = LOSSES.build(config.loss, train.labels, train.classes, device)
-        runner = StepRunner(model, preprocess, loss, batch_size, step_config)
+        runner = StepRunner(model, preprocess, loss, batch_size, step_config.micro_batch, step_config.precision)
         optimizer = OPTIMIZERS.build(config.optimizer, model, step_config.fused)
         frozen_norms = scale_learning_rates(optimizer, model, config.lr_scale)
         schedule = build_schedule(config.schedule, config.epochs, len(sampler))
         ema = EMA(model, config.ema_decay) if config.ema_decay else None
-        step = TrainStep(runner, optimizer, schedule, config.trainer.clip_norm, ema, frozen_norms)
-        check_batch_norm(config.model["name"], runner, train, sampler)
+        step = TrainStep(runner, optimizer, schedule, step_config, config.trainer.clip_norm, ema, frozen_norms)
+        check_batch_norm(config.model["name"], step, train, sampler)
         return step
 
     def _resolve_step_config(self, batch_size: int, images: int) -> StepConfig:
@@ -206,37 +206,33 @@ class Trainer:
         """
         if self.device.type == "cpu":
             keep_freed_memory()
-        loader_config = self._select_loader(dataset.train, sampler, step)
+        loader_config = self.config.data.loader
+        options = LOADERS.resolve(loader_config)[1]
+        if isinstance(options, AutoOptions):
+            find = partial(self._find_fastest_loader, options, dataset.train, sampler, step)
+            loader_config = options.candidate_values(self.world.broadcast_object(find))
         train_loader = LOADERS.build(loader_config, dataset.train, sampler, self.device)
-        eval_sampler = self._build_eval_sampler(dataset.evaluation, step)
-        eval_loader = LOADERS.build(loader_config, dataset.evaluation, eval_sampler, self.device)
+        eval_loader = self._build_eval_loader(dataset.eval_split, loader_config, step)
         return train_loader, eval_loader, loader_config
 
-    def _build_eval_sampler(self, split: Split, step: TrainStep) -> EpochSampler:
-        """Build a sampler that visits this rank's part of a split in order."""
+    def _build_eval_loader(self, split: Split, loader_config: Mapping[str, Any], step: TrainStep) -> Loader:
+        """Build a loader that delivers this rank's part of a split in order."""
         # Evaluation stores no activations, so the training microbatch fits. All ranks use the size on rank 0, because
         # the sizes of the ranks can differ by one image.
         batch_size = self.world.broadcast_object(lambda: step.runner.microbatch_size) * self.world.size
-        return build_sampler(len(split), batch_size, rank=self.world.rank, world_size=self.world.size)
-
-    def _select_loader(self, train: Split, sampler: EpochSampler, step: TrainStep) -> Mapping[str, Any]:
-        """Return the values of `data.loader`; the loader that is fastest on rank 0 replaces `auto`."""
-        options = LOADERS.resolve(self.config.data.loader)[1]
-        if not isinstance(options, AutoOptions):
-            return self.config.data.loader
-        name = self.world.broadcast_object(partial(self._find_fastest_loader, options, train, sampler, step))
-        return options.candidate_values(name)
+        sampler = build_sampler(len(split), batch_size, rank=self.world.rank, world_size=self.world.size)
+        return LOADERS.build(loader_config, split, sampler, self.device)
 
     def _find_fastest_loader(self, options: AutoOptions, train: Split, sampler: EpochSampler, step: TrainStep) -> str:
         """Time the loaders with the training step, restore its state, and return the name of the fastest loader."""
 
-        def as_candidate(loader: Loader) -> LoaderCandidate:
+        def make_candidate(loader: Loader) -> LoaderCandidate:
             step.prepare(loader)  # Compile again for a loader that delivers float32.
             return LoaderCandidate(loader, step.device, step, partial(step.batches, loader))
 
         log.info("timing %s for a few batches each", ", ".join(options.candidates or ()) or "all loaders")
         with step.preserved_state():
-            selection, timed = select_loader(options, train, sampler, step.device, as_candidate=as_candidate)
+            selection, timed = select_loader(options, train, sampler, step.device, make_candidate=make_candidate)
             timed.close()
         log.info("expected time per loader\n%s", selection.table())
         self.result.auto = asdict(selection)
@@ -259,7 +255,7 @@ class Trainer:
         """Record and log the dataset, the selected loader, the options of the step and the environment."""
         result, world = self.result, self.world
         result.loader = dict(train_loader.resolved_options)
-        result.eval_split = dataset.eval_split
+        result.eval_split = dataset.eval_split_name
         result.trainer = asdict(step.config)
         result.compile_s = step.compile_s or None
         result.dataset = {
@@ -267,7 +263,7 @@ class Trainer:
             **{f"{name}_size": len(split) for name, split in dataset.splits.items()},
             "skipped": dataset.skipped,
             "sha256": world.broadcast_object(lambda: dataset.sha256),
-            **({"folds_of": dataset.folds_of} if dataset.folds_of else {}),
+            **({"folds_of": dataset.undivided_source} if dataset.undivided_source else {}),
         }
         result.environment = describe_environment(self.device) if world.is_main else None
         log_setup(self.config, result, dataset, step, train_loader, world)
@@ -304,8 +300,7 @@ class Trainer:
         if dataset.validation is None or dataset.test is None:
             return
         weights = checkpoints.load_best_weights()
-        sampler = self._build_eval_sampler(dataset.test, step)
-        with LOADERS.build(loader_config, dataset.test, sampler, self.device) as loader:
+        with self._build_eval_loader(dataset.test, loader_config, step) as loader:
             metrics, _ = evaluate(step.eval_model, loader, step.preprocess, world=self.world)
         test_metrics = {
             f"test_{name.removeprefix('eval_')}": metric for name, metric in metrics.items() if name.startswith("eval_")

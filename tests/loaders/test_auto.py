@@ -128,7 +128,7 @@ def test_the_time_limit_ends_the_timing_after_a_block() -> None:
     [
         (Placement.HOST, ["decoded"]),
         (Placement.DEVICE, ["decoded"]),
-        (Placement.NONE, ["as given"]),
+        (Placement.NOT_KEPT, ["as given"]),
         (Placement.FILE, []),
     ],
 )
@@ -176,15 +176,15 @@ def test_the_selected_loader_is_open() -> None:
 def test_a_mapped_set_is_decoded_once_for_all_candidates_that_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """`prefetch`, which wraps `ram`, needs no second copy next to the first one."""
     copies = []
-    decode_to = TensorSet.decode_to
+    materialize = TensorSet.materialize
 
     def counted(data: TensorSet, destination: Destination) -> TensorSet:
         copies.extend([destination] if data.is_mapped else [])
         # The memory suffices for one copy, and after it none is left.
         monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=MAPPED.nbytes - 1))
-        return decode_to(data, destination)
+        return materialize(data, destination)
 
-    monkeypatch.setattr(TensorSet, "decode_to", counted)
+    monkeypatch.setattr(TensorSet, "materialize", counted)
     monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=MAPPED.nbytes))
     selection = chosen("ram", "prefetch", "gpu_slice", data=MAPPED)
     assert [timing.error for timing in selection.candidates] == [None] * 3
@@ -198,8 +198,8 @@ def test_auto_leaves_the_model_its_memory(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=size + 2**27))
     monkeypatch.setattr(auto_module, "peak_memory", lambda work, device: Memory(host=2**28))
     options = AutoOptions(batches=5, candidates=["ram", "gpu_slice", "slow"])
-    as_candidate = partial(LoaderCandidate, device=CPU, step=lambda batch: None)
-    selection, _ = select_loader(options, MAPPED, SAMPLER, CPU, as_candidate=as_candidate)
+    make_candidate = partial(LoaderCandidate, device=CPU, step=lambda batch: None)
+    selection, _ = select_loader(options, MAPPED, SAMPLER, CPU, make_candidate=make_candidate)
     assert selection.name == "slow"
     assert re.search(r"ram: the set takes .*, and the model needs 256\.0 MiB too", selection.table())
     assert select_loader(options, MAPPED, SAMPLER, CPU)[0].name != "slow"

@@ -94,10 +94,10 @@ if len(sys.argv) == 1:
 else:
     stop = StopSignal()
     stop.follow(os.getppid())
-    print(stop.is_orphan, stop.code)
+    print(stop.is_orphan, stop.vote)
     while not stop.is_orphan:
         time.sleep(0.01)
-    print(stop.code, flush=True)
+    print(stop.vote, flush=True)
 """
 
 

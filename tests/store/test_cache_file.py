@@ -114,7 +114,7 @@ def test_a_cache_may_be_larger_than_memory(tmp_path: Path, monkeypatch: pytest.M
         file.truncate(file.tell() + 10 * size)
     written = json.loads(path.with_name("cache.json").read_text())["crc32"]
     monkeypatch.setattr(cache_file, "_checksum", lambda *parts: written)
-    tensors = DatasetSource(counted()).decode_to(Destination(Placement.FILE, folder=tmp_path, fingerprint="counted"))
+    tensors = DatasetSource(counted()).materialize(Destination(Placement.FILE, folder=tmp_path, fingerprint="counted"))
     assert tensors.images.shape == (10, size)
     assert tensors.images[9, -1] == 0
 
@@ -130,7 +130,7 @@ def test_tensors_of_any_dtype_are_cached_by_their_content(tmp_path: Path, dtype:
 
 
 def test_a_batch_is_read_from_the_mapped_file_which_numpy_reads_too(tmp_path: Path) -> None:
-    tensors = DatasetSource(counted()).decode_to(Destination(Placement.FILE, folder=tmp_path, fingerprint="counted"))
+    tensors = DatasetSource(counted()).materialize(Destination(Placement.FILE, folder=tmp_path, fingerprint="counted"))
     (path,) = tmp_path.glob("*/images.npy")
     stored = np.load(path, mmap_mode="r+")
     assert np.array_equal(stored, tensors.images.numpy())

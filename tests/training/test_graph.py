@@ -74,7 +74,7 @@ def test_a_graphed_step_equals_the_eager_step(name: str, augment: Compose | None
         loader = make_loader(tiny, name)
         torch.manual_seed(1)
         step.prepare(loader)
-        assert isinstance(step.runner.module, GraphedModule) == graph
+        assert isinstance(step.runner.active_module, GraphedModule) == graph
         metrics.append((train(step, loader), step.state_dict(), torch.get_rng_state()))
     (ours, our_state, our_rng), (theirs, their_state, their_rng) = metrics
     assert torch.equal(our_rng, their_rng)
@@ -92,7 +92,7 @@ def test_arguments_of_another_shape_or_dtype_are_not_replayed(tiny: Dataset) -> 
     images, labels = tiny.train.images[:BATCH], tiny.train.labels[:BATCH]
     for changed in (images[:1], images.float() / 255):
         inputs = {"images": changed, "labels": labels[: len(changed)]}
-        assert torch.equal(step.runner.module(inputs)["loss"], step.runner.eager(inputs)["loss"])
+        assert torch.equal(step.runner.active_module(inputs)["loss"], step.runner.eager_module(inputs)["loss"])
 
 
 def test_a_step_that_cannot_be_captured_stays_eager_or_is_refused(
@@ -104,7 +104,7 @@ def test_a_step_that_cannot_be_captured_stays_eager_or_is_refused(
     monkeypatch.setattr(torch.cuda, "make_graphed_callables", fail)
     step = make_step(tiny, micro_batch=None, graph=True, reasons={"graph": "the GPU does not wait for Python"})
     step.prepare(make_loader(tiny, "ram"))
-    assert step.runner.module is step.runner.eager
+    assert step.runner.active_module is step.runner.eager_module
     assert not step.config.graph
     assert step.config.reasons["graph"] == "failed: operation not permitted when stream is capturing"
     with pytest.raises(ConfigError, match=r"^trainer.graph=true: failed: .*; set trainer.graph=false$"):

@@ -65,9 +65,10 @@ def make_step(
     one_cycle = {"name": "one_cycle", "warmup": 0.3, "start_factor": 0.04, "end_factor": 1e-4}
     values = LOSSES.with_defaults({"name": "cross_entropy", "label_smoothing": smoothing})
     loss = LOSSES.build(values, data.train.labels, data.train.classes, device)
-    runner = StepRunner(model, Preprocess(data.train, augment).to(device), loss, BATCH, config)
+    preprocess = Preprocess(data.train, augment).to(device)
+    runner = StepRunner(model, preprocess, loss, BATCH, config.micro_batch, config.precision)
     schedule = build_schedule(one_cycle, 1, steps)
-    return TrainStep(runner, built, schedule, clip_norm, EMA(model, decay) if decay else None)
+    return TrainStep(runner, built, schedule, config, clip_norm, EMA(model, decay) if decay else None)
 
 
 def make_loader(data: Dataset, name: str, device: torch.device = CPU) -> Loader:
@@ -138,7 +139,7 @@ def test_microbatches_give_the_same_gradient(
 ) -> None:
     """This includes a short batch and a single image. Partners for mixing are drawn from the whole batch."""
     step = make_step(tiny, augment=augment, micro_batch=micro_batch, smoothing=0.1)
-    step.runner.must_pad = pad
+    step.runner.pads_short_batches = pad
     assert step.runner.microbatch_size <= (micro_batch or BATCH)
     for size in (BATCH, 7, 1):
         check_gradient(step, tiny, size, 1e-5, smoothing=0.1)
@@ -156,7 +157,7 @@ def test_a_rank_without_a_valid_image_adds_nothing(tiny: Dataset, augment: Compo
 def test_microbatches_have_nearly_the_same_size(tiny: Dataset) -> None:
     step = make_step(tiny)
     parts = (step.model, step.preprocess, F.cross_entropy, 500)
-    sizes = {size: StepRunner(*parts, StepConfig(size)).microbatch_size for size in (500, 400, 250, 200, 130)}
+    sizes = {size: StepRunner(*parts, size).microbatch_size for size in (500, 400, 250, 200, 130)}
     assert sizes == {500: 500, 400: 250, 250: 250, 200: 167, 130: 125}
 
 

@@ -21,7 +21,6 @@ from vitmnist.optim.optimizers import EMA, OPTIMIZERS
 from vitmnist.training.batch import Batch
 from vitmnist.training.progress import EpochProgress
 from vitmnist.training.step import TrainStep
-from vitmnist.training.step_options import StepConfig
 from vitmnist.training.step_runner import StepRunner
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="a build of torch for CPUs cannot simulate a GPU")
@@ -70,14 +69,14 @@ def test_no_step_waits_for_the_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Tensor, "backward", backward)
     operation = {"name": name}
     preprocess = Preprocess(augment=Compose([operation]), classes=10, mean=CHANNELS, std=CHANNELS)
-    sampler, config = EpochSampler(23, 8, 0), StepConfig(micro_batch=4, fused=True)
+    sampler = EpochSampler(23, 8, 0)
     with refusing_waits() as copies:
         with copies.allowed():
             model = ViT(ViTOptions(patch_size=14, depth=1), (3, 28, 28), 10)
             optimizer = OPTIMIZERS.build({"name": "adamw", **OPTIMIZERS_UNDER_TEST["adamw"]}, model, True)
             values = LOSSES.with_defaults({"name": "cross_entropy", "label_smoothing": 0.1, "class_weights": [1] * 10})
             loss = LOSSES.build(values, torch.zeros(1, dtype=torch.int64), tuple("abcdefghij"), CUDA)
-            runner = StepRunner(model, preprocess.to(CUDA), loss, 8, config)
+            runner = StepRunner(model, preprocess.to(CUDA), loss, 8, micro_batch=4)
             step = TrainStep(runner, optimizer, lambda step: 1.0, clip_norm=1.0, ema=EMA(model, 0.9))
             progress = EpochProgress(0, sampler, CUDA, log_every=1)
             numbers = torch.zeros(8, dtype=torch.int64)

@@ -18,7 +18,7 @@ from vitmnist.data.datasets.base import Split
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import Data, TensorSet, as_source
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.runtime.ordered_map import map_slices
+from vitmnist.runtime.background_map import map_slices
 from vitmnist.store.rows import is_large
 
 KEY = "data.augment.operations"  # Messages name operations by this key.
@@ -181,7 +181,7 @@ class Preprocess(nn.Module):
         check_statistics("mean= and std=", self.mean.flatten().tolist(), self.std.flatten().tolist())
         # A tensor, because CUDA divides by a Python number by multiplying with its reciprocal.
         self.register_buffer("max_value", torch.tensor([255.0]))
-        self.augment, self.size = augment, size
+        self.augment, self.input_size = augment, size
         self._no_augment = Compose([])
         self._data_is_uint8 = data is not None  # `compute_statistics` refuses other images.
         self.classes = len(data.classes) if isinstance(data, Split) else classes
@@ -206,7 +206,7 @@ class Preprocess(nn.Module):
         if images.dtype != torch.uint8 and not images.is_floating_point():
             raise DataError(f"images: must be uint8, or floating point and normalised, found {images.dtype}")
         if self.augment is None or keys is None:
-            images = center_crop(images, self.size)
+            images = center_crop(images, self.input_size)
             return images if images.is_floating_point() else self._normalize(self._no_augment, images, [])
         images = self._denormalize(images)
         # Draw for the whole batch: in threads, small operations would wait for the GIL.

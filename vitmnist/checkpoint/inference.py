@@ -24,7 +24,7 @@ class InferenceModel:
     Args:
         shape: `(C, H, W)` of the images.
         mean, std: the statistics of each channel, to normalise images.
-        size: height and width of the centre crop that the model sees.
+        input_size: height and width of the centre crop that the model sees.
         dataset: the options of the dataset, without the options that may change on resuming.
     """
 
@@ -34,12 +34,12 @@ class InferenceModel:
     classes: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    size: tuple[int, ...]
+    input_size: tuple[int, ...]
     dataset: Mapping[str, Any]
 
     def build_preprocess(self) -> Preprocess:
         """Return the transform that crops and normalises images for the model, on the CPU."""
-        return Preprocess(mean=self.mean, std=self.std, size=self.size)
+        return Preprocess(mean=self.mean, std=self.std, size=self.input_size)
 
     def build_reader(self) -> FileReader:
         """Return the function that reads a file into an image; raises `ConfigError` if the dataset is unknown."""

@@ -112,12 +112,12 @@ class CheckpointManager:
         """
         minutes = self.config.checkpoint.every_minutes
         is_due = minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
-        stopping, saving = self.world.cast_votes([self.stop.code, is_due])
+        stopping, saving = self.world.cast_votes([self.stop.vote, is_due])
         if stopping or saving:
             timer.begin("saving")
             # With several ranks, those were the votes of the previous step. Consume the votes of this step now, or they
             # would save again.
-            stopping, _ = self.world.settle_votes([self.stop.code, False])
+            stopping, _ = self.world.settle_votes([self.stop.vote, False])
             progress.check_finite()
             self.save(progress)
             timer.begin("other")
@@ -133,17 +133,17 @@ class CheckpointManager:
         """
         interval = self.config.checkpoint.min_interval_s
         is_due = interval is not None and time.monotonic() - self._saved_at >= interval
-        stopping, saving = self.world.settle_votes([self.stop.code, is_due or must_save])
+        stopping, saving = self.world.settle_votes([self.stop.vote, is_due or must_save])
         if is_last or is_best or stopping or saving:
             self.save(None, is_best)
         if stopping and not is_last:
             self._interrupt(stopping)
 
-    def _interrupt(self, stop_code: int) -> NoReturn:
+    def _interrupt(self, vote: int) -> NoReturn:
         """End the run after it has been saved."""
         # Rank 0 may still be writing, and torchrun kills all ranks when one exits.
         self.world.barrier()
-        raise create_interruption(stop_code)
+        raise create_interruption(vote)
 
     def load_best_weights(self) -> str:
         """Load the best weights, if there are any, into the evaluated model; return `best` or `final`."""

@@ -82,7 +82,7 @@ def evaluate(
     device = choose_device(config.device)
     trained = load_inference_model(folder, device, weights)
     dataset = load_evaluation_dataset(folder, config.data, overrides, images)
-    split_name = split_name or dataset.eval_split
+    split_name = split_name or dataset.eval_split_name
     if split_name not in dataset.splits:
         raise ConfigError(f"--split {split_name}: the dataset has only {' and '.join(dataset.splits)} images")
     split = trained.adapt_split(dataset.splits[split_name])

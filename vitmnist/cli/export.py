@@ -101,7 +101,7 @@ def export_model(file_format: Format, trained: InferenceModel, dataset: Dataset,
         ConfigError: the images or classes of the dataset do not fit the model.
         UserError: the exported model predicts another class for some image.
     """
-    split = trained.adapt_split(dataset.evaluation)
+    split = trained.adapt_split(dataset.eval_split)
     original = nn.Sequential(trained.build_preprocess(), trained.model).eval()
     # The example has two images, because torch.export treats a batch size of one as a constant.
     example = torch.zeros(2, *trained.shape, dtype=torch.uint8)

@@ -120,14 +120,11 @@ def import_trainer() -> type[Trainer]:
     multiprocessing.set_forkserver_preload(["__main__", "vitmnist.loaders.disk"])
     # During the imports, the garbage collector would scan the imported objects again and again.
     gc.disable()
-    import torch
-
     from vitmnist.trainer import Trainer
 
-    # Each job of a sweep collects garbage; scanning millions of imported objects would take 0.3 s.
+    # Scanning millions of imported objects takes 0.3 s in each job of a sweep, and longer when the process exits. The
+    # first optimizer imports Triton, which must come later: it reports frozen objects as leaks.
     if not gc.get_freeze_count():
         gc.freeze()
-    # The first optimizer imports torch's compiler, and with it Triton, which reports frozen objects as leaks at exit.
-    torch.optim.SGD([torch.zeros(1)])
     gc.enable()
     return Trainer

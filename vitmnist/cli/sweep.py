@@ -128,8 +128,8 @@ class Job:
         gc.collect()
         try:
             # A signal can arrive too late to stop the previous job.
-            if self.stop.code:
-                raise create_interruption(self.stop.code)
+            if self.stop.vote:
+                raise create_interruption(self.stop.vote)
             config = validate(Config, composed)
             # A search counts a failed trial and does not repeat it.
             if _is_search(hydra) and read_run(folder).status == "failed":

@@ -46,7 +46,7 @@ class SampleSource(ABC):
         """Read the samples at these indices, int64 `[B]`: images and labels, or a batch of any structure."""
 
     @abstractmethod
-    def decode_to(self, destination: Destination) -> TensorSet:
+    def materialize(self, destination: Destination) -> TensorSet:
         """Store all samples as tensors in host memory or in a file.
 
         Raises:
@@ -109,7 +109,7 @@ class TensorSet(SampleSource):
         is_loaded = (self.images.device.type, self.images.device.index or 0) == (device.type, device.index or 0)
         return 0 if is_loaded and not self.is_mapped else self.nbytes
 
-    def decode_to(self, destination: Destination) -> TensorSet:
+    def materialize(self, destination: Destination) -> TensorSet:
         if destination.placement is Placement.HOST:
             return TensorSet(*(tensor.clone() for tensor in self.tensors)) if self.is_mapped else self
         self.check_on_host()
@@ -200,7 +200,7 @@ class DatasetSource(SampleSource):
         """Return an estimate from the first sample."""
         return sum(part.nbytes for part in _pair(self.read(slice(1)), 0)) * len(self) if len(self) else 0
 
-    def decode_to(self, destination: Destination) -> TensorSet:
+    def materialize(self, destination: Destination) -> TensorSet:
         contents = destination.fingerprint and f"{destination.fingerprint}, {len(self)} samples"
         images, labels = store_rows(self._chunks, len(self), replace(destination, fingerprint=contents))
         stored = TensorSet(images, labels, is_mapped=destination.placement is Placement.FILE)

@@ -79,10 +79,10 @@ def build_fastest_loader(
 
     `step` is a training step to time the candidates with; without it, batches are dropped. Raises as `select_loader`.
     """
-    as_candidate = partial(LoaderCandidate, device=device, step=adapt_step(step)) if step else None
+    make_candidate = partial(LoaderCandidate, device=device, step=adapt_step(step)) if step else None
     # The number of steps depends on the time, so their random numbers must not affect the run.
     with preserved_random_state(device=device):
-        selection, loader = select_loader(options, data, sampler, device, as_candidate=as_candidate)
+        selection, loader = select_loader(options, data, sampler, device, make_candidate=make_candidate)
     print(selection.table(), file=sys.stderr)
     return loader
 
@@ -93,17 +93,17 @@ def select_loader(
     sampler: EpochSampler,
     device: torch.device,
     *,
-    as_candidate: Callable[[Loader], LoaderCandidate] | None = None,
+    make_candidate: Callable[[Loader], LoaderCandidate] | None = None,
 ) -> tuple[LoaderSelection, Loader]:
     """Time the loaders that fit, and return the fastest. The caller must close it.
 
     Args:
-        as_candidate: makes a loader a candidate with a training step; without it, batches are dropped.
+        make_candidate: makes a loader a candidate with a training step; without it, batches are dropped.
 
     Raises:
         ConfigError: a candidate is unknown, or none can be used.
     """
-    builder = CandidateBuilder(options, data, sampler, device, as_candidate)
+    builder = CandidateBuilder(options, data, sampler, device, make_candidate)
     with Benchmark() as benchmark:
         for name, placement in _loaders_to_try(options, data).items():
             # If memory already holds the samples, a file is not needed.
@@ -131,7 +131,7 @@ def _loaders_to_try(options: AutoOptions, data: SampleSource) -> dict[str, Place
             raise ConfigError(f"data.loader.candidates={name}: {problem}; {suggest_names(name, list(placements))}")
     # Loaders in host memory come first, because others reuse what they decode. Loaders of files come last, because
     # they are often not needed by then.
-    order = (Placement.HOST, Placement.DEVICE, Placement.NONE, Placement.FILE)
+    order = (Placement.HOST, Placement.DEVICE, Placement.NOT_KEPT, Placement.FILE)
     names = sorted(options.candidates or placements, key=lambda name: order.index(placements[name]))
     return {name: placements[name] for name in names}
 
@@ -144,14 +144,14 @@ class CandidateBuilder:
     data: SampleSource
     sampler: EpochSampler
     device: torch.device
-    as_candidate: Callable[[Loader], LoaderCandidate] | None
+    make_candidate: Callable[[Loader], LoaderCandidate] | None
 
     def __post_init__(self) -> None:
         self.loaders: dict[str, Loader] = {}
         self.decoded_set: SampleSource | None = None
         self.model_memory = Memory()
-        if self.as_candidate:
-            candidate = self.as_candidate(OnDemandLoader(self.data, self.sampler, self.device))
+        if self.make_candidate:
+            candidate = self.make_candidate(OnDemandLoader(self.data, self.sampler, self.device))
             candidate.is_required = True  # A step that fails here cannot be timed with any loader.
             self.model_memory = peak_memory(candidate.time_window, self.device)
 
@@ -165,7 +165,7 @@ class CandidateBuilder:
         set_up_s = time.perf_counter() - started
         self.loaders[name] = loader
         self.decoded_set = self.decoded_set or loader.decoded_set
-        candidate = self.as_candidate(loader) if self.as_candidate else LoaderCandidate(loader, self.device)
+        candidate = self.make_candidate(loader) if self.make_candidate else LoaderCandidate(loader, self.device)
         candidate.set_up_s = set_up_s
         return candidate
 

@@ -79,7 +79,7 @@ class RamLoader(HostLoader):
     def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         needs = required_memory(self.placement, data, device)
         check_fits("ram", needs, device, advice="; try data/loader=cache or disk")
-        self.decoded_set = data.decode_to(Destination(Placement.HOST))
+        self.decoded_set = data.materialize(Destination(Placement.HOST))
         super().__init__(self.decoded_set, sampler, device)
 
 
@@ -102,7 +102,7 @@ class CacheLoader(HostLoader):
 
     def __init__(self, options: CacheOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         destination = Destination(Placement.FILE, folder=expand_home(options.folder), fingerprint=options.fingerprint)
-        super().__init__(data.decode_to(destination), sampler, device)
+        super().__init__(data.materialize(destination), sampler, device)
 
 
 @LOADERS.register("gpu_slice")
@@ -119,7 +119,7 @@ class GpuSliceLoader(Loader):
         needs = required_memory(self.placement, data, device)
         check_fits("gpu_slice", needs, device, advice="; try data/loader=ram, cache or disk")
         if not isinstance(data, TensorSet) or device.type == "cpu":  # A device reads mapped files without a host copy.
-            data = data.decode_to(Destination(Placement.HOST))
+            data = data.materialize(Destination(Placement.HOST))
         self.tensors = tuple(map(create_queue(device).to_device, data.tensors))
 
     def batches(self, epoch: int, start: int) -> Batches:

@@ -24,9 +24,9 @@ from vitmnist.data.sampler import EpochSampler, as_tensor
 from vitmnist.data.sources import DatasetSource, SampleSource, TensorSet
 from vitmnist.errors import FEWER_WORKERS, DataError, LoadingError, UserError, classify_error
 from vitmnist.loaders.base import LOADERS, Batches, Loader
-from vitmnist.runtime.cpu import cores_per_rank, one_core_per_thread
+from vitmnist.runtime.background_map import BackgroundMap
+from vitmnist.runtime.cpu import cores_per_rank, decoder_thread_context
 from vitmnist.runtime.device import create_queue
-from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.runtime.signals import ignore_stop_signals
 from vitmnist.store.read_once import identity
 from vitmnist.store.rows import Placement
@@ -48,7 +48,7 @@ class DiskOptions:
     num_workers: int | str = config_field(AUTO, at_least=0, allows_auto=True)
     prefetch_factor: int = config_field(2, at_least=1)
     timeout_s: float | None = config_field(None, above=0, at_most=1e6)
-    placement: ClassVar[Placement] = Placement.NONE
+    placement: ClassVar[Placement] = Placement.NOT_KEPT
 
 
 @LOADERS.register("disk", DiskOptions)
@@ -75,7 +75,9 @@ class FileLoader(Loader):
     def batches(self, epoch: int, start: int) -> Batches:
         images_ahead = self.batches_ahead * min(self.sampler.rank_batch_size, self.sampler.size)
         jobs = self._jobs(epoch, start)
-        with closing(ordered_map(self._read, jobs, self.threads, images_ahead, one_core_per_thread())) as finished_jobs:
+        with closing(
+            BackgroundMap(self._read, jobs, self.threads, images_ahead, decoder_thread_context())
+        ) as finished_jobs:
             for images, indices, row in finished_jobs:
                 if row == len(indices) - 1:  # Rows finish in order, so this row completes its batch.
                     yield map_tensors(self.queue.to_device, (images, self.split.labels[indices]))

@@ -12,8 +12,8 @@ from vitmnist.config.validation import config_field
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource, TensorSet
 from vitmnist.loaders.base import LOADERS, Batches, Loader
+from vitmnist.runtime.background_map import BackgroundMap
 from vitmnist.runtime.device import DeviceQueue, Event, create_queue
-from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.store.rows import Placement
 from vitmnist.store.tree import map_tensors
 
@@ -58,7 +58,7 @@ class PrefetchLoader(Loader):
         # until the next garbage collection.
         make = partial(_make_batch, self.queue, self.base.epoch(epoch, start))
         events = iter(self.queue.record_event, END)  # An endless iterator of events on the consumer's stream
-        prepared: ordered_map[Event, tuple[Any, Event]] = ordered_map(
+        prepared: BackgroundMap[Event, tuple[Any, Event]] = BackgroundMap(
             make, events, threads=1, ahead=self.options.queue_size + 1, context=self.stream
         )
         self._close_later(prepared)  # `close` ends it even while this generator waits for it in another thread.

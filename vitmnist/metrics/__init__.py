@@ -16,18 +16,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class BatchMetric:
-    """The description of a metric `NAME` of a batch, recorded as `train_NAME` and `eval_NAME`.
-
-    The function takes float32 logits `[B, classes]` and int64 labels `[B]`; labels of padding are negative. It returns
-    the sum over the other images as a scalar tensor on the same device, without waiting for the device. The recorded
-    value is the mean over the images of the pass.
+class Metric:
+    """How the values of a metric are shown and compared.
 
     Args:
-        unit: the unit of the value; `%` multiplies it by 100.
-        tag: TensorBoard shows `train/TAG` and `eval/TAG`.
-        column: the title of its column in the report; None: no column.
-        digits: decimal places in the report.
+        unit: s, %, MiB or images/s; empty for a loss or a number without a unit.
+        tag: the tag in TensorBoard. A registered metric is shown as `train/TAG` and `eval/TAG`.
+        column: the title of the column in the report; None: no column.
+        digits: decimal places in the report; None: seconds with three significant digits.
         direction: whether the highest or the lowest value is the best.
     """
 
@@ -38,20 +34,29 @@ class BatchMetric:
     direction: Literal["max", "min"] = "max"
 
 
-class ConfusionMetric(BatchMetric):
-    """The description of a metric `NAME` of all predictions of an evaluation, recorded as `eval_NAME`.
+class BatchMetric(Metric):
+    """The description of a metric `NAME` of a batch, recorded as `train_NAME` and `eval_NAME`.
 
-    The function takes the confusion matrix, float64 `[classes, classes]` on the CPU: the number of images by true class
-    (rows) and predicted class (columns). It returns a scalar tensor.
+    The function takes float32 logits `[B, classes]` and int64 labels `[B]`; labels of padding are negative. It returns
+    the sum over the other images as a scalar tensor on the same device, without waiting for the device. The recorded
+    value is the mean over the images of the pass; the unit `%` multiplies it by 100.
     """
 
 
-METRICS: Registry[BatchMetric, Tensor] = Registry("metrics", __package__)
+class ConfusionMetric(Metric):
+    """The description of a metric `NAME` of all predictions of an evaluation, recorded as `eval_NAME`.
+
+    The function takes the confusion matrix, float64 `[classes, classes]` on the CPU: the number of images by true class
+    (rows) and predicted class (columns). It returns a scalar tensor; the unit `%` multiplies it by 100.
+    """
+
+
+METRICS: Registry[Metric, Tensor] = Registry("metrics", __package__)
 
 
 def get_batch_metrics() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
     """Return the functions of a batch's logits and labels, by name."""
-    names = [name for name in METRICS.names() if not isinstance(METRICS.declaration_of(name), ConfusionMetric)]
+    names = [name for name in METRICS.names() if isinstance(METRICS.declaration_of(name), BatchMetric)]
     return {name: METRICS.function_of(name) for name in names}
 
 

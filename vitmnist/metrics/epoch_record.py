@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from vitmnist.errors import TrainingError
-from vitmnist.metrics.epoch_table import Metric
+from vitmnist.metrics.epoch_table import EpochMetric
 
 EpochRecord = dict[str, Any]
 """An epoch in `result.json`: `epoch` (counted from 0), the value of each metric in `build_epoch_table()` (None if this
@@ -30,7 +30,7 @@ def select_last_start(epochs: Sequence[EpochRecord]) -> Sequence[EpochRecord]:
     return epochs[max(starts, default=0) :]
 
 
-def summarize(epochs: Sequence[EpochRecord], metric: Metric) -> float | None:
+def summarize(epochs: Sequence[EpochRecord], metric: EpochMetric) -> float | None:
     """Summarise a metric of a run by its `over_epochs`; None if it was not measured.
 
     Medians skip the first epoch after a start (cold caches and allocators) if there is another.
@@ -51,7 +51,7 @@ def summarize(epochs: Sequence[EpochRecord], metric: Metric) -> float | None:
 class Monitor:
     """The metric that chooses the best epoch; training stops after `patience` epochs in a row without a better one."""
 
-    metric: Metric
+    metric: EpochMetric
     patience: int | None = None
 
     def best_epoch(self, epochs: Sequence[EpochRecord]) -> int | None:

@@ -5,35 +5,26 @@ of `TIMES` or `MACHINE_METRICS`, and an entry of the dict that `EpochProgress.co
 `evaluate` (training/loop.py) or `PeakMemory` (tracking/environment.py) returns.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from omegaconf import DictConfig
 
 from vitmnist.config.schema import Config
 from vitmnist.errors import ConfigError, suggest_names
-from vitmnist.metrics import METRICS, BatchMetric, get_batch_metrics
+from vitmnist.metrics import METRICS, Metric, get_batch_metrics
 
 
 @dataclass(frozen=True)
-class Metric:
-    """A value that is measured in every epoch.
+class EpochMetric(Metric):
+    """A metric in the record of an epoch.
 
     Args:
-        name: the key in the record of an epoch.
-        unit: s, %, MiB or images/s; empty for a loss.
-        tag: the tag in TensorBoard.
-        column: the title of the column in the report; None: no column.
-        digits: decimal places in the report; None: seconds with three significant digits.
-        direction: whether the highest or the lowest value is the best.
+        name: the key in the record.
         over_epochs: how the report summarises the epochs of a run.
     """
 
-    name: str
-    unit: str
-    tag: str
-    column: str | None = None
-    digits: int | None = None
+    name: str = field(kw_only=True)
     over_epochs: Literal["median", "max", "last"] = "median"
     direction: Literal["max", "min"] = "min"
 
@@ -44,30 +35,32 @@ class Metric:
 
 
 TIMES = (
-    EPOCH_S := Metric("epoch_s", "s", "time/epoch_s", "epoch, s"),
-    TRAIN_S := Metric("train_s", "s", "time/train_s", "training, s"),
-    EVAL_S := Metric("eval_s", "s", "time/eval_s"),
-    SAVE_S := Metric("save_s", "s", "time/save_s", "saving, s"),
-    FIRST_BATCH_S := Metric("first_batch_s", "s", "time/first_batch_s", "first batch, s"),
-    DATA_WAIT_S := Metric("data_wait_s", "s", "time/data_wait_s", "waiting, s"),
-    DATA_WAIT_PCT := Metric("data_wait_pct", "%", "time/data_wait_pct", "waiting, %", digits=1),
-    COMPUTE_S := Metric("compute_s", "s", "time/compute_s"),
-    HOST_LEAD_S := Metric("host_lead_s", "s", "time/host_lead_s"),
+    EPOCH_S := EpochMetric("s", "time/epoch_s", "epoch, s", name="epoch_s"),
+    TRAIN_S := EpochMetric("s", "time/train_s", "training, s", name="train_s"),
+    EVAL_S := EpochMetric("s", "time/eval_s", name="eval_s"),
+    SAVE_S := EpochMetric("s", "time/save_s", "saving, s", name="save_s"),
+    FIRST_BATCH_S := EpochMetric("s", "time/first_batch_s", "first batch, s", name="first_batch_s"),
+    DATA_WAIT_S := EpochMetric("s", "time/data_wait_s", "waiting, s", name="data_wait_s"),
+    DATA_WAIT_PCT := EpochMetric("%", "time/data_wait_pct", "waiting, %", digits=1, name="data_wait_pct"),
+    COMPUTE_S := EpochMetric("s", "time/compute_s", name="compute_s"),
+    HOST_LEAD_S := EpochMetric("s", "time/host_lead_s", name="host_lead_s"),
 )
 """Where the time of an epoch goes."""
-LOSS = BatchMetric("", tag="loss", direction="min")
+LOSS = Metric("", tag="loss", direction="min")
 """The description of the loss: `config.loss` in training, the cross-entropy in evaluation."""
 MACHINE_METRICS = (
-    IMAGES_PER_S := Metric(
-        "images_per_s", "images/s", "throughput/images_per_s", "images/s", digits=0, direction="max"
+    IMAGES_PER_S := EpochMetric(
+        "images/s", "throughput/images_per_s", "images/s", digits=0, direction="max", name="images_per_s"
     ),
-    HOST_PEAK_MIB := Metric("host_peak_mib", "MiB", "memory/host_mib", "host, MiB", digits=0, over_epochs="max"),
-    GPU_PEAK_MIB := Metric("gpu_peak_mib", "MiB", "memory/gpu_mib", "GPU, MiB", digits=0, over_epochs="max"),
+    HOST_PEAK_MIB := EpochMetric(
+        "MiB", "memory/host_mib", "host, MiB", digits=0, over_epochs="max", name="host_peak_mib"
+    ),
+    GPU_PEAK_MIB := EpochMetric("MiB", "memory/gpu_mib", "GPU, MiB", digits=0, over_epochs="max", name="gpu_peak_mib"),
 )
 """Throughput and memory."""
 
 
-def build_epoch_table() -> dict[str, Metric]:
+def build_epoch_table() -> dict[str, EpochMetric]:
     """Return the metrics of an epoch by name, in the order of the report's columns.
 
     Each call builds the table, because a metric can be registered at any time.
@@ -81,7 +74,7 @@ def build_epoch_table() -> dict[str, Metric]:
         _row("train", "loss", LOSS),
         *(_row("train", name, replace(registered[name], column=None)) for name in get_batch_metrics()),
         _row("eval", "loss", LOSS),
-        *(_row("eval", name, description) for name, description in registered.items()),
+        *(_row("eval", name, metric) for name, metric in registered.items()),
         *MACHINE_METRICS,
     ]
     by_name = {metric.name: metric for metric in table}
@@ -92,13 +85,13 @@ def build_epoch_table() -> dict[str, Metric]:
     return by_name
 
 
-def _row(split: str, name: str, description: BatchMetric) -> Metric:
+def _row(split: str, name: str, metric: Metric) -> EpochMetric:
     """Return the row of a registered metric, or of the loss, for a split."""
-    fields = vars(description) | {"tag": f"{split}/{description.tag}"}
-    return Metric(f"{split}_{name}", over_epochs="last", **fields)
+    fields = vars(metric) | {"tag": f"{split}/{metric.tag}"}
+    return EpochMetric(name=f"{split}_{name}", over_epochs="last", **fields)
 
 
-def find_metric(name: str, key: str) -> Metric:
+def find_metric(name: str, key: str) -> EpochMetric:
     """Return the metric of an epoch called `name` or `eval_NAME`; the error message begins with `key`.
 
     Raises:
@@ -110,7 +103,7 @@ def find_metric(name: str, key: str) -> Metric:
     raise ConfigError(f"{key}={name}: not a metric of an epoch; {suggest_names(name, by_name)}")
 
 
-def find_objective(config: Config | DictConfig) -> Metric:
+def find_objective(config: Config | DictConfig) -> EpochMetric:
     """Return the metric that a search optimises: `sweep.objective`, by default `monitor`; raises as `find_metric`."""
     name = config.sweep.objective
     return find_metric(config.monitor, "monitor") if name is None else find_metric(name, "sweep.objective")

@@ -39,7 +39,7 @@ from vitmnist.replacement.tensor_transforms import (
     draw_parameters,
     get_torchvision_name,
 )
-from vitmnist.runtime.ordered_map import map_slices, ordered_map
+from vitmnist.runtime.background_map import BackgroundMap, map_slices
 from vitmnist.store.samples import EncodedSamples
 from vitmnist.store.tree import flatten_tree, map_tensors
 
@@ -240,7 +240,7 @@ class ThreadedDataLoader(DecodedDataLoader):
         assignments = zip(sampler, cycle(range(self.num_workers)), strict=False)
         num_dispatched = self.num_workers * (self.prefetch_factor or 0)
         workers.pending_indices.extend(islice(assignments, num_dispatched))
-        batches = ordered_map(self._collate_and_pin, workers, BATCHES_AHEAD, min(BATCHES_AHEAD, num_dispatched - 1))
+        batches = BackgroundMap(self._collate_and_pin, workers, BATCHES_AHEAD, min(BATCHES_AHEAD, num_dispatched - 1))
         return _dispatch_after_each(batches, workers, assignments)
 
     def _collate_and_pin(self, fetched: Any) -> object:
@@ -251,7 +251,7 @@ class ThreadedDataLoader(DecodedDataLoader):
 
 
 def _dispatch_after_each(
-    batches: ordered_map[Any, object], workers: SimulatedWorkers, assignments: Iterator[tuple[list[int], int]]
+    batches: BackgroundMap[Any, object], workers: SimulatedWorkers, assignments: Iterator[tuple[list[int], int]]
 ) -> Iterator[object]:
     """Before each batch, dispatch the indices of a further batch, as a `DataLoader` does."""
     with closing(batches):

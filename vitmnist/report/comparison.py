@@ -14,7 +14,7 @@ from typing import Any
 
 from vitmnist.config.schema import is_ignored_in_comparison, is_under, keys_where
 from vitmnist.metrics.epoch_record import summarize
-from vitmnist.metrics.epoch_table import EPOCH_S, Metric, build_epoch_table
+from vitmnist.metrics.epoch_table import EPOCH_S, EpochMetric, build_epoch_table
 from vitmnist.report.statistics import Difference, PairwiseComparison
 from vitmnist.timing.table import Spread
 from vitmnist.tracking.result import TEST_ACC
@@ -150,7 +150,7 @@ class Comparison:
         return self._ratios.compare(row, other or self.timed_rows[0]) if self.timed_rows else None
 
     @cached_property
-    def metric(self) -> Metric:
+    def metric(self) -> EpochMetric:
         """The metric that the runs monitor."""
         return find_monitored_metric(run for row in self.rows for run in row.runs)
 
@@ -284,7 +284,7 @@ def format_fact(value: object) -> str:
     return str(value)
 
 
-def _measured(runs: Iterable[Run], metric: Metric) -> list[float]:
+def _measured(runs: Iterable[Run], metric: EpochMetric) -> list[float]:
     return [value for run in runs if (value := summarize(run.result.epochs, metric)) is not None]
 
 

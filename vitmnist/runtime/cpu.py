@@ -81,7 +81,7 @@ def _openmp() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-def one_core_per_thread() -> Callable[[], AbstractContextManager[Any]]:
+def decoder_thread_context() -> Callable[[], AbstractContextManager[Any]]:
     """Create a context for threads that decode next to a training step: it limits each to one core, and stops spinning.
 
     After each operation of torch on several cores, the threads of GNU's OpenMP (libgomp) spin for 5 to 10 ms on cores

@@ -117,13 +117,7 @@ def peak_memory(work: Callable[[], object], device: torch.device) -> Memory:
     return Memory(device=torch.cuda.max_memory_allocated(device) - before)
 
 
-def check_fits(
-    loader: str,
-    needs: Memory,
-    device: torch.device,
-    reserve: Memory = Memory(),
-    advice: str = "",
-) -> None:
+def check_fits(loader: str, needs: Memory, device: torch.device, reserve: Memory = Memory(), advice: str = "") -> None:
     """Raise `OutOfSpaceError` if a set does not fit.
 
     Args:
@@ -131,21 +125,19 @@ def check_fits(
         advice: the end of the message.
     """
     free = measure_free_memory(device)
-    host_size = needs.host if device.type == "cuda" else needs.host + needs.device
-    shortage = _shortage(f"on {device}", needs.device, reserve.device, free.device) if device.type == "cuda" else ""
-    shortage = shortage or _shortage("on the host", host_size, reserve.host, free.host)
-    if shortage:
-        raise OutOfSpaceError(f"{loader}: {shortage}{advice}")
-
-
-def _shortage(location: str, size: int, model_size: int, available: int) -> str:
-    if not size or size + model_size <= available:
-        return ""
-    model = f", and the model needs {format_mib(model_size)} too" if model_size else ""
-    ranks = f" for each of {local_world_size()} processes" if local_world_size() > 1 else ""
-    return (
-        f"the set takes {format_mib(size)} of memory {location}, where {format_mib(available)} are free{ranks}{model}"
-    )
+    if device.type != "cuda":
+        needs = Memory(needs.host + needs.device)
+    for location, size, model_size, available in (
+        (f"on {device}", needs.device, reserve.device, free.device),
+        ("on the host", needs.host, reserve.host, free.host),
+    ):
+        if size and size + model_size > available:
+            ranks = f" for each of {local_world_size()} processes" if local_world_size() > 1 else ""
+            model = f", and the model needs {format_mib(model_size)} too" if model_size else ""
+            raise OutOfSpaceError(
+                f"{loader}: the set takes {format_mib(size)} of memory {location}, where {format_mib(available)} are "
+                f"free{ranks}{model}{advice}"
+            )
 
 
 def format_mib(size: int) -> str:

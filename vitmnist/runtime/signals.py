@@ -82,7 +82,7 @@ class StopSignal(AbstractContextManager["StopSignal"]):
         return self._parent != os.getppid() or not psutil.pid_exists(self._parent)
 
     @property
-    def code(self) -> int:
+    def vote(self) -> int:
         """0 = continue, 1 = time limit reached, signum + 1 = signal received; the highest vote of all ranks wins."""
         if self.is_orphan:  # Windows has no SIGHUP.
             self._received = self._received or getattr(signal, "SIGHUP", signal.SIGTERM)
@@ -110,8 +110,8 @@ def _not_ignored() -> list[int]:
     return [signum for signum in STOP_SIGNALS if signal.getsignal(signum) != signal.SIG_IGN]
 
 
-def create_interruption(stop_code: int) -> RunInterrupted:
-    """The exception to raise for a `StopSignal.code` that is not 0."""
-    if stop_code == 1:
+def create_interruption(vote: int) -> RunInterrupted:
+    """The exception to raise for a `StopSignal.vote` that is not 0."""
+    if vote == 1:
         return TimeLimitReached("the time limit max_minutes was reached")
-    return RunInterrupted(f"{signal.Signals(stop_code - 1).name} was received")
+    return RunInterrupted(f"{signal.Signals(vote - 1).name} was received")

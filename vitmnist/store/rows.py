@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vitmnist.errors import DataError
-from vitmnist.runtime.ordered_map import map_slices
+from vitmnist.runtime.background_map import map_slices
 from vitmnist.store.cache_file import Chunks, decode_once
 
 LARGE_PIXELS = 96 * 96
@@ -22,7 +22,7 @@ class Placement(Enum):
     HOST = "ram"
     DEVICE = "gpu_slice"
     FILE = "cache"
-    NONE = "disk"
+    NOT_KEPT = "disk"
     """Decoded samples are not kept: each one is read from its source in every epoch."""
 
 

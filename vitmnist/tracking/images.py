@@ -31,7 +31,7 @@ def draw_epoch_images(
 ) -> dict[str, Image.Image]:
     """Draw inputs of an epoch and, if there are any, the worst mistakes after it. Returns images by name."""
     images = {"training_batch": draw_training_batch(dataset.train, sampler, preprocess, epoch)}
-    if mistakes := draw_worst_mistakes(dataset.evaluation, predictions):
+    if mistakes := draw_worst_mistakes(dataset.eval_split, predictions):
         images["worst_mistakes"] = mistakes
     return images
 

@@ -13,7 +13,7 @@ from typing import Any
 from vitmnist.config.schema import dotted_keys
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.metrics.epoch_record import Monitor, select_last_start, summarize
-from vitmnist.metrics.epoch_table import EPOCH_S, Metric, build_epoch_table, find_metric
+from vitmnist.metrics.epoch_table import EPOCH_S, EpochMetric, build_epoch_table, find_metric
 from vitmnist.runtime.files import UnreadableError, read_json_or_yaml
 from vitmnist.runtime.run_folder import is_in_use
 from vitmnist.tracking.result import CONFIG_FILE, Result
@@ -88,7 +88,7 @@ class Run:
         return summarize(epochs, build_epoch_table()[name])
 
 
-def find_monitored_metric(runs: Iterable[Run]) -> Metric:
+def find_monitored_metric(runs: Iterable[Run]) -> EpochMetric:
     """Find the metric that runs monitor; the accuracy if they monitor several, or an unregistered one."""
     names = {str(run.config.get("monitor", "eval_acc")) for run in runs if run.config}
     if len(names) == 1:

@@ -34,7 +34,7 @@ class Batch:
         """The number of images of this rank."""
         return len(self.labels)
 
-    def inputs(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the batch by name, except those that are None."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
@@ -52,4 +52,4 @@ class Batch:
         """Yield consecutive microbatches of at most `length` images, as views."""
         for start in range(0, len(self), length):
             rows = slice(start, start + length)
-            yield Batch(size=self.size, **{name: tensor[rows] for name, tensor in self.inputs().items()})
+            yield Batch(size=self.size, **{name: tensor[rows] for name, tensor in self.tensors().items()})

@@ -1,5 +1,6 @@
 """Builds the dataset and the model of a run from its configuration, and checks that they fit together."""
 
+import copy
 import logging
 from collections.abc import Mapping
 from operator import attrgetter
@@ -16,7 +17,7 @@ from vitmnist.errors import ConfigError, DataError, PeerError, classify_error, f
 from vitmnist.models import MODELS
 from vitmnist.runtime.world import World
 from vitmnist.training.fine_tuning import load_initial_weights
-from vitmnist.training.step_runner import StepRunner, preserved_buffers
+from vitmnist.training.step import TrainStep
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ def read_dataset(config: Config, world: World) -> Dataset:
     if not world.local_rank:
         world.barrier()
     dataset = apply_config(dataset, config.data)
-    if dataset.eval_split == "train":
+    if dataset.eval_split_name == "train":
         raise ConfigError(f"{dataset.name}: has neither validation nor test images; set data.holdout=0.1")
     if config.patience and dataset.validation is None:
         raise ConfigError(
@@ -95,15 +96,16 @@ def _check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) ->
         )
 
 
-def check_batch_norm(name: str, runner: StepRunner, train: Split, sampler: EpochSampler) -> None:
+def check_batch_norm(name: str, step: TrainStep, train: Split, sampler: EpochSampler) -> None:
     """Warn if batch normalisation runs on microbatches; raise `ConfigError` if it would see one value per channel."""
+    runner = step.runner
     if not runner.has_batch_norm:
         return
     if runner.microbatch_size < runner.batch_size:
         log.warning(
             "trainer.micro_batch=%d: the model has batch normalisation, which takes its statistics from a microbatch; "
             "trainer.micro_batch=null takes them from the whole batch",
-            runner.config.micro_batch,
+            step.config.micro_batch,
         )
     # The last batch of an epoch can be shorter. A rank without images receives one image of padding.
     sizes = [max(sampler.num_rank_images(batch), 1) for batch in (0, len(sampler) - 1)]
@@ -111,8 +113,8 @@ def check_batch_norm(name: str, runner: StepRunner, train: Split, sampler: Epoch
         return
     image = runner.preprocess(train.images[:1].to(runner.preprocess.mean.device))
     try:
-        with torch.no_grad(), preserved_buffers(runner.model):  # `Trainer.distribute` seeds the generators later.
-            runner.model(image)
+        with torch.no_grad():
+            copy.deepcopy(runner.model)(image)  # `Trainer.distribute` seeds the generators later.
     except ValueError as error:
         raise ConfigError(
             f"model={name}: a batch or microbatch has one image: {first_line(error)}; set data.drop_last=true if it is "

@@ -21,7 +21,8 @@ from vitmnist.loaders.base import Loader
 from vitmnist.optim.optimizers import EMA
 from vitmnist.runtime.world import World
 from vitmnist.training.batch import IGNORED, Batch
-from vitmnist.training.step_runner import StepRunner, Sums, preserved_buffers
+from vitmnist.training.step_options import StepConfig
+from vitmnist.training.step_runner import StepRunner, Sums
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class TrainStep:
         runner: StepRunner,
         optimizer: Optimizer,
         schedule: Callable[[int], float],
+        config: StepConfig | None = None,
         clip_norm: float | None = None,
         ema: EMA | None = None,
         frozen_norms: Sequence[nn.Module] = (),
@@ -57,7 +59,7 @@ class TrainStep:
         self.runner, self.model, self.preprocess = runner, runner.model, runner.preprocess
         self.optimizer, self.schedule, self.ema = optimizer, schedule, ema
         self.device = self.preprocess.mean.device
-        self.config = runner.config
+        self.config = config or StepConfig()
         """The options of the step. If an `auto` option fails, `prepare` replaces it and records the reason."""
         self.compile_s = 0.0
         """The seconds spent on compiling or on capturing graphs."""
@@ -159,7 +161,7 @@ class TrainStep:
         """If configured, compile the step or capture its graph for the dtype of the loader's images.
 
         If `trainer.compile=auto` or `trainer.graph=auto` fails, the step stays eager, and `config` has the reason. The
-        gradients are dropped. The model's buffers and the random generators keep their states.
+        gradients are dropped; the rest of the state is preserved.
 
         Raises:
             ConfigError: `trainer.compile=true` or `trainer.graph=true` failed.
@@ -171,13 +173,12 @@ class TrainStep:
         with closing(self.batches(loader, 0)) as batches:
             batch = next(batches)
         started = time.perf_counter()
-        with preserved_random_state(device=self.device), preserved_buffers(self.model):
+        with self.preserved_state():
             if self.runner.is_eager:
                 # Call the model eagerly first. Libraries such as einops fill their caches, which would otherwise cause
                 # a recompilation, and an error in the model is not mistaken for a compilation failure.
                 self.forward_backward(batch)
             self._compile_or_capture(batch)
-        self.model.zero_grad()
         if not self.runner.is_eager:
             self.compile_s += time.perf_counter() - started
 
@@ -238,11 +239,14 @@ class TrainStep:
 
     @contextmanager
     def preserved_state(self) -> Iterator[None]:
-        """Restore the state on exit, including buffers that are not in `state_dict()`, and drop the gradients."""
+        """Restore the state, all buffers and the random generators on exit, and drop the gradients."""
         before = copy.deepcopy(self.state_dict())
-        with preserved_buffers(self.model):
-            try:
+        buffers = [buffer.clone() for buffer in self.model.buffers()]  # Some may not be in `state_dict()`.
+        try:
+            with preserved_random_state(device=self.device):
                 yield
-            finally:
-                self.load_state_dict(before)
-                self.model.zero_grad()
+        finally:
+            self.load_state_dict(before)
+            for buffer, value in zip(self.model.buffers(), buffers, strict=True):
+                buffer.detach().copy_(value)
+            self.model.zero_grad()

@@ -19,7 +19,6 @@ from vitmnist.metrics import get_batch_metrics
 from vitmnist.runtime.world import World
 from vitmnist.training.batch import Batch
 from vitmnist.training.fine_tuning import BATCH_NORMS
-from vitmnist.training.step_options import StepConfig
 
 log = logging.getLogger(__name__)
 
@@ -41,22 +40,58 @@ class StepRunner:
     """
 
     def __init__(
-        self, model: nn.Module, preprocess: Preprocess, loss: Loss, batch_size: int, config: StepConfig | None = None
+        self,
+        model: nn.Module,
+        preprocess: Preprocess,
+        loss: Loss,
+        batch_size: int,
+        micro_batch: int | None = None,
+        precision: str = Precision.fp32.value,
     ) -> None:
-        self.config = config or StepConfig()
         self.model, self.preprocess = model, preprocess
         self.batch_size = batch_size
-        # Divide a batch into the fewest microbatches of at most micro_batch images, all of nearly the same size.
-        microbatches = math.ceil(batch_size / (self.config.micro_batch or batch_size))
-        self.microbatch_size = math.ceil(batch_size / microbatches)
-        self.must_pad = False
-        """Pad short microbatches with `IGNORED` images so that compiled code sees one shape. Off with batch norm, whose
-        statistics would include the padding; short microbatches then run eagerly."""
-        self.eager = ModelAndLoss(model, preprocess, self.config.precision, loss)
-        self.module: nn.Module = self.eager
+        # Divide a batch into the fewest microbatches of at most `micro_batch` images, all of nearly the same size.
+        self.microbatch_size = math.ceil(batch_size / math.ceil(batch_size / (micro_batch or batch_size)))
+        self.eager_module = ModelAndLoss(model, preprocess, precision, loss)
+        self._uses_tf32 = precision == Precision.tf32
+        self.use_eager()
+
+    def use_eager(self) -> None:
+        """Run without compiled code and graphs."""
+        self.active_module: nn.Module = self.eager_module
         """The model and the loss: eager, compiled or graphed. With several ranks, DDP wraps the module."""
-        self.mix_batch = preprocess.mix_batch
+        self.mix_batch = self.preprocess.mix_batch
         """Augments and mixes a batch, eagerly or compiled. It is called only if the augmentation mixes images."""
+        self.pads_short_batches = False
+        """Whether short microbatches are padded with `IGNORED` images, so that compiled code sees one shape."""
+        self.runs_short_batches_eagerly = False
+        """The alternative to padding for compiled batch normalisation, whose statistics would include the padding."""
+
+    def use_compiled(self) -> None:
+        """Compile the module and the mixing at their next calls."""
+        self.active_module = torch.compile(self.eager_module, fullgraph=True, dynamic=False)  # type: ignore[assignment]
+        self.mix_batch = torch.compile(self.preprocess.mix_batch, fullgraph=True, dynamic=False)
+        self.runs_short_batches_eagerly = self.has_batch_norm
+        self.pads_short_batches = not self.has_batch_norm
+
+    def capture(self, batch: Batch) -> None:
+        """Capture the module as a CUDA graph for batches like `batch`; see `GraphedModule.capture`."""
+        if not isinstance(self.active_module, GraphedModule):
+            self.active_module = GraphedModule(self.eager_module)
+        with self.matmul_precision():
+            if self.preprocess.has_mixing:
+                batch = self._mix(batch)
+            self.model.zero_grad()
+            self.active_module.capture(batch.tensors())
+
+    def distribute(self, world: World) -> None:
+        """Let each backward pass average the gradients over the ranks."""
+        self.active_module = world.wrap_ddp(self.active_module)
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether the module is neither compiled nor graphed."""
+        return self.active_module is self.eager_module
 
     @property
     def has_batch_norm(self) -> bool:
@@ -64,10 +99,10 @@ class StepRunner:
         return any(isinstance(module, BATCH_NORMS) and module.training for module in self.model.modules())
 
     def microbatches(self, batch: Batch) -> list[Batch]:
-        """Mix the images of a batch if configured, pad it if `must_pad`, and return its microbatches."""
+        """Mix the images of a batch if configured, pad it if `pads_short_batches`, and return its microbatches."""
         count = math.ceil(len(batch) / self.microbatch_size)
-        must_mix = self._must_mix(batch)
-        if self.must_pad:
+        must_mix = self.preprocess.has_mixing
+        if self.pads_short_batches:
             length = self.batch_size if must_mix else len(batch)
             batch = batch.padded(math.ceil(length / self.microbatch_size) * self.microbatch_size)
         if must_mix:
@@ -78,17 +113,18 @@ class StepRunner:
     def __call__(self, micro: Batch) -> Sums:
         """Return the summed loss and metrics of a microbatch, not divided by the size of the batch."""
         with self._eager_for_short_batches(len(micro) == self.microbatch_size):
-            sums: Sums = self.module(micro.inputs())
+            sums: Sums = self.active_module(micro.tensors())
         return sums
 
     def skip_all_reduce(self) -> AbstractContextManager[object]:
         """Skip DDP's all-reduce within the block: gradients accumulate on this rank."""
-        return self.module.no_sync() if isinstance(self.module, DistributedDataParallel) else nullcontext()
+        module = self.active_module
+        return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
 
     @contextmanager
     def matmul_precision(self) -> Iterator[None]:
         """Use TF32 for the float32 matrix products within the block, if configured. Evaluation never uses TF32."""
-        if self.config.precision != Precision.tf32:
+        if not self._uses_tf32:
             yield
             return
         before = torch.get_float32_matmul_precision()
@@ -98,38 +134,6 @@ class StepRunner:
         finally:
             torch.set_float32_matmul_precision(before)
 
-    def distribute(self, world: World) -> None:
-        """Let each backward pass average the gradients over the ranks."""
-        self.module = world.wrap_ddp(self.module)
-
-    @property
-    def is_eager(self) -> bool:
-        """Whether the module is neither compiled nor graphed."""
-        return self.module is self.eager
-
-    def use_eager(self) -> None:
-        """Undo `use_compiled` and `capture`."""
-        self.module, self.mix_batch, self.must_pad = self.eager, self.preprocess.mix_batch, False
-
-    def use_compiled(self) -> None:
-        """Compile the module and the mixing at their next calls."""
-        self.module = torch.compile(self.eager, fullgraph=True, dynamic=False)  # type: ignore[assignment]
-        self.mix_batch = torch.compile(self.preprocess.mix_batch, fullgraph=True, dynamic=False)
-        self.must_pad = not self.has_batch_norm
-
-    def capture(self, batch: Batch) -> None:
-        """Capture the module as a CUDA graph for batches like `batch`; see `GraphedModule.capture`."""
-        if not isinstance(self.module, GraphedModule):
-            self.module = GraphedModule(self.eager)
-        with self.matmul_precision():
-            if self._must_mix(batch):
-                batch = self._mix(batch)
-            self.model.zero_grad()
-            self.module.capture(batch.inputs())
-
-    def _must_mix(self, batch: Batch) -> bool:
-        return self.preprocess.has_mixing and batch.keys is not None
-
     def _mix(self, batch: Batch) -> Batch:
         assert batch.keys is not None
         # Mix the whole batch at once: the partner of an image must not depend on the microbatch size.
@@ -138,8 +142,7 @@ class StepRunner:
         return Batch(images, batch.labels, batch.size, targets=targets)
 
     def _eager_for_short_batches(self, is_full: bool) -> AbstractContextManager[object]:
-        """Run compiled code eagerly on a short batch, unless short batches are padded; see `must_pad`."""
-        must_be_eager = self.config.compile and not self.must_pad and not is_full
+        must_be_eager = self.runs_short_batches_eagerly and not is_full
         return torch.compiler.set_stance("force_eager") if must_be_eager else nullcontext()
 
 
@@ -156,7 +159,7 @@ class ModelAndLoss(nn.Module):
         self._loss = loss
 
     def forward(self, inputs: dict[str, Tensor]) -> Sums:
-        """Return the sums for `Batch.inputs()`; the loss is not divided by the batch size."""
+        """Return the sums for `Batch.tensors()`; the loss is not divided by the batch size."""
         labels = inputs["labels"]
         images = self._preprocess(inputs["images"], inputs.get("keys"))
         with torch.autocast(self._device_type, self._autocast_dtype) if self._autocast_dtype else nullcontext():
@@ -205,15 +208,3 @@ class GraphedModule(nn.Module):
 
 def _signature(inputs: dict[str, Tensor]) -> object:
     return tuple((name, tensor.shape, tensor.dtype) for name, tensor in inputs.items())
-
-
-@contextmanager
-def preserved_buffers(model: nn.Module) -> Iterator[None]:
-    """Restore the buffers of a model on exit, such as the statistics of batch normalisation."""
-    before = [buffer.clone() for buffer in model.buffers()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in zip(model.buffers(), before, strict=True):
-                buffer.copy_(value)

@@ -107,7 +107,8 @@ class Dataset:
 
     Args:
         skipped: number of unreadable images that were left out with the user's permission.
-        folds_of: the size of the hold-out and the checksums before it was drawn. All folds of a dataset share them.
+        undivided_source: the hold-out size, and the checksums of the undivided splits. They are equal for all folds, so
+            that reports group them.
 
     Raises:
         DataError: there are no training images, or images of different shapes.
@@ -119,7 +120,7 @@ class Dataset:
     skipped: int = 0
     _: KW_ONLY
     validation: Split | None = None
-    folds_of: dict[str, Any] | None = None
+    undivided_source: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if not len(self.train):
@@ -135,14 +136,14 @@ class Dataset:
         return {name: split for name, split in named.items() if split is not None}
 
     @property
-    def eval_split(self) -> str:
+    def eval_split_name(self) -> str:
         """The name of the split on which epochs are evaluated."""
         return next(name for name in ("validation", "test", "train") if name in self.splits)
 
     @property
-    def evaluation(self) -> Split:
+    def eval_split(self) -> Split:
         """The split on which epochs are evaluated."""
-        return self.splits[self.eval_split]
+        return self.splits[self.eval_split_name]
 
     def with_statistics(self, mean: Sequence[float], std: Sequence[float]) -> Dataset:
         """Return a copy of the dataset with these channel statistics in every split."""
@@ -153,7 +154,7 @@ class Dataset:
 
     def describe_evaluation(self) -> str:
         """Describe the split on which epochs are evaluated."""
-        return f"{self.eval_split} split, {len(self.evaluation):,} images"
+        return f"{self.eval_split_name} split, {len(self.eval_split):,} images"
 
     @cached_property
     def sha256(self) -> dict[str, str]:
@@ -316,6 +317,6 @@ def hold_out_validation(dataset: Dataset, size: int | float, seed: int) -> Datas
         dataset,
         train=train.subset((~is_held_out).nonzero().flatten()),
         validation=train.subset(is_held_out.nonzero().flatten()),
-        folds_of={"holdout": size, **dataset.sha256},
+        undivided_source={"holdout": size, **dataset.sha256},
     )
     return held_out.with_statistics(*compute_statistics(held_out.train.images))

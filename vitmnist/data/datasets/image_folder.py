@@ -27,9 +27,9 @@ from vitmnist.data.image_listing import LabelledFiles, describe_empty_classes, l
 from vitmnist.data.images import ColorMode, ImageReader, ResizeMode, collect_file_warnings, to_tensor
 from vitmnist.data.label_table import TableColumns, read_label_table
 from vitmnist.errors import ConfigError, DataError, join_names
-from vitmnist.runtime.cpu import available_cores, one_core_per_thread
+from vitmnist.runtime.background_map import BackgroundMap
+from vitmnist.runtime.cpu import available_cores, decoder_thread_context
 from vitmnist.runtime.files import expand_home
-from vitmnist.runtime.ordered_map import ordered_map
 from vitmnist.store.cache_file import decode_once
 from vitmnist.store.rows import as_contiguous_rows, is_large
 
@@ -232,7 +232,7 @@ class FolderDecoder:
         # Threads, because Pillow releases the GIL while it decodes and resizes.
         with (
             collect_file_warnings() as self.warnings,
-            closing(ordered_map(self._read, self.samples, threads, 2 * threads, one_core_per_thread())) as results,
+            closing(BackgroundMap(self._read, self.samples, threads, 2 * threads, decoder_thread_context())) as results,
             tqdm(results, "decoding once", len(self.samples), leave=False, disable=None) as progress,
         ):
             for index, result in enumerate(progress):

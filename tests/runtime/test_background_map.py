@@ -12,13 +12,13 @@ from itertools import count
 import pytest
 from threadpoolctl import threadpool_info
 
-from vitmnist.runtime.ordered_map import map_slices, ordered_map
+from vitmnist.runtime.background_map import BackgroundMap, map_slices
 
 IDLE = """
 import time
 import torch
-from vitmnist.runtime.cpu import one_core_per_thread
-from vitmnist.runtime.ordered_map import ordered_map
+from vitmnist.runtime.cpu import decoder_thread_context
+from vitmnist.runtime.background_map import BackgroundMap
 
 def spent_after_an_operation():
     values.add_(1)
@@ -28,7 +28,7 @@ def spent_after_an_operation():
 
 torch.set_num_threads(2)
 values = torch.zeros(2**20)
-results = ordered_map(abs, range(9), 1, 2, one_core_per_thread())
+results = BackgroundMap(abs, range(9), 1, 2, decoder_thread_context())
 next(results)
 time.sleep(0.1)  # the idle team may spin once, as it starts
 print(max(spent_after_an_operation() for _ in range(9)))
@@ -48,7 +48,7 @@ def test_results_come_in_order_and_an_error_in_place_of_its_result(
             raise error
         return -item
 
-    results = ordered_map(fail_at_2, range(6), threads=3, ahead=2)
+    results = BackgroundMap(fail_at_2, range(6), threads=3, ahead=2)
     assert [next(results), next(results)] == [0, -1]
     with pytest.raises(raised):
         next(results)
@@ -63,21 +63,21 @@ def test_items_are_taken_by_the_consumer_and_no_further_ahead_than_the_bound() -
             taken.append(threading.current_thread())
             yield item
 
-    results = ordered_map(abs, items(), threads=2, ahead=3)
+    results = BackgroundMap(abs, items(), threads=2, ahead=3)
     assert not taken
     for index in range(3):
         next(results)
         assert taken == [threading.main_thread()] * (index + 4)
 
 
-def close(results: list[ordered_map[int, int]]) -> None:
+def close(results: list[BackgroundMap[int, int]]) -> None:
     results[0].close()
 
 
 @pytest.mark.parametrize("end", [close, list.clear])
-def test_threads_end(end: Callable[[list[ordered_map[int, int]]], None]) -> None:
+def test_threads_end(end: Callable[[list[BackgroundMap[int, int]]], None]) -> None:
     before = set(threading.enumerate())
-    results = [ordered_map(abs, count(), threads=2, ahead=3)]
+    results = [BackgroundMap(abs, count(), threads=2, ahead=3)]
     next(results[0])
     assert len(set(threading.enumerate()) - before) == 2
     gc.disable()
@@ -89,7 +89,7 @@ def test_threads_end(end: Callable[[list[ordered_map[int, int]]], None]) -> None
 
 
 def test_one_of_its_threads_may_close_it_as_garbage_collection_does() -> None:
-    results: ordered_map[int, None] = ordered_map(lambda _: results.close(), [0], threads=1, ahead=0)
+    results: BackgroundMap[int, None] = BackgroundMap(lambda _: results.close(), [0], threads=1, ahead=0)
     assert list(results) == []
 
 

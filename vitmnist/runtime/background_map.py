@@ -25,13 +25,13 @@ Result = TypeVar("Result")
 Outcome = tuple[Any, BaseException | None]  # A result, or the exception in its place.
 
 
-class ordered_map(Iterator[Result], Generic[Item, Result]):  # noqa: N801  # is called like `map`
+class BackgroundMap(Iterator[Result], Generic[Item, Result]):
     """Like `map`, but runs `fn` in background threads up to `ahead` items early and keeps the order.
 
     An exception is raised in place of its result, with its own type; the next results can still be taken.
 
-    The threads end within a second of `close` (from any thread), of the end of the items, of garbage
-    collection, and of the interpreter. A thread in a blocking call lives until the process exits.
+    Threads stop within a second of `close()` (from any thread), exhaustion, garbage collection or interpreter exit. A
+    thread in a blocking call lives until the process exits.
 
     Args:
         fn: called in the threads.
