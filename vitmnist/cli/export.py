@@ -145,7 +145,7 @@ def main() -> None:
             raise ConfigError(f"{file}: exists; remove it, or choose another --output")
     config = load_evaluation_config(options.run, options.overrides, IMAGE_KEYS)
     trained = load_inference_model(options.run, torch.device("cpu"), options.weights)
-    dataset = load_evaluation_dataset(options.run, config.data, options.overrides, options.images)
+    dataset = load_evaluation_dataset(options.run, config.data, options.overrides)
     content, summary = export_model(file_format, trained, dataset, config.batch_size)
     text = describe_model(output.name, content, trained, summary)
     write_atomic(output, content)
