@@ -163,7 +163,7 @@ class Trainer:
         sampler = build_sampler(
             len(dataset.train),
             config.batch_size,
-            config.seed,
+            seed=config.seed,
             shuffle=config.data.shuffle,
             drop_last=config.data.drop_last,
             rank=world.rank,
@@ -220,7 +220,9 @@ class Trainer:
         # Evaluation stores no activations, so the training microbatch fits. All ranks use the size on rank 0, because
         # the sizes of the ranks can differ by one image.
         batch_size = self.world.broadcast_object(lambda: step.runner.microbatch_size) * self.world.size
-        sampler = build_sampler(len(split), batch_size, rank=self.world.rank, world_size=self.world.size)
+        sampler = build_sampler(
+            len(split), batch_size, shuffle="none", rank=self.world.rank, world_size=self.world.size
+        )
         return LOADERS.build(loader_config, split, sampler, self.device)
 
     def _find_fastest_loader(self, options: AutoOptions, train: Split, sampler: EpochSampler, step: TrainStep) -> str:

@@ -17,8 +17,9 @@ from vitmnist.errors import ConfigError, suggest_names
 def build_sampler(
     size: int,
     batch_size: int,
+    *,
     seed: int = 0,
-    shuffle: str = "none",
+    shuffle: str,
     drop_last: bool = False,
     rank: int = 0,
     world_size: int = 1,

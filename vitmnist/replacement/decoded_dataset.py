@@ -193,7 +193,7 @@ def decode_rows(dataloader: DataLoader[Any], example: RowTensors, target: Destin
     if target.placement is not Placement.FILE:
         needed = example.sample_nbytes * size
         is_cuda = target.placement is Placement.DEVICE and target.device.type == "cuda"
-        check_fits(target.placement.value, Memory(needed, needed if is_cuda else 0), target.device)
+        check_fits("from_dataloader", Memory(needed, needed if is_cuda else 0), target.device)
     contents = target.fingerprint and f"{target.fingerprint}, {size} samples, {example.signature}"
     files = [str(index) for index in range(len(example.tensors))]
     return RowTensors(store_rows(chunks, size, replace(target, fingerprint=contents), files), example.structure)

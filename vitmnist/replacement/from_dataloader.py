@@ -48,8 +48,9 @@ from vitmnist.store.read_once import identity
 from vitmnist.store.rows import Destination, Placement
 from vitmnist.store.tree import copy_tree
 
-LOADER_NAMES = ("auto", "ram", "cache", "gpu_slice")
-"""The values of the argument `loader`."""
+PLACEMENTS = {"ram": Placement.HOST, "cache": Placement.FILE, "gpu_slice": Placement.DEVICE}
+"""Where each value of the argument `loader` keeps the samples."""
+LOADER_NAMES = {placement: name for name, placement in PLACEMENTS.items()}
 TRANSFORM_MODES = ("exact", "tensor")
 """The values of the argument `transforms`."""
 
@@ -95,8 +96,8 @@ def from_dataloader(
         DataError: samples cannot be read or kept, or batches differ from the original's.
         OutOfSpaceError: memory or the disk of `folder` is too small.
     """
-    if loader not in LOADER_NAMES:
-        raise ConfigError(f"loader={loader}: {suggest_names(loader, LOADER_NAMES)}")
+    if loader not in ("auto", *PLACEMENTS):
+        raise ConfigError(f"loader={loader}: {suggest_names(loader, ('auto', *PLACEMENTS))}")
     if transforms not in TRANSFORM_MODES:
         raise ConfigError(f"transforms={transforms}: {suggest_names(transforms, TRANSFORM_MODES)}")
     if isinstance(getattr(dataloader, "dataset", None), DecodedDataset):
@@ -107,7 +108,7 @@ def from_dataloader(
     locate = partial(Destination, device=device, folder=Path(folder).expanduser(), fingerprint=fingerprint)
     to_tensors = transforms == "tensor"
     if loader != "auto":
-        return _replace(dataloader, locate(Placement(loader)), to_tensors)
+        return _replace(dataloader, locate(PLACEMENTS[loader]), to_tensors)
     try:
         try:
             return _replace(dataloader, locate(Placement.HOST), to_tensors)
@@ -147,7 +148,7 @@ def _replace(dataloader: DataLoader[Any], target: Destination, to_tensors: bool)
     except ConfigError:
         raise
     except Exception as error:  # Samples and the collate function may raise anything.
-        raise DataError(f"{target.placement.value}: {format_error(error)}") from error
+        raise DataError(f"{LOADER_NAMES[target.placement]}: {format_error(error)}") from error
 
 
 def _make_plan(dataloader: DataLoader[Any]) -> Plan:
@@ -190,7 +191,7 @@ def _build(dataloader: DataLoader[Any], target: Destination, to_tensors: bool, p
     except RandomSampleError as error:
         if error.index in plan.probes:
             raise ConfigError(
-                f"{target.placement.value}: {error} apart from the transforms in the attributes transform and "
+                f"{LOADER_NAMES[target.placement]}: {error} apart from the transforms in the attributes transform and "
                 "transforms of the dataset (not of its class), or one of these keeps a state from sample to sample; "
                 "move all that is random there, or use the DataLoader as it is"
             ) from error
