@@ -112,8 +112,8 @@ FAULTS = {
     "noise depends on workers": (SAME, "0 and 2 workers: epoch 0, batch 0: the samples [0, 1, 2]… have other values"),
     "resume skips": (RESUMED, "epoch(1, 6), batch 6: expected samples [31, 32, 33]…, found [36, 37, 38]…"),
     "resume repeats": (RESUMED, "epoch(1, 6), batch 6: expected samples [31, 32, 33]…, found [26, 27, 28]…"),
-    "shared noise": (STREAMS, "NumPy: 96 of 128 samples have the number of another one"),
-    "same noise": (STREAMS, "torch: 64 of 128 samples have the number of another one"),
+    "shared noise": (STREAMS, "NumPy: 96 of 128 samples share their number with another"),
+    "same noise": (STREAMS, "torch: 64 of 128 samples share their number with another"),
     "leaves a thread": (LEFT, "left: thread reader"),
     "leaves a process": (LEFT, "left: process reader"),
 }

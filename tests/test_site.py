@@ -1,11 +1,16 @@
-"""The documentation as a site: complete, without a dead link, and readable offline."""
+"""The documentation: valid code, no dead link, and a complete site that is readable offline."""
 
+import ast
 import re
+import subprocess
+from pathlib import Path
 
 import pytest
+import yaml
 
 import vitmnist
 from tests.conftest import REPOSITORY
+from tests.support.pages import PAGES, blocks
 from tests.support.processes import run_python
 from vitmnist.config import CONF
 
@@ -41,3 +46,26 @@ def test_the_references_have_every_member_and_every_public_name(site: dict[str, 
 def test_every_page_is_in_the_navigation() -> None:
     navigation = (REPOSITORY / "mkdocs.yml").read_text()
     assert [page.name for page in DOCS.glob("*.md") if f": docs/{page.name}\n" not in navigation] == []
+
+
+def headings(file: Path) -> set[str]:
+    """The anchors of a page's headings."""
+    titles = re.findall(r"^#+ (.+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_code_blocks_are_valid_and_links_lead_to_a_file_and_a_heading() -> None:
+    for page in PAGES:
+        for block in blocks("python", page):
+            ast.parse(block)
+        for block in blocks("yaml", page):
+            yaml.safe_load(block)
+        subprocess.run(["bash", "-n", "-c", "\n".join(blocks("bash", page))], check=True)
+        for text, target in re.findall(r"\[([^\]]*)\]\(((?!https:)[^)]+)\)", page.read_text()):
+            name, _, anchor = target.partition("#")
+            file = page.parent / name if name else page
+            assert file.exists(), target
+            assert not anchor or anchor in headings(file), target
+            if file.suffix == ".py" and (symbol := re.fullmatch(r"`(\w+)`", text)):
+                defined = rf"^\s*(def|class) {symbol[1]}\b|^{symbol[1]}\b.* = "
+                assert re.search(defined, file.read_text(), re.MULTILINE), f"{symbol[1]} is not in {target}"

@@ -57,7 +57,7 @@ class AuditReport(NamedTuple):
 
 
 class AuditDataset(torch.utils.data.Dataset[tuple[int, Any]]):
-    """Sample i is `(i, values)`. The values, float64 `[3]`, are numbers of the global generators, or i if constant."""
+    """Sample i is `(i, values)`, where the values, float64 `[3]`, are drawn from the global generators, or all i."""
 
     def __init__(self, size: int, is_random: bool = True) -> None:
         self.size, self.is_random = size, is_random
@@ -78,7 +78,7 @@ def audit(loader_factory: Callable[..., Any], *, samples: int = 1009, strict: bo
     Args:
         loader_factory: `loader_factory(dataset)` returns a new loader over a dataset whose sample i is `(i, values)`,
             with random values `[3]`. `num_workers` and `seed` are passed too if it takes them. The loader has
-            `epoch(number, start)`, or its n-th `iter` is epoch n; its own or its sampler's `set_epoch` is called.
+            `epoch(number, start)`, or its n-th `iter` is epoch n. A `set_epoch` of the loader or its sampler is called.
         samples: size of the dataset, at least 16. A full check needs four batches, of which the last is shorter.
         strict: raise `AssertionError` at the first check that fails. The message begins with its name.
     """
@@ -100,7 +100,7 @@ def audit(loader_factory: Callable[..., Any], *, samples: int = 1009, strict: bo
                 result = CheckResult(name, "ok", check())
             except SkipTest as reason:
                 result = CheckResult(name, "not checked", str(reason))
-            except Exception as error:  # A loader may fail in any way.
+            except Exception as error:  # A loader can fail in any way.
                 detail = f"{type(error).__name__}: ".removeprefix("AssertionError: ") + first_line(error)
                 if strict:
                     raise AssertionError(f"{name}: {detail}") from error
@@ -137,7 +137,7 @@ class _AuditedLoader:
 
     @cached_property
     def epochs(self) -> list[list[ProbeBatch]]:
-        """Epochs 0 and 1 with the default settings. A loader that refuses random samples gets constant ones."""
+        """Epochs 0 and 1 with the default settings. A loader that refuses random samples gets constant samples."""
         try:
             return self.read()
         except UserError:
@@ -145,7 +145,7 @@ class _AuditedLoader:
             return self.read()
 
     def check_indices(self) -> str:
-        """Check that indices are missing only from a dropped last batch, and from another one if the orders differ."""
+        """Check that only a dropped last batch lacks indices, and other indices in each epoch if the orders differ."""
         orders = [_order(epoch) for epoch in self.epochs]
         missing = [sorted(set(range(self.data.size)) - set(order)) for order in orders]
         batch_sizes = {len(batch.indices) for batch in self.epochs[0]}
@@ -184,10 +184,10 @@ class _AuditedLoader:
     def check_random_numbers(self) -> str:
         values = [batch.values for epoch in self.epochs for batch in epoch if batch.values is not None]
         if not values or not self.data.is_random:
-            raise SkipTest("the loader does not take random samples, or leaves out their numbers")
+            raise SkipTest("the loader does not take random samples, or leaves out their values")
         for name, numbers in zip(GLOBAL_GENERATORS, np.concatenate(values).T, strict=True):
             if repeated := len(numbers) - len(np.unique(numbers)):
-                raise AssertionError(f"{name}: {repeated} of {len(numbers)} samples have the number of another one")
+                raise AssertionError(f"{name}: {repeated} of {len(numbers)} samples share their number with another")
         return f"{', '.join(GLOBAL_GENERATORS)}; 2 epochs"
 
     def check_leftovers(self) -> str:
@@ -214,7 +214,7 @@ def _start(loader: Iterable[object], epoch: int) -> Iterator[object]:
 
 
 def _copy(batch: object) -> ProbeBatch:
-    """Copy the indices and values of a batch of any structure, because the loader may reuse its memory."""
+    """Copy the indices and values of a batch of any structure, because the loader can reuse its memory."""
     arrays = [np.array(leaf.tolist() if torch.is_tensor(leaf) else leaf, ndmin=1) for leaf in flatten_tree(batch)[0]]
     if not arrays or not np.issubdtype(arrays[0].dtype, np.integer):
         raise DataError("the first value of a batch must be the indices of its samples; deliver samples as they are")
@@ -232,12 +232,12 @@ def _compare(expected: list[ProbeBatch], actual: list[ProbeBatch], context: str,
 
 
 def find_running() -> set[threading.Thread | BaseProcess]:
-    """Return the threads of this process, and the processes that it has started with `multiprocessing`."""
+    """Return the threads of this process and the processes that it started with `multiprocessing`."""
     return {*threading.enumerate(), *multiprocessing.active_children()}
 
 
 def find_leftovers(before: set[threading.Thread | BaseProcess]) -> list[str]:
-    """Return the names of threads and processes that have started since `before` and do not end within `GRACE_S`."""
+    """Return the names of threads and processes that started after `before` and do not end within `GRACE_S`."""
     deadline = time.monotonic() + GRACE_S
     while (leftovers := find_running() - before) and time.monotonic() < deadline:
         gc.collect()

@@ -204,7 +204,7 @@ def test_another_dataset_is_not_divided_as_that_of_the_run(trained: Path, tmp_pa
     pictures = compose(["data/dataset=image_folder", "data.dataset.path=digits"]).data.dataset
     recorded["data"] |= {"holdout": 50, "dataset": OmegaConf.to_container(pictures)}
     (folder / CONFIG_FILE).write_text(yaml.safe_dump(recorded))
-    on_mnist = evaluate(folder, ["data/dataset=mnist", "data.dataset.test_size=100"], images="all")
+    on_mnist = evaluate(folder, ["data/dataset=mnist", "data.dataset.test_size=100", "data.holdout=null"])
     assert (on_mnist.split_name, len(on_mnist.split)) == ("test", 100)
 
 
@@ -267,10 +267,11 @@ def test_classes_are_matched_by_name_and_sizes_must_fit(succeed: Printed, tmp_pa
     run, other = tmp_path / "run", tmp_path / "other"
     for name in names[1:]:  # without the first class, the others would be counted from 0
         shutil.copytree(folder / name, other / name)
-    evaluation = evaluate(run, [f"data.dataset.path={other}", root], images="all")
+    all_others = [f"data.dataset.path={other}", "data.dataset.test_share=0", root]
+    evaluation = evaluate(run, all_others)
     assert set(evaluation.predictions.labels.tolist()) == {1, 2}
     with pytest.raises(ConfigError, match=r"the model takes images \[1, 28, 28\], the dataset has \[1, 9, 9\]"):
-        evaluate(run, [f"data.dataset.path={other}", root, "data.dataset.size=9"], images="all")
+        evaluate(run, [*all_others, "data.dataset.size=9"])
     shutil.move(other / "eel", other / "zebra")
     with pytest.raises(ConfigError, match="classes that the model does not know: zebra; it knows cat, dog, eel"):
-        evaluate(run, [f"data.dataset.path={other}", root], images="all")
+        evaluate(run, all_others)

@@ -122,7 +122,7 @@ def test_model_optimizer_and_random_generators_are_restored(capsys: pytest.Captu
         assert torch.equal(old, new) if isinstance(old, Tensor) else old == new
     assert [module.training for module in model] == [True, False, True]
     assert model[2].steps is steps
-    note = "give model= and optimizer= to have what it changed restored"
+    note = "with model= and optimizer=, their states are restored"
     assert note not in capsys.readouterr().out
     brief([(torch.ones(4, 3), torch.ones(4))] * 20, step, model=model)
     assert note in capsys.readouterr().out
@@ -215,7 +215,7 @@ def test_where_the_length_of_an_epoch_is_unknown_waiting_is_that_between_steps()
     diagnosis = brief(DataLoader(Stream()), lambda batch: time.sleep(0.02))
     assert diagnosis.timings[0].epoch_s is None
     assert diagnosis.timings[0].waiting_pct < 50
-    assert "the length of an epoch is not known" in str(diagnosis)
+    assert "the length of an epoch is unknown" in str(diagnosis)
 
 
 def test_a_loop_keeps_its_persistent_workers() -> None:

@@ -9,7 +9,7 @@ from tests.conftest import CallHere
 from tests.support.processes import run_python
 from tests.support.scripts import SLOW_DATA, diagnose
 from vitmnist.__main__ import main
-from vitmnist.diagnosis.report import NO_BATCHES, NO_LOADER
+from vitmnist.diagnosis.script_report import NO_BATCHES, NO_LOADER
 
 
 def test_a_script_sees_its_own_arguments_and_main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,14 +32,14 @@ from torchvision.transforms import Compose, RandomCrop, Resize, ToTensor
 from tests.support.pictures import Pictures, assert_same, check_same, run
 from tests.support.samples import SIZE, Made, Pairs
 from vitmnist import from_dataloader
-from vitmnist.errors import ConfigError, DataError
+from vitmnist.errors import DataError
 from vitmnist.replacement import decoded_dataset
 from vitmnist.replacement.decoded_dataset import DecodedDataLoader, DecodedDataset, RowDataset
 from vitmnist.runtime import memory
 from vitmnist.runtime.memory import Memory, OutOfSpaceError
 from vitmnist.store import cache_file
 
-STORES = ("ram", "cache", "gpu_slice")
+STORES = ("ram", "cache")
 CROP = Compose([RandomCrop(8), ToTensor()])
 Point = namedtuple("Point", ["x", "y"])
 
@@ -158,8 +158,6 @@ def test_workers_are_kept_only_where_the_order_depends_on_them() -> None:
         dataloader = DataLoader(Pairs(), 7, shuffle=True, prefetch_factor=3, **settings)
         replaced = from_dataloader(dataloader)
         assert (replaced.num_workers, replaced.prefetch_factor) == (kept, 3 if kept else None)
-    with pytest.raises(ConfigError, match=r"^gpu_slice: the order .* depends on its workers.*; use ram"):
-        from_dataloader(dataloader, "gpu_slice")
 
 
 def after_an_exception(loader: Any) -> list[list[int]]:
@@ -222,9 +220,8 @@ def test_a_set_larger_than_memory_is_kept_in_a_file(
     monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=SIZE))
     dataloader = DataLoader(Pictures(folder, CROP) if is_random else Pairs(), batch_size=4)
     size = r"[\d.]+ MiB"
-    for name in ("ram",) if is_random else ("ram", "gpu_slice"):
-        with pytest.raises(OutOfSpaceError, match=rf"^{name}: the .*set takes {size} .*, where {size} are free"):
-            from_dataloader(dataloader, name)
+    with pytest.raises(OutOfSpaceError, match=rf"^ram: the .*set takes {size} .*, where {size} are free"):
+        from_dataloader(dataloader, "ram")
     written, write = [], cache_file._write
     monkeypatch.setattr(cache_file, "_write", lambda *parts: written.append(1) or write(*parts))
     assert_same(run(from_dataloader(dataloader, folder=str(tmp_path))), run(dataloader))

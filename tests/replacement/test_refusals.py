@@ -28,8 +28,8 @@ def test_samples_that_are_random_without_a_transform_are_refused() -> None:
         assert from_dataloader(dataloader) is dataloader
     with pytest.raises(ConfigError, match=f"^ram: {message}"):
         from_dataloader(dataloader, transforms="tensor")
-    for name, reason in (("ram", message), ("cache", message), ("gpu_slice", "sample 0 is random .*; use ram")):
-        with pytest.raises(ConfigError, match=f"^{name}: {reason}"):
+    for name in ("ram", "cache"):
+        with pytest.raises(ConfigError, match=f"^{name}: {message}"):
             from_dataloader(dataloader, name)
 
 
@@ -77,10 +77,9 @@ class WithEpochs(Pairs):
 @pytest.mark.parametrize(
     ("dataloader", "options", "message"),
     [
-        (DataLoader(Pairs()), {"loader": "rem"}, r"^loader=rem: did you mean 'ram'\? allowed: auto, cache, gpu_slice"),
+        (DataLoader(Pairs()), {"loader": "rem"}, r"^loader=rem: did you mean 'ram'\? allowed: auto, cache, ram"),
         (DataLoader(Pairs()), {"loader": "disk"}, r"^loader=disk: .*allowed"),
         (DataLoader(Pairs()), {"transforms": "tensors"}, r"^transforms=tensors: did you mean 'tensor'\? allow"),
-        (DataLoader(Pairs(), collate_fn=list), {"loader": "gpu_slice"}, r"^gpu_slice: batch.* no plain tensor .*; use"),
         (DataLoader(Endless()), {}, r"is an IterableDataset.*; use the DataLoader as it is"),
         (DataLoader(Pairs(), batch_size=None), {}, r"^dataloader: batch_size=None: its dataset makes whole batches"),
         ([1, 2], {}, r"must be a torch.utils.data.DataLoader, found list"),
@@ -181,8 +180,6 @@ def test_a_transform_that_the_loop_changes_is_named(change: Callable[[Any, Any],
     for parts in ([v1.Resize((2, 2))], [v1.Resize((2, 2)), Stateful(is_random=True)]):
         collate = Collate()
         replacement = from_dataloader(DataLoader(Subset(Transformed(*parts), range(20)), 7, collate_fn=collate))
-        replacement.dataset.epoch = 3  # The data are not compared.
-        assert replacement.dataset.original.epoch == 3
         assert list(replacement)
         change(replacement.dataset.dataset, collate)
         if named == "Collate" and len(parts) > 1:  # It is applied to each batch.
@@ -190,6 +187,14 @@ def test_a_transform_that_the_loop_changes_is_named(change: Callable[[Any, Any],
             continue
         with pytest.raises(ConfigError, match=rf"^{named} has changed since the samples were decoded, .*; set it"):
             list(replacement)
+
+
+def test_setting_an_attribute_of_decoded_data_warns() -> None:
+    replacement = from_dataloader(DataLoader(Pairs(), 7))
+    with pytest.warns(UserWarning, match=r"^dataset\.epoch is set, but the samples are already decoded and do not ch"):
+        replacement.dataset.epoch = 3
+    assert replacement.dataset.original.epoch == 3
+    assert list(replacement)
 
 
 class Collate:

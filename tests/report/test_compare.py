@@ -135,6 +135,14 @@ def test_quality_stands_before_time_with_its_seeds_and_the_test_split_and_orders
     assert [row["test_acc"] for row in csv_rows] == ["68.0", "83.0", "58.0"]
 
 
+def test_without_the_package_of_the_monitored_metric_no_epoch_is_taken_for_the_best(tmp_path: Path) -> None:
+    epochs = [epoch(2.0, eval_mine=value, eval_acc=100 - value) for value in (10.0, 30.0, 20.0)]
+    run(tmp_path / "0", config={"monitor": "eval_mine"}, epochs=epochs, eval_split="validation")
+    (row,) = build_table(the_only(tmp_path))
+    assert "accuracy, %" not in row
+    assert row["status"] == "completed, monitor=eval_mine is not registered"
+
+
 def unfinished(folder: Path, left: str) -> None:
     """A run of disk that left a file, but no result."""
     (run(folder, "disk") / "result.json").unlink()

@@ -14,7 +14,7 @@ from vitmnist import make_loader
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import TensorSet
 from vitmnist.loaders.base import INDEX_NBYTES, required_memory
-from vitmnist.runtime import memory
+from vitmnist.runtime import cpu, memory
 from vitmnist.runtime.memory import (
     Memory,
     OutOfSpaceError,
@@ -74,11 +74,11 @@ def test_free_and_peak_memory_are_those_of_the_machine() -> None:
     assert 2**26 < read_host_peak() - before < 2**28  # 128 MiB
 
 
-def test_a_limit_of_a_container_is_respected_and_divided_among_its_ranks(
+def test_the_limits_of_a_container_are_respected_and_its_memory_is_divided_among_its_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "CGROUP", tmp_path)
-    monkeypatch.setattr(memory, "PROCESS_GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(cpu, "CGROUP", tmp_path)
+    monkeypatch.setattr(cpu, "PROCESS_GROUPS", tmp_path / "groups")
     assert measure_free_memory(CPU).host > 2**20
     (tmp_path / "groups").write_text("1:cpu,cpuacct:/x\n0::/outer/inner\n")
     for folder in (tmp_path / "outer" / "inner", tmp_path / "outer", tmp_path):  # Any of them may have a limit.
@@ -91,6 +91,10 @@ def test_a_limit_of_a_container_is_respected_and_divided_among_its_ranks(
         monkeypatch.delenv("LOCAL_WORLD_SIZE")
         (folder / "memory.max").write_text("max\n")
         assert measure_free_memory(CPU).host > 2**20
+    cores = cpu.available_cores()
+    for limit, expected in (("max 100000", cores), ("50000 100000", 1), ("99999999 100000", cores)):
+        (tmp_path / "outer" / "cpu.max").write_text(f"{limit}\n")
+        assert cpu.available_cores() == expected
 
 
 def test_the_memory_of_one_gpu_is_not_that_of_another(monkeypatch: pytest.MonkeyPatch) -> None:

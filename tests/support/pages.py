@@ -1,7 +1,17 @@
-"""Reads the code blocks of a page of the documentation, and applies its diffs."""
+"""Reads the code blocks and commands of the documentation, and applies its diffs."""
 
 import re
+import shlex
 from pathlib import Path
+
+from PIL import Image
+
+from tests.conftest import BRIEF, PLAIN, REPOSITORY
+
+README = REPOSITORY / "README.md"
+PAGES = [README, REPOSITORY / "benchmarks" / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+PAGES += [REPOSITORY / "CONTRIBUTING.md"]
+FEW = ["epochs=1", "data.dataset.train_size=40", "data.dataset.test_size=20", "data.root=data"]
 
 
 def blocks(language: str, page: Path) -> list[str]:
@@ -22,3 +32,33 @@ def apply_diff(folder: Path, diff: str) -> None:
     before, after = ("".join(f"{line[1:]}\n" for line in lines if line[0] in kinds) for kinds in (" -", " +"))
     assert file.read_text().count(before) == 1, f"{file}: {before}"
     file.write_text(file.read_text().replace(before, after))
+
+
+def commands(start: str, *pages: Path) -> list[list[str]]:
+    """The arguments of every command in a bash block of some pages (default: all), each once; `A && B` is two."""
+    text = "".join(block for page in pages or PAGES for block in blocks("bash", page)).replace("\\\n", "")
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    parts = dict.fromkeys(part.strip() for line in lines for part in line.split("&&"))
+    return [shlex.split(part.partition(" > ")[0])[len(start.split()) :] for part in parts if part.startswith(start)]
+
+
+def draw(*files: Path) -> None:
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((30, 20), 64).save(file)
+
+
+def small(arguments: list[str], folder: Path) -> list[str]:
+    """The arguments with few images and one repeat, and with the image files that they name."""
+    if "data.dataset.path=pictures" in arguments:
+        draw(*(folder / "pictures" / f"class {number % 2}" / f"{number}.png" for number in range(110)))
+    if "experiment=flowers" in arguments:
+        (experiment,) = blocks("yaml", REPOSITORY / "docs" / "command-line.md")
+        file = folder / "mine" / "experiment" / "flowers.yaml"
+        file.parent.mkdir(parents=True)
+        file.write_text(experiment)
+        draw(*(folder / "flowers" / f"class {number % 2}" / f"{number}.png" for number in range(110)))
+    few = [] if {"--help", "--cfg"} & set(arguments) else [*FEW, PLAIN, "repeats=1"]
+    few += ["batch_size=20"] if "experiment=smoke" in arguments else []  # half of its jobs
+    is_timed = {"data/loader=auto", "experiment=pictures"} & set(arguments)
+    return [*arguments, *few, *(BRIEF if is_timed else [])]

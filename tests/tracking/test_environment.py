@@ -1,9 +1,19 @@
-"""The source code of a run in its record."""
+"""The software of a run in its record."""
 
 import subprocess
 from pathlib import Path
 
-from vitmnist.tracking.environment import read_source_state
+import pytest
+import torch
+
+from vitmnist.tracking.environment import describe_environment, read_source_state
+
+
+def test_a_package_under_another_name_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitmnist.tracking.environment.PACKAGES", ("torch", "no-such-package"))
+    environment = describe_environment(torch.device("cpu"))
+    assert torch.__version__.startswith(environment["torch"])
+    assert environment["no-such-package"] is None
 
 
 def test_the_commit_of_the_source_tree_and_its_changes_are_recorded(tmp_path: Path) -> None:

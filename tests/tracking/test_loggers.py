@@ -34,10 +34,12 @@ def test_a_resumed_run_of_wandb_has_each_epoch_once(
     logger = Wandb(WandbOptions(), tmp_path, Result(epochs=epochs[:3]))
     for record in epochs[3:]:
         logger.add_epoch(record)
+        logger.add_images({"worst_mistakes": MagicMock()}, record["epoch"])
     assert wandb.init.call_args.kwargs["id"] == continued
     sent = [call.args[0] for call in run.log.call_args_list]
-    for axis in ("epoch", "step/number"):
-        assert [values[axis] for values in sent if axis in values] == list(range(first, 8))
+    for metric, axis in (("eval/acc", "epoch"), ("step/loss", "step/number"), ("images/worst_mistakes", "epoch")):
+        begin = max(first, 4) if "images" in metric else first
+        assert [values[axis] for values in sent if metric in values] == list(range(begin, 8))
 
 
 @pytest.mark.slow

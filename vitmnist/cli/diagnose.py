@@ -22,7 +22,7 @@ from types import ModuleType
 
 from vitmnist.cli.command import create_parser, errors_as_messages
 from vitmnist.diagnosis.observer import Observer
-from vitmnist.diagnosis.report import describe_script, format_report
+from vitmnist.diagnosis.script_report import describe_script, format_report
 from vitmnist.errors import DataError, ExitCode
 
 

@@ -2,7 +2,7 @@
 
     vitmnist evaluate outputs/runs/DATE/TIME-…
     vitmnist evaluate outputs/runs/DATE/TIME-… --mistakes mistakes.csv --grid mistakes.png
-    vitmnist evaluate outputs/runs/DATE/TIME-… data.dataset.path=other --images all --json
+    vitmnist evaluate outputs/runs/DATE/TIME-… data.dataset.path=other data.dataset.test_share=0 --json
 
 Uses the best weights (best.pt) if the run has any, else the final ones. Evaluates the validation split if there is one,
 else the test split, as training does. --split selects another.
@@ -62,18 +62,13 @@ class Evaluation:
 
 
 def evaluate(
-    folder: Path,
-    overrides: list[str],
-    weights: str | None = None,
-    split_name: str | None = None,
-    images: str | None = None,
+    folder: Path, overrides: list[str], weights: str | None = None, split_name: str | None = None
 ) -> Evaluation:
     """Evaluate the model of a run on a split; the default is the split that was evaluated in training.
 
     Args:
         overrides: changes to the configuration of the run.
         weights: best, final or last; None takes the first that exists.
-        images: `all` or `as-trained`; required for a dataset other than the run's.
 
     Raises:
         UserError: the folder, the overrides or the data cannot be used.
@@ -81,7 +76,7 @@ def evaluate(
     config = load_evaluation_config(folder, overrides, (*IMAGE_KEYS, "device"))
     device = choose_device(config.device)
     trained = load_inference_model(folder, device, weights)
-    dataset = load_evaluation_dataset(folder, config.data, overrides, images)
+    dataset = load_evaluation_dataset(folder, config.data, overrides)
     split_name = split_name or dataset.eval_split_name
     if split_name not in dataset.splits:
         raise ConfigError(f"--split {split_name}: the dataset has only {' and '.join(dataset.splits)} images")
@@ -144,7 +139,7 @@ def main() -> None:
     parser.add_argument("--grid", type=Path, metavar="PNG", help="draw the mistakes with the highest confidence")
     parser.add_argument("--predictions", action="store_true", help="print JSON with the prediction for each image")
     options = parser.parse_intermixed_args()
-    evaluation = evaluate(options.run, options.overrides, options.weights, options.split, options.images)
+    evaluation = evaluate(options.run, options.overrides, options.weights, options.split)
     split = evaluation.split
     if options.mistakes:
         # Rows are sorted by confidence, highest first; ties keep the order of the split.

@@ -10,7 +10,7 @@ from typing import Any
 from vitmnist.checkpoint.storage import WEIGHT_FILES
 from vitmnist.cli.arguments import parse_key
 from vitmnist.cli.resume import load_recorded_config
-from vitmnist.config.schema import Config, DataConfig, is_under
+from vitmnist.config.schema import Config, DataConfig, dotted_keys, is_under
 from vitmnist.data.datasets.base import Dataset, apply_config, build_dataset
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.files import expand_home
@@ -20,8 +20,13 @@ from vitmnist.tracking.runs import read_run
 IMAGE_KEYS = ("data.root", "data.dataset", "data.holdout", "data.holdout_seed", "batch_size")
 # The options of a dataset that locate its images and labels.
 PATHS = ("path", "labels")
-# The options that limit or divide a dataset, with the values that leave all images in one split.
-UNLIMITED = {"test_share": 0.0, "train_size": None, "test_size": None}
+# The keys that divide or limit a dataset, with the values that keep all images.
+UNDIVIDED = {
+    "data.holdout": "null",
+    "data.dataset.train_size": "null",
+    "data.dataset.test_size": "null",
+    "data.dataset.test_share": "0",
+}
 
 
 def add_run_arguments(parser: ArgumentParser) -> None:
@@ -36,8 +41,6 @@ def add_dataset_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "overrides", nargs="*", help="changes to the run's configuration, such as data.dataset.path=other"
     )
-    help_text = "for a dataset other than the run's: evaluate all its images, or divide it as in training"
-    parser.add_argument("--images", choices=["all", "as-trained"], help=help_text)
 
 
 def load_evaluation_config(folder: Path, overrides: list[str], overridable: Sequence[str]) -> Config:
@@ -57,23 +60,23 @@ def _dotted_key(override: str) -> str:
     return parse_key(override).replace("/", ".")
 
 
-def load_evaluation_dataset(folder: Path, data: DataConfig, overrides: list[str], images: str | None) -> Dataset:
+def load_evaluation_dataset(folder: Path, data: DataConfig, overrides: list[str]) -> Dataset:
     """Build the dataset of an evaluation, and warn if images of the run have changed since training.
 
-    Args:
-        images: the value of `--images`; required for a dataset other than the run's.
+    Raises:
+        ConfigError: for images at another path, it is unclear whether to divide and limit them as in training.
     """
     trained_data = load_recorded_config(folder, []).data
-    if images is None and _resolve_paths(data.dataset) != _resolve_paths(trained_data.dataset):
-        raise ConfigError(
-            "the run was trained on images at another path; type --images all to evaluate all of these images, or "
-            "--images as-trained to divide and limit them as in training"
-        )
-    if images == "all":
-        keys = [_dotted_key(override) for override in overrides]
-        holdout = data.holdout if "data.holdout" in keys else None
-        limits = [key for key in UNLIMITED if key in data.dataset and f"data.dataset.{key}" not in keys]
-        data = replace(data, holdout=holdout, dataset=data.dataset | {key: UNLIMITED[key] for key in limits})
+    if _resolve_paths(data.dataset) != _resolve_paths(trained_data.dataset):
+        values = dotted_keys({"data": vars(data)})
+        typed = {_dotted_key(override) for override in overrides}
+        if unclear := [key for key in UNDIVIDED if values.get(key) and key not in typed]:
+            undivided = " ".join(f"{key}={UNDIVIDED[key]}" for key in unclear)
+            as_trained = " ".join(f"{key}={values[key]}" for key in unclear)
+            raise ConfigError(
+                f"the run was trained on images at another path; type {undivided} to evaluate all of these images, or "
+                f"{as_trained} to divide and limit them as in training"
+            )
     dataset = apply_config(build_dataset(data.dataset, data.root), data)
     trained_paths = {key: trained_data.dataset[key] for key in PATHS if key in trained_data.dataset}
     if replace(data, root=trained_data.root, dataset=data.dataset | trained_paths) == trained_data:

@@ -5,7 +5,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from math import ceil, inf
@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from vitmnist.diagnosis.observed_loader import ObservedLoader
 from vitmnist.errors import ConfigError
+from vitmnist.replacement.dataloader_tools import check_replaceable, rebuild
 from vitmnist.replacement.decoded_dataset import DecodedDataset, TransformedDataset
 from vitmnist.replacement.from_dataloader import from_dataloader
-from vitmnist.replacement.original import check_replaceable, rebuild
 from vitmnist.replacement.split_transforms import (
     Transform,
     find_transform_attributes,
@@ -34,25 +34,25 @@ from vitmnist.timing.table import NOTICEABLE_SHARE, LoaderTiming
 BASELINE = "as it is"
 """The name of the loader in use in the table."""
 DECODING_S = 3.0
-"""How long one process reads samples (s) to time `from_dataloader`."""
+"""The time (s) in which a single process reads samples to time `from_dataloader`."""
 TIMED_BATCHES = 50
 """The number of batches to time for each candidate."""
 TIMED_S = 6.0
 """The approximate time limit (s) for timing all candidates."""
 PROFILED_SAMPLES = 8
-"""The number of samples that are read to time the parts of a sample."""
+"""The number of samples that are read to time the stages of reading a sample."""
 MIN_SAVING = 0.2
 """A recommended change saves at least this share of a script's time."""
 WORKER_TIMEOUT_S = 30.0
 """Workers that deliver no batch for this time (s) have failed."""
 
 
-def add_candidates(benchmark: Benchmark, loader: DataLoader[object], baseline: LoaderCandidate) -> dict[str, float]:
-    """Add `from_dataloader` and, if the step waits, other numbers of workers. Returns the result of `time_stages`."""
+def add_alternatives(benchmark: Benchmark, loader: DataLoader[object], baseline: LoaderCandidate) -> dict[str, float]:
+    """Add `from_dataloader` and, if the step waits, other values of `num_workers`. Returns that of `time_stages`."""
     seconds_by_stage = time_stages(loader)
     window = baseline.warm_up
     if window and window.waiting_s > NOTICEABLE_SHARE * window.batch_s:
-        # Try no workers, and as many as are needed to make a batch per step.
+        # Try no workers, and as many workers as are needed to make a batch per step.
         step_s = max(window.batch_s - window.waiting_s, 1e-6)
         enough = ceil(max(loader.num_workers, 1) * window.batch_s / step_s)
         for workers in sorted({0, max(2, min(enough, available_cores()))} - {loader.num_workers}):
@@ -73,7 +73,7 @@ def _change_workers(loader: DataLoader[object], baseline: LoaderCandidate, worke
     if workers and not loader.num_workers and (method := torch.multiprocessing.get_start_method()) != "fork":
         if method == "spawn":
             raise ConfigError("not tried: workers are not forked, and would import the script again")
-        # Workers of a forkserver, the default from Python 3.14 on, would import the script again too.
+        # Workers of a fork server, the default from Python 3.14 on, would import the script again too.
         options["multiprocessing_context"] = "fork"
     change = f"DataLoader(…, {', '.join(f'{name}={value!r}' for name, value in options.items())})"
     changed = _set_timeout(rebuild(loader, **options))
@@ -83,7 +83,7 @@ def _change_workers(loader: DataLoader[object], baseline: LoaderCandidate, worke
 def build_replacement_candidate(
     loader: DataLoader[object], baseline: LoaderCandidate, sample_s: float, transforms: Literal["exact", "tensor"]
 ) -> LoaderCandidate:
-    """Build the `from_dataloader` replacement of as many samples as time allows, and estimate its full set-up time."""
+    """Replace a loader of as many samples as time allows, and estimate the set-up time for all samples."""
     check_replaceable(loader)
     size = len(loader.dataset)  # type: ignore[arg-type]
     batch_size = loader.batch_size or ceil(size / len(loader))
@@ -100,19 +100,19 @@ def build_replacement_candidate(
 
 
 def _set_timeout(loader: DataLoader[object]) -> DataLoader[object]:
-    """Set a timeout for workers. A forked worker lacks the threads of the script's pools, and can wait for them."""
+    """Set a timeout for workers. A forked worker lacks the threads of the script's pools, and can wait forever."""
     if loader.num_workers:
         loader.timeout = loader.timeout or WORKER_TIMEOUT_S
     return loader
 
 
 def time_stages(loader: DataLoader[object]) -> dict[str, float]:
-    """Return the seconds per sample of each part, by name; empty if a sample cannot be read or collated."""
+    """Return the seconds per sample of each stage, by name; empty if a sample cannot be read or collated."""
     dataset: Any = loader.dataset
     attributes = list(find_transform_attributes(dataset))
     transforms_s: dict[str, float] = defaultdict(float)
     timed = [partial(_apply_timed, vars(owner)[name], transforms_s) for owner, name in attributes]
-    with suppress(Exception):  # The rows of the table have the error.
+    with suppress(Exception):  # The rows of the table show the error.
         dataset[0]  # Warm up: the first read may open files.
         count = min(PROFILED_SAMPLES, len(dataset))
         with replace_transforms(attributes, timed):
@@ -130,7 +130,7 @@ def time_stages(loader: DataLoader[object]) -> dict[str, float]:
 
 def _apply_timed(transform: Transform, transforms_s: dict[str, float], /, *args: object, **kwargs: object) -> object:
     """Apply a transform, and add the seconds of each of its parts to `transforms_s`, by name."""
-    # A Compose with several arguments, or with keyword arguments, converts them for its parts.
+    # A Compose with several arguments or with keyword arguments converts them for its parts.
     is_divisible = len(args) == 1 and not kwargs
     for part in flatten_transforms(transform) if is_divisible else [transform]:
         start = time.perf_counter()
@@ -143,7 +143,7 @@ class ImitatedStep:
     """A step that takes as much time, processor time and threads as the step of a script.
 
     It computes a fixed number of hashes, and sleeps for the rest of the time. The number is calibrated while no workers
-    run, so the step slows down when workers use the cores, as that of the script does.
+    run, so the step slows down when workers occupy the cores, as the script's own step does.
 
     Args:
         step_s: duration of a step of the script in seconds.
@@ -180,23 +180,21 @@ def try_loaders(observed_loader: ObservedLoader) -> tuple[list[LoaderTiming], di
         return [LoaderTiming(BASELINE, error="this loader cannot be built again")], {}
     cores = observed_loader.steps_cpu_s / (sum(observed_loader.steps_s) or inf)
     step = ImitatedStep(observed_loader.step_s, cores)
-    with ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
+    with warnings.catch_warnings(), Benchmark() as benchmark:
         warnings.simplefilter("ignore")  # For example, torch warns if there are more workers than cores.
-        benchmark = Benchmark(stack)
         baseline = benchmark.add(BASELINE, lambda: LoaderCandidate(_set_timeout(rebuild(loader)), step=step))
-        seconds_by_stage = add_candidates(benchmark, loader, baseline)
+        seconds_by_stage = add_alternatives(benchmark, loader, baseline)
         benchmark.run(TIMED_BATCHES, TIMED_S)
         return make_timings(benchmark.candidates, observed_loader.epoch_length), seconds_by_stage
 
 
 def find_best_change(timings: Sequence[LoaderTiming], epochs: float) -> str | None:
-    """Return the change that saves most over so many epochs, including the set-up; None if it saves little.
+    """Return the change that saves most over `epochs`, including the set-up; None if it saves little.
 
     Args:
         timings: the loader in use, followed by its alternatives.
     """
-    # The mean time of an epoch, including its share of the set-up
+    # The set-up is divided among the epochs.
     means_s = [t.epoch_s.median + (t.set_up_s or 0.0) / epochs if t.epoch_s else inf for t in timings]
     changes = [(mean_s, timing.change) for mean_s, timing in zip(means_s, timings, strict=True) if timing.change]
     best_s, change = min(changes, default=(inf, None))

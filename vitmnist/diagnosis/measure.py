@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -16,9 +16,9 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from vitmnist.data.randomness import preserved_random_state
-from vitmnist.diagnosis.candidates import BASELINE, add_candidates
+from vitmnist.diagnosis.candidates import BASELINE, add_alternatives
 from vitmnist.errors import DataError
-from vitmnist.replacement.original import rebuild
+from vitmnist.replacement.dataloader_tools import rebuild
 from vitmnist.runtime.device import create_queue, refuse_mps
 from vitmnist.store.tree import map_tensors
 from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, adapt_step, make_timings
@@ -78,8 +78,8 @@ def diagnose(
 
     Three measurements take turns: loading alone (T1), the step on a batch that is already on the device (T2), and both
     together (T). A plain `DataLoader` is also compared with its replacement by `from_dataloader`, for as many samples
-    as time allows, and with other numbers of workers if the step waits for data. The states of random generators are
-    restored afterwards.
+    as time allows. If the step waits for data, it is also compared with other values of `num_workers`. The states of
+    random generators are restored afterwards.
 
     Args:
         loader: a `DataLoader`, a loader of `make_loader`, or any iterable of batches.
@@ -87,8 +87,8 @@ def diagnose(
             arguments, and moves the batch to the device itself, as in the training loop.
         batches: number of batches of each measurement; fewer if they would exceed `seconds`.
         seconds: approximate time limit for all measurements, without the set-up of the loaders.
-        model: its state is restored afterwards, and its gradients are zeroed. Its device is the one that is timed, by
-            default CUDA if it is in use.
+        model: its state is restored afterwards, and its gradients are zeroed. Its device is timed. Without a model,
+            CUDA is timed if it is in use.
         optimizer: its state is restored afterwards.
 
     Raises:
@@ -99,37 +99,39 @@ def diagnose(
     if model is not None:
         device = next((parameter.device for parameter in model.parameters()), device)
     refuse_mps(device.type)
-    with ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
-        stack.enter_context(_preserved_state(model, optimizer))
-        stack.enter_context(preserved_random_state(loader, device=device))
+    with (
+        warnings.catch_warnings(),
+        _preserved_state(model, optimizer),
+        preserved_random_state(loader, device=device),
+        Benchmark() as benchmark,
+    ):
         warnings.simplefilter("ignore")  # For example, torch warns if there are more workers than cores.
-        benchmark = Benchmark(stack)
-        loading, step_alone, together = _add_candidates(benchmark, loader, adapt_step(step), device)
+        _add_candidates(benchmark, loader, adapt_step(step), device)
         benchmark.run(batches, seconds)
+    loading, step_alone, together, *alternatives = benchmark.candidates
     diagnosis = Diagnosis(
         loading_s=Spread.of(window.batch_s for window in loading.windows),
         step_s=Spread.of(window.batch_s for window in step_alone.windows),
         batch_s=Spread.of(window.batch_s for window in together.windows),
         waiting_pct=Spread.of(window.waiting_pct(None) for window in together.windows),
         steps=together.num_batches,
-        timings=make_timings([together, *benchmark.candidates[3:]], together.length),
+        timings=make_timings([together, *alternatives], together.length),
     )
     print(diagnosis)
     if model is None or optimizer is None:
-        print("note: the step has trained: give model= and optimizer= to have what it changed restored")
+        print("note: the step has trained; with model= and optimizer=, their states are restored")
     return diagnosis
 
 
 def _add_candidates(
     benchmark: Benchmark, loader: Iterable[object] | Loader, step: StepFunction, device: torch.device
-) -> tuple[LoaderCandidate, LoaderCandidate, LoaderCandidate]:
-    """Add loading alone, the step alone, both together, and the alternatives. Returns the first three."""
+) -> None:
+    """Add loading alone, the step alone, both together, and the alternatives, in this order."""
     if isinstance(loader, Iterator):
         raise DataError("the loader is an iterator, which cannot begin again; give a DataLoader or a list")
     plain = None
     if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
-        loader = plain = rebuild(loader)  # The training loop owns the persistent workers of the original.
+        loader = plain = rebuild(loader)  # The persistent workers of the original belong to the training loop.
     loading = LoaderCandidate(loader, device, is_required=True)
     first_batch = next(iter(loading.batches(0)), None)
     if first_batch is None:
@@ -141,8 +143,7 @@ def _add_candidates(
         benchmark.candidates.append(candidate)
         candidate.time_window()
     if plain is not None:
-        add_candidates(benchmark, plain, together)
-    return loading, step_alone, together
+        add_alternatives(benchmark, plain, together)
 
 
 @contextmanager
@@ -152,7 +153,7 @@ def _preserved_state(model: nn.Module | None, optimizer: Optimizer | None) -> It
     states = [deepcopy(owner.state_dict()) for owner in owners]
     modules = list(model.modules()) if model is not None else []
     modes = [module.training for module in modules]
-    # A state_dict lacks the buffers that are not persistent.
+    # A state_dict lacks non-persistent buffers.
     named_buffers = [(module, *named) for module in modules for named in module.named_buffers(recurse=False)]
     buffers = [(module, name, buffer, buffer.detach().clone()) for module, name, buffer in named_buffers]
     try:

@@ -22,15 +22,15 @@ LIBRARY_PREFIXES = (sysconfig.get_paths()["stdlib"], str(Path(__file__).parent.p
 """Path prefixes of Python's standard library and of this package."""
 COLLECTS = "collects its batches, and works on them later"
 """The reason why a loop such as `list(loader)` has no share of waiting."""
-OTHER_THREAD = "is iterated in another thread than the main one"
+OTHER_THREAD = "is iterated in another thread than the main thread"
 """The reason why a loop in a background thread has no share of waiting."""
 COLLECTING_S = 0.0002
-"""A loop that keeps its batches and has a shorter median step (s) only collects them."""
+"""A loop that keeps its batches only collects them if its median step is shorter (s)."""
 
 
 @dataclass(frozen=True)
 class LoaderInfo:
-    """The settings of a loader, and the line of the script that iterates it first. Unknown values are None."""
+    """The settings of a loader, and the line of the script that first iterates it. Unknown values are None."""
 
     dataset: str
     samples: int | None
@@ -49,7 +49,7 @@ class LoaderInfo:
 
 
 def _find_script_line() -> str:
-    """Return the file and line of the innermost frame outside this package and installed ones such as tqdm."""
+    """Return the file and line of the innermost frame outside this package and installed packages, such as tqdm."""
     for frame, line in walk_stack(inspect.currentframe()):
         file = frame.f_code.co_filename
         if not file.startswith(LIBRARY_PREFIXES) and {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts):
@@ -59,7 +59,7 @@ def _find_script_line() -> str:
 
 @dataclass
 class DataPass:
-    """A pass over a loader: the use of one iterator. Times are those of `perf_counter`.
+    """A pass over a loader with an iterator. Times are those of `perf_counter`.
 
     Args:
         start, last_return: the start of `iter()`, and the end of the latest `next()`.
@@ -103,7 +103,7 @@ class ObservedLoader:
 
     @property
     def step_s(self) -> float:
-        """Duration of the median step in seconds. If every pass has a single batch, a step ends at the next pass."""
+        """Duration of the median step (s). If every pass has a single batch, a step lasts until the next pass."""
         between_passes_s = [p.next_start - p.last_return for p in self.passes if p.batches and p.next_start]
         return median_low(self.steps_s or between_passes_s or [0.0])
 

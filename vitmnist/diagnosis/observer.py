@@ -25,9 +25,9 @@ class Observer:
     """Times the passes over the `DataLoader`s of this process.
 
     Args:
-        steps: number of batches to observe after the warm-up, of the loader that delivers most; None: all.
-        warm_up: number of batches to ignore at first, of the loader that delivers most.
-        stop: end the script after these batches.
+        steps: observe until a loader has delivered this many batches after the warm-up; None: until the end.
+        warm_up: ignore all batches until a loader has delivered this many.
+        stop: end the script after `steps`.
     """
 
     def __init__(self, steps: int | None, warm_up: int, stop: bool) -> None:
@@ -38,14 +38,14 @@ class Observer:
         self.warm_up_done = not warm_up
         self.process_id = os.getpid()
         self._threads_inside: set[int] = set()
-        """The threads that are inside a call of a loader."""
+        """The identifiers of the threads that are inside a call of a loader."""
         self._wrapped_classes: set[type] = set()
         self._wrap_torch("import", ())
         sys.addaudithook(self._wrap_torch)
 
     @property
     def is_active(self) -> bool:
-        """Whether a call of a loader counts. It does not after the end, in a forked process, or inside another call."""
+        """Whether to record this call: not after `end`, in a forked child, or inside another loader's call."""
         is_inside = get_ident() in self._threads_inside
         return self.end_time is None and not is_inside and os.getpid() == self.process_id
 
@@ -97,7 +97,7 @@ class Observer:
         @wraps(original_init)
         def observed_init(loader: DataLoader[object], *args: object, **kwargs: object) -> None:
             # Import here so that the first pass does not include the import.
-            import vitmnist.replacement.original  # noqa: F401
+            import vitmnist.replacement.dataloader_tools  # noqa: F401
 
             original_init(loader, *args, **kwargs)
             for base in type(loader).__mro__:
@@ -113,7 +113,7 @@ class Observer:
             loader_class.__iter__ = wraps(original_iter)(lambda loader: self._iterate(loader, original_iter))
 
     def _iterate(self, loader: DataLoader[object], original_iter: Callable[..., Iterator[object]]) -> Iterator[object]:
-        """Begin a pass over a loader, if it counts."""
+        """Begin a pass over a loader. Record it unless it is internal."""
         from vitmnist.store.read_once import ChunkDataset  # Imports torch.
 
         is_internal = isinstance(loader.dataset, ChunkDataset)
@@ -133,7 +133,7 @@ class Observer:
 
     def _get_observed_loader(self, loader: DataLoader[object]) -> ObservedLoader:
         """Return the record of a loader. Loaders that are built for each epoch share a record."""
-        from vitmnist.replacement.original import rebuild  # Imports torch.
+        from vitmnist.replacement.dataloader_tools import rebuild  # Imports torch.
 
         for observed_loader in self.loaders:
             if observed_loader.loader_ref() is loader:
@@ -152,7 +152,7 @@ class Observer:
 
 
 class ObservedIterator:
-    """Times the calls of `next()` on an iterator, and has its length and attributes."""
+    """Times the calls of `next()` on an iterator. Its length and attributes are forwarded."""
 
     def __init__(
         self, observer: Observer, loader: ObservedLoader, data_pass: DataPass, iterator: Iterator[object]

@@ -6,7 +6,6 @@ All loaders deliver the same batches, so the choice affects nothing but the time
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -105,8 +104,7 @@ def select_loader(
         ConfigError: a candidate is unknown, or none can be used.
     """
     builder = CandidateBuilder(options, data, sampler, device, make_candidate)
-    with ExitStack() as stack:
-        benchmark = Benchmark(stack)
+    with Benchmark() as benchmark:
         for name, placement in _loaders_to_try(options, data).items():
             # If memory already holds the samples, a file is not needed.
             if options.candidates or placement is not Placement.FILE or builder.decoded_set is None:
@@ -118,7 +116,7 @@ def select_loader(
             errors = [f"{timing.name}: {timing.error}" for timing in timings]
             raise ConfigError("\n".join(["no candidate can be used:", *errors]))
         name = min(epochs_s, key=lambda name: epochs_s[name].median)
-        stack.pop_all()  # The selected loader stays open.
+        benchmark.pop_all()  # The selected loader stays open.
     for other in builder.loaders.keys() - {name}:
         builder.loaders[other].close()
     return LoaderSelection(name, _reason(name, epochs_s), timings), builder.loaders[name]

@@ -1,7 +1,8 @@
-"""Decodes the samples of a `DataLoader` once, as rows of tensors or one by one, and wraps them as datasets."""
+"""Decodes the samples of a `DataLoader` once, as rows of tensors or as single samples, and wraps them as datasets."""
 
 from __future__ import annotations
 
+import warnings
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,9 +16,8 @@ from torch.utils.data import DataLoader
 
 from vitmnist.data.randomness import refuse_random_samples
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.replacement.original import NotRowsError, fetch_batch, fetch_sample
-from vitmnist.replacement.split_transforms import Transform, TransformGuard
-from vitmnist.runtime.device import create_queue
+from vitmnist.replacement.dataloader_tools import NotRowsError, fetch_batch, fetch_sample
+from vitmnist.replacement.split_transforms import TRANSFORM_ATTRIBUTES, Transform, TransformGuard
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.store.read_once import MapStyleDataset, WrappedDataset, count_reading_workers, read_once
 from vitmnist.store.rows import Destination, Placement, gather_rows, store_rows
@@ -29,14 +29,14 @@ Chunk = TypeVar("Chunk")
 
 @dataclass(frozen=True)
 class RowTensors:
-    """The tensors of a batch, each with a row for each sample, and the structure of the batch."""
+    """Tensors with a row per sample, and the structure of a batch of them."""
 
     tensors: tuple[Tensor, ...]
     structure: Structure
 
     @classmethod
     def from_batch(cls, batch: object, size: int) -> RowTensors:
-        """Flatten a batch of `size` samples. Raises `NotRowsError` unless it has only tensors with `size` rows."""
+        """Flatten a batch of `size` samples. Raises `NotRowsError` unless all leaves are tensors with `size` rows."""
         leaves, structure = flatten_tree(batch)
         if not leaves:
             raise NotRowsError("the batch has no tensor")
@@ -62,29 +62,26 @@ class RowTensors:
         """Gather a batch of samples. Raises `DataError` for an index out of range."""
         size = len(self.tensors[0])
         try:
-            # For 256 indices, this takes a third of the time of torch.tensor.
+            # For 256 indices, `frombuffer` takes a third of the time of `torch.tensor`.
             rows = torch.frombuffer(array("q", indices), dtype=torch.int64)
-            if rows.min() < 0 or rows.max() >= size:  # On a GPU, index_select would abort the process.
+            if rows.min() < 0 or rows.max() >= size:
                 raise IndexError
         except (IndexError, TypeError) as error:
             shown = ", ".join(map(str, list(indices)[:3]))
             raise DataError(
                 f"the sampler gives {shown}, …; decoded samples have the indices 0 to {size - 1}"
             ) from error
-        queue = create_queue(self.tensors[0].device)
-        if queue.is_async:  # A copy from pageable memory would wait for all queued work of the device.
-            rows = queue.to_device(queue.empty_pinned(rows.shape, rows.dtype).copy_(rows))
         return unflatten_tree(gather_rows(self.tensors, rows), self.structure)
 
 
 class DecodedDataset(WrappedDataset):
-    """The samples of another dataset, decoded once.
+    """A dataset whose samples have been decoded once.
 
-    Reading and setting attributes, such as `classes`, goes to the original dataset. The decoded samples do not change.
-    Subclasses set their own attributes before they call `super().__init__`.
+    Attributes, such as `classes`, are forwarded to the original dataset. Setting one does not change samples that are
+    already decoded. Subclasses set their own attributes before they call `super().__init__`.
 
     Args:
-        original: the other dataset.
+        original: the dataset that decodes the samples.
         guard: detects changes of its transforms.
         sample_nbytes: average size of a decoded sample in bytes.
     """
@@ -101,10 +98,12 @@ class DecodedDataset(WrappedDataset):
         return self.original[index]
 
     def __setattr__(self, name: str, value: object) -> None:
-        if "original" in vars(self):
-            setattr(self.original, name, value)
-        else:
+        if "original" not in vars(self):
             super().__setattr__(name, value)
+            return
+        if name not in TRANSFORM_ATTRIBUTES:  # `TransformGuard` detects a change of these.
+            warnings.warn(f"dataset.{name} is set, but the samples are already decoded and do not change", stacklevel=2)
+        setattr(self.original, name, value)
 
 
 class DeferredBatch:
@@ -154,17 +153,17 @@ class TransformedDataset(DecodedDataset):
 
 
 class DecodedDataLoader(DataLoader[Any]):
-    """A `DataLoader` over decoded samples. `iter` raises `ConfigError` if a transform has changed."""
+    """A `DataLoader` over a `DecodedDataset`. `iter` raises `ConfigError` if a transform has changed."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        # A framework may build this class over another dataset, such as a Subset.
+        # A framework can build this class over another dataset, such as a Subset.
         if isinstance(self.dataset, DecodedDataset):
             self.dataset._guard.check()
         return super().__iter__()
 
 
 class EagerDataLoader(DecodedDataLoader):
-    """Draws the order of an epoch in `iter`, as a `DataLoader` does whose workers read ahead.
+    """Draws the order of an epoch in `iter`, like a `DataLoader` with workers, which read ahead.
 
     The order is then independent of random numbers that the loop draws before the first batch, for example for another
     loader in a `zip`.
@@ -175,7 +174,7 @@ class EagerDataLoader(DecodedDataLoader):
         return chain([*islice(batches, 1)], batches)
 
 
-def decode_rows(dataloader: DataLoader[Any], example: RowTensors, target: Destination) -> RowTensors:
+def decode_rows(dataloader: DataLoader[Any], example: RowTensors, destination: Destination) -> RowTensors:
     """Decode all samples of a dataset into rows of tensors.
 
     Args:
@@ -190,40 +189,38 @@ def decode_rows(dataloader: DataLoader[Any], example: RowTensors, target: Destin
     size = len(dataset)
     read = partial(_read_rows, dataset, dataloader.collate_fn, example)
     chunks = partial(_read_all, dataloader, read, example.sample_nbytes)
-    if target.placement is not Placement.FILE:
-        needed = example.sample_nbytes * size
-        is_cuda = target.placement is Placement.DEVICE and target.device.type == "cuda"
-        check_fits("from_dataloader", Memory(needed, needed if is_cuda else 0), target.device)
-    contents = target.fingerprint and f"{target.fingerprint}, {size} samples, {example.signature}"
+    if destination.placement is not Placement.FILE:
+        check_fits("ram", Memory(example.sample_nbytes * size), torch.device("cpu"))
+    contents = destination.fingerprint and f"{destination.fingerprint}, {size} samples, {example.signature}"
     files = [str(index) for index in range(len(example.tensors))]
-    return RowTensors(store_rows(chunks, size, replace(target, fingerprint=contents), files), example.structure)
+    return RowTensors(store_rows(chunks, size, replace(destination, fingerprint=contents), files), example.structure)
 
 
 def decode_samples(
-    dataloader: DataLoader[Any], decode: Callable[[int], object], examples: Sequence[object], target: Destination
+    dataloader: DataLoader[Any], decode: Callable[[int], object], examples: Sequence[object], destination: Destination
 ) -> EncodedSamples:
     """Decode all samples of a dataset into objects of any structure.
 
     Args:
         decode: returns the decoded sample for an index.
-        examples: decoded samples, from which the memory is estimated.
+        examples: decoded samples that the required memory is estimated from.
 
     Raises:
         DataError: a sample cannot be read or kept. The message names the sample.
         OutOfSpaceError: memory or disk is too small.
     """
     size = len(dataloader.dataset)  # type: ignore[arg-type]
-    structure = flatten_tree(examples[0])[1] if target.placement is Placement.FILE else None
+    structure = flatten_tree(examples[0])[1] if destination.placement is Placement.FILE else None
     sample_nbytes = len(encode_samples(examples, structure).blocks[0]) / len(examples)
     chunks = partial(_read_all, dataloader, partial(_read_samples, decode, structure), sample_nbytes)
     if structure:
-        contents = target.fingerprint and f"{target.fingerprint}, {size} samples of {structure}"
-        return write_samples(chunks, size, structure, target.folder, contents)
+        contents = destination.fingerprint and f"{destination.fingerprint}, {size} samples of {structure}"
+        return write_samples(chunks, size, structure, destination.folder, contents)
     return collect_samples(chunks(), int(sample_nbytes * size))
 
 
 def _read_all(dataloader: DataLoader[Any], read: Callable[[range], Chunk], sample_nbytes: float) -> Iterator[Chunk]:
-    """Yield the results of `read` for ranges that cover all indices, from worker processes if possible."""
+    """Yield `read(indices)` for ranges that cover all indices, in worker processes if possible."""
     dataset: Any = dataloader.dataset
     workers = count_reading_workers(dataset, dataloader.num_workers)
     context, worker_init_fn = dataloader.multiprocessing_context, dataloader.worker_init_fn
@@ -238,7 +235,7 @@ def _read_rows(
         rows = RowTensors.from_batch(fetch_batch(dataset, collate, indices), len(indices))
     if (rows.structure, rows.signature) != (example.structure, example.signature):
         contents, other_contents = ", ".join(example.signature), ", ".join(rows.signature)
-        raise NotRowsError(f"one batch has {other_contents} per sample, and another {contents}")
+        raise NotRowsError(f"a batch has {other_contents} per sample, and another batch {contents}")
     return rows.tensors
 
 

@@ -1,4 +1,4 @@
-"""Splits the transforms of a dataset at the first random one, and detects changes of transforms."""
+"""Splits the transforms of a dataset at the first random transform, and detects changes of transforms."""
 
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,25 +17,27 @@ from torch.utils.data import Dataset
 
 from vitmnist.data.randomness import call_and_check_random, preserved_random_state, read_probes
 from vitmnist.errors import ConfigError, DataError, as_data_error, format_error
-from vitmnist.replacement.original import fetch_sample
+from vitmnist.replacement.dataloader_tools import fetch_sample
 from vitmnist.store.tree import copy_tree, tree_map
 
 Transform = Callable[..., Any]
 Inputs = Any
 """The arguments of a transform: a tuple of an image and, for a joint transform, its target; or a dict by name."""
+TRANSFORM_ATTRIBUTES = ("transform", "transforms")
+"""The attributes of a dataset that are searched for transforms."""
 ADVICE = "leave all that follows to its attribute transform"
 """The end of messages about a dataset that cannot be split."""
 
 
 class TransformCall(NamedTuple):
-    """A call while a sample is decoded: the index of the attribute, and the inputs of its random transforms."""
+    """A call of a transform attribute while a sample is decoded, with the inputs of its random transforms."""
 
     attribute: int
     inputs: Inputs
 
 
 class TransformPlaceholder(NamedTuple):
-    """Stands for a result in a decoded sample: the index of the call, and the position or name of the result."""
+    """Stands for a transform's result in a decoded sample. `call` is an index, `result` a position or name."""
 
     call: int
     result: int | str
@@ -43,31 +45,31 @@ class TransformPlaceholder(NamedTuple):
 
 @dataclass(frozen=True)
 class OpaqueResult:
-    """What a dataset gets from a transform while a sample is decoded. A tuple could be indexed by mistake."""
+    """What the dataset receives in place of a transform's result. Not a tuple on purpose: indexing it must fail."""
 
     placeholder: TransformPlaceholder
 
 
 class DecodedSample(NamedTuple):
-    """A sample with placeholders for the results of its random transforms, and the calls of these."""
+    """A sample with placeholders for the results of its random transforms, and the calls that produce them."""
 
     sample: object
     calls: list[TransformCall]
 
 
 class SplitTransforms:
-    """Splits reading a sample in two: `decode` is the same in every epoch, `transform` is random.
+    """Splits `dataset[i]` into `decode` (deterministic, run once) and `transform` (random, run every epoch).
 
     Each attribute of `find_transform_attributes` is split at its first random transform. The transforms of targets
-    belong to the first step.
+    belong to `decode`.
 
     Args:
         probes: indices of the samples on which the transforms are tried.
 
     Attributes:
         decoded_probes: the decoded samples with the indices `probes`.
-        deterministic: the transforms of the first step, for each attribute.
-        random: the transforms of the second step, for each attribute.
+        deterministic_transforms: those that `decode` applies, for each attribute.
+        random_transforms: those that `transform` applies, for each attribute.
 
     Raises:
         DataError: a sample cannot be split.
@@ -79,52 +81,49 @@ class SplitTransforms:
         self._attributes = list(find_transform_attributes(dataset))
         self._recorders = [partial(self._record, attribute) for attribute in range(len(self._attributes))]
         self._calls: list[TransformCall] = []
-        self.deterministic: list[list[Transform]] = [[] for _ in self._attributes]
-        self.random: list[list[Transform]] = []
+        self.deterministic_transforms: list[list[Transform]] = [[] for _ in self._attributes]
+        self.random_transforms: list[list[Transform]] = []
         recorded = read_probes(partial(fetch_sample, self.decode), probes, dataset)
         with as_data_error(f"one of the samples {', '.join(map(str, probes))}"):
             for attribute, (owner, name) in enumerate(self._attributes):
                 inputs = [call.inputs for _, calls in recorded for call in calls if call.attribute == attribute]
-                self.deterministic[attribute], random = split_at_first_random(vars(owner)[name], inputs)
-                self.random.append(random)
+                self.deterministic_transforms[attribute], random = split_at_first_random(vars(owner)[name], inputs)
+                self.random_transforms.append(random)
             self.decoded_probes = [
                 DecodedSample(sample, [self._decode_call(call) for call in calls]) for sample, calls in recorded
             ]
 
     def _decode_call(self, call: TransformCall) -> TransformCall:
         """Apply the deterministic transforms to the inputs of a call."""
-        return call._replace(inputs=apply_transforms(self.deterministic[call.attribute], call.inputs))
+        return call._replace(inputs=apply_transforms(self.deterministic_transforms[call.attribute], call.inputs))
 
     def decode(self, index: int) -> DecodedSample:
-        """Read a sample, and apply the first step only."""
+        """Read a sample, and apply only the deterministic transforms."""
         self._calls.clear()
         try:
             with replace_transforms(self._attributes, self._recorders):
                 sample = self._dataset[index]
         except Exception as error:
-            self._dataset[index]  # An error of the dataset itself is more helpful.
+            self._dataset[index]  # If the dataset itself fails, raise its error, which is more helpful.
             raise DataError(
                 f"its dataset uses its transform, or what that returns ({format_error(error)}); {ADVICE}"
             ) from error
-
-        def get_placeholder(leaf: object) -> object:
-            return leaf.placeholder if isinstance(leaf, OpaqueResult) else leaf
-
-        return DecodedSample(tree_map(get_placeholder, sample), list(self._calls))
+        sample = tree_map(lambda leaf: leaf.placeholder if isinstance(leaf, OpaqueResult) else leaf, sample)
+        return DecodedSample(sample, list(self._calls))
 
     def transform(self, decoded: DecodedSample, random: Sequence[Sequence[Transform]] | None = None) -> Any:
-        """Apply the second step to a decoded sample.
+        """Apply the random transforms to a decoded sample.
 
         Args:
-            random: transforms in place of those of the second step.
+            random: transforms to apply instead.
         """
-        transforms = self.random if random is None else random
+        transforms = self.random_transforms if random is None else random
         results = [apply_transforms(transforms[call.attribute], call.inputs) for call in decoded.calls]
 
-        def result_of(leaf: object) -> object:
+        def get_result(leaf: object) -> object:
             return results[leaf.call][leaf.result] if isinstance(leaf, TransformPlaceholder) else leaf
 
-        return tree_map(result_of, decoded.sample, leaf_type=TransformPlaceholder)
+        return tree_map(get_result, decoded.sample, leaf_type=TransformPlaceholder)
 
     def _record(self, attribute: int, *inputs: object, **named: object) -> object:
         """Apply the deterministic transforms, record the call, and return placeholders for its results."""
@@ -133,7 +132,7 @@ class SplitTransforms:
         position, call = len(self._calls), self._decode_call(TransformCall(attribute, named or inputs))
         for value in call.inputs.values() if named else call.inputs:
             if isinstance(value, Image.Image):
-                value.load()  # The dataset may close the file afterwards.
+                value.load()  # The dataset can close the file afterwards.
         self._calls.append(call)
         if named:
             return {name: OpaqueResult(TransformPlaceholder(position, name)) for name in named}
@@ -142,14 +141,14 @@ class SplitTransforms:
 
 
 def find_transform_attributes(dataset: object) -> Iterator[tuple[Any, str]]:
-    """Yield each attribute with transforms of a dataset, as its owner and name.
+    """Yield the owner and the name of each attribute of a dataset that has transforms.
 
-    The attributes are `transform` and `transforms`. A dataset that has neither, such as a `Subset` or `ConcatDataset`,
-    has those of the datasets in its attributes.
+    Their names are `TRANSFORM_ATTRIBUTES`. For a dataset without them, such as a `Subset` or `ConcatDataset`, the
+    datasets in its attributes are searched.
     """
     attributes = getattr(dataset, "__dict__", {})
     joint = attributes.get("transforms")
-    candidates = [(dataset, "transform"), (dataset, "transforms")]
+    candidates = [(dataset, name) for name in TRANSFORM_ATTRIBUTES]
     if hasattr(joint, "target_transform"):  # torchvision's pair of transforms of the image and of the target
         candidates[1] = joint, "transform"
     holders = [(owner, name) for owner, name in candidates if callable(getattr(owner, "__dict__", {}).get(name))]
@@ -182,7 +181,7 @@ def list_transforms(dataset: object) -> list[Transform]:
 
 
 def flatten_transforms(transform: Transform) -> list[Transform]:
-    """Return the transforms in a `Compose` or `nn.Sequential` in order. Either may be nested."""
+    """Return the transforms of a `Compose` or `nn.Sequential` in order, without nesting."""
     if isinstance(transform, nn.Sequential):
         parts = list(transform)
     elif type(transform).__name__ == "Compose" and isinstance(getattr(transform, "transforms", None), list | tuple):
@@ -193,7 +192,7 @@ def flatten_transforms(transform: Transform) -> list[Transform]:
 
 
 def apply_transforms(transforms: Sequence[Transform], inputs: Inputs) -> Inputs:
-    """Apply transforms one after another. Returns the results in the form of `inputs`."""
+    """Apply transforms in order. Returns the results in the form of `inputs`."""
     for transform in transforms:
         if isinstance(inputs, dict):
             inputs = transform(**inputs)
@@ -206,7 +205,7 @@ def apply_transforms(transforms: Sequence[Transform], inputs: Inputs) -> Inputs:
 
 
 def split_at_first_random(transform: Transform, inputs: Sequence[Inputs]) -> tuple[list[Transform], list[Transform]]:
-    """Split a `Compose` into the transforms before its first random one, and the others.
+    """Split a `Compose` into the transforms before its first random transform, and the remaining transforms.
 
     Args:
         inputs: the arguments of each call on which the transforms are tried.
@@ -234,8 +233,8 @@ def is_random(transform: Transform, inputs: Inputs) -> bool:
 class TransformGuard:
     """Detects changes of transforms after the samples have been decoded.
 
-    Replacing any transform is a change, and so is setting an attribute of a deterministic one. Attributes are compared
-    by a hash of their pickle. An attribute that cannot be pickled is not compared.
+    Replacing any transform is a change. Setting an attribute of a deterministic transform is a change too. Attributes
+    are compared by a hash of their pickle. An attribute that cannot be pickled is not compared.
 
     Args:
         deterministic: the transforms that are applied only once, and the collate function if batches are kept.
@@ -251,8 +250,8 @@ class TransformGuard:
         # The digests of a copy would differ, because the pickle of a tensor contains its address.
         return vars(self) | {"_deterministic": [], "_digests": {}}
 
-    def ignore_changes(self) -> None:
-        """Ignore the attributes that have changed so far, such as a counter or a lazily filled cache."""
+    def accept_current_state(self) -> None:
+        """Stop comparing the attributes that have changed so far, such as a counter or a lazily filled cache."""
         self._ignored = self._changed_attributes()
 
     def check(self) -> None:
@@ -273,8 +272,8 @@ class TransformGuard:
     def _attribute_digests(self) -> dict[tuple[int, str], bytes]:
         """Return the digest of each attribute, by the index of the transform and the name of the attribute.
 
-        A bound method, such as a collate function that the dataset defines, has the attributes of its object. A
-        transform without attributes has a digest of its own, under an empty name.
+        For a bound method, such as a collate function that the dataset defines, these are the attributes of its object.
+        A transform without attributes is digested itself, under an empty name.
         """
         digests: dict[tuple[int, str], bytes] = {}
         for index, transform in enumerate(self._deterministic):

@@ -2,11 +2,12 @@
 
 Only the thread of the training loop draws random numbers, in this order:
 
-1. `iter` draws the base seed from the generator of the `DataLoader`, or else from torch's global generator. Persistent
-   workers keep the seed of the first epoch.
-2. The sampler then draws `num_workers * prefetch_factor` batches of indices, and another one before each batch.
-3. Batch n belongs to simulated worker n % `num_workers`, whose generator starts at the base seed plus its index.
-4. This generator draws the parameters of all transforms of a batch, sample by sample, when the loop requests the batch.
+1. `iter` draws the base seed from the generator of the `DataLoader`, by default torch's global generator. Persistent
+   workers keep the base seed of the first epoch.
+2. The sampler draws the indices of `num_workers * prefetch_factor` batches in `iter`, and of one more before each batch
+   is delivered.
+3. Simulated worker w has a generator with the seed base seed + w, and makes every `num_workers`-th batch.
+4. When the loop requests a batch, this generator draws the parameters of its transforms, sample by sample.
 """
 
 from collections import deque
@@ -52,14 +53,14 @@ class ParameterizedImage(NamedTuple):
     """A decoded, read-only image, its transforms with drawn parameters, and the shape of their result."""
 
     image: Tensor
-    steps: Sequence[Transform]
+    transforms: Sequence[Transform]
     shape: Shape
     pipeline: TensorPipeline
 
 
 @dataclass(frozen=True)
 class PendingSample:
-    """A sample with drawn parameters. `decoded` has placeholders for the images."""
+    """A sample with drawn parameters. `decoded` is the sample with placeholders for its images."""
 
     index: int
     decoded: object
@@ -80,14 +81,14 @@ class TensorTransformDataset(DecodedDataset):
 
     def __getitems__(self, indices: Sequence[int]) -> DeferredBatch:
         samples = draw_samples(self._samples, self._random, indices)
-        # Allocate in the consumer's thread: glibc returns the memory of threads that end to the system.
+        # Allocate in the consumer's thread: glibc returns a thread's memory to the system when the thread ends.
         return DeferredBatch(partial(finish_batch, samples, allocate_batches(samples)))
 
 
 def draw_samples(
     samples: EncodedSamples, random: Sequence[Sequence[Transform]], indices: Sequence[int]
 ) -> list[PendingSample]:
-    """Draw the parameters of the random transforms of samples from torch's global generator."""
+    """Draw the parameters of the random transforms of each sample from torch's global generator."""
     pipelines = list(map(build_tensor_pipeline, random))
     drawn = []
     for index in indices:
@@ -106,7 +107,7 @@ def _draw_image(inputs: Any, pipeline: TensorPipeline) -> ParameterizedImage:
 
 
 def allocate_batches(samples: Sequence[PendingSample]) -> list[Tensor]:
-    """Allocate a batch `[B, C, H, W]` for each call of a transform in a sample."""
+    """Allocate a batch `[B, C, H, W]` for each image of a sample."""
     return [
         torch.empty((len(samples), *drawn.shape), dtype=torch.float32 if drawn.pipeline.to_float else drawn.image.dtype)
         for drawn in samples[0].images
@@ -117,7 +118,7 @@ def finish_batch(samples: Sequence[PendingSample], batches: Sequence[Tensor]) ->
     """Apply the drawn transforms in threads, and collate the samples as torch's `default_collate` does.
 
     Args:
-        batches: the result of `allocate_batches`, into which the images are written.
+        batches: the result of `allocate_batches`. The images are written into it.
     """
 
     def finish_sample(position: slice) -> None:
@@ -136,8 +137,8 @@ def finish_batch(samples: Sequence[PendingSample], batches: Sequence[Tensor]) ->
 
 def _finish_image(drawn: ParameterizedImage, row: Tensor) -> None:
     image, pipeline = drawn.image, drawn.pipeline
-    for step in drawn.steps:
-        image = step(image)
+    for transform in drawn.transforms:
+        image = transform(image)
     if image.shape != row.shape:
         raise DataError(f"images of a batch have different shapes, {list(image.shape)} and {list(row.shape)}")
     if pipeline.to_float and not image.is_floating_point():
@@ -160,7 +161,9 @@ def check_rounding(split: SplitTransforms, images: EncodedSamples, tensors: Enco
         images: the decoded samples with PIL images.
         tensors: the decoded samples with tensors.
     """
-    random = [[step for step in steps if get_torchvision_name(step) != "Normalize"] for steps in split.random]
+    random = [
+        [step for step in steps if get_torchvision_name(step) != "Normalize"] for steps in split.random_transforms
+    ]
     for index in split.probes:
         with preserved_random_state():
             seed_generators(0, 0, index)
@@ -186,10 +189,10 @@ def _check_close(actual: Tensor, expected: Tensor) -> None:
 
 
 class SimulatedWorkers(Iterator[DeferredBatch]):
-    """Draws the batches of `pending_indices` with the random generators that the workers of a `DataLoader` would have.
+    """Draws the batches of `pending_indices` with the random generators of the workers of a `DataLoader`.
 
     Args:
-        base_seed: the seed of the `DataLoader`, to which each worker adds its index.
+        base_seed: the seed of the first worker. Each worker adds its index.
         count: number of workers.
     """
 
@@ -198,7 +201,7 @@ class SimulatedWorkers(Iterator[DeferredBatch]):
         seeds = [base_seed + worker for worker in range(count)]
         self._states = [torch.Generator().manual_seed(seed).get_state() for seed in seeds]
         self.pending_indices: deque[tuple[list[int], int]] = deque()
-        """The indices of each undrawn batch, and its worker."""
+        """The indices and the worker of each batch that is not drawn yet."""
 
     def __next__(self) -> DeferredBatch:
         if not self.pending_indices:
@@ -214,16 +217,13 @@ class SimulatedWorkers(Iterator[DeferredBatch]):
 
 
 class ThreadedDataLoader(DecodedDataLoader):
-    """Makes batches in threads in place of workers.
-
-    A plain `DataLoader` with the same arguments gets the same batches from workers.
-    """
+    """Makes the batches of a plain `DataLoader` with the same arguments, in threads instead of workers."""
 
     _persistent: SimulatedWorkers | None = None
     """The workers of the previous epoch, if they persist."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """Draw what torch draws in this call: the seed, and the indices that workers get in advance."""
+        """Draw what torch draws in this call: the base seed, and the indices that are dispatched in advance."""
         depends_on_workers = not self.in_order or self.worker_init_fn is not None
         if not self.num_workers or depends_on_workers or not isinstance(self.dataset, TensorTransformDataset):
             return super().__iter__()
@@ -231,9 +231,9 @@ class ThreadedDataLoader(DecodedDataLoader):
         sampler: Any = self.batch_sampler or self.sampler
         if self._persistent:
             workers = self._persistent
-            deque(workers, maxlen=0)  # After a `break`, persistent workers still draw all batches of their queues.
+            deque(workers, maxlen=0)  # After a `break`, persistent workers still draw all batches in their queues.
         else:
-            iter(sampler)  # Before it draws the seed, torch creates an iterator that it does not use.
+            iter(sampler)  # Before drawing the seed, torch creates an iterator that stays unused.
             seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator))
             workers = SimulatedWorkers(self.dataset, seed, self.num_workers)
             self._persistent = workers if self.persistent_workers else None
@@ -253,7 +253,7 @@ class ThreadedDataLoader(DecodedDataLoader):
 def _dispatch_after_each(
     batches: BackgroundMap[Any, object], workers: SimulatedWorkers, assignments: Iterator[tuple[list[int], int]]
 ) -> Iterator[object]:
-    """Before each batch, send the indices of another one to its worker, as a `DataLoader` does."""
+    """Before each batch, dispatch the indices of a further batch, as a `DataLoader` does."""
     with closing(batches):
         for batch in batches:
             workers.pending_indices.extend(islice(assignments, 1))

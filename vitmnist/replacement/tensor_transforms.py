@@ -1,4 +1,4 @@
-"""Applies torchvision's transforms to uint8 tensors in place of PIL images, and draws their parameters in advance."""
+"""Applies torchvision's transforms to uint8 tensors instead of PIL images, and draws their parameters in advance."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -44,10 +44,10 @@ class TensorPipeline:
 def build_tensor_pipeline(transforms: Iterable[Any]) -> TensorPipeline:
     """Convert transforms of PIL images to transforms of uint8 tensors, with their current attributes.
 
-    A transform of v1 becomes one of v2, which is faster on uint8, if both draw the same numbers.
+    A transform of v1 becomes its equivalent of v2, which is faster on uint8, if both draw the same numbers.
 
     Raises:
-        ConfigError: a transform is not supported, or not in its position.
+        ConfigError: a transform is not supported at all, or not in its position.
     """
     pipeline = TensorPipeline()
     for transform in transforms:
@@ -109,7 +109,7 @@ def draw_parameters(transforms: Iterable[Any], shape: Shape) -> tuple[list[Trans
     steps: list[Transform] = []
     for transform in transforms:
         name = get_torchvision_name(transform)
-        with as_data_error(f"the transform {name}"):  # For example, a crop may be larger than the image.
+        with as_data_error(f"the transform {name}"):  # For example, a crop can be larger than the image.
             steps += _draw(transform, _create_meta_image(shape)) if name in RANDOM else [transform]
         if name in RESIZING:
             shape = tuple(transform(_create_meta_image(shape)).shape)
@@ -128,7 +128,7 @@ def _draw(transform: Any, image: Tensor) -> list[Transform]:
 
     if hasattr(transform, "p") and torch.rand(1) >= transform.p:
         return []
-    # RandomCrop is the only remaining transform of v1. The one of v2 draws no number for a side that it does not crop.
+    # RandomCrop is the only remaining transform of v1. That of v2 draws no number for a side that it does not crop.
     if type(transform).__module__ == V1:
         top, left, height, width = transform.get_params(image, transform.size)
         return [partial(functional.crop, top=top, left=left, height=height, width=width)]
@@ -142,7 +142,7 @@ def _crop_and_resize(image: Tensor, transform: Any, top: int, left: int, height:
     from torchvision.transforms.v2 import functional
 
     crop = image[..., top : top + height, left : left + width]
-    # Resizing uint8 takes half the time if the channels are last in memory, without gaps.
+    # Resizing uint8 takes half the time if the channels are last in memory and the crop is contiguous.
     if image.stride(-3) == 1:
         crop = crop[None].contiguous(memory_format=torch.channels_last)[0]
     return functional.resize_image(crop, transform.size, transform.interpolation, None, transform.antialias)  # type: ignore[no-any-return]

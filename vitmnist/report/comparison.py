@@ -18,7 +18,7 @@ from vitmnist.metrics.epoch_table import EPOCH_S, EpochMetric, build_epoch_table
 from vitmnist.report.statistics import Difference, PairwiseComparison
 from vitmnist.timing.table import Spread
 from vitmnist.tracking.result import TEST_ACC
-from vitmnist.tracking.runs import Run, find_monitored_metric
+from vitmnist.tracking.runs import Run
 
 EMPTY_CELL = "–"
 """The text of a cell without a value."""
@@ -151,8 +151,9 @@ class Comparison:
 
     @cached_property
     def metric(self) -> EpochMetric:
-        """The metric that the runs monitor."""
-        return find_monitored_metric(run for row in self.rows for run in row.runs)
+        """The metric that the runs monitor; the accuracy if they monitor several, or an unregistered one."""
+        metrics = {run.monitored_metric for row in self.rows for run in row.runs if run.config}
+        return (metrics.pop() if len(metrics) == 1 else None) or build_epoch_table()["eval_acc"]
 
     @cached_property
     def quality_by_seed(self) -> dict[str, dict[str, float]]:
@@ -285,7 +286,9 @@ def format_fact(value: object) -> str:
 
 
 def _measured(runs: Iterable[Run], metric: EpochMetric) -> list[float]:
-    return [value for run in runs if (value := summarize(run.result.epochs, metric)) is not None]
+    is_quality = metric.over_epochs == "last"
+    values = [run.quality(metric.name) if is_quality else summarize(run.result.epochs, metric) for run in runs]
+    return [value for value in values if value is not None]
 
 
 def _spread(values: Collection[float]) -> Spread | None:

@@ -11,7 +11,7 @@ from markdown import markdown
 from tabulate import tabulate
 
 from vitmnist.config.schema import format_value
-from vitmnist.errors import escape_unprintable
+from vitmnist.errors import as_data_error, escape_unprintable
 from vitmnist.metrics.epoch_table import EPOCH_S, build_epoch_table
 from vitmnist.report.comparison import EMPTY_CELL, Comparison, ReportRow, compare
 from vitmnist.report.plots import draw_chart
@@ -41,16 +41,24 @@ def write_report(folders: Iterable[Path], output: Path) -> list[Comparison]:
     """Write the report on all runs in or below some folders, and return its comparisons.
 
     Raises:
-        DataError: a folder does not exist, or contains no runs.
+        DataError: a folder does not exist or contains no runs, or a `result.json` has a value of a wrong type.
         OSError: the files cannot be written.
     """
-    comparisons = compare([read_run(folder) for folder in find_runs(folders)])
+    runs = [read_run(folder) for folder in find_runs(folders)]
+    try:
+        comparisons = compare(runs)
+        chart = draw_chart(comparisons)
+        text, table = format_markdown(comparisons, has_chart=chart is not None), format_csv(comparisons)
+    except Exception:
+        # Only a record that was edited by hand fails. Report each run by itself to name the file.
+        for run in runs:
+            with as_data_error(f"{run.folder}/result.json"):
+                format_markdown(compare([run]))
+        raise
     output.mkdir(parents=True, exist_ok=True)
-    chart = draw_chart(comparisons)
-    text = format_markdown(comparisons, has_chart=chart is not None)
     if chart:
         write_atomic(output / CHART_FILE, chart)
-    for suffix, content in {"csv": format_csv(comparisons), "md": text, "html": format_html(text, chart)}.items():
+    for suffix, content in {"csv": table, "md": text, "html": format_html(text, chart)}.items():
         write_atomic(output / f"report.{suffix}", content.encode(errors="backslashreplace"))
     return comparisons
 

@@ -3,8 +3,9 @@
 This module imports torch only where threads are limited, so that `status` answers at once.
 """
 
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from functools import cache
 from itertools import count
@@ -15,10 +16,29 @@ from threadpoolctl import ThreadpoolController
 
 CPUINFO = Path("/proc/cpuinfo")
 """The file in which Linux describes the processor."""
+CGROUP, PROCESS_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+"""The control groups of Linux, and the file with the group of this process."""
+
+
+def read_container_limits(name: str) -> Iterator[str]:
+    """Yield the limits `name` of the control groups (version 2) that contain this process, the innermost first."""
+    groups = PROCESS_GROUPS.read_text(encoding="utf-8") if PROCESS_GROUPS.exists() else ""
+    path = groups.partition("0::/")[2].partition("\n")[0]
+    # In a container the path is often the path on the host, and the files are at the root.
+    for folder in (CGROUP / path, *(CGROUP / path).parents):
+        with suppress(OSError):
+            limit = (folder / name).read_text(encoding="ascii")
+            if not limit.startswith("max"):
+                yield limit
 
 
 def available_cores() -> int:
-    """The number of cores that this process may use, or of the machine if the system does not say."""
+    """The number of cores that this process may use: those of the system, or of its container if these are fewer."""
+    quotas = [math.ceil(int(quota) / int(period)) for quota, period in map(str.split, read_container_limits("cpu.max"))]
+    return min([_system_cores(), *quotas])
+
+
+def _system_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     import psutil  # Not at the top: this takes 13 ms.

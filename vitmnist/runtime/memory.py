@@ -4,7 +4,7 @@ import ctypes
 import gc
 import mmap
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +14,8 @@ import psutil
 import torch
 
 from vitmnist.errors import ConfigError
-from vitmnist.runtime.cpu import local_world_size
+from vitmnist.runtime.cpu import local_world_size, read_container_limits
 
-CGROUP, PROCESS_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-"""The control groups of Linux, and the file with the group of this process."""
 MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 """The flag for a mapping without reserved swap. Python's `mmap` has it since 3.11."""
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
@@ -43,22 +41,12 @@ def measure_free_memory(device: torch.device) -> Memory:
     here, because some of them may not have allocated theirs yet.
     """
     used, machine = psutil.Process().memory_info().rss, psutil.virtual_memory()
-    limits = [machine.total, *_container_limits()]
+    limits = [machine.total, *map(int, read_container_limits("memory.max"))]
     host = min([machine.available, *(max(limit // local_world_size() - used, 0) for limit in limits)])
     if device.type != "cuda":
         return Memory(host)
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return Memory(host, torch.cuda.mem_get_info(device)[0] + cached)
-
-
-def _container_limits() -> Iterator[int]:
-    """The limits of the control groups (version 2) that contain this process, in bytes, from the innermost one up."""
-    groups = PROCESS_GROUPS.read_text(encoding="utf-8") if PROCESS_GROUPS.exists() else ""
-    path = groups.partition("0::/")[2].partition("\n")[0]
-    # In a container the path is often the path on the host, and the files are at the root.
-    for folder in (CGROUP / path, *(CGROUP / path).parents):
-        with suppress(OSError, ValueError):  # The file does not exist, or says "max".
-            yield int((folder / "memory.max").read_text(encoding="ascii"))
 
 
 def keep_freed_memory() -> None:

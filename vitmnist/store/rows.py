@@ -12,7 +12,6 @@ from vitmnist.errors import DataError
 from vitmnist.runtime.background_map import map_slices
 from vitmnist.store.cache_file import Chunks, decode_once
 
-CPU = torch.device("cpu")
 LARGE_PIXELS = 96 * 96
 """Images with at least this many pixels are processed one by one, with their channels last in memory."""
 
@@ -32,13 +31,11 @@ class Destination:
     """Where to store decoded samples.
 
     Args:
-        device: the device of `Placement.DEVICE`.
         folder: the folder for the files of `Placement.FILE`.
         fingerprint: identifies the samples for later processes; with None, the files disappear with this process.
     """
 
     placement: Placement
-    device: torch.device = CPU
     folder: Path = Path()
     fingerprint: str | None = None
 
@@ -60,8 +57,6 @@ def store_rows(
         filled += len(chunk[0])
     if not tensors:
         raise DataError("the dataset is empty")
-    if destination.placement is Placement.DEVICE:
-        return tuple(tensor.to(destination.device) for tensor in tensors)
     return tensors
 
 

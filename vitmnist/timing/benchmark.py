@@ -34,8 +34,8 @@ class TimedWindow:
     """The times of the first batches of an epoch, in seconds.
 
     Args:
-        first_s: from the start of the epoch to the end of the first step; `first_waiting_s` is the wait in it.
-        batch_s: mean time of each further batch with its step; `waiting_s` is the wait in it.
+        first_s: time until the end of the first step, with `first_waiting_s` of waiting.
+        batch_s: mean time of each further batch with its step, with `waiting_s` of waiting.
     """
 
     first_s: float
@@ -44,7 +44,7 @@ class TimedWindow:
     waiting_s: float
 
     def epoch_s(self, batches: float) -> float:
-        """Return the seconds of an epoch with this many batches."""
+        """Return the seconds of an epoch of `batches` batches."""
         return self.first_s + self.batch_s * (batches - 1)
 
     def waiting_pct(self, batches: float | None) -> float:
@@ -81,8 +81,10 @@ class LoaderCandidate:
 
     def __post_init__(self) -> None:
         self._epochs = count()
-        self.num_batches = 0  # The number of batches that have been loaded
-        self.length: int | None = None  # The number of batches in an epoch, if the loader has a length
+        self.num_batches = 0
+        """The number of batches loaded so far."""
+        self.length: int | None = None
+        """The number of batches in an epoch; None if the loader has no length."""
         if isinstance(self.loader, Sized):
             with suppress(TypeError):  # A DataLoader has `__len__` even if its sampler has none.
                 self.length = len(self.loader)
@@ -94,7 +96,7 @@ class LoaderCandidate:
         return self.loader
 
     def time_window(self, size: int = WARM_UP_BATCHES) -> None:
-        """Time `size` batches of a new epoch, unless an earlier window has failed."""
+        """Time `size` batches of a new epoch, unless an earlier window failed."""
         if self.error:
             return
         try:
@@ -111,7 +113,7 @@ class LoaderCandidate:
         self.warm_up = self.warm_up or window
 
     def _time(self, size: int) -> TimedWindow | None:
-        """Time a window of `size` batches, after those that may have been read ahead when the first step ends."""
+        """Time `size` batches, skipping those that may have been prefetched before the first step ended."""
         workers = getattr(self.loader, "num_workers", 0)
         ahead = getattr(self.loader, "batches_ahead", 0)
         if isinstance(self.loader, DataLoader):
@@ -132,28 +134,28 @@ class LoaderCandidate:
         batches = [(waiting_s, step_s) for (phase, waiting_s), (_, step_s) in spans if phase == "waiting"]
         if not batches:
             return None
-        later_batches = batches[1 + ahead :] or batches[1:] or batches  # The epoch may be shorter.
+        later_batches = batches[1 + ahead :] or batches[1:] or batches  # The epoch can be shorter.
         waiting_s, step_s = map(fmean, zip(*later_batches, strict=True))
         return TimedWindow(sum(batches[0]), batches[0][0], waiting_s + step_s, waiting_s)
 
 
-@dataclass
-class Benchmark:
-    """Builds candidates and times them in turns. All of them stay open; `stack` closes their loaders."""
+class Benchmark(ExitStack):
+    """Builds candidates and times them in turns. Their loaders stay open until the exit of the `with` block."""
 
-    stack: ExitStack
-    candidates: list[LoaderCandidate] = field(init=False, default_factory=list)
+    def __init__(self) -> None:
+        super().__init__()
+        self.candidates: list[LoaderCandidate] = []
 
     def add(self, name: str, build: Callable[[], LoaderCandidate]) -> LoaderCandidate:
         """Build a candidate and time its first window. An error is recorded as the candidate's failure."""
         try:
             candidate = build()
-        except Exception as error:  # For example, a sample that the user's loop never reads may be broken.
+        except Exception as error:  # For example, a sample that the user's loop never reads can be broken.
             candidate = LoaderCandidate(error=format_error(error))
         candidate.name = name
         candidate.time_window()
         if close := getattr(candidate.loader, "close", None):
-            self.stack.callback(close)
+            self.callback(close)
         self.candidates.append(candidate)
         return candidate
 
@@ -171,7 +173,7 @@ class Benchmark:
         size = max(1, min(affordable, ceil(batches / NUM_WINDOWS)))
         rounds = tqdm(rotate(live, NUM_WINDOWS), "timing", NUM_WINDOWS, leave=False, disable=None)
         for index, candidates in enumerate(rounds):
-            if index and time.perf_counter() > deadline:  # The first batch of each window may take long.
+            if index and time.perf_counter() > deadline:  # The first batch of each window can take long.
                 break
             for candidate in candidates:
                 candidate.time_window(size)
@@ -191,7 +193,7 @@ def make_timings(
 
     Args:
         length: number of batches in an epoch; None if it is unknown.
-        has_baseline: the first candidate is the loader in use, and `break_even_epoch` compares the others with it.
+        has_baseline: the first candidate is the loader in use. `break_even_epoch` compares the others with it.
     """
     timings: list[LoaderTiming] = []
     for candidate in candidates:

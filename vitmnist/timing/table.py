@@ -16,7 +16,7 @@ INPUT_BOUND_PCT = 60.0
 MIN_STEPS = 20
 """With fewer steps, there is no verdict."""
 MIN_HOST_LEAD = 0.5
-"""If the host is fewer steps ahead of the GPU, the GPU waits for Python."""
+"""If the host is less than this many steps ahead of the GPU, the GPU waits for Python."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
-        """Summarise one or more values."""
+        """Summarise at least one value."""
         values = list(values)
         return cls(median(values), min(values), max(values), len(values))
 
@@ -76,7 +76,7 @@ def format_timings(timings: Sequence[LoaderTiming]) -> str:
         )
         lines.append(f"{timing.name:<{width}}" + "".join(f"{cell:>11}" for cell in cells).rstrip())
     if any(timing.batch_s and not timing.epoch_s for timing in timings):
-        lines.append("* a batch; the length of an epoch is not known")
+        lines.append("* a batch; the length of an epoch is unknown")
     return "\n".join(lines)
 
 
@@ -115,10 +115,10 @@ def format_bottleneck(bottleneck: Bottleneck, waiting_pct: float, steps: int) ->
 
 def format_ms(seconds: float) -> str:
     """Format a time as `0.02 ms`, `5.3 ms` or `1,207 ms`."""
-    number = 1000 * seconds
-    return f"{number:,.0f} ms" if number >= 100 else f"{number:.1f} ms" if number >= 1 else f"{number:.2g} ms"
+    ms = 1000 * seconds
+    return f"{ms:,.0f} ms" if ms >= 100 else f"{ms:.1f} ms" if ms >= 1 else f"{ms:.2g} ms"
 
 
 def format_seconds(seconds: float) -> str:
-    """Format seconds with three significant digits; from 100 s on, as a whole number."""
+    """Format seconds with three significant digits; from 100 s on, as an integer."""
     return f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:#.3g}".rstrip(".")

@@ -2,7 +2,7 @@
 
 import platform
 import subprocess
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "platform": platform.platform(),
         "python": platform.python_version(),
         "vitmnist": vitmnist.__version__,
-        **{name: version(name) for name in PACKAGES},
+        **{name: _find_version(name) for name in PACKAGES},
         "cuda": torch.version.cuda,
         "cpu": read_cpuinfo("model name") or platform.processor() or platform.machine(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -33,6 +33,13 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         **read_source_state(Path(vitmnist.__file__).parent.parent),
     }
+
+
+def _find_version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:  # The package can be installed under another name, such as `tb-nightly`.
+        return None
 
 
 def read_source_state(root: Path) -> dict[str, Any]:

@@ -71,30 +71,32 @@ class Run:
             "resumed": self.result.resumed,
             "overlapping": self.overlapping,
             "first epoch only": len(select_last_start(self.result.epochs)) < 2,
+            f"monitor={self.config.get('monitor')} is not registered": self.monitored_metric is None,
         }
         return ", ".join(["completed", *(remark for remark, applies in remarks.items() if applies)])
+
+    @cached_property
+    def monitored_metric(self) -> EpochMetric | None:
+        """The metric that `monitor` names; None if no installed package registers it."""
+        with suppress(ConfigError):
+            return find_metric(str(self.config.get("monitor", "eval_acc")), "monitor")
+        return None
 
     def quality(self, name: str) -> float | None:
         """A metric after the best epoch if a validation split chose that epoch, else after the last epoch.
 
-        A name such as `test_acc` refers to the test split, which is evaluated once at the end.
+        None if the best epoch is unknown, because the monitored metric is not registered. A name such as `test_acc`
+        refers to the test split, which is evaluated once at the end.
         """
         if name.startswith("test_"):
             return (self.result.test or {}).get(name)
         epochs = self.result.epochs
         if self.result.eval_split == "validation":
-            best = Monitor(find_monitored_metric([self])).best_epoch(epochs)
+            if self.monitored_metric is None:
+                return None
+            best = Monitor(self.monitored_metric).best_epoch(epochs)
             epochs = epochs if best is None else epochs[: best + 1]
         return summarize(epochs, build_epoch_table()[name])
-
-
-def find_monitored_metric(runs: Iterable[Run]) -> EpochMetric:
-    """Find the metric that runs monitor; the accuracy if they monitor several, or an unregistered one."""
-    names = {str(run.config.get("monitor", "eval_acc")) for run in runs if run.config}
-    if len(names) == 1:
-        with suppress(ConfigError):
-            return find_metric(names.pop(), "monitor")
-    return build_epoch_table()["eval_acc"]
 
 
 def find_runs(folders: Iterable[Path]) -> list[Path]:

@@ -292,18 +292,20 @@ def test_another_folder_is_evaluated_as_the_user_says(
         draw(tmp_path / "other" / name / "only.png", 5)
         draw(tmp_path / "other" / name / "second.png", 6)
     (tmp_path / "table.csv").write_text("\n".join(table(folder, "file,label")))
+    division = "data.holdout={} data.dataset.train_size={} data.dataset.test_size={} data.dataset.test_share={}"
+    undivided, as_trained = division.format("null", "null", "null", 0), division.format(5, 20, 4, 0.2)
     for other, images, split in (
         ([], 5, "validation"),
-        (["data.dataset.path=other", "--images=all"], 6, "all"),
-        (["data.dataset.path=other", "--images=all", "data.dataset.test_share=0.5"], 3, "test"),
-        (["data.dataset.labels=table.csv", "--images=as-trained"], 5, "validation"),
+        (["data.dataset.path=other", *undivided.split()], 6, "all"),
+        (["data.dataset.path=other", *undivided.split(), "data.dataset.test_share=0.5"], 3, "test"),
+        (["data.dataset.labels=table.csv", *as_trained.split()], 5, "validation"),
     ):
         ended = call_here(evaluate_main, "run", "--json", data[2], *other)
         printed = json.loads(ended.stdout.splitlines()[-1])
         assert (printed["images"], printed["split"]) == (images, split)
     ended = call_here(evaluate_main, "run", data[2], "data.dataset.path=other")
     assert ended.returncode == 1
-    assert "another path; type --images all to evaluate all of these images, or --images as-trained" in ended.stderr
+    assert f"another path; type {undivided} to evaluate all of these images, or {as_trained} to divide" in ended.stderr
 
 
 @pytest.mark.needs("POSIX files")
@@ -328,10 +330,10 @@ def test_the_images_of_a_run_keep_their_splits_at_any_path(
     for path in ("./images", folder, "link"):
         assert evaluated(path) == expected
     folder.rename(tmp_path / "moved")
-    assert evaluated("moved", "--images=as-trained") == expected
+    assert evaluated("moved", "data.dataset.test_share=0.2", *parts) == expected
     for number in range(10):
         draw(tmp_path / "moved" / "cat" / f"{number}.png", 1000 + number)
     is_changed = True
-    assert evaluated("moved", "--images=as-trained") == expected
+    assert evaluated("moved", "data.dataset.test_share=0.2", *parts) == expected
     (tmp_path / "moved").rename(folder)
     assert evaluated("./images") == expected

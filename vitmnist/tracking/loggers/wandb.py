@@ -62,7 +62,7 @@ class Wandb(Logger):
             self._run.define_metric(prefix, step_metric=axis)
         if not self._run.offline:
             path.write_text(self._run.id, encoding="ascii")
-        # The server can have epochs after the last checkpoint. They are trained again, with the same result.
+        # The server may have epochs newer than the checkpoint. Retraining repeats them exactly, so skip them.
         self._epochs_sent = int(dict(self._run.summary).get("epoch", 0)) if self._run.resumed else 0
         for record in result.epochs:
             self.add_epoch(record)
@@ -78,5 +78,6 @@ class Wandb(Logger):
         self._run.log({"epoch": record["epoch"] + 1, **collect_epoch_scalars(record)})
 
     def add_images(self, images: Mapping[str, Image.Image], epoch: int) -> None:
-        logged = {f"images/{name}": self._wandb.Image(image) for name, image in images.items()}
-        self._run.log({"epoch": epoch + 1, **logged})
+        if epoch >= self._epochs_sent:
+            logged = {f"images/{name}": self._wandb.Image(image) for name, image in images.items()}
+            self._run.log({"epoch": epoch + 1, **logged})

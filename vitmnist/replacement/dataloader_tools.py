@@ -21,15 +21,15 @@ from vitmnist.store.tree import find_difference
 COMPARED_BATCHES = 3
 """The number of batches of a replacement that are compared with the original's."""
 COMPARED_SIZE = 16
-"""The largest number of samples in a compared batch. Comparing decodes each of them again."""
+"""The largest number of samples in a compared batch. Comparing decodes each sample again."""
 COMPARED_SINGLE = 32
-"""The number of samples that are also compared as batches of one."""
+"""The number of samples that are also compared as batches of a single sample."""
 EAGER_SAMPLERS = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
-"""The samplers that draw all indices of an epoch when the first one is requested."""
+"""The samplers that draw all indices of an epoch when the first index is requested."""
 
 
 class NotRowsError(DataError):
-    """A batch is not a tree of tensors with one row per sample."""
+    """A batch is not a tree of tensors with a row per sample."""
 
 
 def check_replaceable(dataloader: object) -> None:
@@ -53,11 +53,11 @@ def check_replaceable(dataloader: object) -> None:
 def rebuild(
     dataloader: DataLoader[Any], cls: type[DataLoader[Any]] = DataLoader, /, **changed: object
 ) -> DataLoader[Any]:
-    """Build a `DataLoader` of the class `cls` with the arguments of another one, except for those in `changed`."""
+    """Build a `DataLoader` of the class `cls` with the arguments of `dataloader`, except for those in `changed`."""
     names = ["dataset", "num_workers", "collate_fn", "pin_memory", "worker_init_fn", "generator", "in_order"]
     if changed.get("num_workers", dataloader.num_workers):
         names += ["timeout", "multiprocessing_context", "prefetch_factor", "persistent_workers"]
-    # Leave out a batch sampler that the DataLoader has created, because frameworks build another around the sampler.
+    # Leave out a batch sampler that the DataLoader has created: frameworks wrap the sampler in a batch sampler again.
     if dataloader.batch_size is None and dataloader.batch_sampler is not None and "batch_size" not in changed:
         names += ["batch_sampler"]
     else:
@@ -66,14 +66,16 @@ def rebuild(
     return cls(**{name: getattr(dataloader, name) for name in names} | changed)
 
 
-def count_order_workers(dataloader: DataLoader[Any]) -> int:
-    """Return the number of workers, or 0 unless the order of samples depends on them, because they read ahead."""
+def order_depends_on_workers(dataloader: DataLoader[Any]) -> bool:
+    """Whether the workers affect the order of samples, because they read ahead."""
+    if not dataloader.num_workers:
+        return False
     sampler = dataloader.sampler
     is_eager = dataloader.batch_size is not None and type(sampler) in EAGER_SAMPLERS
-    # With a generator of its own, the sampler draws again at the end of an epoch.
+    # A RandomSampler with its own generator draws again at the end of an epoch.
     draws_again = isinstance(sampler, RandomSampler) and sampler.generator is not None
-    # Persistent workers are seeded once, but a DataLoader without workers draws a seed in each epoch.
-    return 0 if is_eager and not draws_again and not dataloader.persistent_workers else dataloader.num_workers
+    # Persistent workers are seeded once. A DataLoader without workers draws a seed in each epoch.
+    return not is_eager or draws_again or dataloader.persistent_workers
 
 
 def fetch_sample(read: Callable[[int], Any], index: int) -> Any:
@@ -87,7 +89,7 @@ def collate_batch(collate: Callable[[list[Any]], object], samples: list[Any], in
     try:
         with as_data_error(f"the collate function, for samples {', '.join(map(str, indices[:3]))}, …"):
             return collate(samples)
-    except DataError as error:  # A batch of one may fail although no real batch does.
+    except DataError as error:  # A batch of a single sample can fail although no real batch does.
         raise NotRowsError(str(error)) from error
 
 
@@ -111,8 +113,8 @@ def check_same_batches(
     """Compare some batches bit for bit. Raises `DataError` if they differ.
 
     Args:
-        with_single_samples: also compare batches of one sample. They show whether batches are padded to their longest
-            sample, even if the other compared batches happen to be equally long.
+        with_single_samples: also compare batches of a single sample. They reveal padding to the longest sample, even if
+            the samples of the other compared batches happen to be equally long.
     """
     size = min(original.batch_size or COMPARED_SIZE, COMPARED_SIZE)
     shuffled = torch.randperm(len(original.dataset), generator=torch.Generator().manual_seed(0))  # type: ignore[arg-type]

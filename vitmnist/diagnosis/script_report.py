@@ -37,7 +37,7 @@ class ObservedLoaderReport:
         unmeasured_reason: why the share of waiting is unknown.
         seconds_by_stage: time per sample of reading, of each transform, and of collating.
         timings: the loader in use and its alternatives, timed with an imitated step after the script.
-        change: line of code of the best alternative; None if it would save little.
+        change: line of code for the best alternative; None if no alternative saves much.
     """
 
     info: LoaderInfo
@@ -68,9 +68,9 @@ class Report:
 
     Args:
         stopped: whether `--stop` ended the script.
-        steps: number of batches after the warm-up, of the loader that delivered most.
+        steps: number of batches after the warm-up, of the loader that delivered most batches.
         incomplete: why nothing was measured.
-        not_observed: classes of loaders that are not torch's, if none of torch's was iterated.
+        not_observed: classes of loaders that are not torch's, if no loader of torch was iterated.
         seconds, between_s: duration of all passes, where overlapping passes count once, and the time between them.
     """
 
@@ -90,7 +90,7 @@ class Report:
 
 
 def describe_script(observer: Observer, exit_code: int) -> Report:
-    """Summarise the observations of a script, and time other loaders for each loop that waits for its data."""
+    """Summarise the observations of a script, and time other loaders for each loop that waits for data."""
     end_time = observer.end_time or inf
     loaders = [loader for loader in observer.loaders if loader.batches and observer.warm_up_done]
     measured_loaders = [loader for loader in loaders if not loader.unmeasured_reason]

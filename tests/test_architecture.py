@@ -1,0 +1,56 @@
+"""The examples of docs/architecture.md are complete: they pass the tests of the project, and train."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY, result_of
+from tests.support.pages import apply_diff, blocks, small, write_block
+from tests.support.processes import run_python
+
+
+def extended_copy(folder: Path) -> Path:
+    """A copy of the project with the examples of docs/architecture.md."""
+    ignored = shutil.ignore_patterns("__pycache__", ".git", ".*_cache", "outputs")
+    shutil.copytree(REPOSITORY, folder, ignore=ignored, dirs_exist_ok=True)
+    page = REPOSITORY / "docs" / "architecture.md"
+    for content in blocks("python", page) + blocks("yaml", page):
+        if content.startswith("# "):
+            write_block(folder, content)
+    for diff in blocks("diff", page):
+        apply_diff(folder, diff)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_documented_examples_pass_our_own_tests(tmp_path: Path) -> None:
+    """Which check, besides the contract of a loader, that nothing takes today's members for all there are."""
+    folder = extended_copy(tmp_path)
+    parts = ["config", "models", "optim", "loaders/test_base.py", "loaders/test_auto.py", "training/test_waits.py"]
+    parts += ["training/test_loop.py", "cli/test_main.py", "test_api.py"]
+    tests = [f"tests/{part}" for part in parts]
+    layers = ("-c", "from importlinter.cli import lint_imports_command; lint_imports_command()")
+    for check in (layers, ("-m", "pytest", "-q", *tests)):
+        checked = run_python(*check, folder=folder, timeout=800, PYTHONPATH=str(folder))
+        assert checked.returncode == 0, checked.stdout[-5000:]
+
+
+@pytest.mark.slow
+def test_the_documented_examples_are_trained(tmp_path: Path) -> None:
+    folder = extended_copy(tmp_path)
+    members = ["model=mlp", "data/dataset=stripes", "data/loader=indexed", "logger=[tensorboard,json_lines]"]
+    members += ["data/augment=compose", "data.augment.operations=[{name: invert, p: 0.2}]"]
+    members += ["data/sampler=shuffled_once"]
+    ended = run_python(
+        "train.py", *small([*members, "hydra.run.dir=run"], folder), folder=folder, PYTHONPATH=str(folder)
+    )
+    assert ended.returncode == 0, ended.stderr
+    result = result_of(folder / "run")
+    config = result["config"]
+    assert (config["model"]["name"], config["data"]["loader"]["name"]) == ("mlp", "indexed")
+    assert config["data"]["sampler"] == {"name": "shuffled_once"}
+    assert result["epochs"][0]["eval_acc"] <= result["epochs"][0]["eval_top5"] <= 100
+    assert "eval_top5" in (folder / "run" / "epochs.csv").read_text()
+    assert len((folder / "run" / "epochs.jsonl").read_text().splitlines()) == 1

@@ -1,0 +1,48 @@
+"""The benchmarks write their tables, and time the model of this project."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import REPOSITORY
+from tests.support.pages import FEW, commands
+from tests.support.processes import run_python
+from vitmnist.models.vit import ViT, ViTOptions
+
+IMAGES = ["--train-size=60", "--batch-size=20", "--root=data"]
+BENCHMARKS = {  # script: arguments that make it take seconds, the first cells of its table
+    "epoch": ([*IMAGES, "--rounds=1", "--only", "bare", "fast"], ["bare loop", "gpu_slice, trainer=fast"]),
+    "loaders": ([*IMAGES, "--rounds=1"], ["plain loop x[permutation[i:j]]", "ram", "gpu_slice", "cache"]),
+    "step": (["--rounds=1", "--seconds=0.01", "--batch-size=4", "--root=data", "--only=fp32, eager"], ["fp32, eager"]),
+    "pictures": (
+        ["--folder=files", "--pictures=70", "--batches=1", "--sides=8", "--rounds=1"],
+        ["decoding alone, 1 thread", "`disk`", "torchvision v2 per sample", "`ram`, `imagenet`"],
+    ),
+    "startup": (["--rounds=1", "--only=--cfg"], ["`import torch`", "`train.py --cfg job`"]),
+    "time_to_accuracy": (["--seeds=1", "model.depth=1", *FEW], ["warm", "warm-cache process", "cold process"]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", BENCHMARKS)
+def test_benchmarks_write_their_table(script: str, tmp_path: Path) -> None:
+    documented = next(iter(commands(f"python benchmarks/{script}.py")), [])
+    small, rows = BENCHMARKS[script]
+    program = REPOSITORY / "benchmarks" / f"{script}.py"
+    ended = run_python(program, *documented, "--output=table", *small, folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    (table,) = (file.read_text() for file in (tmp_path / "table", tmp_path / "table.md") if file.exists())
+    assert table == ended.stdout
+    assert set(rows) <= set(re.findall(r"^\| +(\S.*?) +\| +\d", table, re.MULTILINE))
+
+
+def test_the_model_of_the_benchmarks_is_equal_to_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
+    article = importlib.import_module("article")
+    ours, theirs = (kind(ViTOptions(), (1, 28, 28), 10).double() for kind in (ViT, article.ArticleViT))
+    theirs.load_state_dict(ours.state_dict())
+    images = torch.randn(5, 1, 28, 28, dtype=torch.float64)
+    torch.testing.assert_close(ours(images), theirs(images))
