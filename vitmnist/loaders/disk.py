@@ -143,7 +143,7 @@ class WorkerLoader(Loader):
                 raise
             raise translated from error
         finally:
-            # The workers end with the last reference to the iterator. The tracebacks of errors refer to it too.
+            # Workers exit with the last reference to the iterator. Traceback frames hold one too, so clear them.
             exception = sys.exc_info()[1] if workers else None
             while exception:
                 traceback.clear_frames(exception.__traceback__)
@@ -204,5 +204,5 @@ def _prepare_worker(worker: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Torch terminates a worker that hangs with this signal.
     # Print no traceback if the training process ends while it receives a batch.
     sys.excepthook = lambda *_: None
-    # A spawned worker would unload torch at its end, which takes a second. A forked worker never does.
+    # Skip interpreter shutdown: tearing down torch takes a spawned worker a second. Forked workers skip it anyway.
     atexit.register(os._exit, 0)
