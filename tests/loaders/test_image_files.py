@@ -186,7 +186,7 @@ def test_the_number_of_threads(split: Split, monkeypatch: pytest.MonkeyPatch) ->
         disk(split, threads=0)
     with pytest.raises(ConfigError, match=r"^threads=2: threads read only image files, and num_workers is set too"):
         disk(split, num_workers=0)
-    with pytest.raises(ConfigError, match=r"^threads=2: threads read only image files, and these samples have no files"):
+    with pytest.raises(ConfigError, match=r"^threads=2: threads read only .*, and these samples have no files"):
         disk(replace(split, files=None))
     with pytest.raises(ConfigError, match=r"^num_workers=many: must be int \| auto"):
         disk(split, num_workers="many")
