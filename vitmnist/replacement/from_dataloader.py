@@ -126,6 +126,7 @@ def _replace(dataloader: DataLoader[Any], destination: Destination, to_tensors: 
     """Build a replacement that keeps its samples in `destination`. Raises the errors of `from_dataloader`."""
     check_replaceable(dataloader)
     dataset: Any = dataloader.dataset
+    name = LOADER_NAMES[destination.placement]
     probes = choose_probes(len(dataset))
     build_random = partial(_build_random, to_tensors=to_tensors)
     build: Callable[..., DataLoader[Any]] = _build_deterministic
@@ -137,9 +138,9 @@ def _replace(dataloader: DataLoader[Any], destination: Destination, to_tensors: 
             except RandomSampleError as error:
                 if build is build_random and error.index in probes:
                     raise ConfigError(
-                        f"{LOADER_NAMES[destination.placement]}: {error} apart from the transforms in the attributes transform "
-                        "and transforms of the dataset (not of its class), or a transform keeps a state from sample to "
-                        "sample; move all that is random there, or use the DataLoader as it is"
+                        f"{name}: {error} apart from the transforms in the attributes transform and transforms of the "
+                        "dataset (not of its class), or a transform keeps a state from sample to sample; move all that "
+                        "is random there, or use the DataLoader as it is"
                     ) from error
                 # The sample shows that a transform is random, so start again with the sample as a probe.
                 probes.append(error.index)
@@ -147,7 +148,7 @@ def _replace(dataloader: DataLoader[Any], destination: Destination, to_tensors: 
     except ConfigError:
         raise
     except Exception as error:  # The dataset and the collate function can raise any error.
-        raise DataError(f"{LOADER_NAMES[destination.placement]}: {format_error(error)}") from error
+        raise DataError(f"{name}: {format_error(error)}") from error
 
 
 def _build_deterministic(
