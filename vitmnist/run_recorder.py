@@ -88,7 +88,7 @@ class RunRecorder:
         except OSError as error:
             self.checkpoints.after_epoch(is_last, is_best, must_save=True)
             raise DataError(f"cannot write the records: {classify_error(error).message}") from error
-        log_epoch(record, self.config.epochs)
+        log_epoch(record, self.config.epochs, self.monitor.metric)
         self.checkpoints.after_epoch(is_last, is_best)
 
     def _make_record(

@@ -157,7 +157,7 @@ def test_a_completed_run_says_how_to_train_further(
     del kept[tmp_path / "here" / "vitmnist.log"]
     for typed in (["resume=here"], ["resume=here", "logger=[]", "log.every_steps=3"]):  # the keys affect no result
         again = succeed(*typed)
-        assert "here: completed, epoch 2/2, accuracy " in again
+        assert "here: completed, epoch 2/2, eval_acc " in again
         assert "; resume=here epochs=N trains further" in again
     refuse("resume=here", "optimizer.lr=0.5")
     fewer = refuse("resume=here", "epochs=1")

@@ -44,7 +44,7 @@ def test_a_run_stops_early_and_trains_on_where_it_stopped(
     assert (result["status"], result["stopped_early"], len(result["epochs"])) == ("completed", True, 3)
     for typed, total in (([], 9), (["epochs=12"], 12)):
         printed = succeed("resume=run", *typed)
-        assert f"run: completed, epoch 3/{total}, accuracy" in printed
+        assert f"run: completed, epoch 3/{total}, eval_acc " in printed
         assert "; resume=run patience=M trains further" in printed
     assert result_of(tmp_path / "run") == result
     assert "epochs=1: the run has already started epoch 3" in refuse("resume=run", "epochs=1")
@@ -64,7 +64,8 @@ def test_rank_0_decides_by_its_own_times(
         return {**value, "epoch_s": next(times)} if isinstance(value, dict) and "epoch_s" in value else value
 
     monkeypatch.setattr(World, "broadcast_object", of_rank_0)
-    succeed(*quick, *HELD_OUT, "epochs=9", "monitor=epoch_s", "patience=2", "hydra.run.dir=run")
+    printed = succeed(*quick, *HELD_OUT, "epochs=9", "monitor=epoch_s", "patience=2", "hydra.run.dir=run")
+    assert "images/s  epoch_s 3\n" in printed
     assert [epoch["epoch_s"] for epoch in result_of(tmp_path / "run")["epochs"]] == [1, 2, 3]
     assert len(storage.read(tmp_path / "run" / "checkpoints" / "best.pt")["epochs"]) == 1
 

@@ -23,7 +23,7 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 
 class OutOfSpaceError(ConfigError):
-    """The samples that a loader would keep need more memory than is free."""
+    """The samples that a loader would keep need more memory or disk space than is free."""
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ class Result:
             raise UnreadableError("is not the result of a run")
         if (version := content.get("format", FORMAT)) != FORMAT:
             raise UnreadableError(f"has format {version}, and this version of vitmnist reads format {FORMAT}")
-        return cls(**{spec.name: content[spec.name] for spec in fields(cls) if spec.name in content})
+        return cls(**{option.name: content[option.name] for option in fields(cls) if option.name in content})
 
     def write(self, folder: Path) -> None:
         """Write `result.json` atomically; raises `OSError`."""
