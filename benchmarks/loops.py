@@ -84,7 +84,7 @@ def build_our_loop(overrides: list[str], stack: ExitStack, is_resident: bool = F
         metrics = train_epoch(step, loader, EpochProgress(number, loader.sampler, device))
         return metrics["train_s"], metrics["data_wait_pct"]
 
-    remark = step.config.describe().replace("\n", "; ")
+    remark = step.options.describe().replace("\n", "; ")
     return epoch, remark + (f"; compilation took {step.compile_s:.1f} s" if step.compile_s else "")
 
 

@@ -57,6 +57,11 @@ def raised_by(action: Callable[[], object]) -> Exception:
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. " + BUS), SHM, USER_ERROR),
         (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), FILES, USER_ERROR),
         (RuntimeError("received 0 items of ancdata"), FILES, USER_ERROR),
+        (
+            RuntimeError("Expected to have finished reduction in the prior iteration before"),
+            "lr_scale='{NAME",
+            USER_ERROR,
+        ),
         (raised_by(put_with_deterministic_algorithms), f"{UNORDERED}, so a resumed run would not", USER_ERROR),
         (ZeroDivisionError(), "ZeroDivisionError", (1, "failed", False)),
         (RuntimeError("shape mismatch"), "shape mismatch", (1, "failed", False)),

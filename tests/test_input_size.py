@@ -61,7 +61,7 @@ def test_a_model_of_the_crops_size_is_trained_and_used(
     ended = train_here(*smaller, *trainer, "data.holdout=0.25", "hydra.run.dir=run")
     assert ended.returncode == 0, ended.stderr
     model = load_inference_model(tmp_path / "run", torch.device("cpu"))
-    assert (model.shape, model.input_size) == ((3, 20, 20), (12, 12))
+    assert (model.image_shape, model.input_size) == ((3, 20, 20), (12, 12))
     assert (model.mean, model.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
     def printed(program: Any, *arguments: str) -> Any:

@@ -198,6 +198,11 @@ FAILURES: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str
     ),
     (
         RuntimeError,
+        "^Expected to have finished reduction in the prior iteration",
+        Failure("several ranks need a gradient for every parameter; freeze unused ones with lr_scale='{{NAME: 0}}'"),
+    ),
+    (
+        RuntimeError,
         r"\S+ does not have a deterministic implementation",
         Failure(
             "{text}, so a resumed run would not repeat every bit; use another one, or set trainer.deterministic=false"

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from vitmnist.checkpoint.manager import CheckpointManager
 from vitmnist.config.schema import Config
-from vitmnist.errors import DataError, classify_error
+from vitmnist.errors import ConfigError, DataError, classify_error
 from vitmnist.metrics.epoch_record import EpochRecord, Monitor, check_metrics
 from vitmnist.metrics.epoch_table import EPOCH_S, EVAL_S, SAVE_S, TRAIN_S
 from vitmnist.runtime.timer import EpochTimer
@@ -72,12 +72,15 @@ class RunRecorder:
         """Record, log and save a completed epoch.
 
         Raises:
+            ConfigError: the monitored metric is not measured on this machine.
             TrainingError: a loss or metric is not finite.
             DataError: a record or the checkpoint cannot be written. If writing a record fails, the run is saved first.
             RunInterrupted: the run was asked to stop, and has been saved.
         """
         result = self.result
         record = self._make_record(progress, train, evaluation)
+        if record[self.monitor.metric.name] is None:
+            raise ConfigError(f"monitor={self.config.monitor}: is not measured on this machine")
         result.epochs.append(record)
         self.is_first_epoch = False
         is_last = self.is_done()

@@ -26,7 +26,7 @@ from vitmnist.loaders.auto import AutoOptions, select_loader
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.losses import LOSSES
 from vitmnist.metrics.epoch_record import Monitor, check_metrics
-from vitmnist.metrics.epoch_table import find_metric
+from vitmnist.metrics.epoch_table import SAVE_S, find_metric
 from vitmnist.optim.optimizers import EMA, OPTIMIZERS
 from vitmnist.optim.schedules import build_schedule
 from vitmnist.run_recorder import RunRecorder
@@ -45,7 +45,7 @@ from vitmnist.training.loop import evaluate, train_epoch
 from vitmnist.training.progress import EpochProgress
 from vitmnist.training.setup import build_model, check_batch_norm, check_config, read_dataset
 from vitmnist.training.step import TrainStep
-from vitmnist.training.step_options import StepConfig, resolve_step_config
+from vitmnist.training.step_options import StepOptions, resolve_step_options
 from vitmnist.training.step_runner import StepRunner
 
 log = logging.getLogger(__name__)
@@ -175,26 +175,26 @@ class Trainer:
         """Build the model, loss, optimizer and schedule, and the training step that uses them."""
         config, device = self.config, self.device
         batch_size = min(sampler.rank_batch_size, sampler.size)
-        step_config = self._resolve_step_config(batch_size, config.epochs * sampler.size)
+        step_options = self._resolve_step_options(batch_size, config.epochs * sampler.size)
         model = build_model(config, train, device, weights)
         preprocess = Preprocess(train, build_augment(config.data.augment)).to(device)
         loss = LOSSES.build(config.loss, train.labels, train.classes, device)
-        runner = StepRunner(model, preprocess, loss, batch_size, step_config.micro_batch, step_config.precision)
-        optimizer = OPTIMIZERS.build(config.optimizer, model, step_config.fused)
-        frozen_norms = scale_learning_rates(optimizer, model, config.lr_scale)
+        runner = StepRunner(model, preprocess, loss, batch_size, step_options.micro_batch, step_options.precision)
+        optimizer = OPTIMIZERS.build(config.optimizer, model, step_options.fused)
+        frozen_batch_norms = scale_learning_rates(optimizer, model, config.lr_scale)
         schedule = build_schedule(config.schedule, config.epochs, len(sampler))
         ema = EMA(model, config.ema_decay) if config.ema_decay else None
-        step = TrainStep(runner, optimizer, schedule, step_config, config.trainer.clip_norm, ema, frozen_norms)
+        step = TrainStep(runner, optimizer, schedule, step_options, config.trainer.clip_norm, ema, frozen_batch_norms)
         check_batch_norm(config.model["name"], step, train, sampler)
         return step
 
-    def _resolve_step_config(self, batch_size: int, images: int) -> StepConfig:
-        """Resolve the options of the step on rank 0 for all ranks; see `resolve_step_config`."""
-        resolve = partial(resolve_step_config, self.config.trainer, self.device, batch_size, images, self.world.size)
-        step_config = StepConfig(**self.world.broadcast_object(lambda: asdict(resolve())))
-        if step_config.reasons:
-            log.info("trainer options chosen for %s:\n%s", self.device, step_config.describe())
-        return step_config
+    def _resolve_step_options(self, batch_size: int, images: int) -> StepOptions:
+        """Resolve the options of the step on rank 0 for all ranks; see `resolve_step_options`."""
+        resolve = partial(resolve_step_options, self.config.trainer, self.device, batch_size, images, self.world.size)
+        step_options = StepOptions(**self.world.broadcast_object(lambda: asdict(resolve())))
+        if step_options.reasons:
+            log.info("trainer options chosen for %s:\n%s", self.device, step_options.describe())
+        return step_options
 
     def build_loaders(
         self, dataset: Dataset, sampler: EpochSampler, step: TrainStep
@@ -256,7 +256,7 @@ class Trainer:
         result, world = self.result, self.world
         result.loader = dict(train_loader.resolved_options)
         result.eval_split = dataset.eval_split_name
-        result.trainer = asdict(step.config)
+        result.trainer = asdict(step.options)
         result.compile_s = step.compile_s or None
         result.dataset = {
             "name": dataset.name,
@@ -282,9 +282,8 @@ class Trainer:
         with ExitStack() as stack:
             loggers: list[Logger] = []
             if world.is_main:
-                loggers += [
-                    stack.enter_context(LOGGERS.build(values, folder, result)) for values in self.logger_options
-                ]
+                built = (LOGGERS.build(values, folder, result) for values in self.logger_options)
+                loggers += map(stack.enter_context, built)
                 result.write_config(folder)
                 result.write_epochs(folder)  # Drop an incomplete row, and rows newer than the checkpoint.
                 for name in ("result.json", f"{storage.FOLDER}/final.safetensors"):
@@ -301,10 +300,8 @@ class Trainer:
             return
         weights = checkpoints.load_best_weights()
         with self._build_eval_loader(dataset.test, loader_config, step) as loader:
-            metrics, _ = evaluate(step.eval_model, loader, step.preprocess, world=self.world)
-        test_metrics = {
-            f"test_{name.removeprefix('eval_')}": metric for name, metric in metrics.items() if name.startswith("eval_")
-        }
-        check_metrics(test_metrics, "test split")
-        self.result.test = {"weights": weights, **test_metrics}
+            metrics, _ = evaluate(step.eval_model, loader, step.preprocess, world=self.world, split="test")
+        del metrics[SAVE_S.name]  # Nothing is saved in this pass.
+        check_metrics(metrics, "test split")
+        self.result.test = {"weights": weights, **metrics}
         log_test(self.result.test, self.monitor.best_epoch(self.result.epochs))

@@ -53,6 +53,12 @@ def test_a_run_stops_early_and_trains_on_where_it_stopped(
     assert "; resume=run patience=M epochs=N trains further" in succeed("resume=run")
 
 
+def test_a_monitored_metric_that_is_not_measured_ends_the_run(quick: list[str], refuse: Printed) -> None:
+    """Otherwise `patience` would end the run without a best epoch."""
+    printed = refuse(*quick, *HELD_OUT, "monitor=gpu_peak_mib", "patience=2")
+    assert "error: monitor=gpu_peak_mib: is not measured on this machine" in printed
+
+
 def test_rank_0_decides_by_its_own_times(
     quick: list[str], tmp_path: Path, succeed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

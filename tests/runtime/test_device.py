@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -17,7 +16,6 @@ from vitmnist.data.sources import TensorSet
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.loaders.decoded import PinnedBuffers
-from vitmnist.replacement.decoded_dataset import RowTensors
 from vitmnist.runtime import device as device_module
 from vitmnist.runtime.device import CompletedEvent, choose_device
 from vitmnist.store.tree import find_difference
@@ -164,20 +162,6 @@ def test_abandoned_epochs_do_not_disturb_the_next(open_on_fake: Open, data: Tens
             next(abandoned)
             del abandoned
         assert not find_difference(epoch_on(device, loader, 0, late=True), expected(data, loader, 0))
-
-
-def test_indices_of_gathered_samples_come_from_pinned_memory(data: TensorSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy from pageable memory would make the host wait for all work that is queued."""
-    device = FakeQueue(DEVICE)
-    monkeypatch.setitem(device_module.QUEUES, "cpu", lambda _: device)
-    kept = replace(RowTensors.from_batch([data.images], 50), tensors=(device.to_device(data.images),))
-    seen: list[Tensor] = []
-    batches = [[index, 49 - index] for index in range(10)]
-    for indices in batches:
-        device.read(kept.gather(indices)[0], seen)
-    assert device.made_pinned == len(batches)
-    device.finish()
-    assert not find_difference(seen, [data.images[indices] for indices in batches])
 
 
 def test_a_gpu_that_cannot_be_used_is_an_error_with_its_reason(

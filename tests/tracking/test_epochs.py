@@ -62,11 +62,15 @@ def test_a_killed_run_keeps_its_rows_and_repeats_none(
         assert_same_epochs(run)
 
 
-@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
-def test_a_value_that_no_record_may_have_ends_the_run(value: float) -> None:
-    """Otherwise the run could be neither resumed nor reported."""
-    with pytest.raises(TrainingError, match=f"epoch 1: eval_acc is {value}; it must be finite and not negative"):
-        check_metrics({"eval_loss": 1.0, "eval_acc": value, "gpu_peak_mib": None}, "epoch 1")
+@pytest.mark.parametrize(
+    ("name", "value", "advice"),
+    [("eval_acc", math.nan, ""), ("eval_acc", math.inf, ""), ("eval_loss", math.inf, "; try a smaller optimizer.lr")],
+)
+def test_a_value_that_is_not_finite_ends_the_run(name: str, value: float, advice: str) -> None:
+    """Otherwise the run could be neither resumed nor reported. A negative value is allowed."""
+    check_metrics({"eval_mcc": -0.03, "gpu_peak_mib": None}, "epoch 1")
+    with pytest.raises(TrainingError, match=f"^epoch 1: {name} is {value}; it must be finite{advice}$"):
+        check_metrics({"eval_mcc": -0.03, name: value}, "epoch 1")
 
 
 @pytest.mark.parametrize("name", ["loss", "s"])

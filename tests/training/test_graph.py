@@ -98,15 +98,20 @@ def test_arguments_of_another_shape_or_dtype_are_not_replayed(tiny: Dataset) -> 
 def test_a_step_that_cannot_be_captured_stays_eager_or_is_refused(
     tiny: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An eager step on a GPU is slower in bf16 than in float32, so `precision=auto` changes too."""
+
     def fail(*arguments: object, **options: object) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(torch.cuda, "make_graphed_callables", fail)
-    step = make_step(tiny, micro_batch=None, graph=True, reasons={"graph": "the GPU does not wait for Python"})
-    step.prepare(make_loader(tiny, "ram"))
+    reasons = {"graph": "the GPU does not wait for Python", "precision": "the GPU has compute capability 8.0 or higher"}
+    step = make_step(tiny, micro_batch=None, graph=True, precision="bf16", reasons=reasons)
+    loader, plain = make_loader(tiny, "ram"), make_step(tiny, micro_batch=None)
+    step.prepare(loader)
     assert step.runner.active_module is step.runner.eager_module
-    assert not step.config.graph
-    assert step.config.reasons["graph"] == "failed: operation not permitted when stream is capturing"
+    assert (step.options.graph, step.options.precision) == (False, "fp32")
+    assert step.options.reasons["graph"] == "failed: operation not permitted when stream is capturing"
+    assert train(step, loader)[-1]["train_loss"] == train(plain, loader)[-1]["train_loss"]
     with pytest.raises(ConfigError, match=r"^trainer.graph=true: failed: .*; set trainer.graph=false$"):
         make_step(tiny, micro_batch=None, graph=True).prepare(make_loader(tiny, "ram"))
 

@@ -25,7 +25,7 @@ from vitmnist.training.batch import IGNORED, Batch
 from vitmnist.training.loop import train_epoch
 from vitmnist.training.progress import EpochProgress
 from vitmnist.training.step import TrainStep
-from vitmnist.training.step_options import StepConfig
+from vitmnist.training.step_options import StepOptions
 from vitmnist.training.step_runner import StepRunner
 
 CPU = torch.device("cpu")
@@ -59,7 +59,7 @@ def make_step(
     **options: object,
 ) -> TrainStep:
     """Build a step with a one-cycle schedule."""
-    config = StepConfig(**{"fused": True, "micro_batch": 4, **options})
+    config = StepOptions(**{"fused": True, "micro_batch": 4, **options})
     model = (model or make_vit()).to(device)
     built = OPTIMIZERS.build({"name": optimizer, **OPTIMIZERS_UNDER_TEST[optimizer]}, model, config.fused)
     one_cycle = {"name": "one_cycle", "warmup": 0.3, "start_factor": 0.04, "end_factor": 1e-4}
@@ -229,7 +229,7 @@ def test_compiled_is_the_gradient_and_a_short_batch_compiles_nothing(
     before, random = copy.deepcopy(step.model.state_dict()), torch.get_rng_state()
     batches = make_loader(tiny, "ram")
     step.prepare(batches)
-    assert step.config.compile
+    assert step.options.compile
     assert all(torch.equal(value, before[name]) for name, value in step.model.state_dict().items())
     assert all(parameter.grad is None for parameter in step.model.parameters())
     assert torch.equal(torch.get_rng_state(), random)

@@ -18,7 +18,7 @@ from vitmnist.models import MODELS
 from vitmnist.models.cnn import CNNOptions
 from vitmnist.runtime.device import use_deterministic_kernels
 from vitmnist.training import step_options
-from vitmnist.training.step_options import StepConfig, resolve_step_config
+from vitmnist.training.step_options import StepOptions, resolve_step_options
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 FAST = TrainerConfig("auto", "auto", Precision.auto, "auto", "auto")
@@ -29,18 +29,18 @@ PLAIN_TRAINER = TrainerConfig(None, False, Precision.fp32, False, False)
 @pytest.mark.parametrize(
     ("device", "has_bf16", "typed", "setting", "expected"),
     [
-        (CPU, True, {}, {"images": 399_999}, StepConfig(2048, False, "bf16", True)),
-        (CPU, True, {}, {"images": 400_000}, StepConfig(2048, True, "bf16", True)),
-        (CPU, True, {}, {"batch_size": 500}, StepConfig(500, False, "bf16", True)),
-        (CPU, False, {}, {"images": 4_000_000}, StepConfig(2048, True, "fp32", True)),
-        (CUDA, False, {}, {"images": 4_000_000}, StepConfig(None, False, "fp32", True, True)),
-        (CUDA, True, {}, {"images": 8_000_000}, StepConfig(None, False, "bf16", True, True)),
-        (CUDA, True, {}, {"batch_size": 500, "ranks": 2}, StepConfig(None, False, "fp32", True)),
-        (CUDA, True, {"graph": False}, {"batch_size": 500}, StepConfig(None, False, "fp32", True)),
-        (CUDA, True, {"compile": True}, {"batch_size": 500}, StepConfig(None, True, "bf16", True)),
-        (CUDA, True, {"micro_batch": 250}, {"batch_size": 500}, StepConfig(250, False, "fp32", True)),
-        (CUDA, True, {"micro_batch": 500}, {"batch_size": 500}, StepConfig(500, False, "bf16", True, True)),
-        (CUDA, True, {"graph": True, "precision": Precision.fp32}, {}, StepConfig(None, False, "fp32", True, True)),
+        (CPU, True, {}, {"images": 399_999}, StepOptions(2048, False, "bf16", True)),
+        (CPU, True, {}, {"images": 400_000}, StepOptions(2048, True, "bf16", True)),
+        (CPU, True, {}, {"batch_size": 500}, StepOptions(500, False, "bf16", True)),
+        (CPU, False, {}, {"images": 4_000_000}, StepOptions(2048, True, "fp32", True)),
+        (CUDA, False, {}, {"images": 4_000_000}, StepOptions(None, False, "fp32", True, True)),
+        (CUDA, True, {}, {"images": 8_000_000}, StepOptions(None, False, "bf16", True, True)),
+        (CUDA, True, {}, {"batch_size": 500, "ranks": 2}, StepOptions(None, False, "fp32", True)),
+        (CUDA, True, {"graph": False}, {"batch_size": 500}, StepOptions(None, False, "fp32", True)),
+        (CUDA, True, {"compile": True}, {"batch_size": 500}, StepOptions(None, True, "bf16", True)),
+        (CUDA, True, {"micro_batch": 250}, {"batch_size": 500}, StepOptions(250, False, "fp32", True)),
+        (CUDA, True, {"micro_batch": 500}, {"batch_size": 500}, StepOptions(500, False, "bf16", True, True)),
+        (CUDA, True, {"graph": True, "precision": Precision.fp32}, {}, StepOptions(None, False, "fp32", True, True)),
     ],
 )
 def test_fast_follows_static_rules(
@@ -48,16 +48,16 @@ def test_fast_follows_static_rules(
     has_bf16: bool,
     typed: dict,
     setting: dict[str, int],
-    expected: StepConfig,
+    expected: StepOptions,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """CUDA captures a graph if possible. On CUDA, bf16 pays only in a graph or in compiled code."""
     monkeypatch.setattr(step_options, "_has_bf16", lambda device: has_bf16)
     setting = {"batch_size": 5000, "images": 60_000, **setting}
-    resolved = resolve_step_config(replace(FAST, **typed), device, **setting)
+    resolved = resolve_step_options(replace(FAST, **typed), device, **setting)
     assert replace(resolved, reasons={}) == expected
     assert resolved.reasons.keys() == {"micro_batch", "compile", "precision", "fused", "graph"} - typed.keys()
-    assert resolve_step_config(PLAIN_TRAINER, device, **setting) == StepConfig()
+    assert resolve_step_options(PLAIN_TRAINER, device, **setting) == StepOptions()
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_graph_that_is_asked_for_and_not_possible_is_refused(
 ) -> None:
     message = rf"^trainer.graph=true is not possible: .*{reason}.*; set trainer.graph=false$"
     with pytest.raises(ConfigError, match=message):
-        resolve_step_config(replace(FAST, graph=True, **typed), device, 500, 60_000, ranks)
+        resolve_step_options(replace(FAST, graph=True, **typed), device, 500, 60_000, ranks)
 
 
 @pytest.mark.parametrize(
@@ -99,10 +99,10 @@ def test_a_precision_that_the_device_does_not_have_is_refused(
     monkeypatch.setattr(step_options, "_has_bf16", lambda device: has_bf16)
     config = replace(FAST, precision=Precision(precision), fused=fused)
     if message is None:
-        assert resolve_step_config(config, device, 500, 60_000).precision == precision
+        assert resolve_step_options(config, device, 500, 60_000).precision == precision
     else:
         with pytest.raises(ConfigError, match=f"^trainer.precision={precision}: {message}$"):
-            resolve_step_config(config, device, 500, 60_000)
+            resolve_step_options(config, device, 500, 60_000)
 
 
 def test_a_gpu_adds_up_in_one_order(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -82,6 +82,6 @@ def test_no_step_waits_for_the_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -
             numbers = torch.zeros(8, dtype=torch.int64)
             images = torch.zeros(8, 3, 28, 28, dtype=torch.uint8)
         for _ in range(2):
-            sums = step(Batch(images, numbers, 8, numbers), progress.log_step)
+            sums = step(Batch(images, numbers, 8, numbers), progress.record_step)
             progress.metrics.update(sums)
         assert sums["loss"].device == CUDA

@@ -22,7 +22,7 @@ class InferenceModel:
     """A trained model in evaluation mode on its device, with everything needed to use it.
 
     Args:
-        shape: `(C, H, W)` of the images.
+        image_shape: `(C, H, W)` of the images.
         mean, std: the statistics of each channel, to normalise images.
         input_size: height and width of the centre crop that the model sees.
         dataset: the options of the dataset, without the options that may change on resuming.
@@ -30,7 +30,7 @@ class InferenceModel:
 
     model: nn.Module
     path: Path
-    shape: tuple[int, ...]
+    image_shape: tuple[int, ...]
     classes: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -43,7 +43,7 @@ class InferenceModel:
 
     def build_reader(self) -> FileReader:
         """Return the function that reads a file into an image; raises `ConfigError` if the dataset is unknown."""
-        return get_file_reader(self.dataset, self.shape)
+        return get_file_reader(self.dataset, self.image_shape)
 
     def adapt_split(self, split: Split) -> Split:
         """Return the split with the channel statistics and the class indices of the model.
@@ -54,8 +54,8 @@ class InferenceModel:
         if not len(split):
             raise ConfigError("the split to evaluate has no images")
         shape, classes = tuple(split.images.shape[1:]), self.classes
-        if shape != self.shape:
-            raise ConfigError(f"the model takes images {list(self.shape)}, the dataset has {list(shape)}")
+        if shape != self.image_shape:
+            raise ConfigError(f"the model takes images {list(self.image_shape)}, the dataset has {list(shape)}")
         if unknown := [name for name in split.classes if name not in classes]:
             raise ConfigError(
                 f"the dataset has classes that the model does not know: {join_names(unknown)}; "

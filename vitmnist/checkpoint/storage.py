@@ -69,7 +69,7 @@ def save(folder: Path, state: dict[str, Any], best: bool = False) -> None:
 
 
 def load(folder: Path) -> dict[str, Any] | None:
-    """Read the newest undamaged checkpoint of a run, on the CPU; None if there is none. Raises as `read`."""
+    """Read the newest undamaged checkpoint of a run, on the CPU; None if there is none. Raises the errors of `read`."""
     last, previous = folder / FOLDER / "last.pt", folder / FOLDER / "previous.pt"
     if last.exists():
         try:

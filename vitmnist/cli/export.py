@@ -81,7 +81,7 @@ def describe_model(file: str, content: bytes, trained: InferenceModel, summary: 
     description = {
         "file": file,
         "sha256": hashlib.sha256(content).hexdigest(),
-        "images": {"dtype": "uint8", "shape": [None, *trained.shape], "range": [0, 255]},
+        "images": {"dtype": "uint8", "shape": [None, *trained.image_shape], "range": [0, 255]},
         "logits": {"dtype": "float32", "shape": [None, len(trained.classes)]},
         "classes": trained.classes,
         "read_by": vars(reader) if isinstance(reader, ImageReader) else f"the dataset {trained.dataset.get('name')}",
@@ -104,7 +104,7 @@ def export_model(file_format: Format, trained: InferenceModel, dataset: Dataset,
     split = trained.adapt_split(dataset.eval_split)
     original = nn.Sequential(trained.build_preprocess(), trained.model).eval()
     # The example has two images, because torch.export treats a batch size of one as a constant.
-    example = torch.zeros(2, *trained.shape, dtype=torch.uint8)
+    example = torch.zeros(2, *trained.image_shape, dtype=torch.uint8)
     program = torch.export.export(original, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     content = file_format.serialize(program)
     # Compare the content of the file, not the program in memory.

@@ -47,8 +47,8 @@ def predict(
                 if warned:
                     rows[path]["warning"] = warned[path]
                 # The reader of a custom dataset can return other shapes.
-                if (shape := tuple(image.shape)) != trained.shape:
-                    raise DataError(f"{path}: is read as {shape}, and the model takes {trained.shape}")
+                if (shape := tuple(image.shape)) != trained.image_shape:
+                    raise DataError(f"{path}: is read as {shape}, and the model takes {trained.image_shape}")
                 images[path] = 255 - image if invert else image
             except DataError as error:
                 rows[path]["error"] = str(error)

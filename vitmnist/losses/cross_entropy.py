@@ -36,8 +36,9 @@ def cross_entropy(options: CrossEntropyOptions, labels: Tensor, classes: tuple[s
 def _cross_entropy(logits: Tensor, targets: Tensor, weight: Tensor | None, label_smoothing: float) -> Tensor:
     if targets.dim() == 1:
         return F.cross_entropy(logits, targets, weight, reduction="sum", label_smoothing=label_smoothing)
+    # Label smoothing would give padding (a row of zeros) a loss above 0.
     losses = F.cross_entropy(logits, targets, weight, reduction="none", label_smoothing=label_smoothing)
-    return losses.where(targets.any(dim=1), 0).sum()  # With smoothing, a row of zeros (padding) would have a loss.
+    return losses.where(targets.any(dim=1), 0).sum()
 
 
 def compute_class_weights(weights: object, labels: Tensor, classes: tuple[str, ...]) -> Tensor | None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @METRICS.register("acc", BatchMetric("%", tag="acc", column="accuracy, %", digits=2))
-def correct(logits: Tensor, labels: Tensor) -> Tensor:
+def count_correct(logits: Tensor, labels: Tensor) -> Tensor:
     """Count the correct predictions; padding never counts, because its label is negative."""
     return (logits.argmax(dim=1) == labels).sum()
 

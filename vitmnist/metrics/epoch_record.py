@@ -16,12 +16,11 @@ machine cannot measure it), `first_of_start`, `ended_at` (seconds since 1970), a
 
 
 def check_metrics(metrics: Mapping[str, float | None], where: str) -> None:
-    """Raise `TrainingError` unless each metric is finite and not negative, or None; `where` begins the message."""
+    """Raise `TrainingError` unless each metric is finite or None; `where` begins the message."""
     for name, value in metrics.items():
-        if value is not None and not 0 <= value < math.inf:
-            raise TrainingError(
-                f"{where}: {name} is {value}; it must be finite and not negative; try a smaller optimizer.lr"
-            )
+        if value is not None and not math.isfinite(value):
+            advice = "; try a smaller optimizer.lr" if name.endswith("_loss") else ""
+            raise TrainingError(f"{where}: {name} is {value}; it must be finite{advice}")
 
 
 def select_last_start(epochs: Sequence[EpochRecord]) -> Sequence[EpochRecord]:

@@ -41,7 +41,7 @@ TIMES = (
     SAVE_S := EpochMetric("s", "time/save_s", "saving, s", name="save_s"),
     FIRST_BATCH_S := EpochMetric("s", "time/first_batch_s", "first batch, s", name="first_batch_s"),
     DATA_WAIT_S := EpochMetric("s", "time/data_wait_s", "waiting, s", name="data_wait_s"),
-    DATA_WAIT_PCT := EpochMetric("%", "time/data_wait_pct", "waiting, %", digits=1, name="data_wait_pct"),
+    DATA_WAIT_PCT := EpochMetric("%", "time/data_wait_pct", "waiting, %", 1, name="data_wait_pct"),
     COMPUTE_S := EpochMetric("s", "time/compute_s", name="compute_s"),
     HOST_LEAD_S := EpochMetric("s", "time/host_lead_s", name="host_lead_s"),
 )
@@ -49,13 +49,9 @@ TIMES = (
 LOSS = Metric("", tag="loss", direction="min")
 """The description of the loss: `config.loss` in training, the cross-entropy in evaluation."""
 MACHINE_METRICS = (
-    IMAGES_PER_S := EpochMetric(
-        "images/s", "throughput/images_per_s", "images/s", digits=0, direction="max", name="images_per_s"
-    ),
-    HOST_PEAK_MIB := EpochMetric(
-        "MiB", "memory/host_mib", "host, MiB", digits=0, over_epochs="max", name="host_peak_mib"
-    ),
-    GPU_PEAK_MIB := EpochMetric("MiB", "memory/gpu_mib", "GPU, MiB", digits=0, over_epochs="max", name="gpu_peak_mib"),
+    IMAGES_PER_S := EpochMetric("images/s", "throughput/images_per_s", "images/s", 0, "max", name="images_per_s"),
+    HOST_PEAK_MIB := EpochMetric("MiB", "memory/host_mib", "host, MiB", 0, name="host_peak_mib", over_epochs="max"),
+    GPU_PEAK_MIB := EpochMetric("MiB", "memory/gpu_mib", "GPU, MiB", 0, name="gpu_peak_mib", over_epochs="max"),
 )
 """Throughput and memory."""
 
@@ -104,6 +100,6 @@ def find_metric(name: str, key: str) -> EpochMetric:
 
 
 def find_objective(config: Config | DictConfig) -> EpochMetric:
-    """Return the metric that a search optimises: `sweep.objective`, by default `monitor`; raises as `find_metric`."""
+    """Return the metric that a search optimises: `sweep.objective`, else `monitor`. Raises `ConfigError` if unknown."""
     name = config.sweep.objective
     return find_metric(config.monitor, "monitor") if name is None else find_metric(name, "sweep.objective")

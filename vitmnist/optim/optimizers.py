@@ -1,6 +1,7 @@
 """The optimizers, built with (options, model, fused), and the moving average of the weights.
 
-A fused optimizer updates all weights of a group with one kernel; its results differ only by rounding.
+A fused optimizer updates all weights of a group with one kernel; its results differ only by rounding. Otherwise, torch
+receives `fused=None`, because `fused=False` would also disable its foreach implementation.
 """
 
 import copy
@@ -28,10 +29,15 @@ class AdamOptions:
     eps: float = config_field(1e-8, above=0)
     weight_decay: float = config_field(0.0, at_least=0)
 
+    def arguments(self) -> dict[str, Any]:
+        """Return the options as arguments of torch's optimizers."""
+        betas = self.beta1, self.beta2
+        return {"lr": self.lr, "betas": betas, "eps": self.eps, "weight_decay": self.weight_decay}
+
 
 @dataclass
 class SGDOptions:
-    """See `conf/optimizer/sgd.yaml`."""
+    """See `conf/optimizer/sgd.yaml`. The fields are arguments of `torch.optim.SGD`."""
 
     lr: float = config_field(0.1, above=0)
     momentum: float = config_field(0.9, at_least=0, below=1)
@@ -42,13 +48,13 @@ class SGDOptions:
 @OPTIMIZERS.register("adam", AdamOptions)
 def adam(options: AdamOptions, model: nn.Module, fused: bool) -> Optimizer:
     """Adam (Kingma, Ba, arXiv:1412.6980); weight decay is an L2 penalty on all parameters, added to the gradient."""
-    return torch.optim.Adam(model.parameters(), **_adam_arguments(options, fused))
+    return torch.optim.Adam(model.parameters(), **options.arguments(), fused=fused or None)
 
 
 @OPTIMIZERS.register("adamw", AdamOptions)
 def adamw(options: AdamOptions, model: nn.Module, fused: bool) -> Optimizer:
     """AdamW (Loshchilov, Hutter, arXiv:1711.05101); weight decay shrinks weights directly; see `make_decay_groups`."""
-    return torch.optim.AdamW(make_decay_groups(model), **_adam_arguments(options, fused))
+    return torch.optim.AdamW(make_decay_groups(model), **options.arguments(), fused=fused or None)
 
 
 def make_decay_groups(model: nn.Module) -> list[dict[str, Any]]:
@@ -65,16 +71,6 @@ def make_decay_groups(model: nn.Module) -> list[dict[str, Any]]:
     return [{"params": decayed}, {"params": exempt, "weight_decay": 0.0}]
 
 
-def _adam_arguments(options: AdamOptions, fused: bool) -> dict[str, Any]:
-    return {
-        "lr": options.lr,
-        "betas": (options.beta1, options.beta2),
-        "eps": options.eps,
-        "weight_decay": options.weight_decay,
-        "fused": fused or None,  # False would also disable torch's foreach implementation.
-    }
-
-
 @OPTIMIZERS.register("sgd", SGDOptions)
 def sgd(options: SGDOptions, model: nn.Module, fused: bool) -> Optimizer:
     """Stochastic gradient descent with momentum; weight decay is an L2 penalty on all parameters.
@@ -84,14 +80,7 @@ def sgd(options: SGDOptions, model: nn.Module, fused: bool) -> Optimizer:
     """
     if options.nesterov and not options.momentum:
         raise ConfigError("optimizer.nesterov=true needs optimizer.momentum above 0")
-    return torch.optim.SGD(
-        model.parameters(),
-        options.lr,
-        momentum=options.momentum,
-        weight_decay=options.weight_decay,
-        nesterov=options.nesterov,
-        fused=fused or None,
-    )
+    return torch.optim.SGD(model.parameters(), **vars(options), fused=fused or None)
 
 
 class EMA:

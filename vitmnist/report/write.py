@@ -50,7 +50,7 @@ def write_report(folders: Iterable[Path], output: Path) -> list[Comparison]:
         chart = draw_chart(comparisons)
         text, table = format_markdown(comparisons, has_chart=chart is not None), format_csv(comparisons)
     except Exception:
-        # Only a record that was edited by hand fails. Report each run by itself to name the file.
+        # A record can have a value of a wrong type. Report each run by itself, to name the file.
         for run in runs:
             with as_data_error(f"{run.folder}/result.json"):
                 format_markdown(compare([run]))

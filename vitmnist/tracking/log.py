@@ -38,7 +38,7 @@ def log_setup(config: Config, result: Result, dataset: Dataset, step: TrainStep,
     log.info("device=%s is %s", config.device, step.device)
     log.info("each epoch is evaluated on the %s", dataset.describe_evaluation())
     if compile_s := step.compile_s:
-        action = "compilation" if step.config.compile else "capturing the graph"
+        action = "compilation" if step.options.compile else "capturing the graph"
         log.info("%s took %.1f s, which no epoch includes", action, compile_s)
 
 

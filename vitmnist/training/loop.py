@@ -14,7 +14,7 @@ from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import Loader
 from vitmnist.metrics import compute_confusion_metrics, get_batch_metrics
-from vitmnist.metrics.epoch_table import EVAL_S, SAVE_S
+from vitmnist.metrics.epoch_table import SAVE_S
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.training.progress import EpochProgress, MetricAccumulator
@@ -40,7 +40,7 @@ def train_epoch(
     timer = progress.timer
     timer.start()  # Synchronises first, so that work queued earlier does not count towards this epoch.
     for batch in timer.waiting(step.batches(loader, progress.epoch, start=metrics.num_batches)):
-        sums = step(batch, progress.log_step)
+        sums = step(batch, progress.record_step)
         metrics.update(sums)
         timer.begin("other")
         after_step(timer)
@@ -57,11 +57,15 @@ def evaluate(
     preprocess: Preprocess,
     after_step: AfterStep = lambda timer: None,
     world: World = SINGLE_PROCESS,
+    split: str = "eval",
 ) -> tuple[dict[str, float], Predictions]:
     """Evaluate a model on the loader's epoch 0, in float32 and without augmentation.
 
     `eval_loss` is always the cross-entropy, so that runs with different losses can be compared. Each rank evaluates its
-    part of the images. Every rank returns the metrics, named as in `epoch_table`, and the predictions for all images.
+    part of the images. Every rank returns the metrics and the predictions for all images.
+
+    Args:
+        split: the names of the metrics begin with it: `SPLIT_loss`, …, and `SPLIT_s` for the seconds.
 
     Raises:
         DataError: the loader delivers too few batches.
@@ -91,8 +95,8 @@ def evaluate(
     saving = seconds.pop("saving")
     predictions = gather_predictions(batches, sampler, world)
     confusion_metrics = compute_confusion_metrics(predictions.confusion_matrix(logits.shape[1]))
-    values = metrics.compute("eval") | {f"eval_{name}": value for name, value in confusion_metrics.items()}
-    return {**values, EVAL_S.name: sum(seconds.values()), SAVE_S.name: saving}, predictions
+    values = {**metrics.compute(), **confusion_metrics, "s": sum(seconds.values())}
+    return {f"{split}_{name}": value for name, value in values.items()} | {SAVE_S.name: saving}, predictions
 
 
 @dataclass(frozen=True)

@@ -44,12 +44,12 @@ class EpochProgress:
         self._seconds_before_resume: dict[str, float] = {}
         """The seconds spent on this epoch before the run was resumed."""
 
-    def log_step(self, step: TrainStep) -> None:
+    def record_step(self, train_step: TrainStep) -> None:
         """Store the learning rate and, for a logged step, the gradient norm; does not wait for the device."""
         index = self.metrics.num_batches
-        self._lrs.append(step.max_lr)
+        self._lrs.append(train_step.max_lr)
         if self._log_every and (self._first_step + index) % self._log_every == 0:
-            gradients = [parameter.grad for parameter in step.model.parameters() if parameter.grad is not None]
+            gradients = [parameter.grad for parameter in train_step.model.parameters() if parameter.grad is not None]
             self._gradient_norms[index] = nn.utils.get_total_norm(gradients)
 
     def logged_steps(self) -> list[dict[str, Any]]:
@@ -57,30 +57,30 @@ class EpochProgress:
         losses = self.metrics.batch_sums("loss")
         return [
             {
-                "step": self._first_step + step,
-                "loss": losses[step],
-                "lr": self._lrs[step],
+                "step": self._first_step + index,
+                "loss": losses[index],
+                "lr": self._lrs[index],
                 "grad_norm": float(norm) if math.isfinite(norm) else None,
             }
-            for step, norm in self._gradient_norms.items()
+            for index, norm in self._gradient_norms.items()
         ]
 
     def check_finite(self) -> None:
         """Raise `TrainingError` for the first batch whose loss is not finite; waits for the device."""
-        for step, loss in enumerate(self.metrics.batch_sums("loss")):
+        for index, loss in enumerate(self.metrics.batch_sums("loss")):
             if not math.isfinite(loss):
                 raise TrainingError(
-                    f"the loss is {loss} in epoch {self.epoch + 1}, step {step + 1}, at learning rate "
-                    f"{self._lrs[step]:g}; try a smaller optimizer.lr"
+                    f"the loss is {loss} in epoch {self.epoch + 1}, step {index + 1}, at learning rate "
+                    f"{self._lrs[index]:g}; try a smaller optimizer.lr"
                 )
 
     def compute(self) -> dict[str, float]:
-        """Return the metrics so far, named as in `epoch_table`; raises as `check_finite`."""
+        """Return the metrics so far, named as in `epoch_table`. Raises `TrainingError` if a loss is not finite."""
         self.check_finite()
         seconds = self._seconds()
         train_s = seconds["waiting"] + seconds["computing"] + seconds["other"]
         return {
-            **self.metrics.compute("train"),
+            **{f"train_{name}": mean for name, mean in self.metrics.compute().items()},
             epoch_table.TRAIN_S.name: train_s,
             epoch_table.FIRST_BATCH_S.name: seconds["first_batch"],
             epoch_table.DATA_WAIT_S.name: seconds["waiting"],
@@ -96,7 +96,7 @@ class EpochProgress:
         return {
             "metrics": self.metrics.state_dict(),
             "lrs": list(self._lrs),
-            "norms": {step: float(norm) for step, norm in self._gradient_norms.items()},
+            "norms": {index: float(norm) for index, norm in self._gradient_norms.items()},
             "seconds": self._seconds(),
         }
 
@@ -151,15 +151,15 @@ class MetricAccumulator:
         values: list[float] = self._world.all_reduce_sum(self._sums[name][: self.num_batches].clone()).tolist()
         return values
 
-    def compute(self, split: str) -> dict[str, float]:
-        """Return the means over the images so far, in the units of the metrics: `SPLIT_loss`, `SPLIT_acc`, …"""
+    def compute(self) -> dict[str, float]:
+        """Return the mean of each metric over the images so far, in its unit."""
         sizes = self.batch_sizes
         # Weight the batches by their size: the last one may be smaller.
         means = {"loss": math.fsum(map(mul, self.batch_sums("loss"), sizes)) / sum(sizes)}
         for name in get_batch_metrics():
             scale = 100 if METRICS.declaration_of(name).unit == "%" else 1
             means[name] = scale * math.fsum(self.batch_sums(name)) / sum(sizes)
-        return {f"{split}_{name}": mean for name, mean in means.items()}
+        return means
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums over all ranks, as plain values and CPU tensors."""

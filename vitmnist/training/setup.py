@@ -105,7 +105,7 @@ def check_batch_norm(name: str, step: TrainStep, train: Split, sampler: EpochSam
         log.warning(
             "trainer.micro_batch=%d: the model has batch normalisation, which takes its statistics from a microbatch; "
             "trainer.micro_batch=null takes them from the whole batch",
-            step.config.micro_batch,
+            step.options.micro_batch,
         )
     # The last batch of an epoch can be shorter. A rank without images receives one image of padding.
     sizes = [max(sampler.num_rank_images(batch), 1) for batch in (0, len(sampler) - 1)]

@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,12 +15,12 @@ from torch.optim import Optimizer
 
 from vitmnist.config.schema import Precision
 from vitmnist.data.randomness import preserved_random_state
-from vitmnist.errors import ConfigError, first_line
+from vitmnist.errors import first_line
 from vitmnist.loaders.base import Loader
 from vitmnist.optim.optimizers import EMA
 from vitmnist.runtime.world import World
 from vitmnist.training.batch import IGNORED, Batch
-from vitmnist.training.step_options import StepConfig
+from vitmnist.training.step_options import StepOptions
 from vitmnist.training.step_runner import StepRunner, Sums
 
 log = logging.getLogger(__name__)
@@ -43,7 +42,7 @@ class TrainStep:
         schedule: maps a step, counted from 0 over the run, to the factor of the learning rate.
         clip_norm: the maximum norm of all gradients together (Pascanu et al., arXiv:1211.5063); None: no clipping.
         ema: the moving average of the weights; None: no average.
-        frozen_norms: batch normalisations whose running statistics do not change in training.
+        frozen_batch_norms: batch normalisations whose running statistics do not change in training.
     """
 
     def __init__(
@@ -51,15 +50,15 @@ class TrainStep:
         runner: StepRunner,
         optimizer: Optimizer,
         schedule: Callable[[int], float],
-        config: StepConfig | None = None,
+        options: StepOptions | None = None,
         clip_norm: float | None = None,
         ema: EMA | None = None,
-        frozen_norms: Sequence[nn.Module] = (),
+        frozen_batch_norms: Sequence[nn.Module] = (),
     ) -> None:
         self.runner, self.model, self.preprocess = runner, runner.model, runner.preprocess
         self.optimizer, self.schedule, self.ema = optimizer, schedule, ema
         self.device = self.preprocess.mean.device
-        self.config = config or StepConfig()
+        self.options = options or StepOptions()
         """The options of the step. If an `auto` option fails, `prepare` replaces it and records the reason."""
         self.compile_s = 0.0
         """The seconds spent on compiling or on capturing graphs."""
@@ -67,9 +66,9 @@ class TrainStep:
         """The number of steps since the beginning of the run."""
         self._base_lrs = [float(group["lr"]) for group in optimizer.param_groups]
         self._clip_norm = clip_norm
-        self._frozen_norms = frozen_norms
+        self._frozen_batch_norms = frozen_batch_norms
         self._world_size = 1
-        self._scaler = torch.amp.GradScaler(self.device.type, enabled=self.config.precision == Precision.fp16)
+        self._scaler = torch.amp.GradScaler(self.device.type, enabled=self.options.precision == Precision.fp16)
         self._skipped_steps = torch.zeros((), dtype=torch.int64, device=self.device)
         self.train_mode()  # `prepare` compiles the code of this mode.
 
@@ -86,7 +85,7 @@ class TrainStep:
     def train_mode(self) -> None:
         """Set the model to training mode, except frozen batch normalisations."""
         self.model.train()
-        for norm in self._frozen_norms:
+        for norm in self._frozen_batch_norms:
             norm.eval()
 
     def batches(self, loader: Loader, epoch: int, start: int = 0) -> Generator[Batch, None, None]:
@@ -129,7 +128,7 @@ class TrainStep:
         return sums
 
     def forward_backward(self, batch: Batch) -> Sums:
-        """Compute the gradient of the summed loss divided by `batch.size`; returns as `__call__`."""
+        """Compute the gradient of the loss, averaged over the global batch. Returns the same sums as `__call__`."""
         self.model.zero_grad()
         sums: Sums = {}
         microbatches = self.runner.microbatches(batch)
@@ -160,15 +159,15 @@ class TrainStep:
     def prepare(self, loader: Loader) -> None:
         """If configured, compile the step or capture its graph for the dtype of the loader's images.
 
-        If `trainer.compile=auto` or `trainer.graph=auto` fails, the step stays eager, and `config` has the reason. The
+        If `trainer.compile=auto` or `trainer.graph=auto` fails, the step stays eager; `options` has the reason. The
         gradients are dropped; the rest of the state is preserved.
 
         Raises:
             ConfigError: `trainer.compile=true` or `trainer.graph=true` failed.
         """
-        if not (self.config.compile or self.config.graph):
+        if not (self.options.compile or self.options.graph):
             return
-        if self.config.compile and not self.compile_s:
+        if self.options.compile and not self.compile_s:
             log.info("compiling the step, which may take a minute")
         with closing(self.batches(loader, 0)) as batches:
             batch = next(batches)
@@ -178,26 +177,17 @@ class TrainStep:
                 # Call the model eagerly first. Libraries such as einops fill their caches, which would otherwise cause
                 # a recompilation, and an error in the model is not mistaken for a compilation failure.
                 self.forward_backward(batch)
-            self._compile_or_capture(batch)
+            try:
+                if self.options.compile:
+                    self._compile(batch)
+                else:
+                    self.runner.capture(batch)
+            except Exception as error:  # Dynamo, inductor and CUDA raise many types.
+                self.options = self.options.fall_back(first_line(error))
+                self.runner.use_eager(self.options.precision)
+                log.info("the step stays eager:\n%s", self.options.describe())
         if not self.runner.is_eager:
             self.compile_s += time.perf_counter() - started
-
-    def _compile_or_capture(self, batch: Batch) -> None:
-        """Compile or capture for batches like `batch`, or stay eager if that fails and the option was `auto`."""
-        try:
-            if self.config.compile:
-                self._compile(batch)
-            else:
-                self.runner.capture(batch)
-        except Exception as error:  # Dynamo, inductor and CUDA raise many types.
-            self.runner.use_eager()
-            key = "compile" if self.config.compile else "graph"
-            reason = f"failed: {first_line(error)}"
-            if key not in self.config.reasons:
-                raise ConfigError(f"trainer.{key}=true: {reason}; set trainer.{key}=false") from error
-            log.info("trainer.%s=false: %s", key, reason)
-            reasons = {**self.config.reasons, key: reason}
-            self.config = replace(self.config, compile=False, graph=False, reasons=reasons)
 
     def _compile(self, batch: Batch) -> None:
         if self.runner.is_eager:

@@ -1,7 +1,7 @@
 """The options of `trainer`, with `auto` resolved by static rules for the run's device."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,12 +17,15 @@ COMPILE_FROM_IMAGES = {Precision.bf16: 400_000, Precision.fp32: 4_000_000}
 """The number of training images, over all epochs, from which compiling pays on two CPU cores. Compiling takes 40 s
 without a cache. It saves 0.1 ms per image in bf16 (95 ms instead of 147 per step of 500 images) and 0.01 ms in float32
 (111 ms instead of 115)."""
+SLOW_EAGER_BF16 = "bf16 pays only in a graph or in compiled code"
+"""The reason for float32 in an eager step on a GPU: the host launches a cast of every weight in every step. On an H100,
+an epoch at batch size 500 takes 2.83 s in float32 and 3.78 s in bf16."""
 AutoChoices = dict[str, tuple[Any, str]]
 """The value that replaces `auto`, and its reason, by the key in `trainer`."""
 
 
 @dataclass(frozen=True)
-class StepConfig:
+class StepOptions:
     """How a training step is computed; see `conf/trainer/fast.yaml`.
 
     The options change the result only by rounding. The exception is batch normalisation, whose statistics are from a
@@ -39,15 +42,29 @@ class StepConfig:
     graph: bool = False
     reasons: dict[str, str] = field(default_factory=dict)
 
+    def fall_back(self, reason: str) -> "StepOptions":
+        """Return the options of an eager step; `reason` is the error of compiling or of capturing a graph.
+
+        Raises:
+            ConfigError: the configuration requires compiled code or a graph.
+        """
+        key = "compile" if self.compile else "graph"
+        if key not in self.reasons:  # The value is not from `auto`.
+            raise ConfigError(f"trainer.{key}=true: failed: {reason}; set trainer.{key}=false")
+        precision, reasons = self.precision, {**self.reasons, key: f"failed: {reason}"}
+        if self.graph and precision == Precision.bf16 and "precision" in self.reasons:
+            precision, reasons["precision"] = Precision.fp32.value, SLOW_EAGER_BF16
+        return replace(self, compile=False, graph=False, precision=precision, reasons=reasons)
+
     def describe(self) -> str:
         """Return a line for each value that replaced `auto`."""
         values = {key: json.dumps(getattr(self, key)).strip('"') for key in self.reasons}
         return "\n".join(f"trainer.{key}={values[key]}: {reason}" for key, reason in self.reasons.items())
 
 
-def resolve_step_config(
+def resolve_step_options(
     config: TrainerConfig, device: torch.device, batch_size: int, images: int, ranks: int = 1
-) -> StepConfig:
+) -> StepOptions:
     """Replace each `auto` by a value that suits the device.
 
     Args:
@@ -70,7 +87,7 @@ def resolve_step_config(
     values = {**vars(config), "precision": config.precision.value}
     reasons = {key: reason for key, (_, reason) in choices.items() if values[key] == "auto"}
     resolved = {key: value if key in reasons else values[key] for key, (value, _) in choices.items()}
-    return StepConfig(**resolved, reasons=reasons)
+    return StepOptions(**resolved, reasons=reasons)
 
 
 def _check_precision(config: TrainerConfig, device: torch.device) -> None:
@@ -117,9 +134,7 @@ def _choose_for_cpu(config: TrainerConfig, device: torch.device, batch_size: int
 def _choose_for_cuda(config: TrainerConfig, device: torch.device, has_graph: bool) -> AutoChoices:
     precision, reason = Precision.fp32, "the GPU lacks compute capability 8.0 or higher"
     if _has_bf16(device):
-        # Without a graph, the host launches a cast of every weight in every step. On an H100, an epoch at batch size
-        # 500 takes 2.83 s in float32 and 3.78 s in bf16.
-        reason = "bf16 pays only in a graph or in compiled code"
+        reason = SLOW_EAGER_BF16
         if has_graph or config.compile is True:
             precision, reason = Precision.bf16, "the GPU has compute capability 8.0 or higher"
     return {

@@ -52,12 +52,13 @@ class StepRunner:
         self.batch_size = batch_size
         # Divide a batch into the fewest microbatches of at most `micro_batch` images, all of nearly the same size.
         self.microbatch_size = math.ceil(batch_size / math.ceil(batch_size / (micro_batch or batch_size)))
-        self.eager_module = ModelAndLoss(model, preprocess, precision, loss)
-        self._uses_tf32 = precision == Precision.tf32
-        self.use_eager()
+        self._loss = loss
+        self.use_eager(precision)
 
-    def use_eager(self) -> None:
-        """Run without compiled code and graphs."""
+    def use_eager(self, precision: str) -> None:
+        """Run without compiled code and graphs, in this precision."""
+        self.uses_tf32 = precision == Precision.tf32
+        self.eager_module = ModelAndLoss(self.model, self.preprocess, precision, self._loss)
         self.active_module: nn.Module = self.eager_module
         """The model and the loss: eager, compiled or graphed. With several ranks, DDP wraps the module."""
         self.mix_batch = self.preprocess.mix_batch
@@ -124,7 +125,7 @@ class StepRunner:
     @contextmanager
     def matmul_precision(self) -> Iterator[None]:
         """Use TF32 for the float32 matrix products within the block, if configured. Evaluation never uses TF32."""
-        if not self._uses_tf32:
+        if not self.uses_tf32:
             yield
             return
         before = torch.get_float32_matmul_precision()
@@ -198,7 +199,7 @@ class GraphedModule(nn.Module):
         if _signature(inputs) in self._graphs:
             return
         samples = {name: tensor.clone() for name, tensor in inputs.items()}
-        # The graph keeps autograd nodes of the capture stream alive. Torch warns about them, but they are correct here.
+        # Torch warns that the graph keeps autograd nodes of the capture stream alive. This is intended.
         warnings.filterwarnings("ignore", "The AccumulateGrad node's stream does not match")
         make_graphs: Callable[..., Any] = torch.cuda.make_graphed_callables
         # Torch replaces the `forward` method of its argument. Wrap `self.module` so that it stays as it is.
