@@ -67,7 +67,11 @@ class RunRecorder:
             yield after_step
 
     def finish_epoch(
-        self, progress: EpochProgress, train: dict[str, float], evaluation: dict[str, float], predictions: Predictions
+        self,
+        progress: EpochProgress,
+        train_metrics: Mapping[str, float],
+        eval_metrics: Mapping[str, float],
+        predictions: Predictions,
     ) -> None:
         """Record, log and save a completed epoch.
 
@@ -78,7 +82,7 @@ class RunRecorder:
             RunInterrupted: the run was asked to stop, and has been saved.
         """
         result = self.result
-        record = self._make_record(progress, train, evaluation)
+        record = self._make_record(progress, train_metrics, eval_metrics)
         if record[self.monitor.metric.name] is None:
             raise ConfigError(f"monitor={self.config.monitor}: is not measured on this machine")
         result.epochs.append(record)
@@ -95,17 +99,13 @@ class RunRecorder:
         self.checkpoints.after_epoch(is_last, is_best)
 
     def _make_record(
-        self, progress: EpochProgress, train: dict[str, float], evaluation: dict[str, float]
+        self, progress: EpochProgress, train_metrics: Mapping[str, float], eval_metrics: Mapping[str, float]
     ) -> EpochRecord:
         """Make the record of an epoch; rank 0 sends its record to all ranks."""
-        save_s = train[SAVE_S.name] + evaluation[SAVE_S.name]
-        metrics = {
-            **train,
-            **evaluation,
-            EPOCH_S.name: train[TRAIN_S.name] + evaluation[EVAL_S.name] + save_s,
-            SAVE_S.name: save_s,
-            **self.peak_memory.metrics(),
-        }
+        save_s = train_metrics[SAVE_S.name] + eval_metrics[SAVE_S.name]
+        epoch_s = train_metrics[TRAIN_S.name] + eval_metrics[EVAL_S.name] + save_s
+        sums = {SAVE_S.name: save_s, EPOCH_S.name: epoch_s}
+        metrics = {**train_metrics, **eval_metrics, **sums, **self.peak_memory.metrics()}
         check_metrics(metrics, f"epoch {progress.epoch + 1}")
         record = {
             "epoch": progress.epoch,

@@ -119,18 +119,18 @@ class Trainer:
                 with train_loader, eval_loader:
                     while progress.metrics.num_batches or not recorder.is_done():  # Also complete an interrupted epoch.
                         with recorder.progress_bar(progress, "train", len(train_loader)) as after_step:
-                            train = train_epoch(step, train_loader, progress, after_step)
+                            train_metrics = train_epoch(step, train_loader, progress, after_step)
                         with recorder.progress_bar(progress, dataset.eval_split_name, len(eval_loader)) as after_step:
-                            evaluation, predictions = evaluate(
+                            eval_metrics, predictions = evaluate(
                                 step.eval_model, eval_loader, step.preprocess, after_step, world
                             )
-                        recorder.finish_epoch(progress, train, evaluation, predictions)
+                        recorder.finish_epoch(progress, train_metrics, eval_metrics, predictions)
                         progress = self._create_progress(sampler)
 
                 result.stopped_early = len(result.epochs) < config.epochs
                 log_early_stop(result, self.monitor)
                 checkpoints.save_final_weights()
-                del train_loader, eval_loader  # Free their samples: the test split may not fit next to them.
+                del train_loader, eval_loader  # Free the samples: the test split may not fit next to them.
                 self._evaluate_on_test(dataset, step, checkpoints, loader_config)
         log_bottleneck(result, len(sampler))
         return result
@@ -163,7 +163,7 @@ class Trainer:
         sampler = build_sampler(
             len(dataset.train),
             config.batch_size,
-            config.seed,
+            seed=config.seed,
             shuffle=config.data.shuffle,
             drop_last=config.data.drop_last,
             rank=world.rank,
@@ -220,7 +220,9 @@ class Trainer:
         # Evaluation stores no activations, so the training microbatch fits. All ranks use the size on rank 0, because
         # the sizes of the ranks can differ by one image.
         batch_size = self.world.broadcast_object(lambda: step.runner.microbatch_size) * self.world.size
-        sampler = build_sampler(len(split), batch_size, rank=self.world.rank, world_size=self.world.size)
+        sampler = build_sampler(
+            len(split), batch_size, shuffle="none", rank=self.world.rank, world_size=self.world.size
+        )
         return LOADERS.build(loader_config, split, sampler, self.device)
 
     def _find_fastest_loader(self, options: AutoOptions, train: Split, sampler: EpochSampler, step: TrainStep) -> str:
@@ -298,10 +300,10 @@ class Trainer:
         """Evaluate the best weights on the test split, if the epochs were evaluated on a validation split."""
         if dataset.validation is None or dataset.test is None:
             return
-        weights = checkpoints.load_best_weights()
+        kind = checkpoints.load_best_weights()
         with self._build_eval_loader(dataset.test, loader_config, step) as loader:
             metrics, _ = evaluate(step.eval_model, loader, step.preprocess, world=self.world, split="test")
         del metrics[SAVE_S.name]  # Nothing is saved in this pass.
         check_metrics(metrics, "test split")
-        self.result.test = {"weights": weights, **metrics}
+        self.result.test = {"weights": kind, **metrics}
         log_test(self.result.test, self.monitor.best_epoch(self.result.epochs))

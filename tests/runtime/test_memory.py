@@ -46,13 +46,12 @@ def test_a_set_that_does_not_fit_is_refused_with_what_would_work(name: str, monk
 def test_memory_on_a_gpu_is_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda")
     monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=2**32, device=2**30))
-    check_fits("gpu_slice", Memory(device=2**29), cuda, Memory(device=2**29))
+    check_fits("gpu_slice", Memory(device=2**30), cuda)
     with pytest.raises(
         OutOfSpaceError,
-        match=r"gpu_slice: the set takes 512\.0 MiB of memory on cuda, where 1,024\.0 MiB are free, and the model "
-        r"needs 512\.0 MiB too; try another",
+        match=r"gpu_slice: the set takes 1,024\.0 MiB of memory on cuda, where 1,024\.0 MiB are free; try another",
     ):
-        check_fits("gpu_slice", Memory(device=2**29 + 1), cuda, Memory(device=2**29), "; try another")
+        check_fits("gpu_slice", Memory(device=2**30 + 1), cuda, "; try another")
 
 
 def test_a_sets_memory_is_judged_at_its_real_dtype(monkeypatch: pytest.MonkeyPatch) -> None:

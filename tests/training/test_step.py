@@ -154,13 +154,6 @@ def test_a_rank_without_a_valid_image_adds_nothing(tiny: Dataset, augment: Compo
     assert all(not parameter.grad.any() for parameter in step.model.parameters())
 
 
-def test_microbatches_have_nearly_the_same_size(tiny: Dataset) -> None:
-    step = make_step(tiny)
-    parts = (step.model, step.preprocess, F.cross_entropy, 500)
-    sizes = {size: StepRunner(*parts, size).microbatch_size for size in (500, 400, 250, 200, 130)}
-    assert sizes == {500: 500, 400: 250, 250: 250, 200: 167, 130: 125}
-
-
 @pytest.mark.parametrize("augment", [SHIFT, AFFINE], ids=["shift", "affine"])
 def test_bf16_is_the_gradient_within_its_rounding(tiny: Dataset, augment: Compose) -> None:
     step, plain = (make_step(tiny, augment=augment, precision=name) for name in (Precision.bf16, Precision.fp32))

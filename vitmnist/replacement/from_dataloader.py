@@ -48,8 +48,9 @@ from vitmnist.store.read_once import identity
 from vitmnist.store.rows import Destination, Placement
 from vitmnist.store.tree import copy_tree
 
-LOADER_NAMES = ("auto", "ram", "cache")
-"""The values of the argument `loader`."""
+PLACEMENTS = {"ram": Placement.HOST, "cache": Placement.FILE}
+"""Where each value of the argument `loader` keeps the samples."""
+LOADER_NAMES = {placement: name for name, placement in PLACEMENTS.items()}
 TRANSFORM_MODES = ("exact", "tensor")
 """The values of the argument `transforms`."""
 
@@ -96,8 +97,8 @@ def from_dataloader(
         DataError: samples cannot be read or kept, or batches differ from the original's.
         OutOfSpaceError: memory or the disk of `folder` is too small.
     """
-    if loader not in LOADER_NAMES:
-        raise ConfigError(f"loader={loader}: {suggest_names(loader, LOADER_NAMES)}")
+    if loader not in ("auto", *PLACEMENTS):
+        raise ConfigError(f"loader={loader}: {suggest_names(loader, ('auto', *PLACEMENTS))}")
     if transforms not in TRANSFORM_MODES:
         raise ConfigError(f"transforms={transforms}: {suggest_names(transforms, TRANSFORM_MODES)}")
     if isinstance(getattr(dataloader, "dataset", None), DecodedDataset):
@@ -107,7 +108,7 @@ def from_dataloader(
     make_destination = partial(Destination, folder=Path(folder).expanduser(), fingerprint=fingerprint)
     to_tensors = transforms == "tensor"
     if loader != "auto":
-        return _replace(dataloader, make_destination(Placement(loader)), to_tensors)
+        return _replace(dataloader, make_destination(PLACEMENTS[loader]), to_tensors)
     try:
         try:
             return _replace(dataloader, make_destination(Placement.HOST), to_tensors)
@@ -145,7 +146,7 @@ def _replace(dataloader: DataLoader[Any], destination: Destination, to_tensors: 
     except ConfigError:
         raise
     except Exception as error:  # The dataset and the collate function can raise any error.
-        raise DataError(f"{destination.placement.value}: {format_error(error)}") from error
+        raise DataError(f"{LOADER_NAMES[destination.placement]}: {format_error(error)}") from error
 
 
 def _make_plan(dataloader: DataLoader[Any]) -> StoragePlan:
@@ -186,8 +187,8 @@ def _build(
     except RandomSampleError as error:
         if error.index in plan.probes:
             raise ConfigError(
-                f"{destination.placement.value}: {error} apart from the transforms in the attributes transform and "
-                "transforms of the dataset (not of its class), or a transform keeps a state from sample to sample; "
+                f"{LOADER_NAMES[destination.placement]}: {error} apart from the transforms in the attributes transform "
+                "and transforms of the dataset (not of its class), or a transform keeps a state from sample to sample; "
                 "move all that is random there, or use the DataLoader as it is"
             ) from error
         changed = StoragePlan([*plan.probes, error.index], None, None)

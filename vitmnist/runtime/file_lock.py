@@ -1,11 +1,18 @@
-"""Locks between processes, and between the threads of each: `fcntl.lockf`, or `filelock` where Python lacks it."""
+"""Locks between processes, and between the threads of each: `fcntl.lockf`, or `filelock` where Python lacks it.
 
+On a file system without locks, only the threads of a process exclude each other, and a warning is logged.
+"""
+
+import errno
+import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 POLL_S = 0.05
 """The interval at which a waiting thread tries to lock, in seconds."""
@@ -39,7 +46,7 @@ def try_lock(path: Path) -> Callable[[], None] | None:
     The system unlocks the file when this process ends.
 
     Raises:
-        OSError: the file cannot be created or written to, or its file system has no locks.
+        OSError: the file cannot be created or written to.
     """
     holder = os.getpid(), path
     with _held_guard:
@@ -100,4 +107,8 @@ else:
                 fcntl.lockf(file, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):
                 return None
+            except OSError as error:
+                if is_shared or error.errno not in (errno.ENOLCK, errno.ENOSYS):
+                    raise
+                log.warning("%s: this file system has no locks; start only one process at a time here", path.parent)
             return stack.pop_all().close

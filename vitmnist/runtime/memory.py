@@ -4,7 +4,6 @@ import ctypes
 import gc
 import mmap
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,37 +93,20 @@ def read_host_peak() -> int:
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
-def peak_memory(work: Callable[[], object], device: torch.device) -> Memory:
-    """Run `work`, and return the peak GPU memory that it allocates; zero on the CPU."""
-    if device.type != "cuda":
-        work()
-        return Memory()
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    work()
-    return Memory(device=torch.cuda.max_memory_allocated(device) - before)
-
-
-def check_fits(loader: str, needs: Memory, device: torch.device, reserve: Memory = Memory(), advice: str = "") -> None:
-    """Raise `OutOfSpaceError` if a set does not fit.
-
-    Args:
-        reserve: the memory that must be left free for the model.
-        advice: the end of the message.
-    """
+def check_fits(loader: str, needs: Memory, device: torch.device, advice: str = "") -> None:
+    """Raise `OutOfSpaceError` if a set does not fit; `advice` ends the message."""
     free = measure_free_memory(device)
     if device.type != "cuda":
         needs = Memory(needs.host + needs.device)
-    for location, size, model_size, available in (
-        (f"on {device}", needs.device, reserve.device, free.device),
-        ("on the host", needs.host, reserve.host, free.host),
+    for location, size, available in (
+        (f"on {device}", needs.device, free.device),
+        ("on the host", needs.host, free.host),
     ):
-        if size and size + model_size > available:
+        if size > available:
             ranks = f" for each of {local_world_size()} processes" if local_world_size() > 1 else ""
-            model = f", and the model needs {format_mib(model_size)} too" if model_size else ""
             raise OutOfSpaceError(
                 f"{loader}: the set takes {format_mib(size)} of memory {location}, where {format_mib(available)} are "
-                f"free{ranks}{model}{advice}"
+                f"free{ranks}{advice}"
             )
 
 

@@ -67,10 +67,6 @@ class EpochTimer:
             seconds[phase] += duration
         return seconds
 
-    def first_wait(self) -> float:
-        """Return the seconds of the first phase `waiting`, 0 if there is none; synchronises the device."""
-        return next((duration for phase, duration in self.spans() if phase == "waiting"), 0.0)
-
     def spans(self) -> Iterator[tuple[Phase, float]]:
         """Yield the phases that have ended, in order, with their seconds; synchronises the device."""
         synchronize(self._device)

@@ -85,7 +85,7 @@ def _check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) ->
             raise
         raise ConfigError(
             f"model={name}: fails on images {list(images.shape[1:])}: {format_error(error).rstrip('.')}; set "
-            "data.dataset.size or a crop in data.augment to a size that it takes, or choose another model"
+            "data.dataset.size or a crop in data.augment to a size that the model takes, or choose another model"
         ) from error
     model.train()
     if not isinstance(logits, Tensor) or logits.shape != (len(images), classes):

@@ -59,7 +59,7 @@ class TrainStep:
         self.optimizer, self.schedule, self.ema = optimizer, schedule, ema
         self.device = self.preprocess.mean.device
         self.options = options or StepOptions()
-        """The options of the step. If an `auto` option fails, `prepare` replaces it and records the reason."""
+        """The options of the step. `prepare` replaces a value of `auto` that fails, and records the reason."""
         self.compile_s = 0.0
         """The seconds spent on compiling or on capturing graphs."""
         self.completed_steps = 0

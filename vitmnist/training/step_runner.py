@@ -66,7 +66,7 @@ class StepRunner:
         self.pads_short_batches = False
         """Whether short microbatches are padded with `IGNORED` images, so that compiled code sees one shape."""
         self.runs_short_batches_eagerly = False
-        """The alternative to padding for compiled batch normalisation, whose statistics would include the padding."""
+        """Whether short batches run eagerly: padding would change the statistics of compiled batch normalisation."""
 
     def use_compiled(self) -> None:
         """Compile the module and the mixing at their next calls."""

@@ -130,7 +130,7 @@ def _load_library(name: str) -> ctypes.CDLL:
 
 
 _COPIES = {
-    "os": _without(os, "fork", "sched_getaffinity", "killpg", getppid=lambda: _parent),
+    "os": _without(os, "fork", "sched_getaffinity", "killpg", getppid=lambda: _parent, name="nt"),
     "ctypes": _without(ctypes, CDLL=_load_library),
     "mmap": _without(mmap, "MAP_PRIVATE", "MAP_NORESERVE"),
     # Linux has no Ctrl-Break, so the signal with its number on Windows stands for it.
