@@ -40,6 +40,7 @@ def test_a_run_is_stopped_saved_and_resumed(
     epochs = f"epochs={len(result_of(tmp_path / '≈')['epochs']) + 1}"
     assert "Results: ?" in windows(TRAIN, "resume=≈", epochs).succeeded()
     assert "Results: ≈" in (tmp_path / "≈" / "vitmnist.log").read_text(encoding="utf-8")
+    assert result_of(tmp_path / "≈")["epochs"][0]["host_peak_mib"] == 1024
     succeed(*quick, epochs, "hydra.run.dir=linux")
     assert_same_run(tmp_path / "linux", tmp_path / "≈")
 

@@ -45,9 +45,8 @@ def log_setup(config: Config, result: Result, dataset: Dataset, step: TrainStep,
 def log_epoch(record: EpochRecord, epochs: int, monitored: EpochMetric) -> None:
     """Log one line, with the monitored metric; the log counts epochs from 1, the records from 0."""
     line = EPOCH_LINE.format_map(record | {"epoch": record["epoch"] + 1, "epochs": epochs})
-    value = record[monitored.name]
-    if value is not None and f"{{{monitored.name}:" not in EPOCH_LINE:
-        line += f"  {monitored.name} {value:.4g}"
+    if monitored.name not in EPOCH_LINE:
+        line += f"  {monitored.name} {record[monitored.name]:.4g}"
     log.info("%s", line)
 
 
