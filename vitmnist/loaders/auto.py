@@ -21,7 +21,7 @@ from vitmnist.loaders.base import LOADERS, Loader, get_placement, required_memor
 from vitmnist.runtime.memory import check_fits
 from vitmnist.store.cache_file import DEFAULT_FOLDER
 from vitmnist.store.rows import Placement
-from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, adapt_step, make_timings
+from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, make_timings
 from vitmnist.timing.table import LoaderTiming, Spread, format_timings
 
 
@@ -64,7 +64,7 @@ def build_fastest_loader(
 
     `step` is a training step to time the candidates with; without it, batches are dropped. Raises as `select_loader`.
     """
-    make_candidate = partial(LoaderCandidate, device=device, step=adapt_step(step)) if step else None
+    make_candidate = partial(LoaderCandidate, device=device, step=step) if step else None
     # The number of steps depends on the time, so their random numbers must not affect the run.
     with preserved_random_state(device=device):
         selection, loader = select_loader(options, data, sampler, device, make_candidate=make_candidate)
