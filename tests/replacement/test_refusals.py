@@ -52,13 +52,6 @@ def test_a_single_random_sample_is_never_frozen(workers: int) -> None:
     check_same(lambda: DataLoader(Transformed(add_noise_seldom), 7, num_workers=workers))
 
 
-def test_a_collate_function_that_fails_is_named() -> None:
-    dataloader = DataLoader(Pairs(), batch_size=20, collate_fn=lambda samples: {}[1])
-    message = "^ram: the collate function, for samples 0, 2, 5, …: <lambda> raised KeyError: 1$"
-    with pytest.raises(DataError, match=message):
-        from_dataloader(dataloader, "ram")
-
-
 class Shuffled(DataLoader[Any]):
     def __iter__(self) -> Any:
         return reversed(list(super().__iter__()))
@@ -86,6 +79,11 @@ class WithEpochs(Pairs):
         (DataLoader(WithEpochs()), {}, r"^dataloader: its dataset has set_epoch, so its samples change; use"),
         (Shuffled(Pairs()), {}, r"Shuffled iterates in its own way; give a plain DataLoader, such as"),
         (SimpleNamespace(loader=DataLoader(Pairs())), {}, r"found SimpleNamespace; give the DataLoader that"),
+        (
+            DataLoader(Pairs(), 20, collate_fn=lambda samples: {}[1]),
+            {},
+            "^ram: the collate function, for samples 0, 2, 5, …: <lambda> raised KeyError: 1$",
+        ),
     ],
 )  # fmt: skip
 def test_what_cannot_be_replaced_is_refused(dataloader: Any, options: dict[str, Any], message: str) -> None:
