@@ -126,4 +126,4 @@ def test_the_parts_of_all_ranks_make_up_the_global_batch(
 )
 def test_values_that_cannot_be_used_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_sampler(**{"size": 10, "batch_size": 4, **values})
+        build_sampler(**{"size": 10, "batch_size": 4, "shuffle": "sample", **values})

@@ -54,9 +54,9 @@ class MixingOptions:
 class Mixing(nn.Module):
     """Mixes images with their partners: `forward(images, partners, keys)`, where both are float32 `[B, C, H, W]`.
 
-    It returns new images, and the weight of `images` in them: the larger of w and 1 - w with w from Beta(alpha, alpha),
-    as in fastai, so that the label of an image dominates. Each image is mixed once as itself and once as a partner, so
-    this only changes the pairs.
+    Returns the mixed images and the weight of `images` in them: max(w, 1 - w) with w ~ Beta(alpha, alpha), as in
+    fastai, so an image's own label dominates. Every image is mixed once as itself and once as a partner, so only the
+    pairing changes.
     """
 
     QUANTILES = 4096  # Size of the table of the beta distribution, which is interpolated linearly.
@@ -65,7 +65,8 @@ class Mixing(nn.Module):
     def __init__(self, options: MixingOptions) -> None:
         super().__init__()
         self.alpha = alpha = options.alpha
-        # The smaller weight is x = u^(1/alpha): in u, the density x^(alpha-1) (1-x)^(alpha-1) has no pole at 0.
+        # Tabulate u = x^alpha, not the smaller weight x: for alpha < 1 the density of x is unbounded at 0, while
+        # that of u is not.
         u = np.linspace(0, 0.5**alpha, self.QUANTILES + 1)
         density = (1 - u ** (1 / alpha)) ** (alpha - 1)
         cumulated = np.concatenate([[0], np.cumsum(density[1:] + density[:-1])])

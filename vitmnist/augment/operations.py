@@ -252,8 +252,8 @@ class Cutmix(Mixing):
     def forward(self, images: Tensor, partners: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         height, width = images.shape[-2:]
         larger = self.weights(keys, 1)
-        # Draw the box with either weight, and give the image the larger area afterwards. Boxes are cut off at the edge,
-        # so the smaller weights alone would paste less than the paper does.
+        # Size the box by w or 1 - w with equal probability, then give the image the larger area. The smaller weight
+        # alone would paste less than the paper, because boxes are clipped at the border.
         half = 0.5 * (1 - larger.where(random_bits(keys, 4) % 2 == 0, 1 - larger)).sqrt()
         edges = []
         for index, side in ((2, height), (3, width)):

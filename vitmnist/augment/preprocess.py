@@ -183,7 +183,7 @@ class Preprocess(nn.Module):
         self.register_buffer("max_value", torch.tensor([255.0]))
         self.augment, self.input_size = augment, size
         self._no_augment = Compose([])
-        self._data_is_uint8 = data is not None  # `compute_statistics` refuses other images.
+        self._data_is_uint8 = data is not None  # Statistics exist only for uint8 images.
         self.classes = len(data.classes) if isinstance(data, Split) else classes
 
     def forward(self, images: Tensor, keys: Tensor | None = None) -> Tensor:

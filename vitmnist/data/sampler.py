@@ -17,8 +17,9 @@ from vitmnist.errors import ConfigError, suggest_names
 def build_sampler(
     size: int,
     batch_size: int,
+    *,
     seed: int = 0,
-    shuffle: str = "none",
+    shuffle: str,
     drop_last: bool = False,
     rank: int = 0,
     world_size: int = 1,
@@ -126,7 +127,7 @@ class EpochSampler:
 
     def _permuted_indices(self, epoch: int, start: int, device: torch.device | str) -> Tensor:
         self._check_start(start)
-        stop = len(self) * self.batch_size  # This is beyond the end unless the short batch is dropped.
+        stop = len(self) * self.batch_size  # Exceeds `size` if the last batch is short and kept; slicing clips it.
         # Copy it: the next call returns the same cached permutation.
         return _permutation(self.size, self.seed, epoch)[start * self.batch_size : stop].to(device, copy=True)
 

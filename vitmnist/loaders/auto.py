@@ -6,7 +6,7 @@ All loaders deliver the same batches, so the choice affects nothing but the time
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,12 +17,10 @@ from vitmnist.data.randomness import preserved_random_state
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource
 from vitmnist.errors import ConfigError, suggest_names
-from vitmnist.loaders.base import LOADERS, Batches, Loader, get_placement, required_memory
-from vitmnist.runtime.device import create_queue
-from vitmnist.runtime.memory import Memory, check_fits, peak_memory
+from vitmnist.loaders.base import LOADERS, Loader, get_placement, required_memory
+from vitmnist.runtime.memory import check_fits
 from vitmnist.store.cache_file import DEFAULT_FOLDER
 from vitmnist.store.rows import Placement
-from vitmnist.store.tree import map_tensors
 from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, adapt_step, make_timings
 from vitmnist.timing.table import LoaderTiming, Spread, format_timings
 
@@ -52,19 +50,6 @@ class LoaderSelection:
 
     def table(self) -> str:
         return f"{format_timings(self.candidates)}\nchosen: {self.name}, {self.reason}"
-
-
-class OnDemandLoader(Loader):
-    """Reads each batch on request: the memory of a step with this loader is that of the model alone."""
-
-    def __init__(self, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
-        # Without shuffling, batches are slices, so the tensors can be on a device.
-        super().__init__(replace(sampler, shuffle="none"))
-        self.data, self.queue = data, create_queue(device)
-
-    def batches(self, epoch: int, start: int) -> Batches:
-        for indices in self.sampler.batches(epoch, start):
-            yield map_tensors(self.queue.to_device, self.data.read(indices, epoch))
 
 
 @LOADERS.register("auto", AutoOptions)
@@ -138,7 +123,7 @@ def _loaders_to_try(options: AutoOptions, data: SampleSource) -> dict[str, Place
 
 @dataclass
 class CandidateBuilder:
-    """Builds the loaders that fit into memory next to the model; takes the arguments of `select_loader`."""
+    """Builds the loaders that fit into memory; takes the arguments of `select_loader`."""
 
     options: AutoOptions
     data: SampleSource
@@ -149,17 +134,12 @@ class CandidateBuilder:
     def __post_init__(self) -> None:
         self.loaders: dict[str, Loader] = {}
         self.decoded_set: SampleSource | None = None
-        self.model_memory = Memory()
-        if self.make_candidate:
-            candidate = self.make_candidate(OnDemandLoader(self.data, self.sampler, self.device))
-            candidate.is_required = True  # A step that fails here cannot be timed with any loader.
-            self.model_memory = peak_memory(candidate.time_window, self.device)
 
     def build(self, name: str, placement: Placement) -> LoaderCandidate:
-        """Build a loader; raises `OutOfSpaceError` if it does not fit next to the model and the loaders before it."""
+        """Build a loader; raises `OutOfSpaceError` if it does not fit next to the loaders before it."""
         in_memory = placement in (Placement.HOST, Placement.DEVICE)
         data = self.decoded_set if self.decoded_set is not None and in_memory else self.data
-        check_fits(name, required_memory(placement, data, self.device), self.device, self.model_memory)
+        check_fits(name, required_memory(placement, data, self.device), self.device)
         started = time.perf_counter()
         loader = LOADERS.build(self.options.candidate_values(name), data, self.sampler, self.device)
         set_up_s = time.perf_counter() - started

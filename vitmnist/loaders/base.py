@@ -85,8 +85,8 @@ class Loader(AbstractContextManager["Loader"], ABC):
     def batches(self, epoch: int, start: int) -> Batches:
         """Yield the batches that `epoch` delivers.
 
-        This must be a generator function. Its live generators refer to `self`, so the loader is not garbage-collected,
-        and thus not closed, before they end.
+        Must be a generator function: a live generator references `self`, so the loader cannot be collected and closed
+        mid-epoch.
         """
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from vitmnist.config.validation import AUTO, config_field
 from vitmnist.data.datasets.base import ImageFiles, ImagesOnDisk, Split
 from vitmnist.data.sampler import EpochSampler, as_tensor
 from vitmnist.data.sources import DatasetSource, SampleSource, TensorSet
-from vitmnist.errors import FEWER_WORKERS, DataError, LoadingError, UserError, classify_error
+from vitmnist.errors import FEWER_WORKERS, ConfigError, DataError, LoadingError, UserError, classify_error
 from vitmnist.loaders.base import LOADERS, Batches, Loader
 from vitmnist.runtime.background_map import BackgroundMap
 from vitmnist.runtime.cpu import cores_per_rank, decoder_thread_context
@@ -55,9 +55,16 @@ class DiskOptions:
 def build_disk_loader(
     options: DiskOptions, source: SampleSource, sampler: EpochSampler, device: torch.device
 ) -> Loader:
-    """Build a `FileLoader` for image files unless `num_workers` is set, otherwise a `WorkerLoader`."""
+    """Build a `FileLoader` for image files unless `num_workers` is set, otherwise a `WorkerLoader`.
+
+    Raises:
+        ConfigError: `threads` is set, but would have no effect.
+    """
     if isinstance(source, Split) and source.files is not None and options.num_workers == AUTO:
         return FileLoader(options, source, source.files, sampler, device)
+    if options.threads != AUTO:
+        reason = "num_workers is set too" if options.num_workers != AUTO else "these samples have no files"
+        raise ConfigError(f"threads={options.threads}: threads read only image files, and {reason}; set threads=auto")
     return WorkerLoader(options, source, sampler, device)
 
 
@@ -143,7 +150,7 @@ class WorkerLoader(Loader):
                 raise
             raise translated from error
         finally:
-            # The workers end with the last reference to the iterator. The tracebacks of errors refer to it too.
+            # Workers exit with the last reference to the iterator. Traceback frames hold one too, so clear them.
             exception = sys.exc_info()[1] if workers else None
             while exception:
                 traceback.clear_frames(exception.__traceback__)
@@ -204,5 +211,5 @@ def _prepare_worker(worker: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Torch terminates a worker that hangs with this signal.
     # Print no traceback if the training process ends while it receives a batch.
     sys.excepthook = lambda *_: None
-    # A spawned worker would unload torch at its end, which takes a second. A forked worker never does.
+    # Skip interpreter shutdown: tearing down torch takes a spawned worker a second. Forked workers skip it anyway.
     atexit.register(os._exit, 0)

@@ -57,7 +57,16 @@ def make_loader(
         DataError: data that cannot be used, such as images and labels of different lengths.
     """
     loaded = as_source(data, seed)
-    sampler = build_sampler(len(loaded), batch_size, seed, shuffle, drop_last, *_ranks(rank, world_size))
+    rank, world_size = _ranks(rank, world_size)
+    sampler = build_sampler(
+        len(loaded),
+        batch_size,
+        seed=seed,
+        shuffle=shuffle,
+        drop_last=drop_last,
+        rank=rank,
+        world_size=world_size,
+    )
     target = choose_device(str(device))
     if target.type == "cpu":
         keep_freed_memory()

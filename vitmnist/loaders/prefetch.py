@@ -51,7 +51,7 @@ class PrefetchLoader(Loader):
 
     @classmethod
     def placement_for(cls, data: SampleSource) -> Placement:
-        return Placement(_default_base(data))
+        return Placement.HOST if isinstance(data, TensorSet) else Placement.NOT_KEPT
 
     def batches(self, epoch: int, start: int) -> Batches:
         # The thread must not refer to this loader: with a reference cycle, the thread of an abandoned loader would live

@@ -99,7 +99,7 @@ def collect_samples(chunks: Iterable[EncodedSamples], expected_nbytes: int) -> E
     spans: list[Tensor] = []
     needed = expected_nbytes
     for chunk in chunks:
-        check_fits("ram", Memory(needed), torch.device("cpu"), advice="; try data/loader=cache")
+        check_fits("ram", Memory(needed), torch.device("cpu"))
         spans.append(chunk.spans + torch.tensor([len(blocks), 0, 0]))
         # Copy it: a block from a worker holds a file descriptor and scarce shared memory.
         blocks.append(chunk.blocks[0].clone())

@@ -19,7 +19,7 @@ Tree = TypeVar("Tree")
 
 @dataclass(frozen=True)
 class Structure:
-    """The nesting of the leaves of a tree: the tree with None in place of each leaf, compared by its `repr`."""
+    """The shape of a tree: the same nesting with None for every leaf. Equality compares the `repr`."""
 
     text: str
     tree: object = field(compare=False, repr=False)
