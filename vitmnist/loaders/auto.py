@@ -116,7 +116,7 @@ def _loaders_to_try(options: AutoOptions, data: SampleSource) -> dict[str, Place
             raise ConfigError(f"data.loader.candidates={name}: {problem}; {suggest_names(name, list(placements))}")
     # Loaders in host memory come first, because others reuse what they decode. Loaders of files come last, because
     # they are often not needed by then.
-    order = (Placement.HOST, Placement.DEVICE, Placement.NOT_KEPT, Placement.FILE)
+    order = (Placement.HOST, Placement.DEVICE, Placement.ON_DEMAND, Placement.FILE)
     names = sorted(options.candidates or placements, key=lambda name: order.index(placements[name]))
     return {name: placements[name] for name in names}
 
