@@ -44,7 +44,7 @@ def test_a_run_stops_early_and_trains_on_where_it_stopped(
     assert (result["status"], result["stopped_early"], len(result["epochs"])) == ("completed", True, 3)
     for typed, total in (([], 9), (["epochs=12"], 12)):
         printed = succeed("resume=run", *typed)
-        assert f"run: completed, epoch 3/{total}, accuracy" in printed
+        assert f"run: completed, epoch 3/{total}, eval_acc " in printed
         assert "; resume=run patience=M trains further" in printed
     assert result_of(tmp_path / "run") == result
     assert "epochs=1: the run has already started epoch 3" in refuse("resume=run", "epochs=1")

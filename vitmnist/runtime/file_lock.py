@@ -39,11 +39,12 @@ def wait_for_lock(path: Path) -> Iterator[None]:
 
 
 def try_lock(path: Path) -> Callable[[], None] | None:
-    """Lock a file, which is created if there is none; returns a function that unlocks it, None if it is locked.
-
-    `path` is resolved: threads recognise the same file by it.
+    """Lock a file, creating it if necessary. Return a function that unlocks it, or None if another holder has it.
 
     The system unlocks the file when this process ends.
+
+    Args:
+        path: resolved, because it identifies the file among the threads of this process.
 
     Raises:
         OSError: the file cannot be created or written to.

@@ -22,7 +22,7 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 
 class OutOfSpaceError(ConfigError):
-    """The samples that a loader would keep need more memory than is free."""
+    """The samples that a loader would keep need more memory or disk space than is free."""
 
 
 @dataclass(frozen=True)
@@ -72,25 +72,29 @@ def map_private(file: IO[bytes]) -> mmap.mmap:
     return mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE | MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE)
 
 
-def reset_host_peak() -> bool:
-    """Reset the peak memory of this process; returns False if the system cannot. Only Linux can.
+def reset_host_peak() -> None:
+    """Reset the peak memory of this process; only Linux can.
 
     Freed memory that glibc keeps is first returned to the system, so that the peak of a job in a sweep does not include
     an earlier, larger job.
     """
     gc.collect()
     _call_glibc("malloc_trim", 0)
-    try:
+    with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except OSError:
-        return False
-    return True
 
 
 def read_host_peak() -> int:
-    """The peak resident memory of this process since the reset, in bytes; on Linux only."""
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+    """The peak resident memory of this process in bytes: since the reset on Linux, since its start elsewhere."""
+    with suppress(OSError, IndexError):
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
+        return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+    try:
+        import resource
+    except ImportError:  # Windows has no such module.
+        return int(psutil.Process().memory_info().peak_wset)
+    # macOS counts bytes; other systems count KiB.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def check_fits(loader: str, needs: Memory, device: torch.device, advice: str = "") -> None:

@@ -192,19 +192,20 @@ def make_timings(
     """Return a row of the table for each candidate.
 
     Args:
-        length: number of batches in an epoch; None if it is unknown.
+        length: number of batches in an epoch. None if it is unknown: the rows then show this instead of figures.
         has_baseline: the first candidate is the loader in use. `break_even_epoch` compares the others with it.
     """
     timings: list[LoaderTiming] = []
     for candidate in candidates:
-        if candidate.error or not candidate.windows:
-            timings.append(LoaderTiming(candidate.name, error=candidate.error or "it delivered no batch"))
+        if candidate.error or not candidate.windows or length is None:
+            reason = "the length of an epoch is unknown" if candidate.windows else "it delivered no batch"
+            timings.append(LoaderTiming(candidate.name, error=candidate.error or reason))
             continue
         batch_s = Spread.of(window.batch_s for window in candidate.windows)
-        epoch_s = None if length is None else Spread.of(window.epoch_s(length) for window in candidate.windows)
+        epoch_s = Spread.of(window.epoch_s(length) for window in candidate.windows)
         waiting_pct = median(window.waiting_pct(length) for window in candidate.windows) if candidate.step else None
         break_even_epoch = None
-        if timings and has_baseline and epoch_s and timings[0].epoch_s and epoch_s.median < timings[0].epoch_s.median:
+        if timings and has_baseline and timings[0].epoch_s and epoch_s.median < timings[0].epoch_s.median:
             saved_s = timings[0].epoch_s.median - epoch_s.median
             break_even_epoch = max(1, ceil((candidate.set_up_s or 0.0) / saved_s))
         set_up_s, change = candidate.set_up_s, candidate.change

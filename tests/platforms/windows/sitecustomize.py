@@ -20,6 +20,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import psutil
+
 PACKAGES = ("vitmnist", "hydra_plugins")
 MISSING_MODULES = ("fcntl", "pwd", "termios", "resource")
 MISSING_FOLDERS = ("/proc", "/sys")
@@ -129,10 +131,16 @@ def _load_library(name: str) -> ctypes.CDLL:
     return ctypes.CDLL(name)
 
 
+class _Process(psutil.Process):
+    def memory_info(self) -> types.SimpleNamespace:
+        return types.SimpleNamespace(rss=super().memory_info().rss, peak_wset=2**30)
+
+
 _COPIES = {
     "os": _without(os, "fork", "sched_getaffinity", "killpg", getppid=lambda: _parent, name="nt"),
     "ctypes": _without(ctypes, CDLL=_load_library),
     "mmap": _without(mmap, "MAP_PRIVATE", "MAP_NORESERVE"),
+    "psutil": _without(psutil, Process=_Process),
     # Linux has no Ctrl-Break, so the signal with its number on Windows stands for it.
     "signal": _without(signal, "SIGHUP", "SIGUSR1", "SIGKILL", "pthread_sigmask", "setitimer", SIGBREAK=signal.SIGTTIN),
 }
