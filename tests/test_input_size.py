@@ -90,7 +90,7 @@ def test_sizes_that_do_not_fit_are_refused_before_pictures_are_decoded(
 ) -> None:
     """This includes sizes that only the model's own code refuses."""
     assert "patch_size=5 does not divide the image of 12×12" in refuse(*smaller, "model.patch_size=5")
-    assert "makes images of 12×12 from those of the dataset, 9×9" in refuse(*smaller, "data.dataset.size=9")
+    assert "makes images of 12×12 from the dataset's 9×9" in refuse(*smaller, "data.dataset.size=9")
     rigid = (CNNOptions, lambda options, shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(3 * 224**2, classes)))
     monkeypatch.setitem(MODELS.members, "cnn", rigid)
     # From torch 2.15 on, the message names the operation.

@@ -62,7 +62,7 @@ def build_fastest_loader(
 ) -> Loader:
     """Build the loader with the fastest epoch, and print the table to stderr.
 
-    `step` is a training step to time the candidates with; without it, batches are dropped. Raises as `select_loader`.
+    `step` trains on a batch; without it, batches are dropped. Raises the errors of `select_loader`.
     """
     make_candidate = partial(LoaderCandidate, device=device, step=adapt_step(step)) if step else None
     # The number of steps depends on the time, so their random numbers must not affect the run.
@@ -148,7 +148,7 @@ def _loaders_to_try(options: AutoOptions, data: SampleSource) -> dict[str, Place
 
 
 def _reason(name: str, epochs_s: Mapping[str, Spread]) -> str:
-    """Explain the selection. Other loaders whose ranges overlap with that of the fastest are within noise of it."""
+    """Explain the selection. A loader is within noise of the fastest one if their ranges overlap."""
     best = epochs_s[name]
     text = f"{best.median:.3g} s an epoch expected, the least"
     overlapping = [

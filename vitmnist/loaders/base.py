@@ -34,7 +34,7 @@ class Loader(AbstractContextManager["Loader"], ABC):
     """Delivers the batches of a sampler on a device.
 
     A subclass is built from (options, data, sampler, device) and implements `batches`. The generator of an epoch
-    acquires the resources of this epoch, and releases them in a `finally`; `close` releases those that epochs share. An
+    acquires the resources of this epoch, and releases them in a `finally`; `close` releases the shared resources. An
     exception is raised unchanged, in place of its batch.
     """
 

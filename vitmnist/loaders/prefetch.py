@@ -86,8 +86,8 @@ def _default_base(data: SampleSource) -> str:
 def _make_batch(queue: DeviceQueue, batches: Batches, event: Event) -> tuple[Any, Event]:
     """Return the next batch, and an event on the thread's stream after which other streams can read the batch.
 
-    First wait for `event`, which the consumer recorded when it requested the batch: otherwise, a host that runs ahead
-    would fill the memory of the device.
+    Wait for `event` first. The consumer recorded it when it requested the batch. Without the wait, a host that runs
+    ahead would fill the memory of the device.
     """
     event.synchronize()
     return next(batches, END), queue.record_event()
