@@ -1,7 +1,7 @@
 """Seeds, captures and restores random generators, and detects samples that use them.
 
 A sample is random if each read advances a generator, or if a second read returns something else. The generators are
-the global ones of torch (CPU), NumPy and Python, and those in attributes, containers, closures and class attributes of
+the global ones of torch (CPU), NumPy and Python, and others in attributes, containers, closures and class attributes of
 datasets, transforms and collate functions, and in global variables and attributes of modules that their methods read.
 Other sources, such as a `default_rng()` created for each sample, `secrets` or a server, go undetected unless the sample
 is one of the few that are read twice and compared.

@@ -34,11 +34,11 @@ class Loader(AbstractContextManager["Loader"], ABC):
     """Delivers the batches of a sampler on a device.
 
     A subclass is built from (options, data, sampler, device) and implements `batches`. The generator of an epoch
-    acquires the resources of this epoch, and releases them in a `finally`; `close` releases those that epochs share. An
+    acquires the resources of this epoch, and releases them in a `finally`; `close` releases the shared resources. An
     exception is raised unchanged, in place of its batch.
     """
 
-    placement: Placement = Placement.NOT_KEPT
+    placement: Placement = Placement.ON_DEMAND
     """Where the loader keeps decoded samples; `auto` estimates its memory from this."""
     decoded_set: TensorSet | None = None
     """All samples, if the loader has decoded them into host memory; `auto` builds other loaders from them."""

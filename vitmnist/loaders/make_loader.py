@@ -30,15 +30,15 @@ def make_loader(
 ) -> Loader:
     """Build a loader by name: `for images, labels in make_loader("ram", …).epoch(0)`.
 
-    On the CPU, this sets glibc's `mallopt` for the whole process, which then keeps up to 2 GiB of freed memory for the
-    next batch. `ctypes.CDLL(None).malloc_trim(0)` returns the memory to the system.
+    On the CPU, this sets glibc's `mallopt` for the whole process: it keeps up to 2 GiB of freed memory for the next
+    batch. `ctypes.CDLL(None).malloc_trim(0)` returns the memory to the system.
 
     Args:
         name: disk, ram, gpu_slice, prefetch, cache, auto, or a name of your own that you passed to `register`.
         data: a split of `load_dataset`; a pair `(images, labels)` of tensors or NumPy arrays with the same first
             dimension, which are not copied; or any map-style `torch.utils.data.Dataset`. All but disk and prefetch of
-            disk refuse random samples; they cannot see a generator that is made for each sample, such as
-            `default_rng()`, or `secrets`.
+            disk refuse random samples; a generator that is made for each sample, such as `default_rng()`, and `secrets`
+            go undetected.
         batch_size: number of samples in a batch, over all ranks.
         device: where batches are delivered; `auto` is the current CUDA device, or the CPU.
         seed: determines the order, at least 0; every loader delivers the same batches for the same seed.
@@ -59,13 +59,7 @@ def make_loader(
     loaded = as_source(data, seed)
     rank, world_size = _ranks(rank, world_size)
     sampler = build_sampler(
-        len(loaded),
-        batch_size,
-        seed=seed,
-        shuffle=shuffle,
-        drop_last=drop_last,
-        rank=rank,
-        world_size=world_size,
+        len(loaded), batch_size, seed=seed, shuffle=shuffle, drop_last=drop_last, rank=rank, world_size=world_size
     )
     target = choose_device(str(device))
     if target.type == "cpu":
