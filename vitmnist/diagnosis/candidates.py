@@ -27,7 +27,7 @@ from vitmnist.replacement.split_transforms import (
     replace_transforms,
 )
 from vitmnist.runtime.cpu import available_cores
-from vitmnist.runtime.memory import Memory, check_fits
+from vitmnist.runtime.memory import check_fits
 from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, make_timings
 from vitmnist.timing.table import NOTICEABLE_SHARE, LoaderTiming
 
@@ -94,7 +94,7 @@ def build_replacement_candidate(
     start = time.perf_counter()
     replaced = from_dataloader(loader, "ram", transforms=transforms)
     set_up_s = (time.perf_counter() - start) * size / count
-    check_fits("ram", Memory(getattr(replaced.dataset, "sample_nbytes", 0) * size), torch.device("cpu"))
+    check_fits("ram", getattr(replaced.dataset, "sample_nbytes", 0) * size, torch.device("cpu"))
     change = "loader = vitmnist.from_dataloader(loader)" if transforms == "exact" else None
     return LoaderCandidate(_set_timeout(replaced), baseline.device, baseline.step, set_up_s=set_up_s, change=change)
 
