@@ -290,9 +290,9 @@ def test_a_step_of_the_user_is_timed_with_each_loader(capsys: pytest.CaptureFixt
     calls: list[int] = []
     names: list[str] = []
 
-    def step(images: Tensor, labels: Tensor) -> None:
-        calls.append(len(labels))
-        model(images).sum().backward()
+    def step(batch: list[Tensor]) -> None:
+        calls.append(len(batch[1]))
+        model(batch[0]).sum().backward()
 
     torch.manual_seed(1)
     before = torch.get_rng_state()
@@ -308,7 +308,7 @@ def test_a_step_of_the_user_is_timed_with_each_loader(capsys: pytest.CaptureFixt
     ):
         assert "19" in names
 
-    def fails(images: Tensor, labels: Tensor) -> None:
+    def fails(batch: list[Tensor]) -> None:
         raise ZeroDivisionError("of the user")
 
     with pytest.raises(ConfigError, match=r"no candidate can be used:\n.*ZeroDivisionError: of the user"):

@@ -83,11 +83,10 @@ class DecodedDataset(WrappedDataset):
     Args:
         original: the dataset that decodes the samples.
         guard: detects changes of its transforms.
-        sample_nbytes: average size of a decoded sample in bytes.
     """
 
-    def __init__(self, original: MapStyleDataset, guard: TransformGuard, sample_nbytes: float) -> None:
-        self._guard, self.sample_nbytes = guard, sample_nbytes
+    def __init__(self, original: MapStyleDataset, guard: TransformGuard) -> None:
+        self._guard = guard
         self.original = original  # From here on, `__setattr__` sets attributes of the original.
 
     def __len__(self) -> int:
@@ -129,7 +128,7 @@ class RowDataset(DecodedDataset):
 
     def __init__(self, original: MapStyleDataset, guard: TransformGuard, rows: RowTensors) -> None:
         self._rows = rows
-        super().__init__(original, guard, rows.sample_nbytes)
+        super().__init__(original, guard)
 
     def __getitems__(self, indices: Sequence[int]) -> DeferredBatch:
         return DeferredBatch(partial(self._rows.gather, indices))
@@ -146,7 +145,7 @@ class TransformedDataset(DecodedDataset):
         self, original: MapStyleDataset, guard: TransformGuard, samples: EncodedSamples, transform: Transform
     ) -> None:
         self._samples, self._transform = samples, transform
-        super().__init__(original, guard, samples.nbytes / len(samples))
+        super().__init__(original, guard)
 
     def __getitem__(self, index: int) -> object:
         return self._transform(self._samples[index])
