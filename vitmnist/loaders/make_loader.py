@@ -44,9 +44,9 @@ def make_loader(
         seed: determines the order, at least 0; every loader delivers the same batches for the same seed.
         shuffle: sample, batch or none; see `EpochSampler`.
         drop_last: leave out a last batch shorter than `batch_size`.
-        step: a function `step(images, labels)` that trains on a batch (`step(batch)` if samples are not pairs), with
-            which `auto` times its candidates. It trains on a few dozen batches per candidate: give it a copy of the
-            model, or load the model's weights afterwards. Random generators are restored.
+        step: a function `step(batch)` that trains on a batch, with which `auto` times its candidates. It trains on a
+            few dozen batches per candidate: give it a copy of the model, or load the model's weights afterwards. Random
+            generators are restored.
         rank: the rank of this process. It gets a part of every batch. Default: the rank in `torch.distributed`.
         world_size: the number of ranks; required with `rank`.
         options: the keys of the loader's YAML file in `conf/data/loader/`, such as `num_workers=4`. `base` of prefetch
