@@ -59,7 +59,7 @@ def test_evaluation_finds_the_accuracy_that_the_run_recorded(trained: Path, outp
     assert printed["images"] == sum(map(sum, printed["confusion_matrix"])) == 300
     assert [row["class"] for row in printed["classes"]] == list("0123456789")
     table = output_of(evaluate_main, "run", "data.dataset.test_size=100", folder=trained)
-    assert "of 100 images" in table
+    assert "\n100 images\nacc " in table
     assert "confusion matrix" in table
 
 

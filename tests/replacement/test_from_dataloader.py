@@ -247,7 +247,7 @@ def test_later_replacements_find_the_file_by_its_fingerprint(
         check_same(lambda dataset=dataset: DataLoader(dataset, 4, shuffle=True), **stored)
         assert len(decoded) == 1
     dataset.paths.reverse()
-    with pytest.raises(DataError, match=r"makes of them: fingerprint= does not fit"):
+    with pytest.raises(DataError, match=r"differs from the DataLoader's: fingerprint= does not fit"):
         from_dataloader(DataLoader(dataset, 4), **stored)
     check_same(lambda: DataLoader(dataset, 4, shuffle=True), loader="cache", folder=str(tmp_path))
     assert len(decoded) == 2

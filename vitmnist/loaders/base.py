@@ -34,11 +34,11 @@ class Loader(AbstractContextManager["Loader"], ABC):
     """Delivers the batches of a sampler on a device.
 
     A subclass is built from (options, data, sampler, device) and implements `batches`. The generator of an epoch
-    acquires the resources of this epoch, and releases them in a `finally`; `close` releases those that epochs share. An
+    acquires the resources of this epoch, and releases them in a `finally`; `close` releases the shared resources. An
     exception is raised unchanged, in place of its batch.
     """
 
-    placement: Placement = Placement.NOT_KEPT
+    placement: Placement = Placement.ON_DEMAND
     """Where the loader keeps decoded samples; `auto` estimates its memory from this."""
     decoded_set: TensorSet | None = None
     """All samples, if the loader has decoded them into host memory; `auto` builds other loaders from them."""
@@ -85,8 +85,8 @@ class Loader(AbstractContextManager["Loader"], ABC):
     def batches(self, epoch: int, start: int) -> Batches:
         """Yield the batches that `epoch` delivers.
 
-        This must be a generator function. Its live generators refer to `self`, so the loader is not garbage-collected,
-        and thus not closed, before they end.
+        Must be a generator function: a live generator references `self`, so the loader cannot be collected and closed
+        mid-epoch.
         """
 
     def close(self) -> None:

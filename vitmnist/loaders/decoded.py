@@ -95,7 +95,7 @@ class CacheOptions:
 class CacheLoader(HostLoader):
     """Keeps the dataset in a memory-mapped file: the system reads pages on demand, and drops them if memory is short.
 
-    Raises as `RamLoader`, and `DataError` if the folder cannot be written.
+    Raises the errors of `RamLoader`, and `DataError` if the folder cannot be written.
     """
 
     placement = Placement.FILE
@@ -109,7 +109,7 @@ class CacheLoader(HostLoader):
 class GpuSliceLoader(Loader):
     """Keeps the dataset on the device, with the permutation of each epoch. No batch crosses the bus.
 
-    On the CPU, nothing is copied, and contiguous batches are views. Each rank keeps all samples. Raises as `RamLoader`.
+    On the CPU, nothing is copied, and contiguous batches are views. Each rank keeps all samples.
     """
 
     placement = Placement.DEVICE

@@ -22,7 +22,7 @@ from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.store.read_once import MapStyleDataset, WrappedDataset, count_reading_workers, read_once
 from vitmnist.store.rows import Destination, Placement, gather_rows, store_rows
 from vitmnist.store.samples import EncodedSamples, collect_samples, encode_samples, write_samples
-from vitmnist.store.tree import Structure, flatten_tree, unflatten_tree
+from vitmnist.store.tree import TreeStructure, flatten_tree, unflatten_tree
 
 Chunk = TypeVar("Chunk")
 
@@ -32,7 +32,7 @@ class RowTensors:
     """Tensors with a row per sample, and the structure of a batch of them."""
 
     tensors: tuple[Tensor, ...]
-    structure: Structure
+    structure: TreeStructure
 
     @classmethod
     def from_batch(cls, batch: object, size: int) -> RowTensors:
@@ -83,11 +83,10 @@ class DecodedDataset(WrappedDataset):
     Args:
         original: the dataset that decodes the samples.
         guard: detects changes of its transforms.
-        sample_nbytes: average size of a decoded sample in bytes.
     """
 
-    def __init__(self, original: MapStyleDataset, guard: TransformGuard, sample_nbytes: float) -> None:
-        self._guard, self.sample_nbytes = guard, sample_nbytes
+    def __init__(self, original: MapStyleDataset, guard: TransformGuard) -> None:
+        self._guard = guard
         self.original = original  # From here on, `__setattr__` sets attributes of the original.
 
     def __len__(self) -> int:
@@ -129,7 +128,7 @@ class RowDataset(DecodedDataset):
 
     def __init__(self, original: MapStyleDataset, guard: TransformGuard, rows: RowTensors) -> None:
         self._rows = rows
-        super().__init__(original, guard, rows.sample_nbytes)
+        super().__init__(original, guard)
 
     def __getitems__(self, indices: Sequence[int]) -> DeferredBatch:
         return DeferredBatch(partial(self._rows.gather, indices))
@@ -146,7 +145,7 @@ class TransformedDataset(DecodedDataset):
         self, original: MapStyleDataset, guard: TransformGuard, samples: EncodedSamples, transform: Transform
     ) -> None:
         self._samples, self._transform = samples, transform
-        super().__init__(original, guard, samples.nbytes / len(samples))
+        super().__init__(original, guard)
 
     def __getitem__(self, index: int) -> object:
         return self._transform(self._samples[index])
@@ -239,7 +238,7 @@ def _read_rows(
     return rows.tensors
 
 
-def _read_samples(decode: Callable[[int], object], structure: Structure | None, indices: range) -> EncodedSamples:
+def _read_samples(decode: Callable[[int], object], structure: TreeStructure | None, indices: range) -> EncodedSamples:
     """Decode samples into bytes. Raises `RandomSampleError` if a sample is random."""
     with refuse_random_samples(decode, indices, decode):
         return encode_samples((fetch_sample(decode, index) for index in indices), structure)

@@ -4,7 +4,6 @@ import ctypes
 import gc
 import mmap
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 
 class OutOfSpaceError(ConfigError):
-    """The samples that a loader would keep need more memory than is free."""
+    """The samples that a loader would keep need more memory or disk space than is free."""
 
 
 @dataclass(frozen=True)
@@ -73,58 +72,45 @@ def map_private(file: IO[bytes]) -> mmap.mmap:
     return mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE | MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE)
 
 
-def reset_host_peak() -> bool:
-    """Reset the peak memory of this process; returns False if the system cannot. Only Linux can.
+def reset_host_peak() -> None:
+    """Reset the peak memory of this process; only Linux can.
 
     Freed memory that glibc keeps is first returned to the system, so that the peak of a job in a sweep does not include
     an earlier, larger job.
     """
     gc.collect()
     _call_glibc("malloc_trim", 0)
-    try:
+    with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except OSError:
-        return False
-    return True
 
 
 def read_host_peak() -> int:
-    """The peak resident memory of this process since the reset, in bytes; on Linux only."""
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+    """The peak resident memory of this process in bytes: since the reset on Linux, since its start elsewhere."""
+    with suppress(OSError, IndexError):
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
+        return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+    try:
+        import resource
+    except ImportError:  # Windows has no such module.
+        return int(psutil.Process().memory_info().peak_wset)
+    # macOS counts bytes; other systems count KiB.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def peak_memory(work: Callable[[], object], device: torch.device) -> Memory:
-    """Run `work`, and return the peak GPU memory that it allocates; zero on the CPU."""
-    if device.type != "cuda":
-        work()
-        return Memory()
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    work()
-    return Memory(device=torch.cuda.max_memory_allocated(device) - before)
-
-
-def check_fits(loader: str, needs: Memory, device: torch.device, reserve: Memory = Memory(), advice: str = "") -> None:
-    """Raise `OutOfSpaceError` if a set does not fit.
-
-    Args:
-        reserve: the memory that must be left free for the model.
-        advice: the end of the message.
-    """
+def check_fits(loader: str, needs: Memory, device: torch.device, advice: str = "") -> None:
+    """Raise `OutOfSpaceError` if a set does not fit; `advice` ends the message."""
     free = measure_free_memory(device)
     if device.type != "cuda":
         needs = Memory(needs.host + needs.device)
-    for location, size, model_size, available in (
-        (f"on {device}", needs.device, reserve.device, free.device),
-        ("on the host", needs.host, reserve.host, free.host),
+    for location, size, available in (
+        (f"on {device}", needs.device, free.device),
+        ("on the host", needs.host, free.host),
     ):
-        if size and size + model_size > available:
+        if size > available:
             ranks = f" for each of {local_world_size()} processes" if local_world_size() > 1 else ""
-            model = f", and the model needs {format_mib(model_size)} too" if model_size else ""
             raise OutOfSpaceError(
                 f"{loader}: the set takes {format_mib(size)} of memory {location}, where {format_mib(available)} are "
-                f"free{ranks}{model}{advice}"
+                f"free{ranks}{advice}"
             )
 
 

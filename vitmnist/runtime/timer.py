@@ -51,7 +51,7 @@ class EpochTimer:
             self.begin("computing")
             yield batch
             self.begin("waiting")
-        self._marks[-1] = "other", self._marks[-1][1]  # The last request has found the end, not a batch.
+        self._marks[-1] = "other", self._marks[-1][1]  # The last request hit the end of the epoch.
 
     def stop(self) -> None:
         """Synchronise the device, and end the current phase."""

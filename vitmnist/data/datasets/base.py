@@ -197,7 +197,7 @@ class ImagesOnDisk(torch.utils.data.Dataset[tuple[Tensor, int]]):
     """Samples of a split, read from files if it has them: normalised float32 `[C, H, W]`, and a label."""
 
     def __init__(self, split: Split) -> None:
-        from torchvision import transforms  # This import takes 2 s, and only workers need it.
+        from torchvision import transforms  # This import takes 2 s, and only `WorkerLoader` needs it.
 
         self.images = split.images.permute(0, 2, 3, 1).numpy() if split.files is None else split.files
         self.labels = split.labels.tolist()
@@ -213,7 +213,7 @@ class ImagesOnDisk(torch.utils.data.Dataset[tuple[Tensor, int]]):
 def make_dataset(
     name: str, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], classes: tuple[str, ...], sizes: SizeOptions
 ) -> Dataset:
-    """Make a dataset of images uint8 `[N, C, H, W]` and labels int64 `[N]`; raises as `Split`, `Dataset`, `spans`."""
+    """Make a dataset of images uint8 `[N, C, H, W]` and labels int64 `[N]`, cut to `sizes`."""
     spans = sizes.spans(len(train[0]), len(test[0]))
     mean, std = compute_statistics(train[0][spans[0]])
     train_split, test_split = (
@@ -239,7 +239,7 @@ def get_file_reader(values: Mapping[str, Any], shape: Sequence[int]) -> FileRead
     if channels not in (1, 3):
         raise ConfigError(f"{values['name']}: images of {channels} channels need a `reader` in the dataset's options")
     mode = ColorMode.grey if channels == 1 else ColorMode.rgb
-    return ImageReader((width, height), mode)
+    return ImageReader((height, width), mode)
 
 
 def load_dataset(name: str, *, root: str = DEFAULT_ROOT, **options: object) -> Dataset:
@@ -258,7 +258,7 @@ def load_dataset(name: str, *, root: str = DEFAULT_ROOT, **options: object) -> D
 
 
 def build_dataset(values: Mapping[str, Any], root: str, key: str | None = None) -> Dataset:
-    """Build the dataset `values["name"]`, with the key `key` in the configuration; raises as `load_dataset`."""
+    """Build the dataset `values["name"]`, with the key `key` in the configuration; raises `load_dataset`'s errors."""
     builder, options = DATASETS.resolve(values, key)
     try:
         return builder(options, expand_home(root))
