@@ -27,7 +27,6 @@ from vitmnist.models.cnn import CNN, CNNOptions
 from vitmnist.optim.schedules import SCHEDULES
 from vitmnist.registry import NoOptions
 from vitmnist.runtime import memory
-from vitmnist.runtime.memory import Memory
 from vitmnist.store.rows import Destination, Placement
 from vitmnist.store.tree import find_difference
 from vitmnist.timing.benchmark import LoaderCandidate, TimedWindow
@@ -106,7 +105,7 @@ def test_a_function_is_a_candidate_if_its_options_say_what_its_loader_keeps(monk
         placement: ClassVar[Placement] = Placement.HOST
 
     monkeypatch.setattr(LOADERS, "names", lambda: ["named", "unnamed"])
-    monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=MAPPED.nbytes - 1))
+    monkeypatch.setattr(memory, "measure_free_memory", lambda device: MAPPED.nbytes - 1)
     LOADERS.register("named", Options)(partial(DirectLoader))
     LOADERS.register("unnamed")(partial(DirectLoader))
     with pytest.raises(ConfigError, match=r"^no candidate can be used:\nnamed: named: the set takes .*$"):
@@ -180,11 +179,11 @@ def test_a_mapped_set_is_decoded_once_for_all_candidates_that_keep_it(monkeypatc
     def counted(data: TensorSet, destination: Destination) -> TensorSet:
         copies.extend([destination] if data.is_mapped else [])
         # The memory suffices for one copy, and after it none is left.
-        monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=MAPPED.nbytes - 1))
+        monkeypatch.setattr(memory, "measure_free_memory", lambda device: MAPPED.nbytes - 1)
         return materialize(data, destination)
 
     monkeypatch.setattr(TensorSet, "materialize", counted)
-    monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=MAPPED.nbytes))
+    monkeypatch.setattr(memory, "measure_free_memory", lambda device: MAPPED.nbytes)
     selection = chosen("ram", "prefetch", "gpu_slice", data=MAPPED)
     assert [timing.error for timing in selection.candidates] == [None] * 3
     assert len(copies) == 1
