@@ -23,6 +23,7 @@ from vitmnist.training.step_options import StepOptions, resolve_step_options
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 FAST = TrainerConfig("auto", "auto", Precision.auto, "auto", "auto")
 ADVICE = "set trainer.precision=fp32 or auto"
+FP16, TF32 = {"precision": Precision.fp16}, {"precision": Precision.tf32}
 NO_GRAPH = "graph=true is not possible"
 PLAIN_TRAINER = TrainerConfig(None, False, Precision.fp32, False, False)
 
@@ -42,8 +43,8 @@ PLAIN_TRAINER = TrainerConfig(None, False, Precision.fp32, False, False)
         (CUDA, True, {"micro_batch": 250}, {"batch_size": 500}, StepOptions(250, False, "fp32", True)),
         (CUDA, True, {"micro_batch": 500}, {"batch_size": 500}, StepOptions(500, False, "bf16", True, True)),
         (CUDA, True, {"graph": True, "precision": Precision.fp32}, {}, StepOptions(None, False, "fp32", True, True)),
-        (CUDA, True, {"precision": Precision.tf32, "fused": False}, {}, StepOptions(None, False, "tf32", False, True)),
-        (CUDA, False, {"precision": Precision.fp16}, {}, StepOptions(None, False, "fp16", True, True)),
+        (CUDA, True, {**TF32, "fused": False}, {}, StepOptions(None, False, "tf32", False, True)),
+        (CUDA, False, FP16, {}, StepOptions(None, False, "fp16", True, True)),
     ],
 )
 def test_fast_follows_static_rules(
@@ -69,16 +70,11 @@ def test_fast_follows_static_rules(
         (CPU, {"graph": True}, 1, f"{NO_GRAPH}: only CUDA devices have graphs; set trainer.graph=false"),
         (CUDA, {"graph": True}, 2, f"{NO_GRAPH}: this run has 2 ranks, .*; set trainer.graph=false"),
         (CUDA, {"graph": True, "compile": True}, 1, f"{NO_GRAPH}: trainer.compile=true; set trainer.graph=false"),
-        (
-            CUDA,
-            {"graph": True, "micro_batch": 250},
-            1,
-            f"{NO_GRAPH}: .*=250 takes a part of it; set trainer.graph=false",
-        ),
-        (CPU, {"precision": Precision.fp16}, 1, f"precision=fp16: is for CUDA devices, not for cpu; {ADVICE}"),
-        (CPU, {"precision": Precision.tf32}, 1, f"precision=tf32: is for CUDA devices, not for cpu; {ADVICE}"),
-        (CUDA, {"precision": Precision.tf32}, 1, f"precision=tf32: needs .* 8.0, which cuda lacks; {ADVICE}"),
-        (CUDA, {"precision": Precision.fp16, "fused": False}, 1, "precision=fp16: .*; set trainer.fused=true"),
+        (CUDA, {"graph": True, "micro_batch": 250}, 1, f"{NO_GRAPH}: .*=250 takes a part .*; set trainer.graph=false"),
+        (CPU, FP16, 1, f"precision=fp16: is for CUDA devices, not for cpu; {ADVICE}"),
+        (CPU, TF32, 1, f"precision=tf32: is for CUDA devices, not for cpu; {ADVICE}"),
+        (CUDA, TF32, 1, f"precision=tf32: needs compute capability 8.0, which cuda lacks; {ADVICE}"),
+        (CUDA, {**FP16, "fused": False}, 1, "precision=fp16: needs a fused optimizer; set trainer.fused=true"),
     ],
 )
 def test_options_that_the_device_lacks_are_refused(

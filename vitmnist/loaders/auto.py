@@ -17,8 +17,7 @@ from vitmnist.data.randomness import preserved_random_state
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource
 from vitmnist.errors import ConfigError, suggest_names
-from vitmnist.loaders.base import LOADERS, Loader, get_placement, required_memory
-from vitmnist.runtime.memory import check_fits
+from vitmnist.loaders.base import LOADERS, Loader, check_memory, get_placement
 from vitmnist.store.cache_file import DEFAULT_FOLDER
 from vitmnist.store.rows import Placement
 from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, make_timings
@@ -124,7 +123,7 @@ def _build_candidate(
     make_candidate: Callable[[Loader], LoaderCandidate] | None,
 ) -> LoaderCandidate:
     """Build a loader; raises `OutOfSpaceError` if it does not fit next to the loaders before it."""
-    check_fits(values["name"], required_memory(placement, data, device), device)
+    check_memory(values["name"], placement, data, device)
     started = time.perf_counter()
     loader = LOADERS.build(values, data, sampler, device)
     set_up_s = time.perf_counter() - started

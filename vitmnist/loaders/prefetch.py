@@ -38,7 +38,7 @@ class PrefetchLoader(Loader):
     def __init__(
         self, options: PrefetchOptions, data: SampleSource, sampler: EpochSampler, device: torch.device
     ) -> None:
-        values = options.base or LOADERS.with_defaults({"name": _default_base(data)})
+        values = options.base or LOADERS.with_defaults({"name": "ram" if isinstance(data, TensorSet) else "disk"})
         self.base = LOADERS.build(values, data, sampler, device, key="data.loader.base")
         # This comes after `base`: finalizers run in reverse order, so at exit the thread stops before the base loader.
         super().__init__(sampler)
@@ -77,10 +77,6 @@ class PrefetchLoader(Loader):
     def _record_stream(self, tensor: Tensor) -> Tensor:
         self.queue.record_stream(tensor)
         return tensor
-
-
-def _default_base(data: SampleSource) -> str:
-    return "ram" if isinstance(data, TensorSet) else "disk"
 
 
 def _make_batch(queue: DeviceQueue, batches: Batches, event: Event) -> tuple[Any, Event]:

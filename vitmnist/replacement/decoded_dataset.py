@@ -18,7 +18,7 @@ from vitmnist.data.randomness import refuse_random_samples
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.replacement.dataloader_tools import NotRowsError, fetch_batch, fetch_sample
 from vitmnist.replacement.split_transforms import TRANSFORM_ATTRIBUTES, Transform, TransformGuard
-from vitmnist.runtime.memory import Memory, check_fits
+from vitmnist.runtime.memory import check_fits
 from vitmnist.store.read_once import MapStyleDataset, WrappedDataset, count_reading_workers, read_once
 from vitmnist.store.rows import Destination, Placement, gather_rows, store_rows
 from vitmnist.store.samples import EncodedSamples, collect_samples, encode_samples, write_samples
@@ -186,7 +186,7 @@ def decode_rows(dataloader: DataLoader[Any], example: RowTensors, destination: D
     read = partial(_read_rows, dataset, dataloader.collate_fn, example)
     chunks = partial(_read_all, dataloader, read, example.sample_nbytes)
     if destination.placement is not Placement.FILE:
-        check_fits("ram", Memory(example.sample_nbytes * size), torch.device("cpu"))
+        check_fits("ram", example.sample_nbytes * size, torch.device("cpu"))
     contents = destination.fingerprint and f"{destination.fingerprint}, {size} samples, {example.signature}"
     files = [str(index) for index in range(len(example.tensors))]
     return RowTensors(store_rows(chunks, size, replace(destination, fingerprint=contents), files), example.structure)

@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitmnist.errors import DataError, format_error
-from vitmnist.runtime.memory import Memory, check_fits
+from vitmnist.runtime.memory import check_fits
 from vitmnist.store.cache_file import decode_once
 from vitmnist.store.tree import TreeStructure, flatten_tree, sort_dims_by_stride, unflatten_tree
 
@@ -99,7 +99,7 @@ def collect_samples(chunks: Iterable[EncodedSamples], expected_nbytes: int) -> E
     spans: list[Tensor] = []
     needed = expected_nbytes
     for chunk in chunks:
-        check_fits("ram", Memory(needed), torch.device("cpu"))
+        check_fits("ram", needed, torch.device("cpu"))
         spans.append(chunk.spans + torch.tensor([len(blocks), 0, 0]))
         # Copy it: a block from a worker holds a file descriptor and scarce shared memory.
         blocks.append(chunk.blocks[0].clone())

@@ -25,7 +25,7 @@ from vitmnist.data.sources import TensorSet, hash_tensor
 from vitmnist.errors import ConfigError, DataError, classify_error
 from vitmnist.registry import OptionsClass, Registry
 from vitmnist.runtime.files import expand_home
-from vitmnist.runtime.memory import Memory, check_fits
+from vitmnist.runtime.memory import check_fits
 
 FileReader = Callable[[Path], Pixels | Image.Image]
 """Turns a file into uint8 `[H, W, C]` or a PIL image; raises `DataError`."""
@@ -301,7 +301,7 @@ def hold_out_validation(dataset: Dataset, size: int | float, seed: int) -> Datas
         raise ConfigError(f"{key}: the set has {len(train)} training images; leave some of them")
     if size >= 1 and not isinstance(size, int):
         raise ConfigError(f"{key}: must be a whole number of images, or a share below 1, such as 0.1")
-    check_fits(key, Memory(host=train.nbytes), torch.device("cpu"))
+    check_fits(key, train.nbytes, torch.device("cpu"))
     generator = torch.Generator().manual_seed(seed)
     is_held_out = torch.zeros(len(train), dtype=torch.bool)
     if isinstance(size, int):
