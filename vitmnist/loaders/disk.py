@@ -82,9 +82,8 @@ class FileLoader(Loader):
     def batches(self, epoch: int, start: int) -> Batches:
         images_ahead = self.batches_ahead * min(self.sampler.rank_batch_size, self.sampler.size)
         jobs = self._jobs(epoch, start)
-        with closing(
-            BackgroundMap(self._read, jobs, self.threads, images_ahead, decoder_thread_context())
-        ) as finished_jobs:
+        reader = BackgroundMap(self._read, jobs, self.threads, images_ahead, decoder_thread_context())
+        with closing(reader) as finished_jobs:
             for images, indices, row in finished_jobs:
                 if row == len(indices) - 1:  # Rows finish in order, so this row completes its batch.
                     yield map_batch_tensors(self.queue.to_device, (images, self.split.labels[indices]))
