@@ -144,7 +144,7 @@ def classify_error(error: BaseException) -> Failure:
     for kind, pattern, failure in FAILURES:
         if isinstance(error, kind) and (match := re.search(pattern, str(error))):
             return replace(failure, message=failure.message.format(text=match[0].strip(), error=error))
-    if isinstance(error, OSError):  # For example, the disk is full. Libraries may set only a text.
+    if isinstance(error, OSError):  # For example, the disk is full. Some libraries set only a text.
         return Failure(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or first_line(error))
     return Failure(format_error(error), is_user_error=False)
 

@@ -186,7 +186,7 @@ def test_runs_without_records_are_listed_with_their_configuration_and_their_swee
     refused = run(tmp_path / "sweep" / "1", status="failed", error="no", epochs=[], dataset=None)
     (refused / "result.json").write_text((refused / "result.json").read_text().replace('"environment": {', '"x": {'))
     cells = the_only(tmp_path / "sweep").rows
-    assert [run.status for row in cells for run in row.runs] == ["completed", "failed"]
+    assert [run.result.status for row in cells for run in row.runs] == ["completed", "failed"]
 
 
 OTHER_DATA = {"dataset": DATASET | {"sha256": {"train_images": "1" * 64}}}

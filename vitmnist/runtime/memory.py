@@ -34,10 +34,10 @@ class Memory:
 
 
 def measure_free_memory(device: torch.device) -> Memory:
-    """The memory that this process can still allocate on the host and on a device, including torch's cache.
+    """Measure the memory that this process can still allocate on the host and on a device, including torch's cache.
 
-    The memory of the machine, and the limit of the container, are divided among the ranks that torchrun has started
-    here, because some of them may not have allocated theirs yet.
+    The memory of the machine and the limit of the container are divided among the ranks that torchrun has started here,
+    because some ranks may not have allocated their share yet.
     """
     used, machine = psutil.Process().memory_info().rss, psutil.virtual_memory()
     limits = [machine.total, *map(int, read_container_limits("memory.max"))]
@@ -59,7 +59,7 @@ def keep_freed_memory() -> None:
 
 
 def _call_glibc(name: str, *arguments: int) -> None:
-    """Call a function of glibc, unless the C library is another one."""
+    """Call a function of glibc; do nothing if the C library is another one."""
     with suppress(AttributeError, OSError, TypeError):
         getattr(ctypes.CDLL(None), name)(*arguments)
 
