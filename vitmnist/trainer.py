@@ -18,7 +18,6 @@ from torch import Tensor
 from vitmnist.augment.preprocess import Preprocess, build_augment
 from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.manager import Checkpoint, CheckpointManager, load_checkpoint
-from vitmnist.checkpoint.storage import read_initial_weights
 from vitmnist.config.schema import Config, to_json_values
 from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.sampler import EpochSampler, build_sampler
@@ -37,7 +36,7 @@ from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.timing.benchmark import LoaderCandidate
 from vitmnist.tracking.environment import describe_environment, reset_peak_memory
 from vitmnist.tracking.log import log_bottleneck, log_early_stop, log_setup, log_test
-from vitmnist.tracking.loggers import LOGGERS, Logger, parse_loggers
+from vitmnist.tracking.loggers import LOGGERS, parse_loggers
 from vitmnist.tracking.result import Result, record_outcome
 from vitmnist.training.fine_tuning import scale_learning_rates
 from vitmnist.training.loop import evaluate, train_epoch
@@ -113,10 +112,11 @@ class Trainer:
             del checkpoint, weights  # Free their memory.
 
             with self._open_recorder(dataset.eval_split, checkpoints) as recorder:
-                # From here on, a signal stops the run after the current step, to save progress.
+                # From here on, a signal stops the run after the current step, so that progress can be saved.
                 self.stop.listen(deadline)
                 with train_loader, eval_loader:
-                    while progress.metrics.num_batches or not recorder.is_done():  # Also complete an interrupted epoch.
+                    # A resumed run first completes the epoch in which it stopped.
+                    while progress.metrics.num_batches > 0 or not recorder.is_done():
                         with recorder.progress_bar(progress, "train", len(train_loader)) as after_step:
                             train_metrics = train_epoch(step, train_loader, progress, after_step)
                         with recorder.progress_bar(progress, dataset.eval_split_name, len(eval_loader)) as after_step:
@@ -146,7 +146,7 @@ class Trainer:
             self.result.epochs, self.result.resumed = checkpoint.epochs, True
             return checkpoint, None
         if config.init:
-            return None, self.world.broadcast_object(partial(read_initial_weights, config.init))
+            return None, self.world.broadcast_object(partial(storage.read_initial_weights, config.init))
         return None, None
 
     def build_data(self) -> tuple[Dataset, EpochSampler]:
@@ -173,27 +173,22 @@ class Trainer:
     def build_step(self, train: Split, sampler: EpochSampler, weights: Mapping[str, Tensor] | None) -> TrainStep:
         """Build the model, loss, optimizer and schedule, and the training step that uses them."""
         config, device = self.config, self.device
-        batch_size = min(sampler.rank_batch_size, sampler.size)
-        step_options = self._resolve_step_options(batch_size, config.epochs * sampler.size)
-        model = build_model(config, train, device, weights)
+        batch_size, images = min(sampler.rank_batch_size, sampler.size), config.epochs * sampler.size
+        resolve = partial(resolve_step_options, config.trainer, device, batch_size, images, self.world.size)
+        options = StepOptions(**self.world.broadcast_object(lambda: asdict(resolve())))
+        if options.reasons:
+            log.info("trainer options chosen for %s:\n%s", device, options.describe())
+        model = build_model(config, train.images.shape[1:], len(train.classes), device, weights)
         preprocess = Preprocess(train, build_augment(config.data.augment)).to(device)
         loss = LOSSES.build(config.loss, train.labels, train.classes, device)
-        runner = StepRunner(model, preprocess, loss, batch_size, step_options.micro_batch, step_options.precision)
-        optimizer = OPTIMIZERS.build(config.optimizer, model, step_options.fused)
+        runner = StepRunner(model, preprocess, loss, batch_size, options.micro_batch, options.precision)
+        optimizer = OPTIMIZERS.build(config.optimizer, model, options.fused)
         frozen_batch_norms = scale_learning_rates(optimizer, model, config.lr_scale)
         schedule = build_schedule(config.schedule, config.epochs, len(sampler))
         ema = EMA(model, config.ema_decay) if config.ema_decay else None
-        step = TrainStep(runner, optimizer, schedule, step_options, config.trainer.clip_norm, ema, frozen_batch_norms)
+        step = TrainStep(runner, optimizer, schedule, options, config.trainer.clip_norm, ema, frozen_batch_norms)
         check_batch_norm(config.model["name"], step, train, sampler)
         return step
-
-    def _resolve_step_options(self, batch_size: int, images: int) -> StepOptions:
-        """Resolve the options of the step on rank 0 for all ranks; see `resolve_step_options`."""
-        resolve = partial(resolve_step_options, self.config.trainer, self.device, batch_size, images, self.world.size)
-        step_options = StepOptions(**self.world.broadcast_object(lambda: asdict(resolve())))
-        if step_options.reasons:
-            log.info("trainer options chosen for %s:\n%s", self.device, step_options.describe())
-        return step_options
 
     def build_loaders(
         self, dataset: Dataset, sampler: EpochSampler, step: TrainStep
@@ -264,7 +259,7 @@ class Trainer:
             **{f"{name}_size": len(split) for name, split in dataset.splits.items()},
             "skipped": dataset.skipped,
             "sha256": world.broadcast_object(lambda: dataset.sha256),
-            **({"folds_of": dataset.undivided_source} if dataset.undivided_source else {}),
+            "folds_of": dataset.undivided_source,
         }
         result.environment = describe_environment(self.device) if world.is_main else None
         log_setup(self.config, result, dataset, step, train_loader, world)
@@ -279,10 +274,9 @@ class Trainer:
         config, folder, result, world = self.config, self.folder, self.result, self.world
         reset_peak_memory(self.device)  # The peak excludes the set-up.
         with ExitStack() as stack:
-            loggers: list[Logger] = []
+            logger_options = self.logger_options if world.is_main else []
+            loggers = [stack.enter_context(LOGGERS.build(values, folder, result)) for values in logger_options]
             if world.is_main:
-                built = (LOGGERS.build(values, folder, result) for values in self.logger_options)
-                loggers += map(stack.enter_context, built)
                 result.write_config(folder)
                 result.write_epochs(folder)  # Drop an incomplete row, and rows newer than the checkpoint.
                 for name in ("result.json", f"{storage.FOLDER}/final.safetensors"):

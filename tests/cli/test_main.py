@@ -122,7 +122,8 @@ def test_a_mistake_in_the_values_is_one_message() -> None:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         for mistake, expected in MISTAKES.items():
             try:
-                check_config(validate(Config, compose("config", ["data/dataset=kmnist", *mistake.split()])))
+                config = validate(Config, compose("config", ["data/dataset=kmnist", *mistake.split()]))
+                check_config(config, torch.device("cpu"))
                 wrong[mistake] = "is accepted"
             except Exception as error:
                 failure = classify_cli_error(error)

@@ -127,7 +127,7 @@ def test_the_time_limit_ends_the_timing_after_a_block() -> None:
     [
         (Placement.HOST, ["decoded"]),
         (Placement.DEVICE, ["decoded"]),
-        (Placement.NOT_KEPT, ["as given"]),
+        (Placement.ON_DEMAND, ["as given"]),
         (Placement.FILE, []),
     ],
 )

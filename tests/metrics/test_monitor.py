@@ -28,7 +28,7 @@ def test_the_best_epoch_is_the_first_with_the_best_value(name: str, values: list
     metric = find_metric(name, "monitor")
     epochs = [{} if value is None else {metric.name: value} for value in values]
     assert Monitor(metric).best_epoch(epochs) == best
-    since_best = len(values) - 1 - (-1 if best is None else best)
+    since_best = 0 if best is None else len(values) - 1 - best
     assert not Monitor(metric).is_exhausted(epochs)
     assert not Monitor(metric, since_best + 1).is_exhausted(epochs)
     assert Monitor(metric, max(since_best, 1)).is_exhausted(epochs) == (since_best > 0)

@@ -166,8 +166,10 @@ def become_deep(file: Path) -> None:
     file.write_text("[" * 100_000, encoding="utf-8")
 
 
-def change_notes(file: Path) -> None:
-    file.write_text(file.read_text(encoding="utf-8").replace('"notes": {}', '"notes": {"mean": 0.9}'), encoding="utf-8")
+def change_metadata(file: Path) -> None:
+    file.write_text(
+        file.read_text(encoding="utf-8").replace('"metadata": {}', '"metadata": {"mean": 0.9}'), encoding="utf-8"
+    )
 
 
 @pytest.mark.parametrize(
@@ -176,7 +178,7 @@ def change_notes(file: Path) -> None:
         ("images.npy", truncate),
         ("labels.npy", Path.unlink),
         ("cache.json", truncate),
-        ("cache.json", change_notes),
+        ("cache.json", change_metadata),
         ("cache.json", become_deep),
         ("images.npy", flip_last_byte),
         ("labels.npy", flip_last_byte),

@@ -21,7 +21,7 @@ from vitmnist.errors import ConfigError, DataError
 from vitmnist.runtime.background_map import map_slices
 from vitmnist.store.rows import is_large
 
-KEY = "data.augment.operations"  # Messages name operations by this key.
+OPERATIONS_KEY = "data.augment.operations"  # Messages name operations by this key.
 Params = tuple[Tensor, ...]  # The random parameters of an operation for a batch, `[B, …]` each
 
 
@@ -70,10 +70,10 @@ class Compose(nn.Module):
         self.operations = nn.ModuleList()  # type: ignore[assignment]
         for index, values in enumerate(operations):
             if self.mixing:
-                mixing = f"{KEY}.{index - 1}.name={operations[index - 1]['name']}"
+                mixing = f"{OPERATIONS_KEY}.{index - 1}.name={operations[index - 1]['name']}"
                 raise ConfigError(f"{mixing}: mixes finished images; move it to the end of the list")
             complete = OPERATIONS.with_defaults(values) if isinstance(values, Mapping) else values
-            operation = OPERATIONS.build(complete, key=f"{KEY}.{index}")
+            operation = OPERATIONS.build(complete, key=f"{OPERATIONS_KEY}.{index}")
             if isinstance(operation, Mixing):
                 self.mixing = operation
             else:

@@ -1,6 +1,5 @@
 """Loads a trained model with everything needed to use it."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -66,22 +65,20 @@ class InferenceModel:
 
 
 def make_model_info(config: Config, train: Split) -> dict[str, Any]:
-    """Return the metadata of the weights as JSON values: how to build the model, and how to read files for it."""
+    """Return the metadata of the weights, plain values: how to build the model, and how to read files for it."""
     values = config.data.dataset
     changeable = {
         option.name for option in fields(DATASETS.declaration_of(values["name"])) if may_change(option.metadata)
     }
-    info = {
+    return {
         "model": config.model,
-        "shape": train.images.shape[1:],
+        "shape": tuple(train.images.shape[1:]),
         "classes": train.classes,
         "mean": train.mean,
         "std": train.std,
         "size": get_input_size(build_augment(config.data.augment), *train.images.shape[2:]),
         "dataset": {key: value for key, value in values.items() if key not in changeable},
     }
-    as_json: dict[str, Any] = json.loads(json.dumps(info))
-    return as_json
 
 
 def load_inference_model(folder: Path, device: torch.device, weights: str | None = None) -> InferenceModel:

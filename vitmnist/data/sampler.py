@@ -122,7 +122,7 @@ class EpochSampler:
         """
         if self.shuffle == "sample" and self.world_size == 1:
             return self._permuted_indices(epoch, start, device)
-        batches = [as_tensor(slice(0, 0)), *map(as_tensor, self.batches(epoch, start))]
+        batches = [to_index_tensor(slice(0, 0)), *map(to_index_tensor, self.batches(epoch, start))]
         return torch.cat(batches).to(device)
 
     def _permuted_indices(self, epoch: int, start: int, device: torch.device | str) -> Tensor:
@@ -154,7 +154,7 @@ class EpochSampler:
             raise ValueError(f"start={start}: an epoch has {len(self)} batches")
 
 
-def as_tensor(batch: slice | Tensor) -> Tensor:
+def to_index_tensor(batch: slice | Tensor) -> Tensor:
     """Convert the indices of a batch to int64 `[B]`."""
     return torch.arange(batch.start, batch.stop, device="cpu") if isinstance(batch, slice) else batch
 

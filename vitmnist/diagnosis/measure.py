@@ -20,7 +20,7 @@ from vitmnist.diagnosis.candidates import BASELINE, add_alternatives
 from vitmnist.errors import DataError
 from vitmnist.replacement.dataloader_tools import rebuild
 from vitmnist.runtime.device import create_queue, refuse_mps
-from vitmnist.store.tree import map_tensors
+from vitmnist.store.tree import map_batch_tensors
 from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, adapt_step, make_timings
 from vitmnist.timing.table import Bottleneck, LoaderTiming, Spread, format_bottleneck, format_timings
 
@@ -136,7 +136,7 @@ def _add_candidates(
     first_batch = next(iter(loading.batches(0)), None)
     if first_batch is None:
         raise DataError("the loader has no batches")
-    resident_batch = map_tensors(create_queue(device).to_device, first_batch)
+    resident_batch = map_batch_tensors(create_queue(device).to_device, first_batch)
     step_alone = LoaderCandidate(repeat(resident_batch), device, step, is_required=True)
     together = LoaderCandidate(loader, device, step, is_required=True, name=BASELINE)
     for candidate in (loading, step_alone, together):

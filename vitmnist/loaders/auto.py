@@ -88,12 +88,17 @@ def select_loader(
     Raises:
         ConfigError: a candidate is unknown, or none can be used.
     """
-    builder = CandidateBuilder(options, data, sampler, device, make_candidate)
+    decoded_set: SampleSource | None = None
     with Benchmark() as benchmark:
         for name, placement in _loaders_to_try(options, data).items():
             # If memory already holds the samples, a file is not needed.
-            if options.candidates or placement is not Placement.FILE or builder.decoded_set is None:
-                benchmark.add(name, partial(builder.build, name, placement))
+            if options.candidates or placement is not Placement.FILE or decoded_set is None:
+                in_memory = placement in (Placement.HOST, Placement.DEVICE)
+                source = decoded_set if decoded_set and in_memory else data
+                values = options.candidate_values(name)
+                build = partial(_build_candidate, values, source, sampler, device, placement, make_candidate)
+                candidate = benchmark.add(name, build)
+                decoded_set = decoded_set or getattr(candidate.loader, "decoded_set", None)
         benchmark.run(options.batches, options.seconds * len(benchmark.candidates))
         timings = make_timings(benchmark.candidates, len(sampler), has_baseline=False)
         epochs_s = {timing.name: timing.epoch_s for timing in timings if timing.epoch_s}
@@ -102,9 +107,30 @@ def select_loader(
             raise ConfigError("\n".join(["no candidate can be used:", *errors]))
         name = min(epochs_s, key=lambda name: epochs_s[name].median)
         benchmark.pop_all()  # The selected loader stays open.
-    for other in builder.loaders.keys() - {name}:
-        builder.loaders[other].close()
-    return LoaderSelection(name, _reason(name, epochs_s), timings), builder.loaders[name]
+    candidates = benchmark.candidates
+    loaders = {candidate.name: candidate.loader for candidate in candidates if isinstance(candidate.loader, Loader)}
+    selected = loaders.pop(name)
+    for other in loaders.values():
+        other.close()
+    return LoaderSelection(name, _reason(name, epochs_s), timings), selected
+
+
+def _build_candidate(
+    values: Mapping[str, Any],
+    data: SampleSource,
+    sampler: EpochSampler,
+    device: torch.device,
+    placement: Placement,
+    make_candidate: Callable[[Loader], LoaderCandidate] | None,
+) -> LoaderCandidate:
+    """Build a loader; raises `OutOfSpaceError` if it does not fit next to the loaders before it."""
+    check_fits(values["name"], required_memory(placement, data, device), device)
+    started = time.perf_counter()
+    loader = LOADERS.build(values, data, sampler, device)
+    set_up_s = time.perf_counter() - started
+    candidate = make_candidate(loader) if make_candidate else LoaderCandidate(loader, device)
+    candidate.set_up_s = set_up_s
+    return candidate
 
 
 def _loaders_to_try(options: AutoOptions, data: SampleSource) -> dict[str, Placement]:
@@ -116,38 +142,9 @@ def _loaders_to_try(options: AutoOptions, data: SampleSource) -> dict[str, Place
             raise ConfigError(f"data.loader.candidates={name}: {problem}; {suggest_names(name, list(placements))}")
     # Loaders in host memory come first, because others reuse what they decode. Loaders of files come last, because
     # they are often not needed by then.
-    order = (Placement.HOST, Placement.DEVICE, Placement.NOT_KEPT, Placement.FILE)
+    order = (Placement.HOST, Placement.DEVICE, Placement.ON_DEMAND, Placement.FILE)
     names = sorted(options.candidates or placements, key=lambda name: order.index(placements[name]))
     return {name: placements[name] for name in names}
-
-
-@dataclass
-class CandidateBuilder:
-    """Builds the loaders that fit into memory; takes the arguments of `select_loader`."""
-
-    options: AutoOptions
-    data: SampleSource
-    sampler: EpochSampler
-    device: torch.device
-    make_candidate: Callable[[Loader], LoaderCandidate] | None
-
-    def __post_init__(self) -> None:
-        self.loaders: dict[str, Loader] = {}
-        self.decoded_set: SampleSource | None = None
-
-    def build(self, name: str, placement: Placement) -> LoaderCandidate:
-        """Build a loader; raises `OutOfSpaceError` if it does not fit next to the loaders before it."""
-        in_memory = placement in (Placement.HOST, Placement.DEVICE)
-        data = self.decoded_set if self.decoded_set is not None and in_memory else self.data
-        check_fits(name, required_memory(placement, data, self.device), self.device)
-        started = time.perf_counter()
-        loader = LOADERS.build(self.options.candidate_values(name), data, self.sampler, self.device)
-        set_up_s = time.perf_counter() - started
-        self.loaders[name] = loader
-        self.decoded_set = self.decoded_set or loader.decoded_set
-        candidate = self.make_candidate(loader) if self.make_candidate else LoaderCandidate(loader, self.device)
-        candidate.set_up_s = set_up_s
-        return candidate
 
 
 def _reason(name: str, epochs_s: Mapping[str, Spread]) -> str:

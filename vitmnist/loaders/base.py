@@ -38,7 +38,7 @@ class Loader(AbstractContextManager["Loader"], ABC):
     exception is raised unchanged, in place of its batch.
     """
 
-    placement: Placement = Placement.NOT_KEPT
+    placement: Placement = Placement.ON_DEMAND
     """Where the loader keeps decoded samples; `auto` estimates its memory from this."""
     decoded_set: TensorSet | None = None
     """All samples, if the loader has decoded them into host memory; `auto` builds other loaders from them."""

@@ -20,7 +20,7 @@ from torch.utils import data
 
 from vitmnist.config.validation import AUTO, config_field
 from vitmnist.data.datasets.base import ImageFiles, ImagesOnDisk, Split
-from vitmnist.data.sampler import EpochSampler, as_tensor
+from vitmnist.data.sampler import EpochSampler, to_index_tensor
 from vitmnist.data.sources import DatasetSource, SampleSource, TensorSet
 from vitmnist.errors import FEWER_WORKERS, ConfigError, DataError, LoadingError, UserError, classify_error
 from vitmnist.loaders.base import LOADERS, Batches, Loader
@@ -30,7 +30,7 @@ from vitmnist.runtime.device import create_queue
 from vitmnist.runtime.signals import ignore_stop_signals
 from vitmnist.store.read_once import identity
 from vitmnist.store.rows import Placement
-from vitmnist.store.tree import map_tensors
+from vitmnist.store.tree import map_batch_tensors
 
 DEFAULT_WORKERS = 2
 """The number of workers for `num_workers=auto`."""
@@ -48,7 +48,7 @@ class DiskOptions:
     num_workers: int | str = config_field(AUTO, at_least=0, allows_auto=True)
     prefetch_factor: int = config_field(2, at_least=1)
     timeout_s: float | None = config_field(None, above=0, at_most=1e6)
-    placement: ClassVar[Placement] = Placement.NOT_KEPT
+    placement: ClassVar[Placement] = Placement.ON_DEMAND
 
 
 @LOADERS.register("disk", DiskOptions)
@@ -87,11 +87,11 @@ class FileLoader(Loader):
         ) as finished_jobs:
             for images, indices, row in finished_jobs:
                 if row == len(indices) - 1:  # Rows finish in order, so this row completes its batch.
-                    yield map_tensors(self.queue.to_device, (images, self.split.labels[indices]))
+                    yield map_batch_tensors(self.queue.to_device, (images, self.split.labels[indices]))
 
     def _jobs(self, epoch: int, start: int) -> Iterator[ReadJob]:
         for batch_indices in self.sampler.batches(epoch, start):
-            indices = as_tensor(batch_indices)
+            indices = to_index_tensor(batch_indices)
             images = torch.empty_like(self.split.images[: len(indices)], pin_memory=self.queue.is_async)
             for row in range(len(indices)):
                 yield images, indices, row
@@ -136,13 +136,13 @@ class WorkerLoader(Loader):
         except IndexError:  # A check beforehand would race with other threads.
             dataloader = self._build(workers)
         keys = cast(list[BatchKey], dataloader.sampler)
-        keys[:] = [(epoch, as_tensor(indices).numpy()) for indices in self.sampler.batches(epoch, start)]
+        keys[:] = [(epoch, to_index_tensor(indices).numpy()) for indices in self.sampler.batches(epoch, start)]
         iterator = iter(dataloader)
         try:
             for batch in iterator:
                 if isinstance(batch, UserError):
                     raise batch
-                yield map_tensors(self.queue.to_device, batch)
+                yield map_batch_tensors(self.queue.to_device, batch)
             if workers and not self._idle:
                 self._idle.append(dataloader)
         except Exception as error:

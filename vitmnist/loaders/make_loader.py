@@ -59,13 +59,7 @@ def make_loader(
     loaded = as_source(data, seed)
     rank, world_size = _ranks(rank, world_size)
     sampler = build_sampler(
-        len(loaded),
-        batch_size,
-        seed=seed,
-        shuffle=shuffle,
-        drop_last=drop_last,
-        rank=rank,
-        world_size=world_size,
+        len(loaded), batch_size, seed=seed, shuffle=shuffle, drop_last=drop_last, rank=rank, world_size=world_size
     )
     target = choose_device(str(device))
     if target.type == "cpu":

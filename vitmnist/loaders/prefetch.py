@@ -15,7 +15,7 @@ from vitmnist.loaders.base import LOADERS, Batches, Loader
 from vitmnist.runtime.background_map import BackgroundMap
 from vitmnist.runtime.device import DeviceQueue, Event, create_queue
 from vitmnist.store.rows import Placement
-from vitmnist.store.tree import map_tensors
+from vitmnist.store.tree import map_batch_tensors
 
 END = object()  # Marks the end of an epoch in the results of the thread.
 
@@ -51,7 +51,7 @@ class PrefetchLoader(Loader):
 
     @classmethod
     def placement_for(cls, data: SampleSource) -> Placement:
-        return Placement.HOST if isinstance(data, TensorSet) else Placement.NOT_KEPT
+        return Placement.HOST if isinstance(data, TensorSet) else Placement.ON_DEMAND
 
     def batches(self, epoch: int, start: int) -> Batches:
         # The thread must not refer to this loader: with a reference cycle, the thread of an abandoned loader would live
@@ -68,7 +68,7 @@ class PrefetchLoader(Loader):
                     return
                 self.queue.wait_event(event)
                 # The memory belongs to the thread's stream, which must not reuse it while this stream reads it.
-                yield map_tensors(self._record_stream, batch)
+                yield map_batch_tensors(self._record_stream, batch)
 
     def close(self) -> None:
         super().close()

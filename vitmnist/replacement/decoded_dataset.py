@@ -22,7 +22,7 @@ from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.store.read_once import MapStyleDataset, WrappedDataset, count_reading_workers, read_once
 from vitmnist.store.rows import Destination, Placement, gather_rows, store_rows
 from vitmnist.store.samples import EncodedSamples, collect_samples, encode_samples, write_samples
-from vitmnist.store.tree import Structure, flatten_tree, unflatten_tree
+from vitmnist.store.tree import TreeStructure, flatten_tree, unflatten_tree
 
 Chunk = TypeVar("Chunk")
 
@@ -32,7 +32,7 @@ class RowTensors:
     """Tensors with a row per sample, and the structure of a batch of them."""
 
     tensors: tuple[Tensor, ...]
-    structure: Structure
+    structure: TreeStructure
 
     @classmethod
     def from_batch(cls, batch: object, size: int) -> RowTensors:
@@ -239,7 +239,7 @@ def _read_rows(
     return rows.tensors
 
 
-def _read_samples(decode: Callable[[int], object], structure: Structure | None, indices: range) -> EncodedSamples:
+def _read_samples(decode: Callable[[int], object], structure: TreeStructure | None, indices: range) -> EncodedSamples:
     """Decode samples into bytes. Raises `RandomSampleError` if a sample is random."""
     with refuse_random_samples(decode, indices, decode):
         return encode_samples((fetch_sample(decode, index) for index in indices), structure)

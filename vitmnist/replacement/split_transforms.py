@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from vitmnist.data.randomness import call_and_check_random, preserved_random_state, read_probes
 from vitmnist.errors import ConfigError, DataError, as_data_error, format_error
 from vitmnist.replacement.dataloader_tools import fetch_sample
-from vitmnist.store.tree import copy_tree, tree_map
+from vitmnist.store.tree import copy_tree, map_leaves
 
 Transform = Callable[..., Any]
 Inputs = Any
@@ -108,7 +108,7 @@ class SplitTransforms:
             raise DataError(
                 f"its dataset uses its transform, or what that returns ({format_error(error)}); {ADVICE}"
             ) from error
-        sample = tree_map(lambda leaf: leaf.placeholder if isinstance(leaf, OpaqueResult) else leaf, sample)
+        sample = map_leaves(lambda leaf: leaf.placeholder if isinstance(leaf, OpaqueResult) else leaf, sample)
         return DecodedSample(sample, list(self._calls))
 
     def transform(self, decoded: DecodedSample, random: Sequence[Sequence[Transform]] | None = None) -> Any:
@@ -123,7 +123,7 @@ class SplitTransforms:
         def get_result(leaf: object) -> object:
             return results[leaf.call][leaf.result] if isinstance(leaf, TransformPlaceholder) else leaf
 
-        return tree_map(get_result, decoded.sample, leaf_type=TransformPlaceholder)
+        return map_leaves(get_result, decoded.sample, leaf_type=TransformPlaceholder)
 
     def _record(self, attribute: int, *inputs: object, **named: object) -> object:
         """Apply the deterministic transforms, record the call, and return placeholders for its results."""

@@ -41,7 +41,7 @@ from vitmnist.replacement.tensor_transforms import (
 )
 from vitmnist.runtime.background_map import BackgroundMap, map_slices
 from vitmnist.store.samples import EncodedSamples
-from vitmnist.store.tree import flatten_tree, map_tensors
+from vitmnist.store.tree import flatten_tree, map_batch_tensors
 
 TOLERANCE = 8
 """The largest accepted difference from PIL's pixels, in steps of 1/255. Resizing differs by up to 5."""
@@ -246,7 +246,7 @@ class ThreadedDataLoader(DecodedDataLoader):
     def _collate_and_pin(self, fetched: Any) -> object:
         batch = self.collate_fn(fetched)
         if self.pin_memory and torch.cuda.is_available():
-            return map_tensors(Tensor.pin_memory, batch)
+            return map_batch_tensors(Tensor.pin_memory, batch)
         return batch
 
 

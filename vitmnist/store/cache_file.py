@@ -2,7 +2,7 @@
 
 FOLDER/KEY/images.npy   the samples, a file for each tensor; `numpy.load(…, mmap_mode="r")` reads it
 FOLDER/KEY/labels.npy   the labels. Samples of any structure are bytes in samples.npy, with their offsets in spans.npy
-FOLDER/KEY/cache.json   the fingerprint, the caller's notes, and a checksum of all files, to compare when they are
+FOLDER/KEY/cache.json   the fingerprint, the caller's metadata, and a checksum of all files, to compare when they are
                         opened
 FOLDER/KEY-2            the same files, where a process that mapped a damaged cache kept it from being removed
 FOLDER/KEY.lock         is held by the process that decodes, while others wait
@@ -45,7 +45,7 @@ ADVICE = "data.loader.folder=FOLDER or data.root=FOLDER (folder=… of make_load
 Chunks = Iterable[tuple[Tensor, ...]]
 """The tensors of consecutive samples, such as images `[B, …]` and labels `[B, …]`; the last has a row per sample."""
 CacheEntry = tuple[tuple[Tensor, ...], dict[str, Any]]
-"""The mapped tensors of a cache, and the caller's notes."""
+"""The mapped tensors of a cache, and the caller's metadata."""
 
 
 def decode_once(
@@ -53,7 +53,7 @@ def decode_once(
     fingerprint: str | None,
     size: int,
     decode: Callable[[], Chunks],
-    notes: Callable[[], dict[str, Any]] = dict,
+    metadata: Callable[[], dict[str, Any]] = dict,
     names: Sequence[str] = ("images", "labels"),
 ) -> CacheEntry:
     """Open the cache of `fingerprint` in `folder`. If it is missing or damaged, one process decodes while others wait.
@@ -61,7 +61,7 @@ def decode_once(
     Args:
         fingerprint: identifies the contents. None: the files disappear with the tensors or the process.
         size: the largest number of samples that `decode` yields.
-        notes: returns plain values to store with the samples; called after they are decoded.
+        metadata: returns plain values to store with the samples; called after they are decoded.
 
     Raises:
         DataError: the folder cannot be written, or there are no samples.
@@ -73,7 +73,7 @@ def decode_once(
                 folder.mkdir(parents=True, exist_ok=True)
                 files = [stack.enter_context(TemporaryFile(dir=folder)) for _ in names]
             _write(folder, files, size, decode())
-            return tuple(map(_map, files)), notes()
+            return tuple(map(_map, files)), metadata()
     key = hashlib.sha256(fingerprint.encode()).hexdigest()[:24]
     entry = folder / key
     with suppress(*CACHE_READ_ERRORS):  # While another process replaces the cache, this one waits for the lock below.
@@ -91,7 +91,7 @@ def decode_once(
         unfinished = folder / f".{key}.unfinished"
         try:
             _decode_named(unfinished, size, decode(), names)
-            record: dict[str, Any] = json.loads(json.dumps({"fingerprint": fingerprint, "notes": notes()}))
+            record: dict[str, Any] = json.loads(json.dumps({"fingerprint": fingerprint, "metadata": metadata()}))
             with _translate_os_errors(folder):
                 record["crc32"] = _checksum(record, unfinished, names)
                 write_atomic(unfinished / RECORD_NAME, json.dumps(record, indent=2).encode())
@@ -99,7 +99,7 @@ def decode_once(
                 rename(unfinished, entry)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-        return _map_files(entry, names), record["notes"]
+        return _map_files(entry, names), record["metadata"]
 
 
 def _remove_damaged(entry: Path) -> Path:
@@ -199,7 +199,7 @@ def _open_folder(entry: Path, names: Sequence[str]) -> CacheEntry:
     record = cast("dict[str, Any]", read_json_or_yaml(entry / RECORD_NAME))
     if record.pop("crc32") != _checksum(record, entry, names):
         raise ValueError("it is damaged")
-    return _map_files(entry, names), record["notes"]
+    return _map_files(entry, names), record["metadata"]
 
 
 def _map_files(entry: Path, names: Sequence[str]) -> tuple[Tensor, ...]:

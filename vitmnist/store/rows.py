@@ -22,7 +22,7 @@ class Placement(Enum):
     HOST = "host memory"
     DEVICE = "device memory"
     FILE = "a file"
-    NOT_KEPT = "nowhere"
+    ON_DEMAND = "nowhere"
     """Every epoch reads the samples from their source."""
 
 

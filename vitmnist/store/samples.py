@@ -21,7 +21,7 @@ from torch import Tensor
 from vitmnist.errors import DataError, format_error
 from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.store.cache_file import decode_once
-from vitmnist.store.tree import Structure, flatten_tree, sort_dims_by_stride, unflatten_tree
+from vitmnist.store.tree import TreeStructure, flatten_tree, sort_dims_by_stride, unflatten_tree
 
 Buffer = bytes | bytearray | memoryview
 LoadImage = Callable[[str, tuple[int, int], Buffer], Image.Image | Tensor]
@@ -54,7 +54,7 @@ class EncodedSamples:
 
     blocks: Sequence[Tensor]
     spans: Tensor
-    structure: Structure | None
+    structure: TreeStructure | None
     as_tensors: bool = False
 
     def __len__(self) -> int:
@@ -77,7 +77,7 @@ class EncodedSamples:
         return int((self.spans[:, 2] - self.spans[:, 1]).sum()) + self.spans.nbytes
 
 
-def encode_samples(samples: Iterable[object], structure: Structure | None = None) -> EncodedSamples:
+def encode_samples(samples: Iterable[object], structure: TreeStructure | None = None) -> EncodedSamples:
     """Encode samples as one block of bytes; raises `DataError` if a sample cannot be encoded.
 
     Args:
@@ -110,7 +110,7 @@ def collect_samples(chunks: Iterable[EncodedSamples], expected_nbytes: int) -> E
 def write_samples(
     chunks: Callable[[], Iterable[EncodedSamples]],
     size: int,
-    structure: Structure,
+    structure: TreeStructure,
     folder: Path,
     fingerprint: str | None,
 ) -> EncodedSamples:
@@ -208,7 +208,7 @@ def _load_tensor(
     return torch.empty(0, dtype=dtype).set_(storage.untyped_storage(), offset, shape, stride)
 
 
-def encode_without_pickle(sample: object, structure: Structure) -> list[Buffer]:
+def encode_without_pickle(sample: object, structure: TreeStructure) -> list[Buffer]:
     """Encode a sample without pickle: a JSON text that describes its leaves, and the bytes of images and arrays.
 
     Raises:
@@ -236,7 +236,7 @@ def encode_without_pickle(sample: object, structure: Structure) -> list[Buffer]:
 
 
 def decode_without_pickle(
-    content: memoryview, structure: Structure, load_image: LoadImage, as_views: bool = False
+    content: memoryview, structure: TreeStructure, load_image: LoadImage, as_views: bool = False
 ) -> object:
     """Decode a sample from `encode_without_pickle`; the arguments are those of `unpickle_sample`."""
     head, *buffers = _unpack(content)

@@ -239,7 +239,7 @@ def get_file_reader(values: Mapping[str, Any], shape: Sequence[int]) -> FileRead
     if channels not in (1, 3):
         raise ConfigError(f"{values['name']}: images of {channels} channels need a `reader` in the dataset's options")
     mode = ColorMode.grey if channels == 1 else ColorMode.rgb
-    return ImageReader((width, height), mode)
+    return ImageReader((height, width), mode)
 
 
 def load_dataset(name: str, *, root: str = DEFAULT_ROOT, **options: object) -> Dataset:
