@@ -32,11 +32,7 @@ def test_jobs_that_overlapped_on_one_machine_are_marked_and_not_timed(tmp_path: 
     job(tmp_path / "4", 1000.0, 1020.0, None)
     here, there, unknown = compared(tmp_path)
     assert build_table(here)[0]["status"] == "1 completed, overlapping; 1 failed: reason; 1 completed"
-    assert [len(row.rounds) for row in (*here.rows, *there.rows, *unknown.rows)] == [
-        1,
-        1,
-        1,
-    ]
+    assert [len(row.rounds) for row in (*here.rows, *there.rows, *unknown.rows)] == [1, 1, 1]
 
 
 def test_a_killed_run_overlaps_with_the_runs_that_it_slowed_down(tmp_path: Path) -> None:
