@@ -149,7 +149,7 @@ def classify_error(error: BaseException) -> Failure:
     return Failure(format_error(error), is_user_error=False)
 
 
-FEWER_WORKERS = "set fewer num_workers, on the command line with data.loader.num_workers=N (0 needs none)"
+FEWER_WORKERS = "set a smaller num_workers, on the command line with data.loader.num_workers=N (0 needs none)"
 LESS_HOST_MEMORY = "try a smaller batch_size, a smaller model, or data/loader=cache or disk, which keep images in files"
 LESS_GPU_MEMORY = "try a smaller batch_size, a smaller model, or data/loader=ram, which keeps the dataset off the GPU"
 FAILURES: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str, Failure], ...] = (
