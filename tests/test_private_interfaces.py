@@ -12,7 +12,7 @@ import hydra_plugins.vitmnist_sweepers  # noqa: F401  # imports what pydoc looks
 from tests.conftest import REPOSITORY
 
 FILES = [file for folder in ("vitmnist", "hydra_plugins") for file in (REPOSITORY / folder).rglob("*.py")]
-PRIVATE = {  # of what, names: what the user sees without them
+PRIVATE = {  # (owner, names): what the user sees without them
     # Tells Hydra's options from overrides.
     ("hydra._internal.utils", "get_args_parser"): "train refuses to start; other commands work",
     ("hydra._internal.core_plugins.basic_sweeper", "BasicSweeper"): "sweeps with `repeats` and searches are refused",

@@ -1,4 +1,4 @@
-"""What a run folder or checkpoint of somebody else says is data: it starts nothing, and names no secret."""
+"""The content of somebody else's run folder is data: it starts nothing, and reveals no secret."""
 
 import shutil
 from pathlib import Path
