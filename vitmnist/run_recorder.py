@@ -105,8 +105,8 @@ class RunRecorder:
         """Make the record of an epoch; rank 0 sends its record to all ranks."""
         save_s = train_metrics[SAVE_S.name] + eval_metrics[SAVE_S.name]
         epoch_s = train_metrics[TRAIN_S.name] + eval_metrics[EVAL_S.name] + save_s
-        sums = {SAVE_S.name: save_s, EPOCH_S.name: epoch_s}
-        metrics = {**train_metrics, **eval_metrics, **sums, **measure_peak_memory(self.device)}
+        times = {SAVE_S.name: save_s, EPOCH_S.name: epoch_s}
+        metrics = {**train_metrics, **eval_metrics, **times, **measure_peak_memory(self.device)}
         check_metrics(metrics, f"epoch {progress.epoch + 1}")
         record = {
             "epoch": progress.epoch,

@@ -101,9 +101,9 @@ def test_model_optimizer_and_random_generators_are_restored(capsys: pytest.Captu
     optimizer = torch.optim.Adam(model.parameters())
     generator = torch.Generator().manual_seed(3)
 
-    def step(images: Tensor, labels: Tensor) -> None:
+    def step(batch: list[Tensor]) -> None:
         model.train()
-        model(images + np.random.rand() + random.random()).sum().backward()
+        model(batch[0] + np.random.rand() + random.random()).sum().backward()
         optimizer.step()
 
     def state() -> list[Any]:
@@ -127,19 +127,6 @@ def test_model_optimizer_and_random_generators_are_restored(capsys: pytest.Captu
     assert note in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("batch", "step"),
-    [
-        ((1, 2), lambda batch: batch[1]),
-        ((1, 2), lambda images, labels: labels),
-        ({"x": torch.ones(2)}, lambda batch: batch["x"]),
-        (("text", None), lambda batch, scale=1: batch[0] * scale),
-    ],
-)
-def test_a_step_takes_the_batch_or_its_parts(batch: Any, step: Callable[..., object]) -> None:
-    assert brief([batch] * 20, step).batch_s.median > 0
-
-
 def test_what_is_no_dataloader_is_measured_without_alternatives() -> None:
     with make_loader("ram", (torch.ones(40, 3), torch.arange(40)), batch_size=4, device="cpu", seed=0) as own_loader:
         for loader in (own_loader, Halved(samples(), 4)):
@@ -159,7 +146,7 @@ def test_a_step_that_raises_leaves_nothing_behind() -> None:
     running_before = find_running()
     calls = 0
 
-    def step(images: Tensor, labels: Tensor) -> None:
+    def step(batch: list[Tensor]) -> None:
         nonlocal calls
         calls += 1
         with torch.no_grad():

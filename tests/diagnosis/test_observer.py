@@ -107,7 +107,7 @@ for batch in loader:
 """
     process, report = diagnose(tmp_path, script)
     assert (report["incomplete"], report["not_observed"]) == (NO_LOADER, ["__main__.Pipeline"])
-    assert "not observed: __main__.Pipeline, which is none of torch.utils.data" in process.stderr
+    assert "not observed: __main__.Pipeline, which is not from torch.utils.data" in process.stderr
     assert (report["waiting_pct"], process.returncode) == (None, 0)
 
 
@@ -146,7 +146,7 @@ def test_a_loop_without_work_is_observed_and_stopped(tmp_path: Path) -> None:
     process, report = diagnose(tmp_path, script, "--warm-up=5", "--steps=20", "--stop")
     assert (report["stopped"], report["steps"]) == (True, 20)
     assert report["waiting_pct"] > 90
-    assert "the script was stopped, as --stop says" in process.stderr
+    assert "the script was stopped by --stop" in process.stderr
     (loader,) = report["loaders"]
     assert loader["change"] == "loader = vitmnist.from_dataloader(loader)"
     assert LoaderInfo(**loader["info"]).samples == 24

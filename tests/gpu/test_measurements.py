@@ -17,7 +17,7 @@ def test_memory_is_measured_from_the_beginning_of_the_run(cuda: torch.device) ->
     block = torch.zeros(2**28, dtype=torch.uint8, device=cuda)
     del block
     torch.cuda.empty_cache()
-    assert measure_free_memory(cuda).device > 2**20
+    assert measure_free_memory(cuda) > 2**20
     reset_peak_memory(cuda)
     peak = measure_peak_memory(cuda)["gpu_peak_mib"]
     assert peak is not None

@@ -95,13 +95,11 @@ def check_equal(
         dataset = Photos(transforms, views, as_tensors=as_tensors)
         return DataLoader(dataset, 4, shuffle=True, **options | generator)
 
-    expected = epochs(build(as_tensors=True), ends)
-    ours = replaced(build(as_tensors=False))
+    expected, ours = epochs(build(as_tensors=True), ends), replaced(build(as_tensors=False))
+    assert_same(epochs(ours, ends), expected)
     iterator = iter(ours)
     next(iterator)
     assert not multiprocessing.active_children()
-    del iterator
-    assert_same(epochs(replaced(build(as_tensors=False)), ends), expected)
 
 
 def of_either_version(module: Any, close: list[Any]) -> dict[str, list[Any]]:

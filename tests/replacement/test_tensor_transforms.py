@@ -68,6 +68,7 @@ class Joint(Pictures):
 
 
 START = [v1.RandomCrop(16), v1.PILToTensor()]
+JOINT = [v2.RandomCrop(16), v2.PILToTensor()]
 REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
     ([*START, torch.clone], {}, "^transforms='tensor' applies .*, not clone as it is; use transforms='exact'"),
     ([*START, ToTensor()], {}, "not ToTensor as it is"),
@@ -87,6 +88,7 @@ REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
         {},
         r"sample 0: pixels differ by up to \d+ of 255 .* the 8 of rounding; use",
     ),
+    (JOINT, {}, r"^transforms='tensor': .* gets more than an image; use transforms='exact'"),
 ]
 
 
@@ -95,15 +97,9 @@ REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
 def test_what_cannot_be_applied_to_tensors_is_refused(
     transforms: list[Any], options: dict[str, Any], message: str, folder: Path
 ) -> None:
-    dataset = Pictures(folder, v1.Compose(transforms))
+    dataset = Joint(folder, v2.Compose(transforms)) if transforms is JOINT else Pictures(folder, v1.Compose(transforms))
     with pytest.raises(ConfigError, match=message):
         from_dataloader(DataLoader(dataset, 4, **options), "ram", transforms="tensor")
-
-
-def test_a_joint_transform_is_refused(folder: Path) -> None:
-    dataset = Joint(folder, v2.Compose([v2.RandomCrop(16), v2.PILToTensor()]))
-    with pytest.raises(ConfigError, match=r"^transforms='tensor': .* gets more than an image; use transforms='exact'"):
-        from_dataloader(DataLoader(dataset, 4), "ram", transforms="tensor")
 
 
 def test_datasets_of_one_loader_may_have_other_transforms(folder: Path) -> None:

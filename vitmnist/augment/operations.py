@@ -1,4 +1,4 @@
-"""The augmentation operations: those on single images, then mixup and cutmix."""
+"""The augmentation operations: first the operations on single images, then mixup and cutmix."""
 
 import math
 from dataclasses import dataclass
@@ -216,7 +216,7 @@ class ColorJitter(Operation):
         if self.options.brightness:
             images.mul_(brightness).clamp_(0, 1)
         if self.options.contrast:
-            # Row by row: torch would split a sum over the whole image among its threads, which changes the rounding.
+            # Sum row by row: torch would split a sum over the whole image among threads, and change the rounding.
             mean = _to_grey(images).contiguous().mean(dim=3, keepdim=True).mean(dim=2, keepdim=True)
             torch.lerp(mean, images, contrast, out=images).clamp_(0, 1)
         if self.options.saturation and channels == 3:

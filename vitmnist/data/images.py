@@ -103,7 +103,7 @@ class ImageReader:
         is_scaled = image.size != full_size
         converted = self._convert_mode(image)
         # At scale 1/2, 375 rows are decoded to 188, not 187.5. Resizing all 188 would shift the image: at 64×64 the
-        # pixels of 500×375 images would differ from those of full decoding by 1.2 instead of 0.3.
+        # pixels of 500×375 images would differ from full decoding by 1.2 instead of 0.3.
         if draft and draft[1] != (0, 0, *converted.size):
             pixels = np.array(converted.resize(size, Image.Resampling.BILINEAR, draft[1]))
         else:
@@ -139,7 +139,7 @@ class ImageReader:
         if not (limits := self.range_32_bit if is_32_bit else (0, self.max_16_bit)):
             problem = f"its 32-bit pixels are {pixels.min():g} to {pixels.max():g}"
             raise ValueError(f"{problem}; training on such images needs data.dataset.range_32_bit=[BLACK,WHITE]")
-        # In some TIFF files, 0 is white (PhotometricInterpretation). Pillow inverts only those of up to 8 bits.
+        # In some TIFF files, 0 is white (PhotometricInterpretation). Pillow inverts only images of up to 8 bits.
         is_white_zero = getattr(image, "tag_v2", {}).get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) in (0, (0,))
         black, white = limits[::-1] if is_white_zero else limits
         scaled = ((pixels - black) * (255 / (white - black))).round().clip(0, 255)

@@ -21,7 +21,7 @@ from vitmnist.errors import DataError
 from vitmnist.replacement.dataloader_tools import rebuild
 from vitmnist.runtime.device import create_queue, refuse_mps
 from vitmnist.store.tree import map_batch_tensors
-from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, adapt_step, make_timings
+from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, make_timings
 from vitmnist.timing.table import Bottleneck, LoaderTiming, Spread, format_bottleneck, format_timings
 
 if TYPE_CHECKING:
@@ -83,8 +83,7 @@ def diagnose(
 
     Args:
         loader: a `DataLoader`, a loader of `make_loader`, or any iterable of batches.
-        step: trains on a batch. It is called as `step(batch)`, or as `step(images, labels)` if it has several required
-            arguments, and moves the batch to the device itself, as in the training loop.
+        step: called as `step(batch)` to train on a batch. It moves the batch to the device itself.
         batches: number of batches of each measurement; fewer if they would exceed `seconds`.
         seconds: approximate time limit for all measurements, without the set-up of the loaders.
         model: its state is restored afterwards, and its gradients are zeroed. Its device is timed. Without a model,
@@ -106,7 +105,7 @@ def diagnose(
         Benchmark() as benchmark,
     ):
         warnings.simplefilter("ignore")  # For example, torch warns if there are more workers than cores.
-        _add_candidates(benchmark, loader, adapt_step(step), device)
+        _add_candidates(benchmark, loader, step, device)
         benchmark.run(batches, seconds)
     loading, step_alone, together, *alternatives = benchmark.candidates
     diagnosis = Diagnosis(

@@ -17,11 +17,10 @@ from vitmnist.data.randomness import preserved_random_state
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource
 from vitmnist.errors import ConfigError, suggest_names
-from vitmnist.loaders.base import LOADERS, Loader, get_placement, required_memory
-from vitmnist.runtime.memory import check_fits
+from vitmnist.loaders.base import LOADERS, Loader, check_memory, get_placement
 from vitmnist.store.cache_file import DEFAULT_FOLDER
 from vitmnist.store.rows import Placement
-from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, adapt_step, make_timings
+from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, make_timings
 from vitmnist.timing.table import LoaderTiming, Spread, format_timings
 
 
@@ -62,9 +61,9 @@ def build_fastest_loader(
 ) -> Loader:
     """Build the loader with the fastest epoch, and print the table to stderr.
 
-    `step` is a training step to time the candidates with; without it, batches are dropped. Raises as `select_loader`.
+    `step` trains on a batch; without it, batches are dropped. Raises the errors of `select_loader`.
     """
-    make_candidate = partial(LoaderCandidate, device=device, step=adapt_step(step)) if step else None
+    make_candidate = partial(LoaderCandidate, device=device, step=step) if step else None
     # The number of steps depends on the time, so their random numbers must not affect the run.
     with preserved_random_state(device=device):
         selection, loader = select_loader(options, data, sampler, device, make_candidate=make_candidate)
@@ -124,7 +123,7 @@ def _build_candidate(
     make_candidate: Callable[[Loader], LoaderCandidate] | None,
 ) -> LoaderCandidate:
     """Build a loader; raises `OutOfSpaceError` if it does not fit next to the loaders before it."""
-    check_fits(values["name"], required_memory(placement, data, device), device)
+    check_memory(values["name"], placement, data, device)
     started = time.perf_counter()
     loader = LOADERS.build(values, data, sampler, device)
     set_up_s = time.perf_counter() - started
@@ -148,7 +147,7 @@ def _loaders_to_try(options: AutoOptions, data: SampleSource) -> dict[str, Place
 
 
 def _reason(name: str, epochs_s: Mapping[str, Spread]) -> str:
-    """Explain the selection. Other loaders whose ranges overlap with that of the fastest are within noise of it."""
+    """Explain the selection. A loader is within noise of the fastest one if their ranges overlap."""
     best = epochs_s[name]
     text = f"{best.median:.3g} s an epoch expected, the least"
     overlapping = [

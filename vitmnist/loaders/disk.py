@@ -113,7 +113,7 @@ class FileLoader(Loader):
 class WorkerLoader(Loader):
     """Reads batches with the workers of a torch `DataLoader`; the images of a split arrive as normalised float32.
 
-    A DataLoader with persistent workers has a single iterator, which a second pass would reset. Therefore, each live
+    A DataLoader with persistent workers has a single iterator, and a second pass would reset it. Therefore, each live
     epoch has its own DataLoader. A finished epoch leaves its DataLoader, with the workers, to the next epoch.
     """
 

@@ -38,7 +38,7 @@ class PrefetchLoader(Loader):
     def __init__(
         self, options: PrefetchOptions, data: SampleSource, sampler: EpochSampler, device: torch.device
     ) -> None:
-        values = options.base or LOADERS.with_defaults({"name": _default_base(data)})
+        values = options.base or LOADERS.with_defaults({"name": "ram" if isinstance(data, TensorSet) else "disk"})
         self.base = LOADERS.build(values, data, sampler, device, key="data.loader.base")
         # This comes after `base`: finalizers run in reverse order, so at exit the thread stops before the base loader.
         super().__init__(sampler)
@@ -79,15 +79,11 @@ class PrefetchLoader(Loader):
         return tensor
 
 
-def _default_base(data: SampleSource) -> str:
-    return "ram" if isinstance(data, TensorSet) else "disk"
-
-
 def _make_batch(queue: DeviceQueue, batches: Batches, event: Event) -> tuple[Any, Event]:
     """Return the next batch, and an event on the thread's stream after which other streams can read the batch.
 
-    First wait for `event`, which the consumer recorded when it requested the batch: otherwise, a host that runs ahead
-    would fill the memory of the device.
+    Wait for `event` first. The consumer recorded it when it requested the batch. Without the wait, a host that runs
+    ahead would fill the memory of the device.
     """
     event.synchronize()
     return next(batches, END), queue.record_event()

@@ -139,8 +139,8 @@ def _replace(dataloader: DataLoader[Any], destination: Destination, to_tensors: 
                 if build is build_random and error.index in probes:
                     raise ConfigError(
                         f"{name}: {error} apart from the transforms in the attributes transform and transforms of the "
-                        "dataset (not of its class), or a transform keeps a state from sample to sample; move all that "
-                        "is random there, or use the DataLoader as it is"
+                        "dataset (not of its class), or a transform keeps a state from sample to sample; move all "
+                        "random steps there, or use the DataLoader as it is"
                     ) from error
                 # The sample shows that a transform is random, so start again with the sample as a probe.
                 probes.append(error.index)

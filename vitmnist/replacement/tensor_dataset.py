@@ -77,7 +77,7 @@ class TensorTransformDataset(DecodedDataset):
 
     def __init__(self, exact: TransformedDataset, random: Sequence[Sequence[Transform]]) -> None:
         self._samples, self._random = replace(exact._samples, as_tensors=True), random
-        super().__init__(exact.original, exact._guard, exact.sample_nbytes)
+        super().__init__(exact.original, exact._guard)
 
     def __getitems__(self, indices: Sequence[int]) -> DeferredBatch:
         samples = draw_samples(self._samples, self._random, indices)

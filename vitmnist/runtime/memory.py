@@ -5,7 +5,6 @@ import gc
 import mmap
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -25,27 +24,18 @@ class OutOfSpaceError(ConfigError):
     """The samples that a loader would keep need more memory or disk space than is free."""
 
 
-@dataclass(frozen=True)
-class Memory:
-    """Sizes of host and device memory in bytes; if the device is the CPU, both are host memory."""
-
-    host: int = 0
-    device: int = 0
-
-
-def measure_free_memory(device: torch.device) -> Memory:
-    """Measure the memory that this process can still allocate on the host and on a device, including torch's cache.
+def measure_free_memory(device: torch.device) -> int:
+    """Return the bytes that this process can still allocate: on a CUDA device with torch's cache, else on the host.
 
     The memory of the machine and the limit of the container are divided among the ranks that torchrun has started here,
     because some ranks may not have allocated their share yet.
     """
+    if device.type == "cuda":
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0] + cached)
     used, machine = psutil.Process().memory_info().rss, psutil.virtual_memory()
     limits = [machine.total, *map(int, read_container_limits("memory.max"))]
-    host = min([machine.available, *(max(limit // local_world_size() - used, 0) for limit in limits)])
-    if device.type != "cuda":
-        return Memory(host)
-    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return Memory(host, torch.cuda.mem_get_info(device)[0] + cached)
+    return int(min([machine.available, *(max(limit // local_world_size() - used, 0) for limit in limits)]))
 
 
 def keep_freed_memory() -> None:
@@ -97,21 +87,15 @@ def read_host_peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def check_fits(loader: str, needs: Memory, device: torch.device, advice: str = "") -> None:
-    """Raise `OutOfSpaceError` if a set does not fit; `advice` ends the message."""
-    free = measure_free_memory(device)
-    if device.type != "cuda":
-        needs = Memory(needs.host + needs.device)
-    for location, size, available in (
-        (f"on {device}", needs.device, free.device),
-        ("on the host", needs.host, free.host),
-    ):
-        if size > available:
-            ranks = f" for each of {local_world_size()} processes" if local_world_size() > 1 else ""
-            raise OutOfSpaceError(
-                f"{loader}: the set takes {format_mib(size)} of memory {location}, where {format_mib(available)} are "
-                f"free{ranks}{advice}"
-            )
+def check_fits(loader: str, nbytes: int, device: torch.device, advice: str = "") -> None:
+    """Raise `OutOfSpaceError` if a set does not fit into the memory of a device; `advice` ends the message."""
+    if nbytes > (free := measure_free_memory(device)):
+        location = f"on {device}" if device.type == "cuda" else "on the host"
+        ranks = f" for each of {local_world_size()} processes" if local_world_size() > 1 else ""
+        raise OutOfSpaceError(
+            f"{loader}: the set takes {format_mib(nbytes)} of memory {location}, where {format_mib(free)} are free"
+            f"{ranks}{advice}"
+        )
 
 
 def format_mib(size: int) -> str:

@@ -130,7 +130,7 @@ def sort_dims_by_stride(tensor: Tensor) -> list[int]:
 def _have_same_type(actual: object, expected: object) -> bool:
     """Compare types by their names, because a function can define a class in each call."""
     if isinstance(actual, Image.Image) and isinstance(expected, Image.Image):
-        return True  # Their classes only tell the file formats.
+        return True  # Their classes differ only by the file format.
     kind, expected_kind = type(actual), type(expected)
     return (kind.__module__, kind.__qualname__) == (expected_kind.__module__, expected_kind.__qualname__)
 

@@ -1,6 +1,5 @@
 """Times several ways of loading batches, interleaved, optionally with a training step."""
 
-import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import ExitStack, suppress
@@ -25,8 +24,8 @@ WARM_UP_BATCHES = 2
 """The number of batches in the first window, which is discarded: it includes compilation and page faults."""
 CPU = torch.device("cpu")
 Item = TypeVar("Item")
-StepFunction = Callable[..., object]
-"""A user's training step: `step(batch)`, or `step(images, labels)` if it has several required arguments."""
+StepFunction = Callable[[Any], object]
+"""A training step: `step(batch)`."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class LoaderCandidate:
 
     loader: object = None
     device: torch.device = CPU
-    step: Callable[[Any], object] | None = None
+    step: StepFunction | None = None
     epoch: Callable[[int], Iterable[object]] | None = None
     set_up_s: float | None = None
     change: str | None = None
@@ -211,12 +210,3 @@ def make_timings(
         set_up_s, change = candidate.set_up_s, candidate.change
         timings.append(LoaderTiming(candidate.name, batch_s, epoch_s, waiting_pct, set_up_s, break_even_epoch, change))
     return timings
-
-
-def adapt_step(step: StepFunction) -> Callable[[Any], object]:
-    """Return the step as a function of a batch, which is unpacked if the step has several required arguments."""
-    try:
-        inspect.signature(step).bind(None)
-    except TypeError:
-        return lambda batch: step(*batch) if isinstance(batch, (tuple, list)) else step(batch)
-    return step

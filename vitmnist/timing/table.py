@@ -102,7 +102,7 @@ class Bottleneck(str, Enum):
 
 
 def format_bottleneck(bottleneck: Bottleneck, waiting_pct: float, steps: int) -> str:
-    """Name the bottleneck in a sentence. It promises no speed-up: the time of the step without loading is unknown."""
+    """Name the bottleneck in a sentence. It predicts no speed-up, because the time of the step alone is unknown."""
     if bottleneck is Bottleneck.TOO_FEW_STEPS:
         return f"no verdict: it needs {MIN_STEPS} steps, and only {steps} {'was' if steps == 1 else 'were'} measured"
     waiting = f"{waiting_pct:.0f}% of the time is spent waiting for data"

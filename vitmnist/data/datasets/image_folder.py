@@ -218,9 +218,8 @@ class FolderDecoder:
         files = [
             (name, label, _file_signature(path)) for name, (path, label) in zip(self.names, self.samples, strict=True)
         ]
-        decoders = [
-            version(package) for package in ("pillow", "torch", "torchvision")
-        ]  # `disk` uses the installed ones.
+        # `disk` decodes with the installed packages, so the cached pixels must come from the same versions.
+        decoders = [version(package) for package in ("pillow", "torch", "torchvision")]
         options = [CACHE_VERSION, *decoders, *self.starts[1:-1], vars(self.reader)]
         contents = json.dumps([str(self.folder.resolve()), *options, files])
         return hashlib.sha256(contents.encode()).hexdigest()
