@@ -98,7 +98,7 @@ def measure(folder: Path, transforms: list[Any], workers: int, rounds: int) -> l
     for form in ("exact", "tensor"):
         started = time.perf_counter()
         replaced: Any = from_dataloader(loader, "ram", transforms=form)
-        costs[form] = time.perf_counter() - started, replaced.dataset.sample_nbytes * len(dataset)
+        costs[form] = time.perf_counter() - started, replaced.dataset._samples.nbytes
         epochs[form] = partial(iter, replaced)
     if find_spec("spdl") and workers:
         epochs[f"SPDL, {workers} threads"] = partial(spdl, dataset, workers)

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import nn
 from torchvision.transforms import CenterCrop
 
-from tests.conftest import CallHere, Printed, Train, result_of
+from tests.conftest import Printed, result_of
 from tests.data.datasets.test_image_folder import draw, folder, load
 from vitmnist import make_loader
 from vitmnist.augment.preprocess import Compose, Preprocess
@@ -56,18 +56,15 @@ def test_every_loader_gives_the_model_the_centre_in_evaluation_and_the_same_crop
     "trainer", [[], ["data/loader=auto", "data.loader.candidates=[ram,disk]"], ["trainer.compile=true"]]
 )
 def test_a_model_of_the_crops_size_is_trained_and_used(
-    smaller: list[str], trainer: list[str], train_here: Train, call_here: CallHere, tmp_path: Path, folder: Path
+    smaller: list[str], trainer: list[str], succeed: Printed, output_of: Printed, tmp_path: Path, folder: Path
 ) -> None:
-    ended = train_here(*smaller, *trainer, "data.holdout=0.25", "hydra.run.dir=run")
-    assert ended.returncode == 0, ended.stderr
+    succeed(*smaller, *trainer, "data.holdout=0.25", "hydra.run.dir=run")
     model = load_inference_model(tmp_path / "run", torch.device("cpu"))
     assert (model.image_shape, model.input_size) == ((3, 20, 20), (12, 12))
     assert (model.mean, model.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
     def printed(program: Any, *arguments: str) -> Any:
-        ended = call_here(program, "run", *arguments)
-        assert ended.returncode == 0, ended.stderr
-        return json.loads(ended.stdout.splitlines()[-1])
+        return json.loads(output_of(program, "run", *arguments).splitlines()[-1])
 
     evaluation = printed(evaluate_main, "--json", "--predictions", "--weights=last", "--split=validation")
     assert evaluation["acc"] == pytest.approx(result_of(tmp_path / "run")["epochs"][-1]["eval_acc"])
@@ -78,13 +75,13 @@ def test_a_model_of_the_crops_size_is_trained_and_used(
         assert prediction["probability"] == pytest.approx(row["probability"], abs=1e-6)
     if trainer:
         return
-    assert call_here(export_main, "run", "--format=torch", "--output=model.pt2").returncode == 0
+    output_of(export_main, "run", "--format=torch", "--output=model.pt2")
     assert json.loads((tmp_path / "model.pt2.json").read_text())["images"]["shape"] == [None, 3, 20, 20]
     images = torch.randint(0, 256, (2, 3, 20, 20), dtype=torch.uint8)
     exported = FORMATS["torch"].load((tmp_path / "model.pt2").read_bytes())
     with torch.inference_mode():
         torch.testing.assert_close(exported(images), model.model(model.build_preprocess()(images)))
-    assert train_here("resume=run", "epochs=3").returncode == 0
+    succeed("resume=run", "epochs=3")
     assert len(result_of(tmp_path / "run")["epochs"]) == 3
 
 
@@ -93,7 +90,7 @@ def test_sizes_that_do_not_fit_are_refused_before_pictures_are_decoded(
 ) -> None:
     """This includes sizes that only the model's own code refuses."""
     assert "patch_size=5 does not divide the image of 12×12" in refuse(*smaller, "model.patch_size=5")
-    assert "makes images of 12×12 from those of the dataset, 9×9" in refuse(*smaller, "data.dataset.size=9")
+    assert "makes images of 12×12 from the dataset's 9×9" in refuse(*smaller, "data.dataset.size=9")
     rigid = (CNNOptions, lambda options, shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(3 * 224**2, classes)))
     monkeypatch.setitem(MODELS.members, "cnn", rigid)
     # From torch 2.15 on, the message names the operation.
@@ -105,14 +102,14 @@ def test_sizes_that_do_not_fit_are_refused_before_pictures_are_decoded(
     assert not (tmp_path / "root").exists()
 
 
-def test_16_bit_is_predicted_as_evaluated(folder: Path, train_here: Train, call_here: CallHere, tmp_path: Path) -> None:
+def test_16_bit_is_predicted_as_evaluated(folder: Path, succeed: Printed, output_of: Printed, tmp_path: Path) -> None:
     for path in folder.glob("*/*.png"):
         pixels = np.random.default_rng(int(path.stem)).integers(0, 65_536, (14, 20), dtype=np.uint16)
         Image.fromarray(pixels).save(path)
     draw(folder / "cat" / "plain.png", 3)
     data = ["data/dataset=image_folder", f"data.dataset.path={folder}", f"data.root={tmp_path / 'root'}", "model=cnn"]
-    assert train_here(*data, "data.dataset.resize=pad", "epochs=1", "hydra.run.dir=run").returncode == 0
-    ended = call_here(evaluate_main, "run", "--json", "--predictions")
-    for row in json.loads(ended.stdout.splitlines()[-1])["predictions"]:
-        ended = call_here(predict_main, "run", "--json", str(folder / row["image"]))
-        assert json.loads(ended.stdout)[0]["probability"] == pytest.approx(row["probability"], abs=1e-6)
+    succeed(*data, "data.dataset.resize=pad", "epochs=1", "hydra.run.dir=run")
+    evaluation = output_of(evaluate_main, "run", "--json", "--predictions")
+    for row in json.loads(evaluation.splitlines()[-1])["predictions"]:
+        (prediction,) = json.loads(output_of(predict_main, "run", "--json", str(folder / row["image"])))
+        assert prediction["probability"] == pytest.approx(row["probability"], abs=1e-6)

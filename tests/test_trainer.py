@@ -1,7 +1,10 @@
 """A run: short stages, few frames, its device, its memory, tied weights and the seeds of its ranks."""
 
 import inspect
+import runpy
+import traceback
 import weakref
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -14,7 +17,6 @@ from torch import nn
 
 from tests.conftest import REPOSITORY, Printed, result_of
 from tests.support.fake_queue import simulate_gpus
-from tests.support.processes import run_python
 from vitmnist.config.compose import compose
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError
@@ -26,31 +28,23 @@ from vitmnist.runtime.world import World
 from vitmnist.trainer import Trainer
 from vitmnist.training.loop import train_epoch
 
-HOOKED = """
-import os, runpy, sys, traceback
-import torch
 
-backward, repository, variants = torch.Tensor.backward, sys.argv[1], [[], ["trainer=fast"], ["-m", "seed=1"]]
-
-def hooked(loss):
-    frames = [frame for frame in traceback.extract_stack() if frame.filename.startswith(repository + os.sep)]
-    print("backward:", *(frame.name for frame in frames))
-    backward(loss)
-
-torch.Tensor.backward = hooked
-arguments = sys.argv[2:]
-for variant in variants:
-    sys.argv = ["train.py", *variant, *arguments]
-    runpy.run_path(os.path.join(repository, "train.py"), run_name="__main__")
-"""
-
-
-def test_backward_is_seven_frames_away_from_train_py(quick: list[str], tmp_path: Path) -> None:
+def test_backward_is_seven_frames_away_from_train_py(
+    quick: list[str], output_of: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A plain and a fast run have seven frames, and a job of a sweep has eight. The frame of train.py is `<module>`."""
-    ended = run_python("-c", HOOKED, str(REPOSITORY), *quick, "epochs=1", folder=tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    stacks = {line for line in ended.stdout.splitlines() if line.startswith("backward:")}
-    stack = "backward: <module> main {} fit train_epoch __call__ forward_backward"
+    program, backward, stacks = str(REPOSITORY / "train.py"), torch.Tensor.backward, set()
+
+    def hooked(loss: torch.Tensor) -> None:
+        frames = traceback.extract_stack()[:-1]
+        (first,) = (index for index, frame in enumerate(frames) if frame.filename == program)
+        stacks.add(" ".join(frame.name for frame in frames[first:] if frame.filename.startswith(str(REPOSITORY))))
+        backward(loss)
+
+    monkeypatch.setattr(torch.Tensor, "backward", hooked)
+    for variant in ([], ["trainer=fast"], ["-m", "seed=1"]):
+        output_of(partial(runpy.run_path, program, run_name="__main__"), *variant, *quick, "epochs=1")
+    stack = "<module> main {} fit train_epoch __call__ forward_backward"
     assert stacks == {stack.format("train"), stack.format("run_sweep __call__")}
 
 

@@ -57,7 +57,7 @@ class AuditReport(NamedTuple):
 
 
 class AuditDataset(torch.utils.data.Dataset[tuple[int, Any]]):
-    """Sample i is `(i, values)`, where the values, float64 `[3]`, are drawn from the global generators, or all i."""
+    """Sample i is `(i, values)`. The values, float64 `[3]`, are drawn from the global generators, or are all i."""
 
     def __init__(self, size: int, is_random: bool = True) -> None:
         self.size, self.is_random = size, is_random
@@ -78,7 +78,7 @@ def audit(loader_factory: Callable[..., Any], *, samples: int = 1009, strict: bo
     Args:
         loader_factory: `loader_factory(dataset)` returns a new loader over a dataset whose sample i is `(i, values)`,
             with random values `[3]`. `num_workers` and `seed` are passed too if it takes them. The loader has
-            `epoch(number, start)`, or its n-th `iter` is epoch n. A `set_epoch` of the loader or its sampler is called.
+            `epoch(number, start)`, or its n-th `iter` delivers epoch n. The audit calls `set_epoch` if it exists.
         samples: size of the dataset, at least 16. A full check needs four batches, of which the last is shorter.
         strict: raise `AssertionError` at the first check that fails. The message begins with its name.
     """
@@ -145,7 +145,7 @@ class _AuditedLoader:
             return self.read()
 
     def check_indices(self) -> str:
-        """Check that only a dropped last batch lacks indices, and other indices in each epoch if the orders differ."""
+        """Check that no index comes twice, and that indices are missing only if a short last batch is dropped."""
         orders = [_order(epoch) for epoch in self.epochs]
         missing = [sorted(set(range(self.data.size)) - set(order)) for order in orders]
         batch_sizes = {len(batch.indices) for batch in self.epochs[0]}

@@ -89,7 +89,7 @@ class Registry(Generic[Options, Built]):
         """Return the class or function that `values["name"]` names, and its validated options.
 
         Args:
-            key: the key of `values` in the configuration, by default that of the group; empty for a function argument.
+            key: the key of `values` in the configuration, by default the group; empty for a function argument.
 
         Raises:
             ConfigError: the name is unknown, or the options do not fit it.

@@ -1,22 +1,23 @@
 """Records, logs and saves each completed epoch."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from PIL.Image import Image
 from tqdm import tqdm
 
 from vitmnist.checkpoint.manager import CheckpointManager
 from vitmnist.config.schema import Config
+from vitmnist.data.datasets.base import Split
 from vitmnist.errors import ConfigError, DataError, classify_error
 from vitmnist.metrics.epoch_record import EpochRecord, Monitor, check_metrics
 from vitmnist.metrics.epoch_table import EPOCH_S, EVAL_S, SAVE_S, TRAIN_S
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import World
 from vitmnist.tracking.environment import PeakMemory
+from vitmnist.tracking.images import draw_worst_mistakes
 from vitmnist.tracking.log import log_epoch
 from vitmnist.tracking.loggers import Logger
 from vitmnist.tracking.result import Result
@@ -35,8 +36,7 @@ class RunRecorder:
     monitor: Monitor
     checkpoints: CheckpointManager
     loggers: list[Logger]
-    draw_images: Callable[[Predictions, int], Mapping[str, Image]]
-    """Draws images for the loggers from the predictions and the index of an epoch."""
+    eval_split: Split
     peak_memory: PeakMemory
     is_first_epoch: bool = True
     """Whether no epoch has ended since this process started."""
@@ -67,7 +67,11 @@ class RunRecorder:
             yield after_step
 
     def finish_epoch(
-        self, progress: EpochProgress, train: dict[str, float], evaluation: dict[str, float], predictions: Predictions
+        self,
+        progress: EpochProgress,
+        train_metrics: Mapping[str, float],
+        eval_metrics: Mapping[str, float],
+        predictions: Predictions,
     ) -> None:
         """Record, log and save a completed epoch.
 
@@ -78,7 +82,7 @@ class RunRecorder:
             RunInterrupted: the run was asked to stop, and has been saved.
         """
         result = self.result
-        record = self._make_record(progress, train, evaluation)
+        record = self._make_record(progress, train_metrics, eval_metrics)
         if record[self.monitor.metric.name] is None:
             raise ConfigError(f"monitor={self.config.monitor}: is not measured on this machine")
         result.epochs.append(record)
@@ -91,21 +95,17 @@ class RunRecorder:
         except OSError as error:
             self.checkpoints.after_epoch(is_last, is_best, must_save=True)
             raise DataError(f"cannot write the records: {classify_error(error).message}") from error
-        log_epoch(record, self.config.epochs)
+        log_epoch(record, self.config.epochs, self.monitor.metric)
         self.checkpoints.after_epoch(is_last, is_best)
 
     def _make_record(
-        self, progress: EpochProgress, train: dict[str, float], evaluation: dict[str, float]
+        self, progress: EpochProgress, train_metrics: Mapping[str, float], eval_metrics: Mapping[str, float]
     ) -> EpochRecord:
         """Make the record of an epoch; rank 0 sends its record to all ranks."""
-        save_s = train[SAVE_S.name] + evaluation[SAVE_S.name]
-        metrics = {
-            **train,
-            **evaluation,
-            EPOCH_S.name: train[TRAIN_S.name] + evaluation[EVAL_S.name] + save_s,
-            SAVE_S.name: save_s,
-            **self.peak_memory.metrics(),
-        }
+        save_s = train_metrics[SAVE_S.name] + eval_metrics[SAVE_S.name]
+        epoch_s = train_metrics[TRAIN_S.name] + eval_metrics[EVAL_S.name] + save_s
+        times = {SAVE_S.name: save_s, EPOCH_S.name: epoch_s}
+        metrics = {**train_metrics, **eval_metrics, **times, **self.peak_memory.metrics()}
         check_metrics(metrics, f"epoch {progress.epoch + 1}")
         record = {
             "epoch": progress.epoch,
@@ -123,9 +123,9 @@ class RunRecorder:
             return
         epoch, interval = record["epoch"], self.config.log.images_every_epochs
         self.result.append_epoch(self.folder)
+        is_due = self.loggers and interval and (is_last or (epoch + 1) % interval == 0)
+        mistakes = draw_worst_mistakes(self.eval_split, predictions) if is_due else None
         for logger in self.loggers:
             logger.add_epoch(record)
-        if self.loggers and interval and (is_last or (epoch + 1) % interval == 0):
-            images = self.draw_images(predictions, epoch)
-            for logger in self.loggers:
-                logger.add_images(images, epoch)
+            if mistakes:
+                logger.add_images({"worst_mistakes": mistakes}, epoch)

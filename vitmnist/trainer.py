@@ -18,7 +18,6 @@ from torch import Tensor
 from vitmnist.augment.preprocess import Preprocess, build_augment
 from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.manager import Checkpoint, CheckpointManager, load_checkpoint
-from vitmnist.checkpoint.storage import read_initial_weights
 from vitmnist.config.schema import Config, to_json_values
 from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.sampler import EpochSampler, build_sampler
@@ -36,9 +35,8 @@ from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.timing.benchmark import LoaderCandidate
 from vitmnist.tracking.environment import PeakMemory, describe_environment
-from vitmnist.tracking.images import draw_epoch_images
 from vitmnist.tracking.log import log_bottleneck, log_early_stop, log_setup, log_test
-from vitmnist.tracking.loggers import LOGGERS, Logger, parse_loggers
+from vitmnist.tracking.loggers import LOGGERS, parse_loggers
 from vitmnist.tracking.result import Result, record_outcome
 from vitmnist.training.fine_tuning import scale_learning_rates
 from vitmnist.training.loop import evaluate, train_epoch
@@ -113,24 +111,25 @@ class Trainer:
                 checkpoints.restore(checkpoint, progress)
             del checkpoint, weights  # Free their memory.
 
-            with self._open_recorder(dataset, sampler, step, checkpoints) as recorder:
-                # From here on, a signal stops the run after the current step, to save progress.
+            with self._open_recorder(dataset.eval_split, checkpoints) as recorder:
+                # From here on, a signal stops the run after the current step, so that progress can be saved.
                 self.stop.listen(deadline)
                 with train_loader, eval_loader:
-                    while progress.metrics.num_batches or not recorder.is_done():  # Also complete an interrupted epoch.
+                    # A resumed run first completes the epoch in which it stopped.
+                    while progress.metrics.num_batches > 0 or not recorder.is_done():
                         with recorder.progress_bar(progress, "train", len(train_loader)) as after_step:
-                            train = train_epoch(step, train_loader, progress, after_step)
+                            train_metrics = train_epoch(step, train_loader, progress, after_step)
                         with recorder.progress_bar(progress, dataset.eval_split_name, len(eval_loader)) as after_step:
-                            evaluation, predictions = evaluate(
+                            eval_metrics, predictions = evaluate(
                                 step.eval_model, eval_loader, step.preprocess, after_step, world
                             )
-                        recorder.finish_epoch(progress, train, evaluation, predictions)
+                        recorder.finish_epoch(progress, train_metrics, eval_metrics, predictions)
                         progress = self._create_progress(sampler)
 
                 result.stopped_early = len(result.epochs) < config.epochs
                 log_early_stop(result, self.monitor)
                 checkpoints.save_final_weights()
-                del train_loader, eval_loader  # Free their samples: the test split may not fit next to them.
+                del train_loader, eval_loader  # Free the samples: the test split may not fit next to them.
                 self._evaluate_on_test(dataset, step, checkpoints, loader_config)
         log_bottleneck(result, len(sampler))
         return result
@@ -147,7 +146,7 @@ class Trainer:
             self.result.epochs, self.result.resumed = checkpoint.epochs, True
             return checkpoint, None
         if config.init:
-            return None, self.world.broadcast_object(partial(read_initial_weights, config.init))
+            return None, self.world.broadcast_object(partial(storage.read_initial_weights, config.init))
         return None, None
 
     def build_data(self) -> tuple[Dataset, EpochSampler]:
@@ -163,7 +162,7 @@ class Trainer:
         sampler = build_sampler(
             len(dataset.train),
             config.batch_size,
-            config.seed,
+            seed=config.seed,
             shuffle=config.data.shuffle,
             drop_last=config.data.drop_last,
             rank=world.rank,
@@ -174,27 +173,22 @@ class Trainer:
     def build_step(self, train: Split, sampler: EpochSampler, weights: Mapping[str, Tensor] | None) -> TrainStep:
         """Build the model, loss, optimizer and schedule, and the training step that uses them."""
         config, device = self.config, self.device
-        batch_size = min(sampler.rank_batch_size, sampler.size)
-        step_options = self._resolve_step_options(batch_size, config.epochs * sampler.size)
-        model = build_model(config, train, device, weights)
+        batch_size, images = min(sampler.rank_batch_size, sampler.size), config.epochs * sampler.size
+        resolve = partial(resolve_step_options, config.trainer, device, batch_size, images, self.world.size)
+        options = StepOptions(**self.world.broadcast_object(lambda: asdict(resolve())))
+        if options.reasons:
+            log.info("trainer options chosen for %s:\n%s", device, options.describe())
+        model = build_model(config, train.images.shape[1:], len(train.classes), device, weights)
         preprocess = Preprocess(train, build_augment(config.data.augment)).to(device)
         loss = LOSSES.build(config.loss, train.labels, train.classes, device)
-        runner = StepRunner(model, preprocess, loss, batch_size, step_options.micro_batch, step_options.precision)
-        optimizer = OPTIMIZERS.build(config.optimizer, model, step_options.fused)
+        runner = StepRunner(model, preprocess, loss, batch_size, options.micro_batch, options.precision)
+        optimizer = OPTIMIZERS.build(config.optimizer, model, options.fused)
         frozen_batch_norms = scale_learning_rates(optimizer, model, config.lr_scale)
         schedule = build_schedule(config.schedule, config.epochs, len(sampler))
         ema = EMA(model, config.ema_decay) if config.ema_decay else None
-        step = TrainStep(runner, optimizer, schedule, step_options, config.trainer.clip_norm, ema, frozen_batch_norms)
+        step = TrainStep(runner, optimizer, schedule, options, config.trainer.clip_norm, ema, frozen_batch_norms)
         check_batch_norm(config.model["name"], step, train, sampler)
         return step
-
-    def _resolve_step_options(self, batch_size: int, images: int) -> StepOptions:
-        """Resolve the options of the step on rank 0 for all ranks; see `resolve_step_options`."""
-        resolve = partial(resolve_step_options, self.config.trainer, self.device, batch_size, images, self.world.size)
-        step_options = StepOptions(**self.world.broadcast_object(lambda: asdict(resolve())))
-        if step_options.reasons:
-            log.info("trainer options chosen for %s:\n%s", self.device, step_options.describe())
-        return step_options
 
     def build_loaders(
         self, dataset: Dataset, sampler: EpochSampler, step: TrainStep
@@ -220,7 +214,9 @@ class Trainer:
         # Evaluation stores no activations, so the training microbatch fits. All ranks use the size on rank 0, because
         # the sizes of the ranks can differ by one image.
         batch_size = self.world.broadcast_object(lambda: step.runner.microbatch_size) * self.world.size
-        sampler = build_sampler(len(split), batch_size, rank=self.world.rank, world_size=self.world.size)
+        sampler = build_sampler(
+            len(split), batch_size, shuffle="none", rank=self.world.rank, world_size=self.world.size
+        )
         return LOADERS.build(loader_config, split, sampler, self.device)
 
     def _find_fastest_loader(self, options: AutoOptions, train: Split, sampler: EpochSampler, step: TrainStep) -> str:
@@ -263,7 +259,7 @@ class Trainer:
             **{f"{name}_size": len(split) for name, split in dataset.splits.items()},
             "skipped": dataset.skipped,
             "sha256": world.broadcast_object(lambda: dataset.sha256),
-            **({"folds_of": dataset.undivided_source} if dataset.undivided_source else {}),
+            "folds_of": dataset.undivided_source,
         }
         result.environment = describe_environment(self.device) if world.is_main else None
         log_setup(self.config, result, dataset, step, train_loader, world)
@@ -273,24 +269,20 @@ class Trainer:
         return EpochProgress(len(self.result.epochs), sampler, self.device, self.config.log.every_steps, self.world)
 
     @contextmanager
-    def _open_recorder(
-        self, dataset: Dataset, sampler: EpochSampler, step: TrainStep, checkpoints: CheckpointManager
-    ) -> Iterator[RunRecorder]:
+    def _open_recorder(self, split: Split, checkpoints: CheckpointManager) -> Iterator[RunRecorder]:
         """Remove records newer than the checkpoint, and keep the loggers open within the block."""
         config, folder, result, world = self.config, self.folder, self.result, self.world
         peak_memory = PeakMemory(self.device)  # The peak excludes the set-up.
         with ExitStack() as stack:
-            loggers: list[Logger] = []
+            logger_options = self.logger_options if world.is_main else []
+            loggers = [stack.enter_context(LOGGERS.build(values, folder, result)) for values in logger_options]
             if world.is_main:
-                built = (LOGGERS.build(values, folder, result) for values in self.logger_options)
-                loggers += map(stack.enter_context, built)
                 result.write_config(folder)
                 result.write_epochs(folder)  # Drop an incomplete row, and rows newer than the checkpoint.
                 for name in ("result.json", f"{storage.FOLDER}/final.safetensors"):
                     (folder / name).unlink(missing_ok=True)
             result.setup_s = time.time() - result.began_at - (result.compile_s or 0.0)
-            images = partial(draw_epoch_images, dataset, sampler, step.preprocess)
-            yield RunRecorder(config, folder, result, world, self.monitor, checkpoints, loggers, images, peak_memory)
+            yield RunRecorder(config, folder, result, world, self.monitor, checkpoints, loggers, split, peak_memory)
 
     def _evaluate_on_test(
         self, dataset: Dataset, step: TrainStep, checkpoints: CheckpointManager, loader_config: Mapping[str, Any]
@@ -298,10 +290,10 @@ class Trainer:
         """Evaluate the best weights on the test split, if the epochs were evaluated on a validation split."""
         if dataset.validation is None or dataset.test is None:
             return
-        weights = checkpoints.load_best_weights()
+        kind = checkpoints.load_best_weights()
         with self._build_eval_loader(dataset.test, loader_config, step) as loader:
             metrics, _ = evaluate(step.eval_model, loader, step.preprocess, world=self.world, split="test")
         del metrics[SAVE_S.name]  # Nothing is saved in this pass.
         check_metrics(metrics, "test split")
-        self.result.test = {"weights": weights, **metrics}
+        self.result.test = {"weights": kind, **metrics}
         log_test(self.result.test, self.monitor.best_epoch(self.result.epochs))

@@ -47,7 +47,8 @@ model = nn.Sequential(nn.Conv2d(3, 32, 3, stride=2), nn.ReLU(), nn.Flatten(), nn
 optimizer = torch.optim.Adam(model.parameters())
 
 
-def step(images, labels):
+def step(batch):
+    images, labels = batch
     loss = nn.functional.cross_entropy(model(images), labels)
     optimizer.zero_grad()
     loss.backward()
@@ -55,5 +56,5 @@ def step(images, labels):
 
 
 for _ in range(3):
-    for images, labels in loader:
-        step(images, labels)
+    for batch in loader:
+        step(batch)

@@ -132,7 +132,7 @@ def test_a_mistake_is_named_with_its_place(operations: str, message: str) -> Non
 def test_an_augmentation_may_make_images_smaller_but_not_larger() -> None:
     crop = Compose([{"name": "random_resized_crop", "size": 8}])
     assert (get_input_size(None, 28, 20), get_input_size(crop, 28, 20)) == ((28, 20), (8, 8))
-    with pytest.raises(ConfigError, match=r"makes images of 8×8 from those of the dataset, 7×28; set the size"):
+    with pytest.raises(ConfigError, match=r"makes images of 8×8 from the dataset's 7×28; set the size"):
         get_input_size(crop, 7, 28)
 
 

@@ -122,16 +122,18 @@ def test_folders_are_named_after_what_was_typed(
     assert run_label(overrides) == label
 
 
+@pytest.mark.parametrize("length", [120, 130])
 def test_a_long_working_directory_leaves_room_for_the_files_of_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    length: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A path on Windows has up to 260 characters."""
-    folder = tmp_path / ("f" * (120 - len(str(tmp_path))))
+    folder = tmp_path / ("f" * (length - len(str(tmp_path))))
     folder.mkdir()
     monkeypatch.chdir(folder)
-    label = run_label(["init=" + "y" * 90])
-    for path in (f"runs/2026-11-27/12-00-00-{label}-abcdef", f"sweeps/2026-11-27/12-00-00-abcdef/100-{label}"):
-        assert 150 < len(str(folder / "outputs" / path)) < 200
+    long = ["init=" + "y" * 90]
+    sweep = "outputs/sweeps/2026-11-27/12-00-00-abcdef"
+    for path in (f"outputs/runs/2026-11-27/12-00-00-{run_label(long)}-abcdef", f"{sweep}/100-{run_label(long, sweep)}"):
+        assert 150 < len(str(folder / path)) < 200
 
 
 def test_the_text_of_a_record_is_not_resolved(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,8 +24,9 @@ def as_image(pixels: Pixels) -> Image.Image:
     return Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels)
 
 
-def read_image(path: Path, *options: Any, **named: Any) -> Image.Image:
-    return as_image(ImageReader(*options, **named)(path))
+def read_image(path: Path, size: tuple[int, int], *options: Any, **named: Any) -> Image.Image:
+    """Read an image of this height and width."""
+    return as_image(ImageReader(size, *options, **named)(path))
 
 
 def save(path: Path, image: Image.Image, **options: object) -> None:
@@ -99,7 +100,7 @@ def test_images_of_every_ending_are_read_and_of_several_frames_the_first(tmp_pat
     first, second = (smooth(seed, (64, 48)).convert("L").convert("RGB") for seed in (0, 1))
     frames = {"save_all": True, "append_images": [second]} if ending in (".gif", ".avif", ".webp", ".tif") else {}
     save(tmp_path / f"image{ending}", first, **frames)
-    found = np.asarray(read_image(tmp_path / f"image{ending}", (64, 48), "grey"), dtype=float)
+    found = np.asarray(read_image(tmp_path / f"image{ending}", (48, 64), "grey"), dtype=float)
     assert np.abs(found - np.asarray(first.convert("L"))).mean() < 2
 
 
@@ -130,12 +131,13 @@ def test_images_are_upright_however_they_are_stored_decoded_and_resized(
         upright = ImageOps.exif_transpose(image).convert("RGB")
     assert upright.size == ((371, 243) if orientation < 5 else (243, 371))
     for resize, read in product(ResizeMode, (read_image, read_by_pillow)):
-        assert np.array_equal(read(tmp_path / name, upright.size, "rgb", resize), upright)
+        assert np.array_equal(read(tmp_path / name, upright.size[::-1], "rgb", resize), upright)
         inner = upright.resize(fit_size(upright.size, target, resize), Image.Resampling.BILINEAR)
         left, top = (round((side - to) / 2) for side, to in zip(inner.size, target, strict=True))
         expected = np.asarray(inner.crop((left, top, left + target[0], top + target[1])), dtype=float)
         full, draft = (
-            np.asarray(read(tmp_path / name, target, "rgb", resize, draft), dtype=float) for draft in (False, True)
+            np.asarray(read(tmp_path / name, target[::-1], "rgb", resize, draft), dtype=float)
+            for draft in (False, True)
         )
         assert np.abs(full - expected).max() <= 1
         assert np.abs(draft - full).max() <= 4
@@ -151,7 +153,7 @@ def read_by_pillow(path: Path, size: tuple[int, int], mode: str, resize: str, dr
 
 def test_a_jpeg_that_is_not_twice_the_size_is_decoded_in_full(tmp_path: Path) -> None:
     save(tmp_path / "photo.jpg", smooth(0, (371, 243)))
-    full, draft = (read_image(tmp_path / "photo.jpg", (186, 122), "rgb", draft=draft) for draft in (False, True))
+    full, draft = (read_image(tmp_path / "photo.jpg", (122, 186), "rgb", draft=draft) for draft in (False, True))
     assert full == draft
 
 
@@ -180,7 +182,7 @@ def test_both_decoders_of_jpegs_give_the_same_pixels(
 ) -> None:
     for number, side in enumerate([(64, 64), (37, 83), (161, 120), (1, 9)]):
         save(tmp_path / "photo.jpg", noisy(side, mode), exif=turned(1 + (number + 5) % 8), **options)
-        for target, channels in (((30, 20), "rgb"), ((200, 200), "rgb"), ((30, 20), "grey")):
+        for target, channels in (((20, 30), "rgb"), ((200, 200), "rgb"), ((20, 30), "grey")):
             with Image.open(tmp_path / "photo.jpg") as opened:
                 expected = as_image(ImageReader(target, channels, draft=draft).convert(opened))
             assert read_image(tmp_path / "photo.jpg", target, channels, draft=draft) == expected
@@ -194,22 +196,22 @@ def test_a_truncated_jpeg_is_an_error_unless_pillow_is_to_read_it(
     for length in (len(content) // 2, len(content) - 2):
         (tmp_path / "photo.jpg").write_bytes(content[:length])
         with pytest.raises(DataError, match=r"photo\.jpg: cannot be read as an image: image file is truncated"):
-            read_image(tmp_path / "photo.jpg", (90, 60), "rgb")
+            read_image(tmp_path / "photo.jpg", (60, 90), "rgb")
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
-    assert read_image(tmp_path / "photo.jpg", (90, 60), "rgb").size == (90, 60)
+    assert read_image(tmp_path / "photo.jpg", (60, 90), "rgb").size == (90, 60)
 
 
 def test_without_torchvisions_decoder_pillow_decodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path / "photo.jpg", noisy((90, 60)))
-    expected = read_image(tmp_path / "photo.jpg", (90, 60), "rgb")
+    expected = read_image(tmp_path / "photo.jpg", (60, 90), "rgb")
 
     def not_built(*_: object) -> object:
         raise RuntimeError("decode_jpeg: torchvision not compiled with libjpeg support")
 
     monkeypatch.setattr(torchvision.io, "decode_jpeg", not_built)
-    assert read_image(tmp_path / "photo.jpg", (90, 60), "rgb") == expected
+    assert read_image(tmp_path / "photo.jpg", (60, 90), "rgb") == expected
     monkeypatch.delattr(torchvision.io, "decode_jpeg")
-    assert read_image(tmp_path / "photo.jpg", (90, 60), "rgb") == expected
+    assert read_image(tmp_path / "photo.jpg", (60, 90), "rgb") == expected
 
 
 def test_a_file_that_is_replaced_while_it_is_read_is_either_of_both(

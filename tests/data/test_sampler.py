@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitmnist.config.schema import Shuffle
-from vitmnist.data.sampler import EpochSampler, as_tensor, build_sampler
+from vitmnist.data.sampler import EpochSampler, build_sampler, to_index_tensor
 from vitmnist.errors import ConfigError
 
 shapes = st.tuples(st.integers(0, 60), st.integers(1, 30))
@@ -18,7 +18,7 @@ shapes = st.tuples(st.integers(0, 60), st.integers(1, 30))
 
 def epoch(sampler: EpochSampler, number: int, start: int = 0) -> list[list[int]]:
     """The indices of each batch."""
-    return [as_tensor(batch).tolist() for batch in sampler.batches(number, start)]
+    return [to_index_tensor(batch).tolist() for batch in sampler.batches(number, start)]
 
 
 @given(
@@ -126,4 +126,4 @@ def test_the_parts_of_all_ranks_make_up_the_global_batch(
 )
 def test_values_that_cannot_be_used_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_sampler(**{"size": 10, "batch_size": 4, **values})
+        build_sampler(**{"size": 10, "batch_size": 4, "shuffle": "sample", **values})

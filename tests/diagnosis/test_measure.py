@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from itertools import count
 from typing import Any
 from unittest.mock import Mock
 
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from tests.support.samples import Made
@@ -102,9 +101,9 @@ def test_model_optimizer_and_random_generators_are_restored(capsys: pytest.Captu
     optimizer = torch.optim.Adam(model.parameters())
     generator = torch.Generator().manual_seed(3)
 
-    def step(images: Tensor, labels: Tensor) -> None:
+    def step(batch: list[Tensor]) -> None:
         model.train()
-        model(images + np.random.rand() + random.random()).sum().backward()
+        model(batch[0] + np.random.rand() + random.random()).sum().backward()
         optimizer.step()
 
     def state() -> list[Any]:
@@ -128,19 +127,6 @@ def test_model_optimizer_and_random_generators_are_restored(capsys: pytest.Captu
     assert note in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("batch", "step"),
-    [
-        ((1, 2), lambda batch: batch[1]),
-        ((1, 2), lambda images, labels: labels),
-        ({"x": torch.ones(2)}, lambda batch: batch["x"]),
-        (("text", None), lambda batch, scale=1: batch[0] * scale),
-    ],
-)
-def test_a_step_takes_the_batch_or_its_parts(batch: Any, step: Callable[..., object]) -> None:
-    assert brief([batch] * 20, step).batch_s.median > 0
-
-
 def test_what_is_no_dataloader_is_measured_without_alternatives() -> None:
     with make_loader("ram", (torch.ones(40, 3), torch.arange(40)), batch_size=4, device="cpu", seed=0) as own_loader:
         for loader in (own_loader, Halved(samples(), 4)):
@@ -160,7 +146,7 @@ def test_a_step_that_raises_leaves_nothing_behind() -> None:
     running_before = find_running()
     calls = 0
 
-    def step(images: Tensor, labels: Tensor) -> None:
+    def step(batch: list[Tensor]) -> None:
         nonlocal calls
         calls += 1
         with torch.no_grad():
@@ -203,19 +189,18 @@ def test_workers_that_fail_are_not_left_to_the_garbage_collector() -> None:
         gc.enable()
 
 
-class Stream(IterableDataset[int]):
-    """Its first sample takes longer than the others."""
+class SlowStart:
+    """Has no length, and its first batch takes longer than the others."""
 
     def __iter__(self) -> Iterator[int]:
-        time.sleep(0.5)
-        yield from count()
+        time.sleep(0.1)
+        yield from range(60)
 
 
-def test_where_the_length_of_an_epoch_is_unknown_waiting_is_that_between_steps() -> None:
-    diagnosis = brief(DataLoader(Stream()), lambda batch: time.sleep(0.02))
-    assert diagnosis.timings[0].epoch_s is None
-    assert diagnosis.timings[0].waiting_pct < 50
-    assert "the length of an epoch is unknown" in str(diagnosis)
+def test_waiting_is_that_between_steps_and_no_row_guesses_the_length_of_an_epoch() -> None:
+    diagnosis = brief(SlowStart(), lambda batch: time.sleep(0.02))
+    assert diagnosis.waiting_pct.median < 50
+    assert diagnosis.timings[0].error == "the length of an epoch is unknown"
 
 
 def test_a_loop_keeps_its_persistent_workers() -> None:

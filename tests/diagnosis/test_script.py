@@ -148,6 +148,8 @@ sys.stderr.close()
 def test_a_dataset_with_a_thread_pool_is_tried_before_the_pool_ends(tmp_path: Path) -> None:
     script = f"""{SLOW_DATA}
 import concurrent.futures, torch
+from vitmnist.diagnosis import candidates
+candidates.WORKER_TIMEOUT_S = 2.0  # A forked worker waits for the threads of the pool, which it lacks.
 pool = concurrent.futures.ThreadPoolExecutor()
 class Pooled(Slow):
     def __getitem__(self, index):
@@ -159,6 +161,7 @@ sys.exit()
     assert process.returncode == 0
     (errors,) = ({timing["name"]: timing["error"] for timing in loader["timings"]} for loader in report["loaders"])
     assert (errors["as it is"], errors["from_dataloader"]) == (None, None)
+    assert "timed out" in errors["num_workers=2"]
 
 
 @pytest.mark.parametrize(

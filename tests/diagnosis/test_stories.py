@@ -109,7 +109,7 @@ def test_the_command_of_the_readme_works_in_a_fresh_folder(tmp_path: Path) -> No
     (command,) = (line for line in "".join(blocks("bash", REPOSITORY / "README.md")).splitlines() if SCRIPT in line)
     printed = run(tmp_path, "-m", *command.split())
     assert bottleneck_of(printed) == "input-bound"
-    assert f"  change  {SCRIPT}:58   loader = vitmnist.from_dataloader(loader)" in printed
+    assert f"  change  {SCRIPT}:59   loader = vitmnist.from_dataloader(loader)" in printed
     assert {file.name for file in tmp_path.iterdir()} == {"docs", "photos"}
     pictures = {file: file.stat().st_mtime_ns for file in tmp_path.glob("photos/*/*.jpg")}
     assert len(pictures) == 2000

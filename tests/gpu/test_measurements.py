@@ -6,23 +6,18 @@ import pytest
 import torch
 
 from tests.gpu.conftest import NEEDS_CUDA
-from vitmnist.runtime.memory import measure_free_memory, peak_memory
+from vitmnist.runtime.memory import measure_free_memory
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.tracking.environment import PeakMemory
 
 pytestmark = NEEDS_CUDA
 
 
-def test_memory_that_work_takes_on_the_gpu_is_measured(cuda: torch.device) -> None:
-    peak = peak_memory(lambda: torch.ones(2**26, device=cuda).sum().item(), cuda)
-    assert 2**28 <= peak.device < 2**29
-    assert measure_free_memory(cuda).device > 2**20
-
-
 def test_memory_is_measured_from_the_beginning_of_the_run(cuda: torch.device) -> None:
     block = torch.zeros(2**28, dtype=torch.uint8, device=cuda)
     del block
     torch.cuda.empty_cache()
+    assert measure_free_memory(cuda) > 2**20
     peak = PeakMemory(cuda).metrics()["gpu_peak_mib"]
     assert peak is not None
     assert peak < torch.cuda.memory_allocated(cuda) / 2**20 + 1

@@ -20,7 +20,6 @@ from vitmnist.config.compose import compose
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource, TensorSet, as_source
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.loaders import auto as auto_module
 from vitmnist.loaders.auto import AutoOptions, LoaderSelection, select_loader
 from vitmnist.loaders.base import LOADERS, Batches, Loader
 from vitmnist.models import MODELS
@@ -28,9 +27,7 @@ from vitmnist.models.cnn import CNN, CNNOptions
 from vitmnist.optim.schedules import SCHEDULES
 from vitmnist.registry import NoOptions
 from vitmnist.runtime import memory
-from vitmnist.runtime.memory import Memory
 from vitmnist.store.rows import Destination, Placement
-from vitmnist.store.tree import find_difference
 from vitmnist.timing.benchmark import LoaderCandidate, TimedWindow
 
 CPU = torch.device("cpu")
@@ -107,7 +104,7 @@ def test_a_function_is_a_candidate_if_its_options_say_what_its_loader_keeps(monk
         placement: ClassVar[Placement] = Placement.HOST
 
     monkeypatch.setattr(LOADERS, "names", lambda: ["named", "unnamed"])
-    monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=MAPPED.nbytes - 1))
+    monkeypatch.setattr(memory, "measure_free_memory", lambda device: MAPPED.nbytes - 1)
     LOADERS.register("named", Options)(partial(DirectLoader))
     LOADERS.register("unnamed")(partial(DirectLoader))
     with pytest.raises(ConfigError, match=r"^no candidate can be used:\nnamed: named: the set takes .*$"):
@@ -128,7 +125,7 @@ def test_the_time_limit_ends_the_timing_after_a_block() -> None:
     [
         (Placement.HOST, ["decoded"]),
         (Placement.DEVICE, ["decoded"]),
-        (Placement.NOT_KEPT, ["as given"]),
+        (Placement.ON_DEMAND, ["as given"]),
         (Placement.FILE, []),
     ],
 )
@@ -181,28 +178,14 @@ def test_a_mapped_set_is_decoded_once_for_all_candidates_that_keep_it(monkeypatc
     def counted(data: TensorSet, destination: Destination) -> TensorSet:
         copies.extend([destination] if data.is_mapped else [])
         # The memory suffices for one copy, and after it none is left.
-        monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=MAPPED.nbytes - 1))
+        monkeypatch.setattr(memory, "measure_free_memory", lambda device: MAPPED.nbytes - 1)
         return materialize(data, destination)
 
     monkeypatch.setattr(TensorSet, "materialize", counted)
-    monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=MAPPED.nbytes))
+    monkeypatch.setattr(memory, "measure_free_memory", lambda device: MAPPED.nbytes)
     selection = chosen("ram", "prefetch", "gpu_slice", data=MAPPED)
     assert [timing.error for timing in selection.candidates] == [None] * 3
     assert len(copies) == 1
-
-
-@pytest.mark.usefixtures("registered")
-def test_auto_leaves_the_model_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`ram` would fit by itself, but not next to the model's step, which takes 256 MiB."""
-    size = MAPPED.nbytes
-    monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=size + 2**27))
-    monkeypatch.setattr(auto_module, "peak_memory", lambda work, device: Memory(host=2**28))
-    options = AutoOptions(batches=5, candidates=["ram", "gpu_slice", "slow"])
-    make_candidate = partial(LoaderCandidate, device=CPU, step=lambda batch: None)
-    selection, _ = select_loader(options, MAPPED, SAMPLER, CPU, make_candidate=make_candidate)
-    assert selection.name == "slow"
-    assert re.search(r"ram: the set takes .*, and the model needs 256\.0 MiB too", selection.table())
-    assert select_loader(options, MAPPED, SAMPLER, CPU)[0].name != "slow"
 
 
 class RunningMean(torch.nn.Module):
@@ -284,31 +267,14 @@ def test_the_median_decides_and_differences_within_the_noise_are_called_that(mon
     assert (ram.epoch_s.low, ram.epoch_s.high, ram.break_even_epoch) == (12.0, 36.0, None)
 
 
-@pytest.mark.parametrize("fastest", ["RamLoader", "GpuSliceLoader", "WorkerLoader"])
-def test_any_loader_of_a_map_style_dataset_may_win_and_uses_what_was_decoded_for_a_trial(
-    fastest: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pretend(monkeypatch, lambda loader, number: 1.0 + (type(loader).__name__ != fastest))
-    samples = Made(lambda index: (torch.full((3,), float(index)), index), 100)
-    order = {"batch_size": 10, "device": "cpu", "seed": 0}
-    options = {"candidates": ["ram", "gpu_slice", "disk"], "batches": 3}
-    with make_loader("auto", samples, **order, **options) as loader:
-        assert type(loader).__name__ == fastest
-        # Each sample once, two of each probe for randomness, four for a batch of them, and the first for its size.
-        assert samples.reads < 100 + 2 * 32 + 4 + 5
-        found = list(loader.epoch(0))
-    with make_loader("disk", samples, **order, num_workers=0) as loader:
-        assert find_difference(found, list(loader.epoch(0))) is None
-
-
 def test_a_step_of_the_user_is_timed_with_each_loader(capsys: pytest.CaptureFixture[str]) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Dropout())
     calls: list[int] = []
     names: list[str] = []
 
-    def step(images: Tensor, labels: Tensor) -> None:
-        calls.append(len(labels))
-        model(images).sum().backward()
+    def step(batch: list[Tensor]) -> None:
+        calls.append(len(batch[1]))
+        model(batch[0]).sum().backward()
 
     torch.manual_seed(1)
     before = torch.get_rng_state()
@@ -324,10 +290,10 @@ def test_a_step_of_the_user_is_timed_with_each_loader(capsys: pytest.CaptureFixt
     ):
         assert "19" in names
 
-    def fails(images: Tensor, labels: Tensor) -> None:
+    def fails(batch: list[Tensor]) -> None:
         raise ZeroDivisionError("of the user")
 
-    with pytest.raises(ZeroDivisionError, match="of the user"):  # an error of the step is not an error of the loader
+    with pytest.raises(ConfigError, match=r"no candidate can be used:\n.*ZeroDivisionError: of the user"):
         make_loader("auto", TENSORS, batch_size=5, device="cpu", seed=0, step=fails)
 
 

@@ -28,7 +28,7 @@ def test_the_best_epoch_is_the_first_with_the_best_value(name: str, values: list
     metric = find_metric(name, "monitor")
     epochs = [{} if value is None else {metric.name: value} for value in values]
     assert Monitor(metric).best_epoch(epochs) == best
-    since_best = len(values) - 1 - (-1 if best is None else best)
+    since_best = 0 if best is None else len(values) - 1 - best
     assert not Monitor(metric).is_exhausted(epochs)
     assert not Monitor(metric, since_best + 1).is_exhausted(epochs)
     assert Monitor(metric, max(since_best, 1)).is_exhausted(epochs) == (since_best > 0)
@@ -44,7 +44,7 @@ def test_a_run_stops_early_and_trains_on_where_it_stopped(
     assert (result["status"], result["stopped_early"], len(result["epochs"])) == ("completed", True, 3)
     for typed, total in (([], 9), (["epochs=12"], 12)):
         printed = succeed("resume=run", *typed)
-        assert f"run: completed, epoch 3/{total}, accuracy" in printed
+        assert f"run: completed, epoch 3/{total}, eval_acc " in printed
         assert "; resume=run patience=M trains further" in printed
     assert result_of(tmp_path / "run") == result
     assert "epochs=1: the run has already started epoch 3" in refuse("resume=run", "epochs=1")

@@ -82,6 +82,7 @@ def windows(tmp_path: Path) -> Iterator[StartOnWindows]:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                start_new_session=True,  # A test can send a signal to the process and its workers.
             )
             stack.callback(process.wait)
             stack.callback(process.kill)

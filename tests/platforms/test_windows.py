@@ -1,6 +1,7 @@
 """The commands run without what Windows lacks. Everything but the system is simulated: see conftest.py."""
 
 import json
+import os
 import re
 import signal
 from pathlib import Path
@@ -8,14 +9,14 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.conftest import BRIEF, Printed, assert_same_run, learned, result_of
+from tests.conftest import Printed, assert_same_run, learned, result_of
 from tests.platforms.conftest import TRAIN, StartOnWindows
 from tests.support.processes import becomes_true
 from vitmnist.errors import ExitCode
 
 pytestmark = pytest.mark.needs("/proc")  # The simulation is for Linux.
-CTRL_BREAK = signal.SIGTTIN
-"""The signal of Linux that has the number of Ctrl-Break on Windows."""
+CTRL_BREAK = signal.SIGUSR2
+"""The signal of Linux that stands for Ctrl-Break."""
 
 IMPORTS = """
 import importlib, pkgutil, vitmnist, hydra_plugins.vitmnist_sweepers
@@ -32,16 +33,24 @@ def test_every_module_can_be_imported(windows: StartOnWindows) -> None:
 def test_a_run_is_stopped_saved_and_resumed(
     windows: StartOnWindows, quick: list[str], succeed: Printed, tmp_path: Path
 ) -> None:
-    """By Ctrl-C; the weights are then those of Linux. The name of the run has a character that the code page lacks."""
+    """The weights are then those of Linux. The name of the run has a character that the code page lacks."""
     process = windows(TRAIN, *quick, "epochs=100000", "hydra.run.dir='≈'").until("epoch 3/")
-    code, output = process.ended(signal.SIGINT)
+    code, output = process.ended(CTRL_BREAK)
     assert code == ExitCode.UNFINISHED, output
-    assert "SIGINT was received; results: ?, resume with" in output
+    assert f"{CTRL_BREAK.name} was received; results: ?, resume with" in output
     epochs = f"epochs={len(result_of(tmp_path / '≈')['epochs']) + 1}"
     assert "Results: ?" in windows(TRAIN, "resume=≈", epochs).succeeded()
     assert "Results: ≈" in (tmp_path / "≈" / "vitmnist.log").read_text(encoding="utf-8")
+    assert result_of(tmp_path / "≈")["epochs"][0]["host_peak_mib"] == 1024
     succeed(*quick, epochs, "hydra.run.dir=linux")
     assert_same_run(tmp_path / "linux", tmp_path / "≈")
+
+
+def test_a_sweep_refuses_a_folder_whose_path_is_too_long_for_its_jobs(windows: StartOnWindows, tmp_path: Path) -> None:
+    code, output = windows(TRAIN, "-m", "batch_size=0,-1", "hydra.sweep.dir=" + "f" * 170).ended()
+    assert code == 1
+    assert "fff: must have at most 170 characters on Windows" in output
+    assert not (tmp_path / ("f" * 170)).exists()
 
 
 LOCKED = """
@@ -174,46 +183,49 @@ def test_files_are_replaced_although_others_have_them_open(windows: StartOnWindo
     assert windows("-c", FILES).succeeded().splitlines()[-3:] == expected
 
 
+COMMANDS = """
+import sys
+from vitmnist.__main__ import main
+
+for command in sys.argv[1:]:
+    sys.argv = ["vitmnist", *command.split()]
+    main()
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_a_sweep_trains_with_each_loader_and_its_runs_are_used(
     windows: StartOnWindows, quick: list[str], tmp_path: Path
 ) -> None:
-    loaders = "data/loader=ram,cache,disk,gpu_slice,prefetch"
+    loaders = "data/loader=ram,cache,disk,gpu_slice,prefetch,auto"
     windows(TRAIN, *quick, "-m", loaders, "hydra.sweep.dir=swept").succeeded()
     folders = sorted(path.parent for path in tmp_path.glob("swept/*/result.json"))
-    assert len(folders) == 5
+    assert [bool(result_of(folder)["auto"]) for folder in folders] == [False] * 5 + [True]
     assert len({json.dumps(learned(folder)) for folder in folders}) == 1
-    on_disk = next(folder for folder in folders if "disk" in folder.name)
     for index in range(2):
         Image.new("L", (28, 28), 100 * index).save(tmp_path / f"{index}.png")
 
+    on_disk = folders[2].relative_to(tmp_path).as_posix()
     commands = {
-        ("report", "swept"): "fastest",
-        ("status", "swept"): r"completed +2 +2",
-        ("evaluate", str(on_disk), "--mistakes", "mistakes.csv", "--grid", "grid.png"): "accuracy .*% of 7 images",
-        ("predict", str(on_disk), "0.png", "1.png"): "0.png",
-        ("export", str(on_disk), "--format", "torch"): "",
+        "report swept": "fastest",
+        "status swept": r"completed +2 +2",
+        f"evaluate {on_disk} --mistakes mistakes.csv --grid grid.png": "acc .*%",
+        f"predict {on_disk} 0.png 1.png": "0.png",
+        f"export {on_disk} --format torch": "model.pt2.json",
     }
-    for command, pattern in commands.items():
-        output = windows("-m", "vitmnist", *command).succeeded()
-        assert re.search(pattern, output), output
+    output = windows("-c", COMMANDS, *commands).succeeded()
+    assert re.search("(?s)" + ".*".join(commands.values()), output), output
     assert (tmp_path / "swept" / "report.html").exists()
 
 
 @pytest.mark.slow
-def test_auto_times_the_loaders(windows: StartOnWindows, quick: list[str], tmp_path: Path) -> None:
-    windows(TRAIN, *quick, *BRIEF, "data/loader=auto", "hydra.run.dir=run").succeeded()
-    assert result_of(tmp_path / "run")["auto"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("signum", [signal.SIGINT, CTRL_BREAK])
-def test_ctrl_c_and_ctrl_break_spare_the_workers(
-    windows: StartOnWindows, quick: list[str], tmp_path: Path, signum: int
-) -> None:
+def test_ctrl_c_spares_the_workers(windows: StartOnWindows, quick: list[str], tmp_path: Path) -> None:
+    """All processes of a console receive it."""
     disk = ["data/loader=disk", "data.loader.num_workers=1", "epochs=100000", "hydra.run.dir=cut"]
-    code, output = windows(TRAIN, *quick, *disk).until("epoch 2/").ended(signum)
+    process = windows(TRAIN, *quick, *disk).until("epoch 2/")
+    os.killpg(process.process.pid, signal.SIGINT)
+    code, output = process.ended()
     assert code == ExitCode.UNFINISHED, output
     assert "Traceback" not in output
     assert result_of(tmp_path / "cut")["status"] == "interrupted"

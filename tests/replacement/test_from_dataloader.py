@@ -36,7 +36,7 @@ from vitmnist.errors import DataError
 from vitmnist.replacement import decoded_dataset
 from vitmnist.replacement.decoded_dataset import DecodedDataLoader, DecodedDataset, RowDataset
 from vitmnist.runtime import memory
-from vitmnist.runtime.memory import Memory, OutOfSpaceError
+from vitmnist.runtime.memory import OutOfSpaceError
 from vitmnist.store import cache_file
 
 STORES = ("ram", "cache")
@@ -217,7 +217,7 @@ def test_a_set_larger_than_memory_is_kept_in_a_file(
     is_random: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the disk is too small too, it is refused before anything is decoded."""
-    monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=SIZE))
+    monkeypatch.setattr(memory, "measure_free_memory", lambda device: SIZE)
     dataloader = DataLoader(Pictures(folder, CROP) if is_random else Pairs(), batch_size=4)
     size = r"[\d.]+ MiB"
     with pytest.raises(OutOfSpaceError, match=rf"^ram: the .*set takes {size} .*, where {size} are free"):
@@ -247,7 +247,7 @@ def test_later_replacements_find_the_file_by_its_fingerprint(
         check_same(lambda dataset=dataset: DataLoader(dataset, 4, shuffle=True), **stored)
         assert len(decoded) == 1
     dataset.paths.reverse()
-    with pytest.raises(DataError, match=r"makes of them: fingerprint= does not fit"):
+    with pytest.raises(DataError, match=r"differs from the DataLoader's: fingerprint= does not fit"):
         from_dataloader(DataLoader(dataset, 4), **stored)
     check_same(lambda: DataLoader(dataset, 4, shuffle=True), loader="cache", folder=str(tmp_path))
     assert len(decoded) == 2

@@ -149,7 +149,7 @@ def test_a_view_is_kept_without_the_rest_of_its_storage() -> None:
     waves = torch.rand(1000, 1000)
     for value in (waves[3], waves[3].numpy(), waves[:, 3]):
         kept = from_dataloader(DataLoader([Encoding(wave=value)], collate_fn=list), "ram").dataset
-        assert kept.sample_nbytes < 6000
+        assert kept._samples.nbytes < 6000
         assert find_difference(kept[0], Encoding(wave=value)) is None
 
 
@@ -199,7 +199,7 @@ class RandomAtTimes(Pairs):
 @pytest.mark.parametrize("collate", [default_collate, list])
 def test_samples_that_differ_without_a_generator_are_refused(collate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(randomness, "PROBES", 5)
-    with pytest.raises(DataError, match=r"^ram: .* of samples .* random without a generator that can be seen"):
+    with pytest.raises(DataError, match=r"^ram: .* of samples .* draw from a generator that cannot be detected"):
         from_dataloader(DataLoader(RandomAtTimes(), 16, collate_fn=collate), "ram")
 
 

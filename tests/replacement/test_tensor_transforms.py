@@ -20,7 +20,6 @@ NORMALIZE = v1.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
 CLOSE = [v1.ToTensor(), NORMALIZE]
 RESIZED = v1.Compose([v1.RandomResizedCrop(16), v1.RandomHorizontalFlip(), v1.ColorJitter(0.2, 0.2), *CLOSE])
 
-
 TRANSFORMS: dict[str, list[Any]] = {
     "v1": [*FLIPS, *CLOSE],
     "v2": [v2.RandomCrop(16), v2.ToImage(), v2.ToDtype(torch.float32, scale=True), NORMALIZE],
@@ -68,6 +67,7 @@ class Joint(Pictures):
 
 
 START = [v1.RandomCrop(16), v1.PILToTensor()]
+JOINT = [v2.RandomCrop(16), v2.PILToTensor()]
 REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
     ([*START, torch.clone], {}, "^transforms='tensor' applies .*, not clone as it is; use transforms='exact'"),
     ([*START, ToTensor()], {}, "not ToTensor as it is"),
@@ -76,17 +76,14 @@ REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
     ([*START, v1.RandomRotation(9, expand=True)], {}, "not RandomRotation as it is"),
     ([*START, v1.RandomCrop(145, pad_if_needed=True)], {}, "not RandomCrop as it is"),
     ([*START, v2.ToDtype(torch.float32)], {}, "not ToDtype as it is"),
-    (
-        [*START[:1], *CLOSE, v1.RandomHorizontalFlip()],
-        {},
-        "not RandomHorizontalFlip as it is",
-    ),  # Floats are not supported.
+    ([*START[:1], *CLOSE, v1.RandomVerticalFlip()], {}, "not RandomVerticalFlip as it is"),  # It gets floats.
     ([*FLIPS, *CLOSE], {"collate_fn": list}, "^transforms='tensor' is not for a collate_fn; use transforms='exact'"),
     (
         [v1.RandomResizedCrop(9, (0.9, 1.0), antialias=False), *CLOSE],
         {},
         r"sample 0: pixels differ by up to \d+ of 255 .* the 8 of rounding; use",
     ),
+    (JOINT, {}, r"^transforms='tensor': .* gets more than an image; use transforms='exact'"),
 ]
 
 
@@ -95,15 +92,9 @@ REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
 def test_what_cannot_be_applied_to_tensors_is_refused(
     transforms: list[Any], options: dict[str, Any], message: str, folder: Path
 ) -> None:
-    dataset = Pictures(folder, v1.Compose(transforms))
+    dataset = Joint(folder, v2.Compose(transforms)) if transforms is JOINT else Pictures(folder, v1.Compose(transforms))
     with pytest.raises(ConfigError, match=message):
         from_dataloader(DataLoader(dataset, 4, **options), "ram", transforms="tensor")
-
-
-def test_a_joint_transform_is_refused(folder: Path) -> None:
-    dataset = Joint(folder, v2.Compose([v2.RandomCrop(16), v2.PILToTensor()]))
-    with pytest.raises(ConfigError, match=r"^transforms='tensor': .* gets more than an image; use transforms='exact'"):
-        from_dataloader(DataLoader(dataset, 4), "ram", transforms="tensor")
 
 
 def test_datasets_of_one_loader_may_have_other_transforms(folder: Path) -> None:

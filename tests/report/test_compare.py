@@ -159,6 +159,9 @@ def unfinished(folder: Path, left: str) -> None:
         (lambda f: (run(f, "disk") / "result.json").write_text("{"), "unreadable: 1/result.json: is not JSON: "),
         (lambda f: run(f, "disk", format=2), "unreadable: 1/result.json: has format 2, and this version of vitmnist"),
         (lambda f: (run(f, "disk") / "result.json").write_text("{}"), "unreadable: 1/result.json: is not the result"),
+        (lambda f: run(f, "disk", dataset=["mnist"]), "unreadable: 1/result.json: dataset has a value of a wrong type"),
+        (lambda f: run(f, "disk", epochs=["x"]), "unreadable: 1/result.json: epochs has a value of a wrong type"),
+        (lambda f: run(f, "disk", epochs=[{"epoch_s": "x"}]), "unreadable: 1/result.json: epochs has a metric that"),
         (lambda f: run(f, "disk", resumed=True), "completed, resumed"),
     ],
 )

@@ -12,7 +12,6 @@ from playwright.sync_api import expect
 from docs.scripts.screenshots import CHROMIUM, chromium
 from tests.support.processes import run_python
 from tests.support.records import run, timed_run, write
-from vitmnist.errors import DataError
 from vitmnist.metrics.epoch_table import build_epoch_table
 from vitmnist.report.write import write_report
 
@@ -56,13 +55,6 @@ def test_the_command_reports_across_sweeps_without_torch(tmp_path: Path) -> None
     (page,) = (tmp_path / "outputs" / "reports").rglob("report.html")
     assert ended.stdout.splitlines()[-1] == f"Report: {page.relative_to(tmp_path)}"
     assert not re.search(r"\| +torch$", ended.stderr, re.MULTILINE)
-
-
-@pytest.mark.parametrize("damage", [{"epochs": [{"epoch_s": "fast"}]}, {"dataset": ["mnist"]}, {"began_at": "noon"}])
-def test_a_record_with_a_value_of_a_wrong_type_is_named(damage: dict, tmp_path: Path) -> None:
-    write(tmp_path, [timed_run("ram", 1.0), timed_run("disk", 1.0, **damage)])
-    with pytest.raises(DataError, match=rf"^{re.escape(str(tmp_path / '1' / 'result.json'))}: .+Error: .+"):
-        write_report([tmp_path], tmp_path)
 
 
 HOSTILE = '<script>window.hacked = 1</script><img src="http://x/y" onerror="window.hacked = 1"> </svg> & "q"'

@@ -13,10 +13,9 @@ import torch
 from vitmnist import make_loader
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import TensorSet
-from vitmnist.loaders.base import INDEX_NBYTES, required_memory
+from vitmnist.loaders.base import INDEX_NBYTES, check_memory
 from vitmnist.runtime import cpu, memory
 from vitmnist.runtime.memory import (
-    Memory,
     OutOfSpaceError,
     check_fits,
     measure_free_memory,
@@ -33,7 +32,7 @@ MAPPED = TensorSet(TENSORS.images, TENSORS.labels, is_mapped=True)
 
 @pytest.mark.parametrize("name", ["ram", "gpu_slice"])
 def test_a_set_that_does_not_fit_is_refused_with_what_would_work(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=100))
+    monkeypatch.setattr(memory, "measure_free_memory", lambda device: 100)
     with pytest.raises(
         OutOfSpaceError,
         match=r"takes 0\.0 MiB of memory on the host, where 0\.0 .*; try data/loader=.*cache or disk",
@@ -45,33 +44,36 @@ def test_a_set_that_does_not_fit_is_refused_with_what_would_work(name: str, monk
 
 def test_memory_on_a_gpu_is_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda")
-    monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=2**32, device=2**30))
-    check_fits("gpu_slice", Memory(device=2**29), cuda, Memory(device=2**29))
+    monkeypatch.setattr(memory, "measure_free_memory", lambda device: {"cpu": 2**32, "cuda": 2**30}[device.type])
+    check_fits("gpu_slice", 2**30, cuda)
     with pytest.raises(
         OutOfSpaceError,
-        match=r"gpu_slice: the set takes 512\.0 MiB of memory on cuda, where 1,024\.0 MiB are free, and the model "
-        r"needs 512\.0 MiB too; try another",
+        match=r"gpu_slice: the set takes 1,024\.0 MiB of memory on cuda, where 1,024\.0 MiB are free; try another",
     ):
-        check_fits("gpu_slice", Memory(device=2**29 + 1), cuda, Memory(device=2**29), "; try another")
+        check_fits("gpu_slice", 2**30 + 1, cuda, "; try another")
 
 
 def test_a_sets_memory_is_judged_at_its_real_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=2**30, device=2**30))
     for dtype, size in ((torch.uint8, 1), (torch.float64, 8)):
         arrays = TensorSet(torch.zeros(23, 3, dtype=dtype), torch.zeros(23, dtype=torch.int64))
         expected = 23 * (3 * size + 8 + INDEX_NBYTES)
-        assert required_memory(Placement.DEVICE, arrays, torch.device("cuda")).device == expected
+        monkeypatch.setattr(memory, "measure_free_memory", lambda device, free=expected: free)
+        check_memory("own", Placement.DEVICE, arrays, torch.device("cuda"))
+        monkeypatch.setattr(memory, "measure_free_memory", lambda device, free=expected: free - 1)
+        with pytest.raises(OutOfSpaceError):
+            check_memory("own", Placement.DEVICE, arrays, torch.device("cuda"))
 
 
 @pytest.mark.needs("/proc")
-def test_free_and_peak_memory_are_those_of_the_machine() -> None:
-    free = measure_free_memory(CPU)
-    assert 2**20 < free.host < 2**50
-    assert free.device == 0
-    assert reset_host_peak()
+def test_free_and_peak_memory_are_those_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 2**20 < measure_free_memory(CPU) < 2**50
+    reset_host_peak()
     before = read_host_peak()
     torch.ones(2**25)
     assert 2**26 < read_host_peak() - before < 2**28  # 128 MiB
+    monkeypatch.setattr(memory, "Path", lambda name: Path("/nowhere"))  # as on macOS
+    reset_host_peak()
+    assert 2**26 < read_host_peak() < 2**36
 
 
 def test_the_limits_of_a_container_are_respected_and_its_memory_is_divided_among_its_ranks(
@@ -79,18 +81,18 @@ def test_the_limits_of_a_container_are_respected_and_its_memory_is_divided_among
 ) -> None:
     monkeypatch.setattr(cpu, "CGROUP", tmp_path)
     monkeypatch.setattr(cpu, "PROCESS_GROUPS", tmp_path / "groups")
-    assert measure_free_memory(CPU).host > 2**20
+    assert measure_free_memory(CPU) > 2**20
     (tmp_path / "groups").write_text("1:cpu,cpuacct:/x\n0::/outer/inner\n")
     for folder in (tmp_path / "outer" / "inner", tmp_path / "outer", tmp_path):  # Any of them may have a limit.
         folder.mkdir(parents=True, exist_ok=True)
         limit = psutil.Process().memory_info().rss + 2**20
         (folder / "memory.max").write_text(f"{limit}\n")
-        assert measure_free_memory(CPU).host <= 2**20
+        assert measure_free_memory(CPU) <= 2**20
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # The other rank may not have allocated its half yet.
-        assert measure_free_memory(CPU).host == 0
+        assert measure_free_memory(CPU) == 0
         monkeypatch.delenv("LOCAL_WORLD_SIZE")
         (folder / "memory.max").write_text("max\n")
-        assert measure_free_memory(CPU).host > 2**20
+        assert measure_free_memory(CPU) > 2**20
     cores = cpu.available_cores()
     for limit, expected in (("max 100000", cores), ("50000 100000", 1), ("99999999 100000", cores)):
         (tmp_path / "outer" / "cpu.max").write_text(f"{limit}\n")
@@ -102,7 +104,7 @@ def test_the_memory_of_one_gpu_is_not_that_of_another(monkeypatch: pytest.Monkey
     for name, sizes in {"memory_reserved": (50, 8), "memory_allocated": (30, 5)}.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, sizes=sizes: sizes[device.index])
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: ((100, 1000)[device.index], 2000))
-    assert [measure_free_memory(device).device for device in (first, second)] == [120, 1003]
+    assert [measure_free_memory(device) for device in (first, second)] == [120, 1003]
     images = Mock(spec=torch.Tensor, device=first, nbytes=7, shape=(1,), __len__=lambda _: 1)
     on_first = TensorSet(images, torch.zeros(1))
     assert on_first.bytes_to_load(first) == 0

@@ -1,5 +1,6 @@
 """A set is decoded once, by one process, into files that are complete, found again, and repaired."""
 
+import errno
 import hashlib
 import json
 import logging
@@ -26,6 +27,7 @@ from vitmnist.data import sources
 from vitmnist.data.sources import DatasetSource
 from vitmnist.errors import DataError
 from vitmnist.runtime.memory import OutOfSpaceError
+from vitmnist.runtime.run_folder import InUseError, folder_lock
 from vitmnist.store import cache_file
 from vitmnist.store.rows import Destination, Placement
 
@@ -164,8 +166,10 @@ def become_deep(file: Path) -> None:
     file.write_text("[" * 100_000, encoding="utf-8")
 
 
-def change_notes(file: Path) -> None:
-    file.write_text(file.read_text(encoding="utf-8").replace('"notes": {}', '"notes": {"mean": 0.9}'), encoding="utf-8")
+def change_metadata(file: Path) -> None:
+    file.write_text(
+        file.read_text(encoding="utf-8").replace('"metadata": {}', '"metadata": {"mean": 0.9}'), encoding="utf-8"
+    )
 
 
 @pytest.mark.parametrize(
@@ -174,7 +178,7 @@ def change_notes(file: Path) -> None:
         ("images.npy", truncate),
         ("labels.npy", Path.unlink),
         ("cache.json", truncate),
-        ("cache.json", change_notes),
+        ("cache.json", change_metadata),
         ("cache.json", become_deep),
         ("images.npy", flip_last_byte),
         ("labels.npy", flip_last_byte),
@@ -228,6 +232,24 @@ def test_a_cache_in_a_read_only_folder_is_used(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(cache_file, "wait_for_lock", refuse)
     assert values(samples, tmp_path, fingerprint="counted") == EXPECTED
     assert samples.reads == 10
+
+
+@pytest.mark.needs("POSIX files")
+def test_where_the_file_system_has_no_locks_caches_and_run_folders_only_warn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*parts: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.lockf", refuse)
+    samples = counted()
+    for _ in range(2):
+        assert values(samples, tmp_path / "cache", fingerprint="counted") == EXPECTED
+    assert samples.reads == 10
+    with folder_lock(tmp_path / "run"), pytest.raises(InUseError), folder_lock(tmp_path / "run"):
+        pass
+    warned = [record.args for record in caplog.records if "this file system has no locks" in record.message]
+    assert warned == [(tmp_path / "cache",), (tmp_path / "run",)]
 
 
 def test_samples_of_different_shapes_are_named(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import cloudpickle
 import pytest
 
 SYSTEM = {
-    "fork": hasattr(os, "fork"),
+    "fork": "fork" in multiprocessing.get_all_start_methods(),
     "POSIX signals": hasattr(signal, "SIGKILL"),
     "POSIX files": hasattr(os, "mkfifo"),  # links, FIFOs, times of changes, mappings without reserved memory
     "/proc": Path("/proc/self").exists(),

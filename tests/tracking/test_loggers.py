@@ -20,26 +20,21 @@ def test_a_failing_logger_is_an_error(quick: list[str], refuse: Printed, monkeyp
     assert "error: cannot write the records: no network" in refuse(*quick)
 
 
-@pytest.mark.parametrize(("mode", "continued", "first"), [("online", "name", 6), ("offline", None, 1)])
-def test_a_resumed_run_of_wandb_has_each_epoch_once(
-    mode: str, continued: str | None, first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The checkpoint has three epochs. A server has two more, of a run that was killed; offline, a new run has all."""
-    wandb, is_online = MagicMock(), mode == "online"
-    wandb.setup().settings.mode = mode
-    run = wandb.init.return_value = MagicMock(id="name", offline=not is_online, resumed=is_online, summary={"epoch": 5})
+def test_each_start_is_a_run_of_wandb_with_all_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = MagicMock(Error=type("Error", (Exception,), {}))
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    (tmp_path / "wandb-id.txt").write_text("name")
-    epochs = [{"epoch": epoch, "eval_acc": 90.0, "steps": [{"step": epoch, "loss": 0.5}]} for epoch in range(7)]
+    epochs = [{"epoch": epoch, "eval_acc": 90.0, "steps": [{"step": epoch, "loss": 0.5}]} for epoch in range(4)]
     logger = Wandb(WandbOptions(), tmp_path, Result(epochs=epochs[:3]))
-    for record in epochs[3:]:
-        logger.add_epoch(record)
-        logger.add_images({"worst_mistakes": MagicMock()}, record["epoch"])
-    assert wandb.init.call_args.kwargs["id"] == continued
-    sent = [call.args[0] for call in run.log.call_args_list]
-    for metric, axis in (("eval/acc", "epoch"), ("step/loss", "step/number"), ("images/worst_mistakes", "epoch")):
-        begin = max(first, 4) if "images" in metric else first
-        assert [values[axis] for values in sent if metric in values] == list(range(begin, 8))
+    logger.add_epoch(epochs[3])
+    logger.add_images({"worst_mistakes": MagicMock()}, 3)
+    log = wandb.init.return_value.log
+    sent = [call.args[0] for call in log.call_args_list]
+    for metric, axis in (("eval/acc", "epoch"), ("step/loss", "step/number")):
+        assert [values[axis] for values in sent if metric in values] == [1, 2, 3, 4]
+    assert [values["epoch"] for values in sent if "images/worst_mistakes" in values] == [4]
+    log.side_effect = wandb.Error("no network")
+    with pytest.raises(OSError, match="wandb: no network"):  # A run that ends with an OSError is saved.
+        logger.add_epoch(epochs[3])
 
 
 @pytest.mark.slow

@@ -54,9 +54,9 @@ class MixingOptions:
 class Mixing(nn.Module):
     """Mixes images with their partners: `forward(images, partners, keys)`, where both are float32 `[B, C, H, W]`.
 
-    It returns new images, and the weight of `images` in them: the larger of w and 1 - w with w from Beta(alpha, alpha),
-    as in fastai, so that the label of an image dominates. Each image is mixed once as itself and once as a partner, so
-    this only changes the pairs.
+    Returns the mixed images and the weight of `images` in them: max(w, 1 - w) with w ~ Beta(alpha, alpha), as in
+    fastai, so an image's own label dominates. Swapping w and 1 - w only decides which image counts as the first of a
+    pair, because each image is also a partner.
     """
 
     QUANTILES = 4096  # Size of the table of the beta distribution, which is interpolated linearly.
@@ -65,7 +65,8 @@ class Mixing(nn.Module):
     def __init__(self, options: MixingOptions) -> None:
         super().__init__()
         self.alpha = alpha = options.alpha
-        # The smaller weight is x = u^(1/alpha): in u, the density x^(alpha-1) (1-x)^(alpha-1) has no pole at 0.
+        # Tabulate u = x^alpha instead of the smaller weight x: for alpha < 1, the density of x has a pole at 0, and
+        # the density of u has none.
         u = np.linspace(0, 0.5**alpha, self.QUANTILES + 1)
         density = (1 - u ** (1 / alpha)) ** (alpha - 1)
         cumulated = np.concatenate([[0], np.cumsum(density[1:] + density[:-1])])
@@ -85,7 +86,7 @@ OPERATIONS: Registry[OptionsClass, Operation | Mixing] = Registry("data/augment.
 
 def draw_keys(sampler: EpochSampler, epoch: int, device: torch.device, start: int = 0) -> Tensor:
     """Draw a random int64 for each image of an epoch from batch `start` on, in the order of the batches."""
-    # The spawn key differs from that of the sampler, (epoch,), so augmentation is independent of the order.
+    # The spawn key differs from the sampler's, (epoch,), so augmentation is independent of the order.
     (base,) = np.random.SeedSequence(sampler.seed, spawn_key=(epoch, 1)).generate_state(1, np.uint64)
     return _mix64(sampler.indices(epoch, start, device) * SPLITMIX_INCREMENT + (int(base) - 2**63))
 
@@ -136,8 +137,8 @@ class Boxes(NamedTuple):
 def draw_boxes(keys: Tensor, scale: Sequence[float], ratio: Sequence[float], height: int, width: int) -> Boxes:
     """Draw boxes of random area, shape and position in images of this size.
 
-    The area is uniform in `scale`, as a fraction of the image, and the logarithm of width / height uniform in that of
-    `ratio`. A side longer than the image is shortened to it; torchvision draws again, up to ten times.
+    The area, as a fraction of the image, is uniform in `scale`; log(width / height) is uniform in log(`ratio`). A side
+    longer than the image is shortened to it; torchvision draws again, up to ten times.
     """
     # Compute in float64, so that rounding to pixels is the same on every device.
     area = random_uniform(keys, 0, *scale) * (height * width)

@@ -1,4 +1,4 @@
-"""The augmentation operations: those on single images, then mixup and cutmix."""
+"""The augmentation operations: first the operations on single images, then mixup and cutmix."""
 
 import math
 from dataclasses import dataclass
@@ -216,7 +216,7 @@ class ColorJitter(Operation):
         if self.options.brightness:
             images.mul_(brightness).clamp_(0, 1)
         if self.options.contrast:
-            # Row by row: torch would split a sum over the whole image among its threads, which changes the rounding.
+            # Sum row by row: torch would split a sum over the whole image among threads, and change the rounding.
             mean = _to_grey(images).contiguous().mean(dim=3, keepdim=True).mean(dim=2, keepdim=True)
             torch.lerp(mean, images, contrast, out=images).clamp_(0, 1)
         if self.options.saturation and channels == 3:
@@ -252,8 +252,8 @@ class Cutmix(Mixing):
     def forward(self, images: Tensor, partners: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         height, width = images.shape[-2:]
         larger = self.weights(keys, 1)
-        # Draw the box with either weight, and give the image the larger area afterwards. Boxes are cut off at the edge,
-        # so the smaller weights alone would paste less than the paper does.
+        # Size the box by w or 1 - w with equal probability, then give the image the larger area. The smaller weight
+        # alone would paste less than the paper, because boxes are clipped at the border.
         half = 0.5 * (1 - larger.where(random_bits(keys, 4) % 2 == 0, 1 - larger)).sqrt()
         edges = []
         for index, side in ((2, height), (3, width)):

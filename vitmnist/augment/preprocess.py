@@ -21,7 +21,7 @@ from vitmnist.errors import ConfigError, DataError
 from vitmnist.runtime.background_map import map_slices
 from vitmnist.store.rows import is_large
 
-KEY = "data.augment.operations"  # Messages name operations by this key.
+OPERATIONS_KEY = "data.augment.operations"  # Messages name operations by this key.
 Params = tuple[Tensor, ...]  # The random parameters of an operation for a batch, `[B, …]` each
 
 
@@ -46,7 +46,7 @@ def get_input_size(augment: Compose | None, height: int, width: int) -> tuple[in
     size = augment.output_size(height, width) if augment else (height, width)
     if size[0] > height or size[1] > width:
         raise ConfigError(
-            f"data.augment: makes images of {size[0]}×{size[1]} from those of the dataset, {height}×{width}; set the "
+            f"data.augment: makes images of {size[0]}×{size[1]} from the dataset's {height}×{width}; set the "
             "size of its random_resized_crop to null or less, or read larger images (data.dataset.size of a folder)"
         )
     return size
@@ -70,10 +70,10 @@ class Compose(nn.Module):
         self.operations = nn.ModuleList()  # type: ignore[assignment]
         for index, values in enumerate(operations):
             if self.mixing:
-                mixing = f"{KEY}.{index - 1}.name={operations[index - 1]['name']}"
+                mixing = f"{OPERATIONS_KEY}.{index - 1}.name={operations[index - 1]['name']}"
                 raise ConfigError(f"{mixing}: mixes finished images; move it to the end of the list")
             complete = OPERATIONS.with_defaults(values) if isinstance(values, Mapping) else values
-            operation = OPERATIONS.build(complete, key=f"{KEY}.{index}")
+            operation = OPERATIONS.build(complete, key=f"{OPERATIONS_KEY}.{index}")
             if isinstance(operation, Mixing):
                 self.mixing = operation
             else:
@@ -107,7 +107,7 @@ class Compose(nn.Module):
         return [[[values[row] for values in column] for column in columns] for row in range(len(images))]
 
     def mix(self, images: Tensor, labels: Tensor, keys: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-        """Mix each image with a partner; arguments and results are those of `Preprocess.mix_batch`."""
+        """Mix each image with a partner; arguments and results are as in `Preprocess.mix_batch`."""
         assert self.mixing is not None
         keys = derive_keys(keys, len(self.operations))
         partners = draw_partners(keys, labels >= 0)
@@ -116,7 +116,7 @@ class Compose(nn.Module):
         return mixed, one_hot[partners].lerp(one_hot, weights[:, None])
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of the augmented images."""
+        """Return the height and width of the augmented images."""
         for operation in self.operations:
             height, width = operation.output_size(height, width)
         return height, width
@@ -179,11 +179,11 @@ class Preprocess(nn.Module):
         self.register_buffer("mean", torch.as_tensor(mean, dtype=torch.float32).view(-1, 1, 1))
         self.register_buffer("std", torch.as_tensor(std, dtype=torch.float32).view(-1, 1, 1))
         check_statistics("mean= and std=", self.mean.flatten().tolist(), self.std.flatten().tolist())
-        # A tensor, because CUDA divides by a Python number by multiplying with its reciprocal.
+        # `max_value` is a tensor because CUDA divides by a Python number by multiplying with its reciprocal.
         self.register_buffer("max_value", torch.tensor([255.0]))
         self.augment, self.input_size = augment, size
         self._no_augment = Compose([])
-        self._data_is_uint8 = data is not None  # `compute_statistics` refuses other images.
+        self._data_is_uint8 = data is not None  # Statistics exist only for uint8 images.
         self.classes = len(data.classes) if isinstance(data, Split) else classes
 
     def forward(self, images: Tensor, keys: Tensor | None = None) -> Tensor:
@@ -193,7 +193,7 @@ class Preprocess(nn.Module):
             keys: int64 `[B]`, from the method `keys`.
 
         Raises:
-            ConfigError: keys are given, and the augmentation mixes images, which needs their labels: call `mix_batch`.
+            ConfigError: keys are given, and the augmentation mixes images and labels: call `mix_batch`.
             DataError: images that are neither uint8 nor floating point, or have another layout or number of channels.
         """
         if self.has_mixing and keys is not None:
@@ -258,7 +258,7 @@ class Preprocess(nn.Module):
 
         Returns:
             The images, and their class probabilities for `cross_entropy`, float32 `[B, classes]`: at least 0.5 for the
-            label of an image, zero for padding. Raises as `forward`.
+            label of an image, zero for padding. Raises the errors of `forward`.
         """
         if self.augment is None or not self.has_mixing:
             raise ConfigError("this augmentation does not mix images; call Preprocess itself")

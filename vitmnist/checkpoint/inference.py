@@ -1,8 +1,7 @@
 """Loads a trained model with everything needed to use it."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ from torch import nn
 
 from vitmnist.augment.preprocess import Preprocess, build_augment, get_input_size
 from vitmnist.checkpoint.storage import WEIGHT_FILES, as_damaged_error, find_weights_file, read_weights
-from vitmnist.config.schema import Config, may_change
-from vitmnist.data.datasets.base import DATASETS, FileReader, Split, get_file_reader
+from vitmnist.config.schema import Config, keys_where, may_change
+from vitmnist.data.datasets.base import FileReader, Split, get_file_reader
 from vitmnist.errors import ConfigError, join_names
 from vitmnist.models import MODELS
 
@@ -66,22 +65,17 @@ class InferenceModel:
 
 
 def make_model_info(config: Config, train: Split) -> dict[str, Any]:
-    """Return the metadata of the weights as JSON values: how to build the model, and how to read files for it."""
-    values = config.data.dataset
-    changeable = {
-        option.name for option in fields(DATASETS.declaration_of(values["name"])) if may_change(option.metadata)
-    }
-    info = {
+    """Return the metadata of the weights, plain values: how to build the model, and how to read files for it."""
+    mutable = keys_where(may_change, asdict(config))
+    return {
         "model": config.model,
-        "shape": train.images.shape[1:],
+        "shape": tuple(train.images.shape[1:]),
         "classes": train.classes,
         "mean": train.mean,
         "std": train.std,
         "size": get_input_size(build_augment(config.data.augment), *train.images.shape[2:]),
-        "dataset": {key: value for key, value in values.items() if key not in changeable},
+        "dataset": {key: value for key, value in config.data.dataset.items() if f"data.dataset.{key}" not in mutable},
     }
-    as_json: dict[str, Any] = json.loads(json.dumps(info))
-    return as_json
 
 
 def load_inference_model(folder: Path, device: torch.device, weights: str | None = None) -> InferenceModel:

@@ -115,8 +115,8 @@ class CheckpointManager:
         stopping, saving = self.world.cast_votes([self.stop.vote, is_due])
         if stopping or saving:
             timer.begin("saving")
-            # With several ranks, those were the votes of the previous step. Consume the votes of this step now, or they
-            # would save again.
+            # With several ranks, the votes above are from the previous step. Consume the votes of this step now, or
+            # they would cause another save.
             stopping, _ = self.world.settle_votes([self.stop.vote, False])
             progress.check_finite()
             self.save(progress)
@@ -166,7 +166,7 @@ class CheckpointManager:
 
 
 def load_checkpoint(config: Config, folder: Path, world: World) -> Checkpoint | None:
-    """Load the checkpoint to resume from, which rank 0 reads for all ranks; None if there is none.
+    """Load the checkpoint to resume from on every rank; only rank 0 reads the file. None if there is no checkpoint.
 
     Raises:
         ConfigError: a key that must not change differs, or the run has already started more epochs than configured.

@@ -33,7 +33,7 @@ def create_parser(name: str, description: str | None) -> ArgumentParser:
 
 @contextmanager
 def errors_as_messages(select: Callable[[BaseException], BaseException] | None = None) -> Iterator[None]:
-    """Turn an exception in the block into one message and an exit code. It can decorate a command.
+    """Turn an exception in the block into one message and an exit code. Also usable as a decorator.
 
     A traceback is shown too if the program is at fault, or with `HYDRA_FULL_ERROR=1`.
 

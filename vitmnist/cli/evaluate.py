@@ -116,8 +116,8 @@ def _none_unless_finite(values: Tensor) -> list[float | None]:
 
 def format_metrics(metrics: dict[str, Any]) -> str:
     """Format the values of `compute_class_metrics` for a terminal."""
-    lines = [f"accuracy {metrics['acc']:.2f}% of {metrics['images']:,} images"]
-    for name in [name for name in METRICS.names() if name != "acc"]:
+    lines = [f"{metrics['images']:,} images"]
+    for name in METRICS.names():
         metric, value = METRICS.declaration_of(name), metrics[name]
         digits = 2 if metric.digits is None else metric.digits
         lines.append(f"{name} –" if value is None else f"{name} {value:.{digits}f}{metric.unit}")

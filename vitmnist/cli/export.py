@@ -92,7 +92,7 @@ def describe_model(file: str, content: bytes, trained: InferenceModel, summary: 
 
 
 def export_model(file_format: Format, trained: InferenceModel, dataset: Dataset, batch_size: int) -> tuple[bytes, str]:
-    """Export a model on the CPU with its normalisation, and compare its predictions with those of the original.
+    """Export a model with its normalisation, and compare the predictions of the exported and the original model.
 
     Returns:
         The content of the file, and a line about the comparison.

@@ -13,9 +13,6 @@ from vitmnist.config.schema import dotted_keys
 from vitmnist.config.validation import describe_refused_value
 from vitmnist.errors import Failure, MissingExtraError, UnknownKeyError, classify_error, suggest_names
 
-# The members of `hydra/launcher` whose plugins the extra `launchers` installs.
-LAUNCHER_PLUGINS = ("joblib", "submitit_local", "submitit_slurm")
-
 
 def classify_cli_error(error: BaseException) -> Failure:
     """Classify an exception: as `classify_error` does, or as an error of Hydra or OmegaConf.
@@ -29,8 +26,7 @@ def classify_cli_error(error: BaseException) -> Failure:
         text = _unknown_key(error)
     elif isinstance(error, MissingConfigException):
         group, _, member = (error.missing_cfg_file or "").rpartition("/")
-        if group == "hydra/launcher" and member in LAUNCHER_PLUGINS:
-            # The user typed the plugin, or a launcher in conf/hydra/launcher that builds on it.
+        if group == "hydra/launcher" and member in ("joblib", "submitit_local", "submitit_slurm"):
             text = str(MissingExtraError(f"{group}={member}", "launchers"))
         elif error.options:
             text = f"{group}={member}: there is no such member; {suggest_names(member, error.options)}"

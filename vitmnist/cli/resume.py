@@ -29,6 +29,7 @@ from vitmnist.config.validation import escape_interpolations, validate
 from vitmnist.errors import ConfigError
 from vitmnist.metrics.epoch_record import Monitor
 from vitmnist.metrics.epoch_table import find_metric
+from vitmnist.report.summary import format_quality
 from vitmnist.runtime.files import UnreadableError, display_path, read_json_or_yaml
 from vitmnist.runtime.run_folder import has_checkpoint
 from vitmnist.tracking.result import CONFIG_FILE, OVERRIDES
@@ -128,7 +129,8 @@ def print_if_completed(folder: Path, config: Config) -> bool:
     path, epochs = display_path(folder), run.result.epochs
     if run.status != "completed":
         return False
-    is_exhausted = Monitor(find_metric(config.monitor, "monitor"), config.patience).is_exhausted(epochs)
+    metric = find_metric(config.monitor, "monitor")
+    is_exhausted = Monitor(metric, config.patience).is_exhausted(epochs)
     has_epochs_left = len(epochs) < config.epochs
     ignored = keys_where(is_ignored_in_comparison)
     if is_exhausted and has_epochs_left:
@@ -142,8 +144,8 @@ def print_if_completed(folder: Path, config: Config) -> bool:
             f"{path}: is completed, and has no checkpoint to continue from; start a new run in another folder, with "
             "hydra.run.dir=FOLDER"
         )
-    accuracy = run.quality("eval_acc")
-    result = "" if accuracy is None else f", accuracy {accuracy:.2f}%"
+    value = run.quality(metric.name)
+    result = "" if value is None else f", {metric.name} {format_quality(metric, value)}"
     changes = ["patience=M"] * is_exhausted + ["epochs=N"] * (not has_epochs_left)
     further = shlex.join([f"resume={path}", *changes])
     echo(f"{path}: completed, epoch {len(epochs)}/{config.epochs}{result}; {further} trains further")

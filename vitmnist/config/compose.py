@@ -15,11 +15,11 @@ from vitmnist.config import CONF, is_group
 from vitmnist.config.schema import Config
 
 
-def run_label(overrides: Sequence[str] | ListConfig) -> str:
+def run_label(overrides: Sequence[str] | ListConfig, folder: str = "outputs/runs/2026-11-27/12-00-00-abcdef") -> str:
     """A name for a folder: `["data/loader=ram", "batch_size=300"]` gives `ram-bs300`.
 
-    It has at most 80 characters, or fewer if the working directory has a long path. Windows limits a path to 260
-    characters, allows few special ones, and ignores a dot at the end.
+    It has at most 80 characters, or fewer if `folder`, the default folder of a run or that of a sweep, has a long path.
+    Windows limits a path to 260 characters, allows few special ones, and ignores a dot at the end.
     """
     if isinstance(overrides, ListConfig):
         overrides = OmegaConf.to_container(overrides)  # type: ignore[assignment]  # Interpolations stay as typed.
@@ -31,8 +31,8 @@ def run_label(overrides: Sequence[str] | ListConfig) -> str:
             parts.append(f"no_{short}")
         elif name not in ("data.root", "repeats"):
             parts.append(value if is_group(name) and "@" not in name else f"{short}{value}")
-    # The folders above add 40 characters for a run and about 50 for a job; the files below add another 60.
-    size = min(80, max(150 - len(os.getcwd()), 20))
+    # The number of a job adds up to 5 characters, and the files below add another 60.
+    size = min(80, max(192 - len(os.path.abspath(folder)), 20))
     return re.sub(r"[^\w.+-]+", "_", "-".join(parts))[:size].rstrip(".") or "defaults"
 
 

@@ -157,18 +157,18 @@ def is_ignored_in_comparison(metadata: Mapping[str, Any]) -> bool:
 
 def schema_fields(schema: type = Config, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
     """Yield each key with its field; a section comes before its keys."""
-    for spec in fields(schema):
-        key = join_key(prefix, spec.name)
-        yield key, spec
-        if is_dataclass(spec.default_factory):
-            yield from schema_fields(spec.default_factory, key)
+    for option in fields(schema):
+        key = join_key(prefix, option.name)
+        yield key, option
+        if is_dataclass(option.default_factory):
+            yield from schema_fields(option.default_factory, key)
 
 
 def registries() -> Iterator[tuple[str, Any]]:
     """Yield the key of each config group and its registry."""
-    for key, spec in schema_fields():
-        if "registry" in spec.metadata:
-            yield key, resolve_name(spec.metadata["registry"])
+    for key, option in schema_fields():
+        if "registry" in option.metadata:
+            yield key, resolve_name(option.metadata["registry"])
 
 
 def keys_where(holds: Callable[[Mapping[str, Any]], bool], values: Mapping[str, Any] | None = None) -> list[str]:
@@ -180,7 +180,7 @@ def keys_where(holds: Callable[[Mapping[str, Any]], bool], values: Mapping[str, 
             member = member[name]
         _, options = registry.resolve(member, group)
         keys += schema_fields(type(options), group)
-    return [key for key, spec in keys if holds(spec.metadata)]
+    return [key for key, option in keys if holds(option.metadata)]
 
 
 def to_json_values(config: DataclassInstance) -> dict[str, Any]:
@@ -211,14 +211,14 @@ def fill_defaults(recorded: Mapping[str, Any], schema: type[DataclassInstance] =
 def _with_defaults(recorded: Mapping[str, Any], schema: type[DataclassInstance]) -> dict[str, Any]:
     # Recorded keys keep their order; added keys follow.
     values = dict(recorded)
-    for spec in fields(schema):
-        value = values.get(spec.name)
-        if is_dataclass(spec.default_factory) and isinstance(value, Mapping):
-            values[spec.name] = _with_defaults(value, spec.default_factory)
-        elif "registry" in spec.metadata and isinstance(value, Mapping):
-            values[spec.name] = {**value, **resolve_name(spec.metadata["registry"]).with_defaults(value)}
-        elif spec.name not in values and spec.default not in (NO_DEFAULT, MISSING):
-            values[spec.name] = spec.default
+    for option in fields(schema):
+        value = values.get(option.name)
+        if is_dataclass(option.default_factory) and isinstance(value, Mapping):
+            values[option.name] = _with_defaults(value, option.default_factory)
+        elif "registry" in option.metadata and isinstance(value, Mapping):
+            values[option.name] = {**value, **resolve_name(option.metadata["registry"]).with_defaults(value)}
+        elif option.name not in values and option.default not in (NO_DEFAULT, MISSING):
+            values[option.name] = option.default
     return values
 
 

@@ -48,11 +48,11 @@ def validate(schema: type[Schema], values: Mapping[str, Any], key: str = "") -> 
     try:
         plain = OmegaConf.to_container(values, resolve=True) if OmegaConf.is_config(values) else values
         structured = OmegaConf.structured(schema)
-        for spec in fields(schema):
-            structured[spec.name] = MISSING
+        for option in fields(schema):
+            structured[option.name] = MISSING
         options = cast(Schema, OmegaConf.to_object(OmegaConf.merge(structured, escape_interpolations(plain))))
     except errors.ConfigKeyError as error:
-        allowed = [spec.name for spec in fields(error.object_type)]  # type: ignore[arg-type]
+        allowed = [option.name for option in fields(error.object_type)]  # type: ignore[arg-type]
         raise UnknownKeyError(join_key(key, error.full_key), allowed) from error
     except errors.MissingMandatoryValue as error:
         raise ConfigError(f"{join_key(key, error.full_key)} is missing") from error
@@ -78,39 +78,39 @@ def describe_refused_value(error: errors.OmegaConfBaseException, key: str = "") 
     if isinstance(error, errors.ValidationError):
         # For an enum, the message of OmegaConf lists the members.
         if is_dataclass(error.object_type) and not isinstance(error.child_node, EnumNode):
-            (spec,) = (spec for spec in fields(error.object_type) if spec.name == error.key)
+            (option,) = (option for option in fields(error.object_type) if option.name == error.key)
             group = full.replace(".", "/")
-            is_group = "registry" in spec.metadata
-            reason = f"this is a config group; type {group}=NAME" if is_group else f"must be {_allowed_types(spec)}"
+            is_group = "registry" in option.metadata
+            reason = f"this is a config group; type {group}=NAME" if is_group else f"must be {_allowed_types(option)}"
         full += f"={'null' if error.value is None else error.value}"
     return f"{full}: {reason}" if full else reason
 
 
-def _allowed_types(spec: Field[Any]) -> str:
+def _allowed_types(option: Field[Any]) -> str:
     """Format the types of a field as a user writes them, such as `int | auto | null`."""
-    types = spec.type if isinstance(spec.type, str) else inspect.formatannotation(spec.type)
-    return types.replace("None", "null").replace("str", AUTO if "allows_auto" in spec.metadata else "str")
+    types = option.type if isinstance(option.type, str) else inspect.formatannotation(option.type)
+    return types.replace("None", "null").replace("str", AUTO if "allows_auto" in option.metadata else "str")
 
 
 def _check_values(options: DataclassInstance, key: str) -> None:
-    for spec in fields(options):
-        value = getattr(options, spec.name)
-        full = join_key(key, spec.name)
+    for option in fields(options):
+        value = getattr(options, option.name)
+        full = join_key(key, option.name)
         if is_dataclass(value) and not isinstance(value, type):
             _check_values(value, full)
-        elif "allows_auto" in spec.metadata and isinstance(value, str):
+        elif "allows_auto" in option.metadata and isinstance(value, str):
             if value != AUTO:
-                raise ConfigError(f"{full}={value}: must be {_allowed_types(spec)}")
+                raise ConfigError(f"{full}={value}: must be {_allowed_types(option)}")
         elif isinstance(value, list | tuple):
-            if "is_range" in spec.metadata and (len(value) != 2 or value[0] > value[1]):
+            if "is_range" in option.metadata and (len(value) != 2 or value[0] > value[1]):
                 raise ConfigError(f"{full}={list(value)}: must be two numbers, the lower one first")
             for number in value:
-                _check_number(full, number, spec.metadata)
+                _check_number(full, number, option.metadata)
         elif isinstance(value, dict):
             for name, number in value.items():
-                _check_number(join_key(full, name), number, spec.metadata)
+                _check_number(join_key(full, name), number, option.metadata)
         else:
-            _check_number(full, value, spec.metadata)
+            _check_number(full, value, option.metadata)
 
 
 def _check_number(key: str, value: object, metadata: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ CHUNK_NBYTES = 2**18
 
 
 def check_layout(shape: Sequence[int], channels: int | None = None) -> None:
-    """Raise `DataError` unless images of this shape are `[B, C, H, W]`, with `channels` channels if they are given."""
+    """Raise `DataError` unless images of this shape are `[B, C, H, W]`; `channels` is the expected C, if known."""
     plausible = PLAUSIBLE_CHANNELS if channels is None else (channels,)
     fits = len(shape) == 4 and (shape[1] in plausible or (channels is None and shape[3] not in plausible))
     if not fits:
@@ -78,7 +78,7 @@ def compute_mean_and_std(sums: NDArray[np.uint64]) -> tuple[tuple[float, ...], t
 
 
 def compute_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the mean and standard deviation per channel; raises as `sum_channels` and `compute_mean_and_std`."""
+    """Return the mean and standard deviation per channel; raises errors of `sum_channels`, `compute_mean_and_std`."""
     return compute_mean_and_std(sum_channels(images))
 
 
@@ -95,7 +95,7 @@ IMAGENET = Statistics([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 
 
 def resolve_statistics(normalize: object, channels: int | None = None) -> Statistics | None:
-    """Return the statistics that `data.normalize` names; None means those of the training images.
+    """Return the statistics that `data.normalize` names; None means statistics of the training images.
 
     Raises:
         ConfigError: the value cannot be used, or the statistics have another number of channels than `channels`.

@@ -1,4 +1,4 @@
-"""Lists image files: those that a user names, and those of the splits and classes of a folder."""
+"""Lists the image files that a user names, or that are in a folder of splits and classes."""
 
 import hashlib
 import logging
@@ -210,7 +210,7 @@ def _classify(folder: Path, class_files: dict[str, list[Path]], images: set[Path
 def _refuse_splits(folder: Path, files: ClassifiedFiles) -> None:
     """Raise `DataError` if classes look like splits.
 
-    A class with subfolders looks like a split if its name contains that of a split, such as `seg_test`, or if all
+    A class with subfolders looks like a split if its name contains the name of a split, such as `seg_test`, or if all
     classes have the same two or more subfolders.
     """
     subfolders: dict[str, set[str]] = {name: set() for _, name in files}

@@ -25,6 +25,8 @@ Pixels = NDArray[np.uint8]
 """The pixels of an image, `[H, W, C]` or `[H, W]`."""
 PERMANENT_ERRNOS = (None, errno.ENOENT, errno.EACCES, errno.EISDIR)
 """Error numbers that mean an unreadable file; None is a decoder's error. Others, such as EIO or EMFILE, can pass."""
+TRANSPOSED = (5, 6, 7, 8)
+"""The EXIF orientations of images whose rows are stored as columns."""
 _current = threading.local()
 """Its attribute `path` is the file that the current thread is reading."""
 
@@ -49,7 +51,7 @@ class ImageReader:
     """Reads image files as uint8 `[H, W, C]` of one size, upright; transparent pixels become white.
 
     Args:
-        size: width and height.
+        size: height and width.
         mode: the channels.
         resize: how an image of another aspect ratio is resized.
         draft: decode a JPEG at the smallest of the scales 1/8, 1/4, 1/2 and 1 that is at least twice the size.
@@ -101,7 +103,7 @@ class ImageReader:
         is_scaled = image.size != full_size
         converted = self._convert_mode(image)
         # At scale 1/2, 375 rows are decoded to 188, not 187.5. Resizing all 188 would shift the image: at 64×64 the
-        # pixels of 500×375 images would differ from those of full decoding by 1.2 instead of 0.3.
+        # pixels of 500×375 images would differ from full decoding by 1.2 instead of 0.3.
         if draft and draft[1] != (0, 0, *converted.size):
             pixels = np.array(converted.resize(size, Image.Resampling.BILINEAR, draft[1]))
         else:
@@ -112,10 +114,10 @@ class ImageReader:
         return np.ascontiguousarray(self._crop_or_pad(_turn_upright(pixels, orientation)))
 
     def _stored_size(self, image: Image.Image) -> tuple[int, tuple[int, int]]:
-        """Return the EXIF orientation of an image, and the size to resize it to before it is turned upright."""
+        """Return the EXIF orientation of an image, and the (width, height) to resize it to before it is turned."""
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-        size = fit_size(image.size, self.size[::-1] if orientation in (5, 6, 7, 8) else self.size, self.resize)
-        return orientation, size
+        height, width = self.size[::-1] if orientation in TRANSPOSED else self.size
+        return orientation, fit_size(image.size, (width, height), self.resize)
 
     def _convert_mode(self, image: Image.Image) -> Image.Image:
         if image.mode[0] in "IF":
@@ -137,7 +139,7 @@ class ImageReader:
         if not (limits := self.range_32_bit if is_32_bit else (0, self.max_16_bit)):
             problem = f"its 32-bit pixels are {pixels.min():g} to {pixels.max():g}"
             raise ValueError(f"{problem}; training on such images needs data.dataset.range_32_bit=[BLACK,WHITE]")
-        # In some TIFF files, 0 is white (PhotometricInterpretation). Pillow inverts only those of up to 8 bits.
+        # In some TIFF files, 0 is white (PhotometricInterpretation). Pillow inverts only images of up to 8 bits.
         is_white_zero = getattr(image, "tag_v2", {}).get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) in (0, (0,))
         black, white = limits[::-1] if is_white_zero else limits
         scaled = ((pixels - black) * (255 / (white - black))).round().clip(0, 255)
@@ -145,7 +147,7 @@ class ImageReader:
         return Image.fromarray(scaled.astype(np.uint8))
 
     def _crop_or_pad(self, pixels: Pixels) -> Pixels:
-        (width, height), (rows, columns) = self.size, pixels.shape[:2]
+        (height, width), (rows, columns) = self.size, pixels.shape[:2]
         top, left = round((rows - height) / 2), round((columns - width) / 2)
         if self.resize == ResizeMode.crop:
             return pixels[top : top + height, left : left + width]
@@ -212,7 +214,7 @@ def resize_pixels(pixels: Pixels, size: tuple[int, int]) -> Pixels:
 
 
 def _turn_upright(pixels: Pixels, orientation: int) -> Pixels:
-    if orientation in (5, 6, 7, 8):
+    if orientation in TRANSPOSED:
         pixels = pixels.swapaxes(0, 1)
     if orientation in (2, 3, 6, 7):
         pixels = pixels[:, ::-1]

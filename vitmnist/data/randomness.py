@@ -1,7 +1,7 @@
 """Seeds, captures and restores random generators, and detects samples that use them.
 
-A sample is random if reading it uses a generator, and reading it again gives another result. The generators are
-the global ones of torch (CPU), NumPy and Python, and those in attributes, containers, closures and class attributes of
+A sample is random if each read advances a generator, or if a second read returns something else. The generators are
+the global ones of torch (CPU), NumPy and Python, and others in attributes, containers, closures and class attributes of
 datasets, transforms and collate functions, and in global variables and attributes of modules that their methods read.
 Other sources, such as a `default_rng()` created for each sample, `secrets` or a server, go undetected unless the sample
 is one of the few that are read twice and compared.
@@ -99,7 +99,7 @@ class RandomState:
         return {**states, "numpy": [name, keys.tolist(), *rest]}
 
     def load_dict(self, states: Mapping[str, object]) -> None:
-        """Restore global generators from the result of `to_dict`; a generator that it lacks keeps its state."""
+        """Restore global generators from the result of `to_dict`. A generator that it lacks keeps its state."""
         for name, (_, write) in self._global.items():
             if (state := states.get(name.lower())) is not None:
                 write(state)
@@ -112,7 +112,7 @@ def _state_bytes(state: object) -> bytes:
 
 @contextmanager
 def preserved_random_state(*roots: object, device: torch.device | None = None) -> Iterator[None]:
-    """Restore the states of random generators on exit; the arguments are as in `RandomState`."""
+    """Restore the states of random generators on exit. Takes the arguments of `RandomState`."""
     state = RandomState(*roots, device=device)
     try:
         yield
@@ -161,7 +161,7 @@ def choose_probes(size: int) -> list[int]:
 
 
 def read_probes(read: Callable[[int], Result], indices: Iterable[int], roots: object) -> list[Result]:
-    """Read samples; raises `RandomSampleError` for a random one. The first sample is read twice and compared."""
+    """Read samples. Raises `RandomSampleError` for a random one. The first sample is read twice and compared."""
     samples: list[Result] = []
     for index in indices:
         sample, reason = call_and_check_random(partial(read, index), roots, always_repeat=not samples)
@@ -229,11 +229,10 @@ def _referents(instance: object) -> Iterable[object]:
 
 
 def read_samples(dataset: Dataset[Any], indices: Iterable[int], seed: int, epoch: int) -> list[Any]:
-    """Read samples of a map-style dataset, seeding the global generators before each; restores their states.
+    """Read samples of a map-style dataset. Seeds `GLOBAL_GENERATORS` before each, and restores their states.
 
-    These are the generators of torch (CPU), NumPy and Python. The random numbers of torchvision's transforms therefore
-    depend on (seed, epoch, index) alone, not on the worker or on the samples that it has read before. A dataset with
-    another generator is not covered.
+    The random numbers of torchvision's transforms therefore depend on (seed, epoch, index) alone, not on the worker or
+    on the samples that it has read before. A dataset with another generator is not covered.
 
     Raises:
         RuntimeError: a sample raised `StopIteration`.
@@ -247,7 +246,7 @@ def read_samples(dataset: Dataset[Any], indices: Iterable[int], seed: int, epoch
 
 
 def read_sample(dataset: Dataset[Any], index: int) -> Any:
-    """Read a sample; raises `RuntimeError` for a `StopIteration`, because that would end the epoch without an error."""
+    """Read a sample. A `StopIteration` becomes a `RuntimeError`, because it would end the epoch without an error."""
     try:
         return dataset[index]
     except StopIteration as error:
@@ -255,7 +254,7 @@ def read_sample(dataset: Dataset[Any], index: int) -> Any:
 
 
 def seed_generators(seed: int, epoch: int, index: int) -> None:
-    """Seed the global generators of torch (CPU), NumPy and Python from a hash of the three numbers; takes 10 µs."""
+    """Seed `GLOBAL_GENERATORS` from a hash of the three numbers. This takes 10 µs."""
     digest = blake2b(f"{seed} {epoch} {index}".encode(), digest_size=20).digest()
     torch_seed, numpy_seed, python_seed = struct.unpack("<QIQ", digest)
     # torch.manual_seed would also seed the generators of every accelerator, in 230 µs.

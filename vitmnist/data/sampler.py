@@ -17,8 +17,9 @@ from vitmnist.errors import ConfigError, suggest_names
 def build_sampler(
     size: int,
     batch_size: int,
+    *,
     seed: int = 0,
-    shuffle: str = "none",
+    shuffle: str,
     drop_last: bool = False,
     rank: int = 0,
     world_size: int = 1,
@@ -56,9 +57,9 @@ def build_sampler(
 class EpochSampler:
     """A pure function from (seed, epoch) to batches, drawn on the CPU so that every device gets the same order.
 
-    With several ranks, each gets a part of every batch, and together they see the batches of a single process. The last
-    batch can have fewer images than there are ranks. A rank left without images receives one
-    image of padding (`num_rank_images` is 0), so that all ranks take the same number of steps.
+    With several ranks, each gets a part of every batch, and together they see the batches of a single process. If the
+    last batch has fewer images than there are ranks, a rank without images receives one image of padding, so that all
+    ranks take the same number of steps.
 
     Args:
         size: number of images in the dataset.
@@ -98,7 +99,7 @@ class EpochSampler:
         return len(self._rank_rows(self.num_images(batch)))
 
     def batches(self, epoch: int, start: int = 0, device: torch.device | str = "cpu") -> Iterator[slice | Tensor]:
-        """The indices of each batch from batch `start` on: a slice where they are contiguous, else int64 `[B]`.
+        """Yield the indices of each batch from batch `start` on: a slice if they are contiguous, else int64 `[B]`.
 
         A permutation is moved to `device` once, and its batches are views of it there.
 
@@ -115,23 +116,23 @@ class EpochSampler:
             yield batch[rows.start : rows.stop]
 
     def indices(self, epoch: int, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
-        """The concatenated indices of all batches from batch `start` on: int64 on `device`; raises as `batches`.
+        """Return the concatenated indices of the batches from `start` on, int64 on `device`; see `batches`.
 
-        Every batch but the last has `rank_batch_size` of them, since a short block stays last.
+        Every batch but the last has `rank_batch_size` indices, since a short block stays last.
         """
         if self.shuffle == "sample" and self.world_size == 1:
             return self._permuted_indices(epoch, start, device)
-        batches = [as_tensor(slice(0, 0)), *map(as_tensor, self.batches(epoch, start))]
+        batches = [to_index_tensor(slice(0, 0)), *map(to_index_tensor, self.batches(epoch, start))]
         return torch.cat(batches).to(device)
 
     def _permuted_indices(self, epoch: int, start: int, device: torch.device | str) -> Tensor:
         self._check_start(start)
-        stop = len(self) * self.batch_size  # This is beyond the end unless the short batch is dropped.
+        stop = len(self) * self.batch_size  # Exceeds `size` if the last batch is short and kept; slicing clips it.
         # Copy it: the next call returns the same cached permutation.
         return _permutation(self.size, self.seed, epoch)[start * self.batch_size : stop].to(device, copy=True)
 
     def _slices(self, epoch: int, start: int) -> Iterator[slice]:
-        """Yield the batches of the orders `batch` and `none`, which are contiguous."""
+        """Yield the contiguous batches of the orders `batch` and `none`."""
         self._check_start(start)
         blocks = list(range(len(self)))
         if self.shuffle == "batch":
@@ -153,7 +154,7 @@ class EpochSampler:
             raise ValueError(f"start={start}: an epoch has {len(self)} batches")
 
 
-def as_tensor(batch: slice | Tensor) -> Tensor:
+def to_index_tensor(batch: slice | Tensor) -> Tensor:
     """Convert the indices of a batch to int64 `[B]`."""
     return torch.arange(batch.start, batch.stop, device="cpu") if isinstance(batch, slice) else batch
 

@@ -241,7 +241,7 @@ def as_source(data: Data, seed: int = 0) -> SampleSource:
 
 
 def _as_tensor(name: str, values: Any) -> Any:
-    """Turn a NumPy array into a tensor that shares its memory; anything else stays as it is."""
+    """Return a NumPy array as a tensor that shares its memory, and anything else unchanged."""
     if not isinstance(values, np.ndarray):
         return values
     try:

@@ -27,12 +27,11 @@ from vitmnist.replacement.split_transforms import (
     replace_transforms,
 )
 from vitmnist.runtime.cpu import available_cores
-from vitmnist.runtime.memory import Memory, check_fits
 from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, make_timings
 from vitmnist.timing.table import NOTICEABLE_SHARE, LoaderTiming
 
 BASELINE = "as it is"
-"""The name of the loader in use in the table."""
+"""The name of the first row, which is the loader in use."""
 DECODING_S = 3.0
 """The time (s) in which a single process reads samples to time `from_dataloader`."""
 TIMED_BATCHES = 50
@@ -48,7 +47,7 @@ WORKER_TIMEOUT_S = 30.0
 
 
 def add_alternatives(benchmark: Benchmark, loader: DataLoader[object], baseline: LoaderCandidate) -> dict[str, float]:
-    """Add `from_dataloader` and, if the step waits, other values of `num_workers`. Returns that of `time_stages`."""
+    """Add `from_dataloader` and, if the step waits, other numbers of workers. Returns the result of `time_stages`."""
     seconds_by_stage = time_stages(loader)
     window = baseline.warm_up
     if window and window.waiting_s > NOTICEABLE_SHARE * window.batch_s:
@@ -94,7 +93,6 @@ def build_replacement_candidate(
     start = time.perf_counter()
     replaced = from_dataloader(loader, "ram", transforms=transforms)
     set_up_s = (time.perf_counter() - start) * size / count
-    check_fits("ram", Memory(getattr(replaced.dataset, "sample_nbytes", 0) * size), torch.device("cpu"))
     change = "loader = vitmnist.from_dataloader(loader)" if transforms == "exact" else None
     return LoaderCandidate(_set_timeout(replaced), baseline.device, baseline.step, set_up_s=set_up_s, change=change)
 
@@ -174,7 +172,7 @@ class ImitatedStep:
 
 
 def try_loaders(observed_loader: ObservedLoader) -> tuple[list[LoaderTiming], dict[str, float]]:
-    """Time a loader and its alternatives with an imitated step. Returns their timings and `time_stages`."""
+    """Time a loader and its alternatives with an imitated step. Returns timings and the result of `time_stages`."""
     loader = observed_loader.rebuilt_loader
     if loader is None:
         return [LoaderTiming(BASELINE, error="this loader cannot be built again")], {}

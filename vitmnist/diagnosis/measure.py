@@ -20,8 +20,8 @@ from vitmnist.diagnosis.candidates import BASELINE, add_alternatives
 from vitmnist.errors import DataError
 from vitmnist.replacement.dataloader_tools import rebuild
 from vitmnist.runtime.device import create_queue, refuse_mps
-from vitmnist.store.tree import map_tensors
-from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, adapt_step, make_timings
+from vitmnist.store.tree import map_batch_tensors
+from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, make_timings
 from vitmnist.timing.table import Bottleneck, LoaderTiming, Spread, format_bottleneck, format_timings
 
 if TYPE_CHECKING:
@@ -83,8 +83,7 @@ def diagnose(
 
     Args:
         loader: a `DataLoader`, a loader of `make_loader`, or any iterable of batches.
-        step: trains on a batch. It is called as `step(batch)`, or as `step(images, labels)` if it has several required
-            arguments, and moves the batch to the device itself, as in the training loop.
+        step: called as `step(batch)` to train on a batch. It moves the batch to the device itself.
         batches: number of batches of each measurement; fewer if they would exceed `seconds`.
         seconds: approximate time limit for all measurements, without the set-up of the loaders.
         model: its state is restored afterwards, and its gradients are zeroed. Its device is timed. Without a model,
@@ -106,14 +105,14 @@ def diagnose(
         Benchmark() as benchmark,
     ):
         warnings.simplefilter("ignore")  # For example, torch warns if there are more workers than cores.
-        _add_candidates(benchmark, loader, adapt_step(step), device)
+        _add_candidates(benchmark, loader, step, device)
         benchmark.run(batches, seconds)
     loading, step_alone, together, *alternatives = benchmark.candidates
     diagnosis = Diagnosis(
         loading_s=Spread.of(window.batch_s for window in loading.windows),
         step_s=Spread.of(window.batch_s for window in step_alone.windows),
         batch_s=Spread.of(window.batch_s for window in together.windows),
-        waiting_pct=Spread.of(window.waiting_pct(None) for window in together.windows),
+        waiting_pct=Spread.of(100 * window.waiting_s / window.batch_s for window in together.windows),
         steps=together.num_batches,
         timings=make_timings([together, *alternatives], together.length),
     )
@@ -136,7 +135,7 @@ def _add_candidates(
     first_batch = next(iter(loading.batches(0)), None)
     if first_batch is None:
         raise DataError("the loader has no batches")
-    resident_batch = map_tensors(create_queue(device).to_device, first_batch)
+    resident_batch = map_batch_tensors(create_queue(device).to_device, first_batch)
     step_alone = LoaderCandidate(repeat(resident_batch), device, step, is_required=True)
     together = LoaderCandidate(loader, device, step, is_required=True, name=BASELINE)
     for candidate in (loading, step_alone, together):

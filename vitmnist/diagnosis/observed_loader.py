@@ -59,7 +59,7 @@ def _find_script_line() -> str:
 
 @dataclass
 class DataPass:
-    """A pass over a loader with an iterator. Times are those of `perf_counter`.
+    """A pass over a loader with an iterator. Times are from `perf_counter`.
 
     Args:
         start, last_return: the start of `iter()`, and the end of the latest `next()`.

@@ -140,12 +140,12 @@ def _find_other_loaders() -> list[str]:
 def format_report(report: Report) -> str:
     """Format the report for the terminal."""
     rank = "" if report.rank is None else f", rank {report.rank}"
-    outcome = "was stopped, as --stop says" if report.stopped else f"ended with exit code {report.exit_code}"
+    outcome = "was stopped by --stop" if report.stopped else f"ended with exit code {report.exit_code}"
     lines = [f"\nvitmnist diagnose{rank}: the script {outcome}"]
     if report.incomplete:
         lines.append(f"incomplete: {report.incomplete}")
     if report.not_observed:
-        lines.append(f"not observed: {', '.join(report.not_observed)}, which is none of torch.utils.data")
+        lines.append(f"not observed: {', '.join(report.not_observed)}, which is not from torch.utils.data")
     if report.seconds:
         steps = f"{report.steps} batches" + (f" after a warm-up of {report.warm_up}" if report.warm_up else "")
         between = f"; {format_seconds(report.between_s)} s between the passes over the loaders are not counted"

@@ -6,7 +6,7 @@ All loaders deliver the same batches, so the choice affects nothing but the time
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,13 +17,10 @@ from vitmnist.data.randomness import preserved_random_state
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource
 from vitmnist.errors import ConfigError, suggest_names
-from vitmnist.loaders.base import LOADERS, Batches, Loader, get_placement, required_memory
-from vitmnist.runtime.device import create_queue
-from vitmnist.runtime.memory import Memory, check_fits, peak_memory
+from vitmnist.loaders.base import LOADERS, Loader, check_memory, get_placement
 from vitmnist.store.cache_file import DEFAULT_FOLDER
 from vitmnist.store.rows import Placement
-from vitmnist.store.tree import map_tensors
-from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, adapt_step, make_timings
+from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, make_timings
 from vitmnist.timing.table import LoaderTiming, Spread, format_timings
 
 
@@ -54,19 +51,6 @@ class LoaderSelection:
         return f"{format_timings(self.candidates)}\nchosen: {self.name}, {self.reason}"
 
 
-class OnDemandLoader(Loader):
-    """Reads each batch on request: the memory of a step with this loader is that of the model alone."""
-
-    def __init__(self, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
-        # Without shuffling, batches are slices, so the tensors can be on a device.
-        super().__init__(replace(sampler, shuffle="none"))
-        self.data, self.queue = data, create_queue(device)
-
-    def batches(self, epoch: int, start: int) -> Batches:
-        for indices in self.sampler.batches(epoch, start):
-            yield map_tensors(self.queue.to_device, self.data.read(indices, epoch))
-
-
 @LOADERS.register("auto", AutoOptions)
 def build_fastest_loader(
     options: AutoOptions,
@@ -77,9 +61,9 @@ def build_fastest_loader(
 ) -> Loader:
     """Build the loader with the fastest epoch, and print the table to stderr.
 
-    `step` is a training step to time the candidates with; without it, batches are dropped. Raises as `select_loader`.
+    `step` trains on a batch; without it, batches are dropped. Raises the errors of `select_loader`.
     """
-    make_candidate = partial(LoaderCandidate, device=device, step=adapt_step(step)) if step else None
+    make_candidate = partial(LoaderCandidate, device=device, step=step) if step else None
     # The number of steps depends on the time, so their random numbers must not affect the run.
     with preserved_random_state(device=device):
         selection, loader = select_loader(options, data, sampler, device, make_candidate=make_candidate)
@@ -103,12 +87,17 @@ def select_loader(
     Raises:
         ConfigError: a candidate is unknown, or none can be used.
     """
-    builder = CandidateBuilder(options, data, sampler, device, make_candidate)
+    decoded_set: SampleSource | None = None
     with Benchmark() as benchmark:
         for name, placement in _loaders_to_try(options, data).items():
             # If memory already holds the samples, a file is not needed.
-            if options.candidates or placement is not Placement.FILE or builder.decoded_set is None:
-                benchmark.add(name, partial(builder.build, name, placement))
+            if options.candidates or placement is not Placement.FILE or decoded_set is None:
+                in_memory = placement in (Placement.HOST, Placement.DEVICE)
+                source = decoded_set if decoded_set and in_memory else data
+                values = options.candidate_values(name)
+                build = partial(_build_candidate, values, source, sampler, device, placement, make_candidate)
+                candidate = benchmark.add(name, build)
+                decoded_set = decoded_set or getattr(candidate.loader, "decoded_set", None)
         benchmark.run(options.batches, options.seconds * len(benchmark.candidates))
         timings = make_timings(benchmark.candidates, len(sampler), has_baseline=False)
         epochs_s = {timing.name: timing.epoch_s for timing in timings if timing.epoch_s}
@@ -117,9 +106,30 @@ def select_loader(
             raise ConfigError("\n".join(["no candidate can be used:", *errors]))
         name = min(epochs_s, key=lambda name: epochs_s[name].median)
         benchmark.pop_all()  # The selected loader stays open.
-    for other in builder.loaders.keys() - {name}:
-        builder.loaders[other].close()
-    return LoaderSelection(name, _reason(name, epochs_s), timings), builder.loaders[name]
+    candidates = benchmark.candidates
+    loaders = {candidate.name: candidate.loader for candidate in candidates if isinstance(candidate.loader, Loader)}
+    selected = loaders.pop(name)
+    for other in loaders.values():
+        other.close()
+    return LoaderSelection(name, _reason(name, epochs_s), timings), selected
+
+
+def _build_candidate(
+    values: Mapping[str, Any],
+    data: SampleSource,
+    sampler: EpochSampler,
+    device: torch.device,
+    placement: Placement,
+    make_candidate: Callable[[Loader], LoaderCandidate] | None,
+) -> LoaderCandidate:
+    """Build a loader; raises `OutOfSpaceError` if it does not fit next to the loaders before it."""
+    check_memory(values["name"], placement, data, device)
+    started = time.perf_counter()
+    loader = LOADERS.build(values, data, sampler, device)
+    set_up_s = time.perf_counter() - started
+    candidate = make_candidate(loader) if make_candidate else LoaderCandidate(loader, device)
+    candidate.set_up_s = set_up_s
+    return candidate
 
 
 def _loaders_to_try(options: AutoOptions, data: SampleSource) -> dict[str, Placement]:
@@ -131,47 +141,13 @@ def _loaders_to_try(options: AutoOptions, data: SampleSource) -> dict[str, Place
             raise ConfigError(f"data.loader.candidates={name}: {problem}; {suggest_names(name, list(placements))}")
     # Loaders in host memory come first, because others reuse what they decode. Loaders of files come last, because
     # they are often not needed by then.
-    order = (Placement.HOST, Placement.DEVICE, Placement.NOT_KEPT, Placement.FILE)
+    order = (Placement.HOST, Placement.DEVICE, Placement.ON_DEMAND, Placement.FILE)
     names = sorted(options.candidates or placements, key=lambda name: order.index(placements[name]))
     return {name: placements[name] for name in names}
 
 
-@dataclass
-class CandidateBuilder:
-    """Builds the loaders that fit into memory next to the model; takes the arguments of `select_loader`."""
-
-    options: AutoOptions
-    data: SampleSource
-    sampler: EpochSampler
-    device: torch.device
-    make_candidate: Callable[[Loader], LoaderCandidate] | None
-
-    def __post_init__(self) -> None:
-        self.loaders: dict[str, Loader] = {}
-        self.decoded_set: SampleSource | None = None
-        self.model_memory = Memory()
-        if self.make_candidate:
-            candidate = self.make_candidate(OnDemandLoader(self.data, self.sampler, self.device))
-            candidate.is_required = True  # A step that fails here cannot be timed with any loader.
-            self.model_memory = peak_memory(candidate.time_window, self.device)
-
-    def build(self, name: str, placement: Placement) -> LoaderCandidate:
-        """Build a loader; raises `OutOfSpaceError` if it does not fit next to the model and the loaders before it."""
-        in_memory = placement in (Placement.HOST, Placement.DEVICE)
-        data = self.decoded_set if self.decoded_set is not None and in_memory else self.data
-        check_fits(name, required_memory(placement, data, self.device), self.device, self.model_memory)
-        started = time.perf_counter()
-        loader = LOADERS.build(self.options.candidate_values(name), data, self.sampler, self.device)
-        set_up_s = time.perf_counter() - started
-        self.loaders[name] = loader
-        self.decoded_set = self.decoded_set or loader.decoded_set
-        candidate = self.make_candidate(loader) if self.make_candidate else LoaderCandidate(loader, self.device)
-        candidate.set_up_s = set_up_s
-        return candidate
-
-
 def _reason(name: str, epochs_s: Mapping[str, Spread]) -> str:
-    """Explain the selection. Other loaders whose ranges overlap with that of the fastest are within noise of it."""
+    """Explain the selection. A loader is within noise of the fastest one if their ranges overlap."""
     best = epochs_s[name]
     text = f"{best.median:.3g} s an epoch expected, the least"
     overlapping = [

@@ -17,7 +17,7 @@ from torch import Tensor
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource, TensorSet
 from vitmnist.registry import OptionsClass, Registry
-from vitmnist.runtime.memory import Memory
+from vitmnist.runtime.memory import check_fits
 from vitmnist.store.rows import Placement
 
 LoadedBatch = tuple[Tensor, Tensor]
@@ -27,6 +27,7 @@ a view of the dataset: do not write to it. Other tensors and datasets keep their
 
 Batches = Generator[LoadedBatch, None, None]
 
+CPU = torch.device("cpu")
 INDEX_NBYTES = 8  # Bytes of an index (int64). A device that keeps the dataset also keeps the permutation of an epoch.
 
 
@@ -34,11 +35,11 @@ class Loader(AbstractContextManager["Loader"], ABC):
     """Delivers the batches of a sampler on a device.
 
     A subclass is built from (options, data, sampler, device) and implements `batches`. The generator of an epoch
-    acquires the resources of this epoch, and releases them in a `finally`; `close` releases those that epochs share. An
+    acquires the resources of this epoch, and releases them in a `finally`; `close` releases the shared resources. An
     exception is raised unchanged, in place of its batch.
     """
 
-    placement: Placement = Placement.NOT_KEPT
+    placement: Placement = Placement.ON_DEMAND
     """Where the loader keeps decoded samples; `auto` estimates its memory from this."""
     decoded_set: TensorSet | None = None
     """All samples, if the loader has decoded them into host memory; `auto` builds other loaders from them."""
@@ -85,8 +86,8 @@ class Loader(AbstractContextManager["Loader"], ABC):
     def batches(self, epoch: int, start: int) -> Batches:
         """Yield the batches that `epoch` delivers.
 
-        This must be a generator function. Its live generators refer to `self`, so the loader is not garbage-collected,
-        and thus not closed, before they end.
+        Must be a generator function: a live generator references `self`, so the loader cannot be collected and closed
+        mid-epoch.
         """
 
     def close(self) -> None:
@@ -118,10 +119,9 @@ def get_placement(name: str, data: SampleSource) -> Placement | None:
     return getattr(LOADERS.declaration_of(name), "placement", None)
 
 
-def required_memory(placement: Placement, data: SampleSource, device: torch.device) -> Memory:
-    """Return the memory to allocate for all samples, in addition to a few batches."""
+def check_memory(name: str, placement: Placement, data: SampleSource, device: torch.device, advice: str = "") -> None:
+    """Raise `OutOfSpaceError` unless a loader's memory has room for all samples; `advice` ends the message."""
     if placement is Placement.HOST:
-        return Memory(host=data.bytes_to_load(torch.device("cpu")))
-    if placement is Placement.DEVICE:
-        return Memory(device=data.bytes_to_load(device) + INDEX_NBYTES * len(data))
-    return Memory()
+        check_fits(name, data.bytes_to_load(CPU), CPU, advice)
+    elif placement is Placement.DEVICE:
+        check_fits(name, data.bytes_to_load(device) + INDEX_NBYTES * len(data), device, advice)

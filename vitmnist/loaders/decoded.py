@@ -9,11 +9,10 @@ from torch import Tensor
 
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource, TensorSet
-from vitmnist.loaders.base import LOADERS, Batches, LoadedBatch, Loader, required_memory
+from vitmnist.loaders.base import LOADERS, Batches, LoadedBatch, Loader, check_memory
 from vitmnist.registry import NoOptions
 from vitmnist.runtime.device import DeviceQueue, Event, create_queue
 from vitmnist.runtime.files import expand_home
-from vitmnist.runtime.memory import check_fits
 from vitmnist.store.cache_file import DEFAULT_FOLDER
 from vitmnist.store.rows import Destination, Placement, as_contiguous_rows, gather_rows
 
@@ -77,8 +76,7 @@ class RamLoader(HostLoader):
     placement = Placement.HOST
 
     def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
-        needs = required_memory(self.placement, data, device)
-        check_fits("ram", needs, device, advice="; try data/loader=cache or disk")
+        check_memory("ram", self.placement, data, device, advice="; try data/loader=cache or disk")
         self.decoded_set = data.materialize(Destination(Placement.HOST))
         super().__init__(self.decoded_set, sampler, device)
 
@@ -95,7 +93,7 @@ class CacheOptions:
 class CacheLoader(HostLoader):
     """Keeps the dataset in a memory-mapped file: the system reads pages on demand, and drops them if memory is short.
 
-    Raises as `RamLoader`, and `DataError` if the folder cannot be written.
+    Raises the errors of `RamLoader`, and `DataError` if the folder cannot be written.
     """
 
     placement = Placement.FILE
@@ -109,15 +107,14 @@ class CacheLoader(HostLoader):
 class GpuSliceLoader(Loader):
     """Keeps the dataset on the device, with the permutation of each epoch. No batch crosses the bus.
 
-    On the CPU, nothing is copied, and contiguous batches are views. Each rank keeps all samples. Raises as `RamLoader`.
+    On the CPU, nothing is copied, and contiguous batches are views. Each rank keeps all samples.
     """
 
     placement = Placement.DEVICE
 
     def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
-        needs = required_memory(self.placement, data, device)
-        check_fits("gpu_slice", needs, device, advice="; try data/loader=ram, cache or disk")
+        check_memory("gpu_slice", self.placement, data, device, advice="; try data/loader=ram, cache or disk")
         if not isinstance(data, TensorSet) or device.type == "cpu":  # A device reads mapped files without a host copy.
             data = data.materialize(Destination(Placement.HOST))
         self.tensors = tuple(map(create_queue(device).to_device, data.tensors))

@@ -20,9 +20,9 @@ from torch.utils import data
 
 from vitmnist.config.validation import AUTO, config_field
 from vitmnist.data.datasets.base import ImageFiles, ImagesOnDisk, Split
-from vitmnist.data.sampler import EpochSampler, as_tensor
+from vitmnist.data.sampler import EpochSampler, to_index_tensor
 from vitmnist.data.sources import DatasetSource, SampleSource, TensorSet
-from vitmnist.errors import FEWER_WORKERS, DataError, LoadingError, UserError, classify_error
+from vitmnist.errors import FEWER_WORKERS, ConfigError, DataError, LoadingError, UserError, classify_error
 from vitmnist.loaders.base import LOADERS, Batches, Loader
 from vitmnist.runtime.background_map import BackgroundMap
 from vitmnist.runtime.cpu import cores_per_rank, decoder_thread_context
@@ -30,7 +30,7 @@ from vitmnist.runtime.device import create_queue
 from vitmnist.runtime.signals import ignore_stop_signals
 from vitmnist.store.read_once import identity
 from vitmnist.store.rows import Placement
-from vitmnist.store.tree import map_tensors
+from vitmnist.store.tree import map_batch_tensors
 
 DEFAULT_WORKERS = 2
 """The number of workers for `num_workers=auto`."""
@@ -48,16 +48,23 @@ class DiskOptions:
     num_workers: int | str = config_field(AUTO, at_least=0, allows_auto=True)
     prefetch_factor: int = config_field(2, at_least=1)
     timeout_s: float | None = config_field(None, above=0, at_most=1e6)
-    placement: ClassVar[Placement] = Placement.NOT_KEPT
+    placement: ClassVar[Placement] = Placement.ON_DEMAND
 
 
 @LOADERS.register("disk", DiskOptions)
 def build_disk_loader(
     options: DiskOptions, source: SampleSource, sampler: EpochSampler, device: torch.device
 ) -> Loader:
-    """Build a `FileLoader` for image files unless `num_workers` is set, otherwise a `WorkerLoader`."""
+    """Build a `FileLoader` for image files unless `num_workers` is set, otherwise a `WorkerLoader`.
+
+    Raises:
+        ConfigError: `threads` is set, but would have no effect.
+    """
     if isinstance(source, Split) and source.files is not None and options.num_workers == AUTO:
         return FileLoader(options, source, source.files, sampler, device)
+    if options.threads != AUTO:
+        reason = "num_workers is set too" if options.num_workers != AUTO else "these samples have no files"
+        raise ConfigError(f"threads={options.threads}: threads read only image files, and {reason}; set threads=auto")
     return WorkerLoader(options, source, sampler, device)
 
 
@@ -80,11 +87,11 @@ class FileLoader(Loader):
         ) as finished_jobs:
             for images, indices, row in finished_jobs:
                 if row == len(indices) - 1:  # Rows finish in order, so this row completes its batch.
-                    yield map_tensors(self.queue.to_device, (images, self.split.labels[indices]))
+                    yield map_batch_tensors(self.queue.to_device, (images, self.split.labels[indices]))
 
     def _jobs(self, epoch: int, start: int) -> Iterator[ReadJob]:
         for batch_indices in self.sampler.batches(epoch, start):
-            indices = as_tensor(batch_indices)
+            indices = to_index_tensor(batch_indices)
             images = torch.empty_like(self.split.images[: len(indices)], pin_memory=self.queue.is_async)
             for row in range(len(indices)):
                 yield images, indices, row
@@ -106,7 +113,7 @@ class FileLoader(Loader):
 class WorkerLoader(Loader):
     """Reads batches with the workers of a torch `DataLoader`; the images of a split arrive as normalised float32.
 
-    A DataLoader with persistent workers has a single iterator, which a second pass would reset. Therefore, each live
+    A DataLoader with persistent workers has a single iterator, and a second pass would reset it. Therefore, each live
     epoch has its own DataLoader. A finished epoch leaves its DataLoader, with the workers, to the next epoch.
     """
 
@@ -129,13 +136,13 @@ class WorkerLoader(Loader):
         except IndexError:  # A check beforehand would race with other threads.
             dataloader = self._build(workers)
         keys = cast(list[BatchKey], dataloader.sampler)
-        keys[:] = [(epoch, as_tensor(indices).numpy()) for indices in self.sampler.batches(epoch, start)]
+        keys[:] = [(epoch, to_index_tensor(indices).numpy()) for indices in self.sampler.batches(epoch, start)]
         iterator = iter(dataloader)
         try:
             for batch in iterator:
                 if isinstance(batch, UserError):
                     raise batch
-                yield map_tensors(self.queue.to_device, batch)
+                yield map_batch_tensors(self.queue.to_device, batch)
             if workers and not self._idle:
                 self._idle.append(dataloader)
         except Exception as error:
@@ -143,7 +150,7 @@ class WorkerLoader(Loader):
                 raise
             raise translated from error
         finally:
-            # The workers end with the last reference to the iterator. The tracebacks of errors refer to it too.
+            # Workers exit with the last reference to the iterator. Traceback frames hold one too, so clear them.
             exception = sys.exc_info()[1] if workers else None
             while exception:
                 traceback.clear_frames(exception.__traceback__)
@@ -204,5 +211,5 @@ def _prepare_worker(worker: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Torch terminates a worker that hangs with this signal.
     # Print no traceback if the training process ends while it receives a batch.
     sys.excepthook = lambda *_: None
-    # A spawned worker would unload torch at its end, which takes a second. A forked worker never does.
+    # Skip interpreter shutdown: tearing down torch takes a spawned worker a second. Forked workers skip it anyway.
     atexit.register(os._exit, 0)

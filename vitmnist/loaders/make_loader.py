@@ -30,23 +30,23 @@ def make_loader(
 ) -> Loader:
     """Build a loader by name: `for images, labels in make_loader("ram", …).epoch(0)`.
 
-    On the CPU, this sets glibc's `mallopt` for the whole process, which then keeps up to 2 GiB of freed memory for the
-    next batch. `ctypes.CDLL(None).malloc_trim(0)` returns the memory to the system.
+    On the CPU, this sets glibc's `mallopt` for the whole process: it keeps up to 2 GiB of freed memory for the next
+    batch. `ctypes.CDLL(None).malloc_trim(0)` returns the memory to the system.
 
     Args:
         name: disk, ram, gpu_slice, prefetch, cache, auto, or a name of your own that you passed to `register`.
         data: a split of `load_dataset`; a pair `(images, labels)` of tensors or NumPy arrays with the same first
             dimension, which are not copied; or any map-style `torch.utils.data.Dataset`. All but disk and prefetch of
-            disk refuse random samples; they cannot see a generator that is made for each sample, such as
-            `default_rng()`, or `secrets`.
+            disk refuse random samples; a generator that is made for each sample, such as `default_rng()`, and `secrets`
+            go undetected.
         batch_size: number of samples in a batch, over all ranks.
         device: where batches are delivered; `auto` is the current CUDA device, or the CPU.
         seed: determines the order, at least 0; every loader delivers the same batches for the same seed.
         shuffle: sample, batch or none; see `EpochSampler`.
         drop_last: leave out a last batch shorter than `batch_size`.
-        step: a function `step(images, labels)` that trains on a batch (`step(batch)` if samples are not pairs), with
-            which `auto` times its candidates. It trains on a few dozen batches per candidate: give it a copy of the
-            model, or load the model's weights afterwards. Random generators are restored.
+        step: a function `step(batch)` that trains on a batch, with which `auto` times its candidates. It trains on a
+            few dozen batches per candidate: give it a copy of the model, or load the model's weights afterwards. Random
+            generators are restored.
         rank: the rank of this process. It gets a part of every batch. Default: the rank in `torch.distributed`.
         world_size: the number of ranks; required with `rank`.
         options: the keys of the loader's YAML file in `conf/data/loader/`, such as `num_workers=4`. `base` of prefetch
@@ -57,7 +57,10 @@ def make_loader(
         DataError: data that cannot be used, such as images and labels of different lengths.
     """
     loaded = as_source(data, seed)
-    sampler = build_sampler(len(loaded), batch_size, seed, shuffle, drop_last, *_ranks(rank, world_size))
+    rank, world_size = _ranks(rank, world_size)
+    sampler = build_sampler(
+        len(loaded), batch_size, seed=seed, shuffle=shuffle, drop_last=drop_last, rank=rank, world_size=world_size
+    )
     target = choose_device(str(device))
     if target.type == "cpu":
         keep_freed_memory()

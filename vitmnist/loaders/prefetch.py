@@ -15,7 +15,7 @@ from vitmnist.loaders.base import LOADERS, Batches, Loader
 from vitmnist.runtime.background_map import BackgroundMap
 from vitmnist.runtime.device import DeviceQueue, Event, create_queue
 from vitmnist.store.rows import Placement
-from vitmnist.store.tree import map_tensors
+from vitmnist.store.tree import map_batch_tensors
 
 END = object()  # Marks the end of an epoch in the results of the thread.
 
@@ -38,7 +38,7 @@ class PrefetchLoader(Loader):
     def __init__(
         self, options: PrefetchOptions, data: SampleSource, sampler: EpochSampler, device: torch.device
     ) -> None:
-        values = options.base or LOADERS.with_defaults({"name": _default_base(data)})
+        values = options.base or LOADERS.with_defaults({"name": "ram" if isinstance(data, TensorSet) else "disk"})
         self.base = LOADERS.build(values, data, sampler, device, key="data.loader.base")
         # This comes after `base`: finalizers run in reverse order, so at exit the thread stops before the base loader.
         super().__init__(sampler)
@@ -51,7 +51,7 @@ class PrefetchLoader(Loader):
 
     @classmethod
     def placement_for(cls, data: SampleSource) -> Placement:
-        return Placement(_default_base(data))
+        return Placement.HOST if isinstance(data, TensorSet) else Placement.ON_DEMAND
 
     def batches(self, epoch: int, start: int) -> Batches:
         # The thread must not refer to this loader: with a reference cycle, the thread of an abandoned loader would live
@@ -68,7 +68,7 @@ class PrefetchLoader(Loader):
                     return
                 self.queue.wait_event(event)
                 # The memory belongs to the thread's stream, which must not reuse it while this stream reads it.
-                yield map_tensors(self._record_stream, batch)
+                yield map_batch_tensors(self._record_stream, batch)
 
     def close(self) -> None:
         super().close()
@@ -79,15 +79,11 @@ class PrefetchLoader(Loader):
         return tensor
 
 
-def _default_base(data: SampleSource) -> str:
-    return "ram" if isinstance(data, TensorSet) else "disk"
-
-
 def _make_batch(queue: DeviceQueue, batches: Batches, event: Event) -> tuple[Any, Event]:
     """Return the next batch, and an event on the thread's stream after which other streams can read the batch.
 
-    First wait for `event`, which the consumer recorded when it requested the batch: otherwise, a host that runs ahead
-    would fill the memory of the device.
+    Wait for `event` first. The consumer recorded it when it requested the batch. Without the wait, a host that runs
+    ahead would fill the memory of the device.
     """
     event.synchronize()
     return next(batches, END), queue.record_event()

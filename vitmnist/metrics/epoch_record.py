@@ -61,8 +61,5 @@ class Monitor:
 
     def is_exhausted(self, epochs: Sequence[EpochRecord]) -> bool:
         """Whether training stops after these epochs."""
-        if self.patience is None:
-            return False
         best = self.best_epoch(epochs)
-        epochs_since_best = len(epochs) if best is None else len(epochs) - 1 - best
-        return epochs_since_best >= self.patience
+        return self.patience is not None and best is not None and len(epochs) - 1 - best >= self.patience

@@ -61,7 +61,7 @@ def make_decay_groups(model: nn.Module) -> list[dict[str, Any]]:
     """Return two parameter groups: with and without weight decay.
 
     As in timm's `param_groups_weight_decay`, parameters with fewer than two dimensions (biases, norm weights) have no
-    weight decay. Neither have the parameters that the model names in `no_weight_decay`.
+    weight decay. The same holds for the parameters that the model lists in `no_weight_decay`.
     """
     no_decay = getattr(model, "no_weight_decay", ())
     decayed: list[nn.Parameter] = []

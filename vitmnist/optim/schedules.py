@@ -25,7 +25,7 @@ def build_schedule(values: Mapping[str, Any], epochs: int, steps_per_epoch: int)
         # `data/loader=auto` can time more steps than the run has. They use the last factor.
         return float(compute_factor(options, min(step, steps - 1), steps, steps_per_epoch))
 
-    factor(0)  # Raises if the options do not fit.
+    factor(0)  # Raise now if the options do not fit.
     return factor
 
 

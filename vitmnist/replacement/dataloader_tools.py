@@ -89,7 +89,7 @@ def collate_batch(collate: Callable[[list[Any]], object], samples: list[Any], in
     try:
         with as_data_error(f"the collate function, for samples {', '.join(map(str, indices[:3]))}, …"):
             return collate(samples)
-    except DataError as error:  # A batch of a single sample can fail although no real batch does.
+    except DataError as error:  # A batch of a single sample can fail even if no real batch does.
         raise NotRowsError(str(error)) from error
 
 
@@ -131,8 +131,8 @@ def check_same_batches(
         if difference := find_difference(*batches):
             samples = ", ".join(map(str, indices[:3]))
             raise DataError(
-                f"{difference} of samples {samples}, … is not what the DataLoader makes of them: fingerprint= does not "
-                "fit, or samples depend on what was read before, or are random without a generator that can be seen "
-                "(such as default_rng() in each call); keep no state between samples, move the random step into the "
+                f"{difference} of samples {samples}, … differs from the DataLoader's: fingerprint= does not fit, or "
+                "samples depend on what was read before, or they draw from a generator that cannot be detected (such "
+                "as default_rng() in each call); keep no state between samples, move the random step into the "
                 "attribute transform of the dataset, or use the DataLoader as it is"
             )

@@ -18,11 +18,11 @@ from vitmnist.data.randomness import refuse_random_samples
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.replacement.dataloader_tools import NotRowsError, fetch_batch, fetch_sample
 from vitmnist.replacement.split_transforms import TRANSFORM_ATTRIBUTES, Transform, TransformGuard
-from vitmnist.runtime.memory import Memory, check_fits
+from vitmnist.runtime.memory import check_fits
 from vitmnist.store.read_once import MapStyleDataset, WrappedDataset, count_reading_workers, read_once
 from vitmnist.store.rows import Destination, Placement, gather_rows, store_rows
 from vitmnist.store.samples import EncodedSamples, collect_samples, encode_samples, write_samples
-from vitmnist.store.tree import Structure, flatten_tree, unflatten_tree
+from vitmnist.store.tree import TreeStructure, flatten_tree, unflatten_tree
 
 Chunk = TypeVar("Chunk")
 
@@ -32,7 +32,7 @@ class RowTensors:
     """Tensors with a row per sample, and the structure of a batch of them."""
 
     tensors: tuple[Tensor, ...]
-    structure: Structure
+    structure: TreeStructure
 
     @classmethod
     def from_batch(cls, batch: object, size: int) -> RowTensors:
@@ -83,11 +83,10 @@ class DecodedDataset(WrappedDataset):
     Args:
         original: the dataset that decodes the samples.
         guard: detects changes of its transforms.
-        sample_nbytes: average size of a decoded sample in bytes.
     """
 
-    def __init__(self, original: MapStyleDataset, guard: TransformGuard, sample_nbytes: float) -> None:
-        self._guard, self.sample_nbytes = guard, sample_nbytes
+    def __init__(self, original: MapStyleDataset, guard: TransformGuard) -> None:
+        self._guard = guard
         self.original = original  # From here on, `__setattr__` sets attributes of the original.
 
     def __len__(self) -> int:
@@ -106,11 +105,8 @@ class DecodedDataset(WrappedDataset):
         setattr(self.original, name, value)
 
 
-class DeferredBatch:
-    """A batch that the collate function makes later. A decoded dataset returns it instead of a list of samples."""
-
-    def __init__(self, make: Callable[[], object]) -> None:
-        self.make = make
+class DeferredBatch(partial[object]):
+    """A call that makes a batch. A decoded dataset returns it instead of samples, and the collate function runs it."""
 
     def __getitem__(self, index: int) -> object:
         raise ConfigError(
@@ -120,8 +116,8 @@ class DeferredBatch:
 
 
 def materialize_or_collate(collate: Callable[[list[Any]], object], batch: DeferredBatch | list[Any]) -> object:
-    """Make a `DeferredBatch`, or collate samples, such as those of a `ConcatDataset` of decoded datasets."""
-    return batch.make() if isinstance(batch, DeferredBatch) else collate(batch)
+    """Make a `DeferredBatch`, or collate samples, which a `ConcatDataset` of decoded datasets delivers."""
+    return batch() if isinstance(batch, DeferredBatch) else collate(batch)
 
 
 class RowDataset(DecodedDataset):
@@ -129,10 +125,10 @@ class RowDataset(DecodedDataset):
 
     def __init__(self, original: MapStyleDataset, guard: TransformGuard, rows: RowTensors) -> None:
         self._rows = rows
-        super().__init__(original, guard, rows.sample_nbytes)
+        super().__init__(original, guard)
 
     def __getitems__(self, indices: Sequence[int]) -> DeferredBatch:
-        return DeferredBatch(partial(self._rows.gather, indices))
+        return DeferredBatch(self._rows.gather, indices)
 
 
 class TransformedDataset(DecodedDataset):
@@ -146,7 +142,7 @@ class TransformedDataset(DecodedDataset):
         self, original: MapStyleDataset, guard: TransformGuard, samples: EncodedSamples, transform: Transform
     ) -> None:
         self._samples, self._transform = samples, transform
-        super().__init__(original, guard, samples.nbytes / len(samples))
+        super().__init__(original, guard)
 
     def __getitem__(self, index: int) -> object:
         return self._transform(self._samples[index])
@@ -190,7 +186,7 @@ def decode_rows(dataloader: DataLoader[Any], example: RowTensors, destination: D
     read = partial(_read_rows, dataset, dataloader.collate_fn, example)
     chunks = partial(_read_all, dataloader, read, example.sample_nbytes)
     if destination.placement is not Placement.FILE:
-        check_fits("ram", Memory(example.sample_nbytes * size), torch.device("cpu"))
+        check_fits("ram", example.sample_nbytes * size, torch.device("cpu"))
     contents = destination.fingerprint and f"{destination.fingerprint}, {size} samples, {example.signature}"
     files = [str(index) for index in range(len(example.tensors))]
     return RowTensors(store_rows(chunks, size, replace(destination, fingerprint=contents), files), example.structure)
@@ -239,7 +235,7 @@ def _read_rows(
     return rows.tensors
 
 
-def _read_samples(decode: Callable[[int], object], structure: Structure | None, indices: range) -> EncodedSamples:
+def _read_samples(decode: Callable[[int], object], structure: TreeStructure | None, indices: range) -> EncodedSamples:
     """Decode samples into bytes. Raises `RandomSampleError` if a sample is random."""
     with refuse_random_samples(decode, indices, decode):
         return encode_samples((fetch_sample(decode, index) for index in indices), structure)

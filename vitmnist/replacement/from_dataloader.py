@@ -2,10 +2,11 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from torch.utils.data import DataLoader, default_collate
 
@@ -48,8 +49,9 @@ from vitmnist.store.read_once import identity
 from vitmnist.store.rows import Destination, Placement
 from vitmnist.store.tree import copy_tree
 
-LOADER_NAMES = ("auto", "ram", "cache")
-"""The values of the argument `loader`."""
+PLACEMENTS = {"ram": Placement.HOST, "cache": Placement.FILE}
+"""Where each value of the argument `loader` keeps the samples."""
+LOADER_NAMES = {placement: name for name, placement in PLACEMENTS.items()}
 TRANSFORM_MODES = ("exact", "tensor")
 """The values of the argument `transforms`."""
 
@@ -96,8 +98,8 @@ def from_dataloader(
         DataError: samples cannot be read or kept, or batches differ from the original's.
         OutOfSpaceError: memory or the disk of `folder` is too small.
     """
-    if loader not in LOADER_NAMES:
-        raise ConfigError(f"loader={loader}: {suggest_names(loader, LOADER_NAMES)}")
+    if loader not in ("auto", *PLACEMENTS):
+        raise ConfigError(f"loader={loader}: {suggest_names(loader, ('auto', *PLACEMENTS))}")
     if transforms not in TRANSFORM_MODES:
         raise ConfigError(f"transforms={transforms}: {suggest_names(transforms, TRANSFORM_MODES)}")
     if isinstance(getattr(dataloader, "dataset", None), DecodedDataset):
@@ -107,7 +109,7 @@ def from_dataloader(
     make_destination = partial(Destination, folder=Path(folder).expanduser(), fingerprint=fingerprint)
     to_tensors = transforms == "tensor"
     if loader != "auto":
-        return _replace(dataloader, make_destination(Placement(loader)), to_tensors)
+        return _replace(dataloader, make_destination(PLACEMENTS[loader]), to_tensors)
     try:
         try:
             return _replace(dataloader, make_destination(Placement.HOST), to_tensors)
@@ -120,78 +122,56 @@ def from_dataloader(
         return dataloader
 
 
-class StoragePlan(NamedTuple):
-    """What to keep of the samples of a `DataLoader`.
-
-    Args:
-        probes: indices of the samples that were read to make the plan.
-        samples: the samples of these indices. None: some samples are random, so keep the input of the first random
-            transform of each.
-        example: a batch of the first samples. None: keep single samples. Otherwise, keep rows of tensors.
-    """
-
-    probes: list[int]
-    samples: list[Any] | None
-    example: RowTensors | None
-
-
 def _replace(dataloader: DataLoader[Any], destination: Destination, to_tensors: bool) -> DataLoader[Any]:
     """Build a replacement that keeps its samples in `destination`. Raises the errors of `from_dataloader`."""
     check_replaceable(dataloader)
+    dataset: Any = dataloader.dataset
+    name = LOADER_NAMES[destination.placement]
+    probes = choose_probes(len(dataset))
+    build_random = partial(_build_random, to_tensors=to_tensors)
+    build: Callable[..., DataLoader[Any]] = _build_deterministic
     try:
-        with preserved_random_state(dataloader.dataset, dataloader.collate_fn):
-            plan = _make_plan(dataloader)
-        return _build(dataloader, destination, to_tensors, plan)
+        while True:
+            try:
+                with preserved_random_state(dataset, dataloader.collate_fn):
+                    return build(dataloader, destination, probes)
+            except RandomSampleError as error:
+                if build is build_random and error.index in probes:
+                    raise ConfigError(
+                        f"{name}: {error} apart from the transforms in the attributes transform and transforms of the "
+                        "dataset (not of its class), or a transform keeps a state from sample to sample; move all "
+                        "random steps there, or use the DataLoader as it is"
+                    ) from error
+                # The sample shows that a transform is random, so start again with the sample as a probe.
+                probes.append(error.index)
+                build = build_random
     except ConfigError:
         raise
     except Exception as error:  # The dataset and the collate function can raise any error.
-        raise DataError(f"{destination.placement.value}: {format_error(error)}") from error
+        raise DataError(f"{name}: {format_error(error)}") from error
 
 
-def _make_plan(dataloader: DataLoader[Any]) -> StoragePlan:
-    """Read a few samples, called probes, and choose how to keep all samples."""
+def _build_deterministic(
+    dataloader: DataLoader[Any], destination: Destination, probes: Sequence[int]
+) -> DataLoader[Any]:
+    """Build a replacement that keeps rows of tensors or, if batches have no rows, single samples.
+
+    Args:
+        probes: indices of the samples to read first.
+
+    Raises:
+        RandomSampleError: a sample is random.
+    """
     dataset: Any = dataloader.dataset
-    probes = choose_probes(len(dataset))
-    try:
-        samples = read_probes(partial(fetch_sample, dataset.__getitem__), probes, dataset)
-    except RandomSampleError:
-        return StoragePlan(probes, None, None)
+    samples = read_probes(partial(fetch_sample, dataset.__getitem__), probes, dataset)
     first = samples[: dataloader.batch_size or COMPARED_SIZE]
     collate = partial(collate_batch, dataloader.collate_fn, indices=probes)
     batch, reason = call_and_check_random(lambda: collate(copy_tree(first)), (dataset, collate), always_repeat=True)
-    try:
-        return StoragePlan(probes, samples, None if reason else RowTensors.from_batch(batch, len(first)))
-    except NotRowsError:
-        return StoragePlan(probes, samples, None)
-
-
-def _build(
-    dataloader: DataLoader[Any], destination: Destination, to_tensors: bool, plan: StoragePlan
-) -> DataLoader[Any]:
-    """Build the replacement of a plan. If a later sample contradicts the plan, change the plan and start again."""
-    dataset: Any = dataloader.dataset
-    try:
-        with preserved_random_state(dataset, dataloader.collate_fn):
-            if plan.samples is None:
-                build = _build_with_tensors if to_tensors else _build_transformed
-                return build(dataloader, destination, SplitTransforms(dataset, plan.probes))
-            if plan.example is None:
-                read, transforms = dataset.__getitem__, list_transforms(dataset)
-                return _build_per_sample(dataloader, destination, plan.samples, read, identity, transforms)
-            return _build_gathered(dataloader, destination, plan.example)
-    except NotRowsError:
-        if plan.example is None:
-            raise
-        changed = plan._replace(example=None)
-    except RandomSampleError as error:
-        if error.index in plan.probes:
-            raise ConfigError(
-                f"{destination.placement.value}: {error} apart from the transforms in the attributes transform and "
-                "transforms of the dataset (not of its class), or a transform keeps a state from sample to sample; "
-                "move all that is random there, or use the DataLoader as it is"
-            ) from error
-        changed = StoragePlan([*plan.probes, error.index], None, None)
-    return _build(dataloader, destination, to_tensors, changed)
+    with suppress(NotRowsError):
+        if not reason:
+            return _build_gathered(dataloader, destination, RowTensors.from_batch(batch, len(first)))
+    transforms = list_transforms(dataset)
+    return _build_per_sample(dataloader, destination, samples, dataset.__getitem__, identity, transforms)
 
 
 def _build_gathered(dataloader: DataLoader[Any], destination: Destination, example: RowTensors) -> DataLoader[Any]:
@@ -222,14 +202,26 @@ def _build_gathered(dataloader: DataLoader[Any], destination: Destination, examp
     return replacement
 
 
-def _build_transformed(
-    dataloader: DataLoader[Any], destination: Destination, split: SplitTransforms
+def _build_random(
+    dataloader: DataLoader[Any], destination: Destination, probes: Sequence[int], to_tensors: bool
 ) -> DataLoader[Any]:
-    """Build a replacement that applies random transforms in the workers of the original."""
+    """Build a replacement that applies random transforms in workers, or to tensors in threads.
+
+    Raises:
+        RandomSampleError: a sample is random apart from the transforms that are random for `probes`.
+        ConfigError: the transforms cannot be applied to tensors, or the pixels differ by more than rounding.
+    """
+    split = SplitTransforms(dataloader.dataset, probes)
+    if to_tensors:
+        if dataloader.collate_fn is not default_collate:
+            raise ConfigError("transforms='tensor' is not for a collate_fn; use transforms='exact'")
+        for transforms in split.random_transforms:
+            build_tensor_pipeline(transforms)
     deterministic = chain.from_iterable(split.deterministic_transforms)
-    return _build_per_sample(
+    exact = _build_per_sample(
         dataloader, destination, split.decoded_probes, split.decode, split.transform, deterministic
     )
+    return _apply_to_tensors(exact, split) if to_tensors else exact
 
 
 def _build_per_sample(
@@ -250,23 +242,13 @@ def _build_per_sample(
     return replacement
 
 
-def _build_with_tensors(
-    dataloader: DataLoader[Any], destination: Destination, split: SplitTransforms
-) -> DataLoader[Any]:
-    """Build a replacement that applies random transforms to tensors, in threads.
-
-    Raises:
-        ConfigError: the transforms cannot be applied to tensors, or the pixels differ by more than rounding.
-    """
-    if dataloader.collate_fn is not default_collate:
-        raise ConfigError("transforms='tensor' is not for a collate_fn; use transforms='exact'")
-    for transforms in split.random_transforms:
-        build_tensor_pipeline(transforms)
-    exact: Any = _build_transformed(dataloader, destination, split).dataset
-    on_tensors = TensorTransformDataset(exact, split.random_transforms)
+def _apply_to_tensors(exact: DataLoader[Any], split: SplitTransforms) -> DataLoader[Any]:
+    """Build a replacement that applies random transforms to tensors, from one that applies them to PIL images."""
+    dataset: Any = exact.dataset
+    on_tensors = TensorTransformDataset(dataset, split.random_transforms)
     try:
-        check_rounding(split, exact._samples, on_tensors._samples)
+        check_rounding(split, dataset._samples, on_tensors._samples)
     except DataError as error:
         raise ConfigError(f"transforms='tensor': {error}; use transforms='exact'") from error
     collate = partial(materialize_or_collate, default_collate)
-    return rebuild(dataloader, ThreadedDataLoader, dataset=on_tensors, collate_fn=collate)
+    return rebuild(exact, ThreadedDataLoader, dataset=on_tensors, collate_fn=collate)

@@ -18,14 +18,14 @@ from torch.utils.data import Dataset
 from vitmnist.data.randomness import call_and_check_random, preserved_random_state, read_probes
 from vitmnist.errors import ConfigError, DataError, as_data_error, format_error
 from vitmnist.replacement.dataloader_tools import fetch_sample
-from vitmnist.store.tree import copy_tree, tree_map
+from vitmnist.store.tree import copy_tree, map_leaves
 
 Transform = Callable[..., Any]
 Inputs = Any
 """The arguments of a transform: a tuple of an image and, for a joint transform, its target; or a dict by name."""
 TRANSFORM_ATTRIBUTES = ("transform", "transforms")
 """The attributes of a dataset that are searched for transforms."""
-ADVICE = "leave all that follows to its attribute transform"
+ADVICE = "move the following steps into its attribute transform"
 """The end of messages about a dataset that cannot be split."""
 
 
@@ -45,7 +45,7 @@ class TransformPlaceholder(NamedTuple):
 
 @dataclass(frozen=True)
 class OpaqueResult:
-    """What the dataset receives in place of a transform's result. Not a tuple on purpose: indexing it must fail."""
+    """The dataset gets this object in place of a transform's result. It is not a tuple, so that indexing it fails."""
 
     placeholder: TransformPlaceholder
 
@@ -68,8 +68,8 @@ class SplitTransforms:
 
     Attributes:
         decoded_probes: the decoded samples with the indices `probes`.
-        deterministic_transforms: those that `decode` applies, for each attribute.
-        random_transforms: those that `transform` applies, for each attribute.
+        deterministic_transforms: the transforms that `decode` applies, for each attribute.
+        random_transforms: the transforms that `transform` applies, for each attribute.
 
     Raises:
         DataError: a sample cannot be split.
@@ -104,11 +104,11 @@ class SplitTransforms:
             with replace_transforms(self._attributes, self._recorders):
                 sample = self._dataset[index]
         except Exception as error:
-            self._dataset[index]  # If the dataset itself fails, raise its error, which is more helpful.
+            self._dataset[index]  # If the dataset itself fails, raise its own, more helpful error.
             raise DataError(
-                f"its dataset uses its transform, or what that returns ({format_error(error)}); {ADVICE}"
+                f"its dataset uses its transform, or the result of it ({format_error(error)}); {ADVICE}"
             ) from error
-        sample = tree_map(lambda leaf: leaf.placeholder if isinstance(leaf, OpaqueResult) else leaf, sample)
+        sample = map_leaves(lambda leaf: leaf.placeholder if isinstance(leaf, OpaqueResult) else leaf, sample)
         return DecodedSample(sample, list(self._calls))
 
     def transform(self, decoded: DecodedSample, random: Sequence[Sequence[Transform]] | None = None) -> Any:
@@ -123,7 +123,7 @@ class SplitTransforms:
         def get_result(leaf: object) -> object:
             return results[leaf.call][leaf.result] if isinstance(leaf, TransformPlaceholder) else leaf
 
-        return tree_map(get_result, decoded.sample, leaf_type=TransformPlaceholder)
+        return map_leaves(get_result, decoded.sample, leaf_type=TransformPlaceholder)
 
     def _record(self, attribute: int, *inputs: object, **named: object) -> object:
         """Apply the deterministic transforms, record the call, and return placeholders for its results."""
@@ -222,7 +222,7 @@ def split_at_first_random(transform: Transform, inputs: Sequence[Inputs]) -> tup
 
 def is_random(transform: Transform, inputs: Inputs) -> bool:
     """Whether a transform uses a random generator, or returns different results for the same inputs."""
-    trial = deepcopy(transform)  # A call may change the state of a transform.
+    trial = deepcopy(transform)  # A call can change the state of a transform.
     with preserved_random_state(trial):
         _, reason = call_and_check_random(
             lambda: apply_transforms([trial], copy_tree(inputs)), trial, always_repeat=True
@@ -261,8 +261,8 @@ class TransformGuard:
         changed += [self._deterministic[index] for index, _ in sorted(self._changed_attributes())]
         if changed:
             raise ConfigError(
-                f"{get_transform_name(changed[0])} has changed since the samples were "
-                "decoded, which do not have the change; set it before from_dataloader, or use the DataLoader as it is"
+                f"{get_transform_name(changed[0])} has changed since the samples were decoded; set it before "
+                "from_dataloader, or use the DataLoader as it is"
             )
 
     def _changed_attributes(self) -> set[tuple[int, str]]:
@@ -280,7 +280,7 @@ class TransformGuard:
             owner = transform.__self__ if isinstance(transform, MethodType) else transform
             attributes = getattr(owner, "__dict__", None) or {"": owner}
             for name, value in attributes.items():
-                with suppress(Exception):  # Any method of an object may fail.
+                with suppress(Exception):  # Any method of an object can fail.
                     digests[index, name] = blake2b(pickle.dumps(value)).digest()
         return digests
 

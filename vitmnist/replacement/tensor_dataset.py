@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import cycle, islice
 from typing import Any, NamedTuple
 
@@ -41,7 +40,7 @@ from vitmnist.replacement.tensor_transforms import (
 )
 from vitmnist.runtime.background_map import BackgroundMap, map_slices
 from vitmnist.store.samples import EncodedSamples
-from vitmnist.store.tree import flatten_tree, map_tensors
+from vitmnist.store.tree import flatten_tree, map_batch_tensors
 
 TOLERANCE = 8
 """The largest accepted difference from PIL's pixels, in steps of 1/255. Resizing differs by up to 5."""
@@ -77,12 +76,12 @@ class TensorTransformDataset(DecodedDataset):
 
     def __init__(self, exact: TransformedDataset, random: Sequence[Sequence[Transform]]) -> None:
         self._samples, self._random = replace(exact._samples, as_tensors=True), random
-        super().__init__(exact.original, exact._guard, exact.sample_nbytes)
+        super().__init__(exact.original, exact._guard)
 
     def __getitems__(self, indices: Sequence[int]) -> DeferredBatch:
         samples = draw_samples(self._samples, self._random, indices)
         # Allocate in the consumer's thread: glibc returns a thread's memory to the system when the thread ends.
-        return DeferredBatch(partial(finish_batch, samples, allocate_batches(samples)))
+        return DeferredBatch(finish_batch, samples, allocate_batches(samples))
 
 
 def draw_samples(
@@ -246,7 +245,7 @@ class ThreadedDataLoader(DecodedDataLoader):
     def _collate_and_pin(self, fetched: Any) -> object:
         batch = self.collate_fn(fetched)
         if self.pin_memory and torch.cuda.is_available():
-            return map_tensors(Tensor.pin_memory, batch)
+            return map_batch_tensors(Tensor.pin_memory, batch)
         return batch
 
 

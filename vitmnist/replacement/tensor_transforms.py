@@ -128,7 +128,7 @@ def _draw(transform: Any, image: Tensor) -> list[Transform]:
 
     if hasattr(transform, "p") and torch.rand(1) >= transform.p:
         return []
-    # RandomCrop is the only remaining transform of v1. That of v2 draws no number for a side that it does not crop.
+    # RandomCrop is the only remaining transform of v1. In v2, it draws no number for a side that it does not crop.
     if type(transform).__module__ == V1:
         top, left, height, width = transform.get_params(image, transform.size)
         return [partial(functional.crop, top=top, left=left, height=height, width=width)]

@@ -229,9 +229,10 @@ def _override_key(key: str) -> str:
 def _displayed_config(run: Run) -> dict[str, Any]:
     """Name the loader in a configuration as the report does: `prefetch of ram`, or `auto: ram` if `auto` chose it."""
     config = dict(run.config)
-    loader, base = config.get("data.loader.name"), config.pop("data.loader.base.name", None)
-    if base:
-        config["data.loader.name"] = f"{loader} of {base}"
+    # A loader that wraps another one has it as an option, such as `base`.
+    keys = sorted((key for key in config if key.startswith(LOADER_OPTION) and key.endswith(".name")), key=len)
+    if len(keys) > 1:
+        config["data.loader.name"] = " of ".join(str(config.pop(key)) for key in keys)
     elif run.result.auto:
         config["data.loader.name"] = f"auto: {run.result.auto.get('name')}"
     return config

@@ -11,7 +11,7 @@ from markdown import markdown
 from tabulate import tabulate
 
 from vitmnist.config.schema import format_value
-from vitmnist.errors import as_data_error, escape_unprintable
+from vitmnist.errors import escape_unprintable
 from vitmnist.metrics.epoch_table import EPOCH_S, build_epoch_table
 from vitmnist.report.comparison import EMPTY_CELL, Comparison, ReportRow, compare
 from vitmnist.report.plots import draw_chart
@@ -41,20 +41,12 @@ def write_report(folders: Iterable[Path], output: Path) -> list[Comparison]:
     """Write the report on all runs in or below some folders, and return its comparisons.
 
     Raises:
-        DataError: a folder does not exist or contains no runs, or a `result.json` has a value of a wrong type.
+        DataError: a folder does not exist or contains no runs.
         OSError: the files cannot be written.
     """
-    runs = [read_run(folder) for folder in find_runs(folders)]
-    try:
-        comparisons = compare(runs)
-        chart = draw_chart(comparisons)
-        text, table = format_markdown(comparisons, has_chart=chart is not None), format_csv(comparisons)
-    except Exception:
-        # A record can have a value of a wrong type. Report each run by itself, to name the file.
-        for run in runs:
-            with as_data_error(f"{run.folder}/result.json"):
-                format_markdown(compare([run]))
-        raise
+    comparisons = compare([read_run(folder) for folder in find_runs(folders)])
+    chart = draw_chart(comparisons)
+    text, table = format_markdown(comparisons, has_chart=chart is not None), format_csv(comparisons)
     output.mkdir(parents=True, exist_ok=True)
     if chart:
         write_atomic(output / CHART_FILE, chart)

@@ -21,17 +21,17 @@ JOIN_S = 1.0
 """The longest time that closing waits for its threads, in seconds. Python cannot interrupt a thread that blocks."""
 
 Item = TypeVar("Item")
-Result = TypeVar("Result")
+Returned = TypeVar("Returned")
 Outcome = tuple[Any, BaseException | None]  # A result, or the exception in its place.
 
 
-class BackgroundMap(Iterator[Result], Generic[Item, Result]):
+class BackgroundMap(Iterator[Returned], Generic[Item, Returned]):
     """Like `map`, but runs `fn` in background threads up to `ahead` items early and keeps the order.
 
     An exception is raised in place of its result, with its own type; the next results can still be taken.
 
-    Threads stop within a second of `close()` (from any thread), exhaustion, garbage collection or interpreter exit. A
-    thread in a blocking call lives until the process exits.
+    The threads stop within a second after `close` is called, the items run out, the map is garbage-collected, or the
+    interpreter exits. A thread in a blocking call lives until the process exits.
 
     Args:
         fn: called in the threads.
@@ -42,7 +42,7 @@ class BackgroundMap(Iterator[Result], Generic[Item, Result]):
 
     def __init__(
         self,
-        fn: Callable[[Item], Result],
+        fn: Callable[[Item], Returned],
         items: Iterable[Item],
         threads: int,
         ahead: int,
@@ -62,7 +62,7 @@ class BackgroundMap(Iterator[Result], Generic[Item, Result]):
         self.close = weakref.finalize(self, _stop, self._jobs, self._waiting, self._is_stopped, workers)
         """Stop the threads, and wait up to a second for them. A consumer that waits in another thread stops too."""
 
-    def __next__(self) -> Result:
+    def __next__(self) -> Returned:
         while len(self._waiting) <= self._ahead:
             try:
                 item = next(self._items)
@@ -80,7 +80,8 @@ class BackgroundMap(Iterator[Result], Generic[Item, Result]):
                 raise error
             return result  # type: ignore[no-any-return]
         finally:
-            del error  # Its traceback has this frame, and the cycle would keep all that its frames refer to.
+            # The traceback refers to this frame, and that cycle would keep every object in its frames alive.
+            del error
 
 
 def _work(

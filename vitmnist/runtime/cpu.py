@@ -33,7 +33,7 @@ def read_container_limits(name: str) -> Iterator[str]:
 
 
 def available_cores() -> int:
-    """The number of cores that this process may use: those of the system, or of its container if these are fewer."""
+    """The number of cores that the system and the container let this process use."""
     quotas = [math.ceil(int(quota) / int(period)) for quota, period in map(str.split, read_container_limits("cpu.max"))]
     return min([_system_cores(), *quotas])
 

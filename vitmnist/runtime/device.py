@@ -102,7 +102,7 @@ Event = CompletedEvent | torch.cuda.Event
 class DeviceQueue:
     """Copies batches to a device. In this base class, each call returns when its work is done.
 
-    "Current stream" means that of the calling thread.
+    The "current stream" is the current stream of the calling thread.
     """
 
     is_async = False

@@ -1,11 +1,18 @@
-"""Locks between processes, and between the threads of each: `fcntl.lockf`, or `filelock` where Python lacks it."""
+"""Locks between processes, and between the threads of each: `fcntl.lockf`, or `filelock` where Python lacks it.
 
+On a file system without locks, only the threads of a process exclude each other, and a warning is logged.
+"""
+
+import errno
+import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 POLL_S = 0.05
 """The interval at which a waiting thread tries to lock, in seconds."""
@@ -32,14 +39,15 @@ def wait_for_lock(path: Path) -> Iterator[None]:
 
 
 def try_lock(path: Path) -> Callable[[], None] | None:
-    """Lock a file, which is created if there is none; returns a function that unlocks it, None if it is locked.
-
-    `path` is resolved: threads recognise the same file by it.
+    """Lock a file, creating it if necessary. Return a function that unlocks it, or None if another holder has it.
 
     The system unlocks the file when this process ends.
 
+    Args:
+        path: resolved, because it identifies the file among the threads of this process.
+
     Raises:
-        OSError: the file cannot be created or written to, or its file system has no locks.
+        OSError: the file cannot be created or written to.
     """
     holder = os.getpid(), path
     with _held_guard:
@@ -100,4 +108,8 @@ else:
                 fcntl.lockf(file, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):
                 return None
+            except OSError as error:
+                if is_shared or error.errno not in (errno.ENOLCK, errno.ENOSYS):
+                    raise
+                log.warning("%s: this file system has no locks; start only one process at a time here", path.parent)
             return stack.pop_all().close

@@ -4,9 +4,7 @@ import ctypes
 import gc
 import mmap
 import sys
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -23,30 +21,21 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 
 class OutOfSpaceError(ConfigError):
-    """The samples that a loader would keep need more memory than is free."""
+    """The samples that a loader would keep need more memory or disk space than is free."""
 
 
-@dataclass(frozen=True)
-class Memory:
-    """Sizes of host and device memory in bytes; if the device is the CPU, both are host memory."""
-
-    host: int = 0
-    device: int = 0
-
-
-def measure_free_memory(device: torch.device) -> Memory:
-    """The memory that this process can still allocate on the host and on a device, including torch's cache.
+def measure_free_memory(device: torch.device) -> int:
+    """Return the bytes that this process can still allocate: on a CUDA device with torch's cache, else on the host.
 
     The memory of the machine, and the limit of the container, are divided among the ranks that torchrun has started
     here, because some of them may not have allocated theirs yet.
     """
+    if device.type == "cuda":
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0] + cached)
     used, machine = psutil.Process().memory_info().rss, psutil.virtual_memory()
     limits = [machine.total, *map(int, read_container_limits("memory.max"))]
-    host = min([machine.available, *(max(limit // local_world_size() - used, 0) for limit in limits)])
-    if device.type != "cuda":
-        return Memory(host)
-    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return Memory(host, torch.cuda.mem_get_info(device)[0] + cached)
+    return int(min([machine.available, *(max(limit // local_world_size() - used, 0) for limit in limits)]))
 
 
 def keep_freed_memory() -> None:
@@ -73,59 +62,40 @@ def map_private(file: IO[bytes]) -> mmap.mmap:
     return mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE | MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE)
 
 
-def reset_host_peak() -> bool:
-    """Reset the peak memory of this process; returns False if the system cannot. Only Linux can.
+def reset_host_peak() -> None:
+    """Reset the peak memory of this process; only Linux can.
 
     Freed memory that glibc keeps is first returned to the system, so that the peak of a job in a sweep does not include
     an earlier, larger job.
     """
     gc.collect()
     _call_glibc("malloc_trim", 0)
-    try:
+    with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except OSError:
-        return False
-    return True
 
 
 def read_host_peak() -> int:
-    """The peak resident memory of this process since the reset, in bytes; on Linux only."""
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+    """The peak resident memory of this process in bytes: since the reset on Linux, since its start elsewhere."""
+    with suppress(OSError, IndexError):
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
+        return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+    try:
+        import resource
+    except ImportError:  # Windows has no such module.
+        return int(psutil.Process().memory_info().peak_wset)
+    # macOS counts bytes; other systems count KiB.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def peak_memory(work: Callable[[], object], device: torch.device) -> Memory:
-    """Run `work`, and return the peak GPU memory that it allocates; zero on the CPU."""
-    if device.type != "cuda":
-        work()
-        return Memory()
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    work()
-    return Memory(device=torch.cuda.max_memory_allocated(device) - before)
-
-
-def check_fits(loader: str, needs: Memory, device: torch.device, reserve: Memory = Memory(), advice: str = "") -> None:
-    """Raise `OutOfSpaceError` if a set does not fit.
-
-    Args:
-        reserve: the memory that must be left free for the model.
-        advice: the end of the message.
-    """
-    free = measure_free_memory(device)
-    if device.type != "cuda":
-        needs = Memory(needs.host + needs.device)
-    for location, size, model_size, available in (
-        (f"on {device}", needs.device, reserve.device, free.device),
-        ("on the host", needs.host, reserve.host, free.host),
-    ):
-        if size and size + model_size > available:
-            ranks = f" for each of {local_world_size()} processes" if local_world_size() > 1 else ""
-            model = f", and the model needs {format_mib(model_size)} too" if model_size else ""
-            raise OutOfSpaceError(
-                f"{loader}: the set takes {format_mib(size)} of memory {location}, where {format_mib(available)} are "
-                f"free{ranks}{model}{advice}"
-            )
+def check_fits(loader: str, nbytes: int, device: torch.device, advice: str = "") -> None:
+    """Raise `OutOfSpaceError` if a set does not fit into the memory of a device; `advice` ends the message."""
+    if nbytes > (free := measure_free_memory(device)):
+        location = f"on {device}" if device.type == "cuda" else "on the host"
+        ranks = f" for each of {local_world_size()} processes" if local_world_size() > 1 else ""
+        raise OutOfSpaceError(
+            f"{loader}: the set takes {format_mib(nbytes)} of memory {location}, where {format_mib(free)} are free"
+            f"{ranks}{advice}"
+        )
 
 
 def format_mib(size: int) -> str:

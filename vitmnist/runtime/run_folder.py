@@ -1,7 +1,5 @@
 """The output folder of a run or sweep: its lock, and whether it has a checkpoint."""
 
-import errno
-import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,8 +8,6 @@ from pathlib import Path
 from vitmnist.errors import ConfigError, ExitCode
 from vitmnist.runtime.file_lock import is_held_here, is_locked, try_lock
 from vitmnist.runtime.files import display_path
-
-log = logging.getLogger(__name__)
 
 LOCK_NAME = ".lock"
 """The name of the file in the folder of a run or sweep that its process locks."""
@@ -48,14 +44,8 @@ def folder_lock(folder: Path) -> Iterator[None]:
 
 def _try_lock(path: Path) -> Callable[[], object] | None:
     for _ in range(3):
-        try:
-            if release := try_lock(path):
-                return release
-        except OSError as error:
-            if error.errno not in (errno.ENOLCK, errno.ENOSYS):
-                raise
-            log.warning("%s: this file system has no locks; start only one run at a time in this folder", path.parent)
-            return lambda: None
+        if release := try_lock(path):
+            return release
         # Another process can hold the lock for a moment in `is_in_use`.
         time.sleep(0.02)
     return None

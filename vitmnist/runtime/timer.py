@@ -51,7 +51,7 @@ class EpochTimer:
             self.begin("computing")
             yield batch
             self.begin("waiting")
-        self._marks[-1] = "other", self._marks[-1][1]  # The last request has found the end, not a batch.
+        self._marks[-1] = "other", self._marks[-1][1]  # The last request hit the end of the epoch.
 
     def stop(self) -> None:
         """Synchronise the device, and end the current phase."""
@@ -66,10 +66,6 @@ class EpochTimer:
         for phase, duration in self.spans():
             seconds[phase] += duration
         return seconds
-
-    def first_wait(self) -> float:
-        """Return the seconds of the first phase `waiting`, 0 if there is none; synchronises the device."""
-        return next((duration for phase, duration in self.spans() if phase == "waiting"), 0.0)
 
     def spans(self) -> Iterator[tuple[Phase, float]]:
         """Yield the phases that have ended, in order, with their seconds; synchronises the device."""

@@ -17,7 +17,7 @@ Value = TypeVar("Value")
 
 
 class World:
-    """The ranks of a run, from the view of one of them; this base class is the world of a single process."""
+    """A run's ranks as one rank sees them; this base class stands for a single process."""
 
     rank = 0
     size = 1

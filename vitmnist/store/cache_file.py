@@ -1,11 +1,11 @@
-"""Decodes samples once into files, and maps the files into memory. For slow decoding, or little memory.
+"""Decodes samples once into files, and maps the files into memory. Use it when decoding is slow or memory is short.
 
 FOLDER/KEY/images.npy   the samples, a file for each tensor; `numpy.load(…, mmap_mode="r")` reads it
 FOLDER/KEY/labels.npy   the labels. Samples of any structure are bytes in samples.npy, with their offsets in spans.npy
-FOLDER/KEY/cache.json   the fingerprint, the caller's notes, and a checksum of all files, to compare when they are
+FOLDER/KEY/cache.json   the fingerprint, the caller's metadata, and a checksum of all files, to compare when they are
                         opened
-FOLDER/KEY-2            the same files, where a process that mapped a damaged cache kept it from being removed
-FOLDER/KEY.lock         is held by the process that decodes, while others wait
+FOLDER/KEY-2            the same files, if Windows cannot remove a damaged KEY because a process maps it
+FOLDER/KEY.lock         the lock of the process that decodes while others wait
 FOLDER/.KEY.unfinished  the same files while they are written
 """
 
@@ -45,7 +45,7 @@ ADVICE = "data.loader.folder=FOLDER or data.root=FOLDER (folder=… of make_load
 Chunks = Iterable[tuple[Tensor, ...]]
 """The tensors of consecutive samples, such as images `[B, …]` and labels `[B, …]`; the last has a row per sample."""
 CacheEntry = tuple[tuple[Tensor, ...], dict[str, Any]]
-"""The mapped tensors of a cache, and the caller's notes."""
+"""The mapped tensors of a cache, and the caller's metadata."""
 
 
 def decode_once(
@@ -53,7 +53,7 @@ def decode_once(
     fingerprint: str | None,
     size: int,
     decode: Callable[[], Chunks],
-    notes: Callable[[], dict[str, Any]] = dict,
+    metadata: Callable[[], dict[str, Any]] = dict,
     names: Sequence[str] = ("images", "labels"),
 ) -> CacheEntry:
     """Open the cache of `fingerprint` in `folder`. If it is missing or damaged, one process decodes while others wait.
@@ -61,7 +61,7 @@ def decode_once(
     Args:
         fingerprint: identifies the contents. None: the files disappear with the tensors or the process.
         size: the largest number of samples that `decode` yields.
-        notes: returns plain values to store with the samples; called after they are decoded.
+        metadata: returns plain values to store with the samples; called after they are decoded.
 
     Raises:
         DataError: the folder cannot be written, or there are no samples.
@@ -73,10 +73,10 @@ def decode_once(
                 folder.mkdir(parents=True, exist_ok=True)
                 files = [stack.enter_context(TemporaryFile(dir=folder)) for _ in names]
             _write(folder, files, size, decode())
-            return tuple(map(_map, files)), notes()
+            return tuple(map(_map, files)), metadata()
     key = hashlib.sha256(fingerprint.encode()).hexdigest()[:24]
     entry = folder / key
-    with suppress(*CACHE_READ_ERRORS):  # While another process replaces the cache, this one waits for the lock below.
+    with suppress(*CACHE_READ_ERRORS):  # If another process is replacing the cache, wait for its lock below.
         return _open(entry, names)
     log.info("decoding once into %s, unless another process does", entry)
     with ExitStack() as stack:
@@ -91,7 +91,7 @@ def decode_once(
         unfinished = folder / f".{key}.unfinished"
         try:
             _decode_named(unfinished, size, decode(), names)
-            record: dict[str, Any] = json.loads(json.dumps({"fingerprint": fingerprint, "notes": notes()}))
+            record: dict[str, Any] = json.loads(json.dumps({"fingerprint": fingerprint, "metadata": metadata()}))
             with _translate_os_errors(folder):
                 record["crc32"] = _checksum(record, unfinished, names)
                 write_atomic(unfinished / RECORD_NAME, json.dumps(record, indent=2).encode())
@@ -99,16 +99,16 @@ def decode_once(
                 rename(unfinished, entry)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-        return _map_files(entry, names), record["notes"]
+        return _map_files(entry, names), record["metadata"]
 
 
 def _remove_damaged(entry: Path) -> Path:
-    """Remove a cache, and return a folder for a new one: another one if a process maps the files, on Windows."""
-    number, folder = 1, entry
+    """Remove a cache and return the folder for a new one; on Windows, a folder with mapped files cannot be removed."""
+    suffix, folder = 1, entry
     shutil.rmtree(folder, ignore_errors=True)
     while folder.exists():
-        number += 1
-        folder = Path(f"{entry}-{number}")
+        suffix += 1
+        folder = Path(f"{entry}-{suffix}")
         shutil.rmtree(folder, ignore_errors=True)
     return folder
 
@@ -116,7 +116,7 @@ def _remove_damaged(entry: Path) -> Path:
 def _decode_named(folder: Path, size: int, chunks: Chunks, names: Sequence[str]) -> None:
     with ExitStack() as stack:
         with _translate_os_errors(folder.parent):
-            shutil.rmtree(folder, ignore_errors=True)  # A killed process may have left it.
+            shutil.rmtree(folder, ignore_errors=True)  # A killed process can leave it behind.
             folder.mkdir()
             files = [stack.enter_context((folder / f"{name}.npy").open("w+b")) for name in names]
         _write(folder.parent, files, size, chunks)
@@ -160,7 +160,7 @@ def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) 
 
 
 def _to_array(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """Return a tensor as an array. NumPy has no bfloat16: its bits become integers in a field named bfloat16."""
+    """Return a tensor as an array. NumPy has no bfloat16, so its bits become integers in a field named bfloat16."""
     try:
         return tensor.numpy()
     except TypeError:
@@ -188,7 +188,7 @@ def _map(file: IO[bytes]) -> Tensor:
 
 
 def _open(entry: Path, names: Sequence[str]) -> CacheEntry:
-    """Open the cache in the folder `entry`, or under another name; raises `CACHE_READ_ERRORS` if it cannot be used."""
+    """Open the cache in the folder `entry`, or in `entry`-2 …; raises `CACHE_READ_ERRORS` if it cannot be used."""
     for candidate in entry.parent.glob(f"{entry.name}-*"):
         with suppress(*CACHE_READ_ERRORS):
             return _open_folder(candidate, names)
@@ -199,7 +199,7 @@ def _open_folder(entry: Path, names: Sequence[str]) -> CacheEntry:
     record = cast("dict[str, Any]", read_json_or_yaml(entry / RECORD_NAME))
     if record.pop("crc32") != _checksum(record, entry, names):
         raise ValueError("it is damaged")
-    return _map_files(entry, names), record["notes"]
+    return _map_files(entry, names), record["metadata"]
 
 
 def _map_files(entry: Path, names: Sequence[str]) -> tuple[Tensor, ...]:

@@ -71,12 +71,12 @@ def read_once(
 
 
 def identity(batch: Batch) -> Batch:
-    """Return the batch unchanged. This collates datasets of whole batches; torch's default would convert arrays."""
+    """Collate a whole batch: return it unchanged. Torch's default would convert arrays."""
     return batch
 
 
 class WrappedDataset(Dataset[Any]):
-    """A dataset built on another one, `original`, which provides the attributes that it lacks."""
+    """A dataset that wraps another one, `original`, and takes missing attributes from it."""
 
     original: MapStyleDataset
 

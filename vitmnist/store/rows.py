@@ -17,13 +17,13 @@ LARGE_PIXELS = 96 * 96
 
 
 class Placement(Enum):
-    """Where decoded samples are kept. Each value is the name of the loader that keeps them there."""
+    """Where decoded samples are kept."""
 
-    HOST = "ram"
-    DEVICE = "gpu_slice"
-    FILE = "cache"
-    NOT_KEPT = "disk"
-    """Decoded samples are not kept: each one is read from its source in every epoch."""
+    HOST = "host memory"
+    DEVICE = "device memory"
+    FILE = "a file"
+    ON_DEMAND = "nowhere"
+    """Every epoch reads the samples from their source."""
 
 
 @dataclass(frozen=True)

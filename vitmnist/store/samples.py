@@ -19,9 +19,9 @@ from PIL import Image
 from torch import Tensor
 
 from vitmnist.errors import DataError, format_error
-from vitmnist.runtime.memory import Memory, check_fits
+from vitmnist.runtime.memory import check_fits
 from vitmnist.store.cache_file import decode_once
-from vitmnist.store.tree import Structure, flatten_tree, sort_dims_by_stride, unflatten_tree
+from vitmnist.store.tree import TreeStructure, flatten_tree, sort_dims_by_stride, unflatten_tree
 
 Buffer = bytes | bytearray | memoryview
 LoadImage = Callable[[str, tuple[int, int], Buffer], Image.Image | Tensor]
@@ -54,7 +54,7 @@ class EncodedSamples:
 
     blocks: Sequence[Tensor]
     spans: Tensor
-    structure: Structure | None
+    structure: TreeStructure | None
     as_tensors: bool = False
 
     def __len__(self) -> int:
@@ -77,11 +77,11 @@ class EncodedSamples:
         return int((self.spans[:, 2] - self.spans[:, 1]).sum()) + self.spans.nbytes
 
 
-def encode_samples(samples: Iterable[object], structure: Structure | None = None) -> EncodedSamples:
+def encode_samples(samples: Iterable[object], structure: TreeStructure | None = None) -> EncodedSamples:
     """Encode samples as one block of bytes; raises `DataError` if a sample cannot be encoded.
 
     Args:
-        structure: of samples for a file; None pickles them.
+        structure: the structure of samples for a file; None pickles the samples.
     """
     content, spans = bytearray(), []
     for sample in samples:
@@ -99,7 +99,7 @@ def collect_samples(chunks: Iterable[EncodedSamples], expected_nbytes: int) -> E
     spans: list[Tensor] = []
     needed = expected_nbytes
     for chunk in chunks:
-        check_fits("ram", Memory(needed), torch.device("cpu"), advice="; try data/loader=cache")
+        check_fits("ram", needed, torch.device("cpu"))
         spans.append(chunk.spans + torch.tensor([len(blocks), 0, 0]))
         # Copy it: a block from a worker holds a file descriptor and scarce shared memory.
         blocks.append(chunk.blocks[0].clone())
@@ -110,7 +110,7 @@ def collect_samples(chunks: Iterable[EncodedSamples], expected_nbytes: int) -> E
 def write_samples(
     chunks: Callable[[], Iterable[EncodedSamples]],
     size: int,
-    structure: Structure,
+    structure: TreeStructure,
     folder: Path,
     fingerprint: str | None,
 ) -> EncodedSamples:
@@ -191,7 +191,7 @@ def _compact(tensor: Tensor) -> Tensor:
 
 
 class _SampleUnpickler(pickle.Unpickler):
-    """Unpickles a sample whose pickle `head` refers to its images and other buffers in order."""
+    """Unpickles a sample from `head`, where its images and other buffers are referred to in order."""
 
     def __init__(self, head: memoryview, buffers: Sequence[memoryview], load_image: LoadImage, as_views: bool) -> None:
         self.remaining, self.load_image = iter(buffers), load_image
@@ -208,7 +208,7 @@ def _load_tensor(
     return torch.empty(0, dtype=dtype).set_(storage.untyped_storage(), offset, shape, stride)
 
 
-def encode_without_pickle(sample: object, structure: Structure) -> list[Buffer]:
+def encode_without_pickle(sample: object, structure: TreeStructure) -> list[Buffer]:
     """Encode a sample without pickle: a JSON text that describes its leaves, and the bytes of images and arrays.
 
     Raises:
@@ -236,9 +236,9 @@ def encode_without_pickle(sample: object, structure: Structure) -> list[Buffer]:
 
 
 def decode_without_pickle(
-    content: memoryview, structure: Structure, load_image: LoadImage, as_views: bool = False
+    content: memoryview, structure: TreeStructure, load_image: LoadImage, as_views: bool = False
 ) -> object:
-    """Decode a sample from `encode_without_pickle`; the arguments are those of `unpickle_sample`."""
+    """Decode a sample from `encode_without_pickle`; its arguments are as in `unpickle_sample`."""
     head, *buffers = _unpack(content)
     remaining = iter(buffers)
     leaves = []
@@ -295,7 +295,7 @@ def _from_buffer(content: Buffer) -> Tensor:
 
 
 def _pack(head: bytes, buffers: Sequence[Buffer]) -> list[Buffer]:
-    """Prefix the parts of a sample with their number and sizes."""
+    """Prefix the parts of a sample with their count and sizes."""
     sizes = [len(head), *(memoryview(buffer).nbytes for buffer in buffers)]
     return [struct.pack(f"<{len(sizes) + 1}q", len(sizes), *sizes), head, *buffers]
 

@@ -18,8 +18,8 @@ Tree = TypeVar("Tree")
 
 
 @dataclass(frozen=True)
-class Structure:
-    """The nesting of the leaves of a tree: the tree with None in place of each leaf, compared by its `repr`."""
+class TreeStructure:
+    """The shape of a tree: the same nesting with None for every leaf. Equality compares the `repr`."""
 
     text: str
     tree: object = field(compare=False, repr=False)
@@ -29,12 +29,12 @@ class Structure:
         return _paths(self.tree)
 
 
-def tree_map(function: Callable[[Any], object], tree: Any, leaf_type: type | None = None) -> Any:
+def map_leaves(function: Callable[[Any], object], tree: Any, leaf_type: type | None = None) -> Any:
     """Apply a function to each leaf of a tree in order; objects of `leaf_type` are leaves too.
 
     The nodes are dicts, OrderedDicts, lists, tuples and named tuples; an object of any other type is a leaf.
     """
-    node_type, map_child = type(tree), partial(tree_map, function, leaf_type=leaf_type)
+    node_type, map_child = type(tree), partial(map_leaves, function, leaf_type=leaf_type)
     if node_type in (dict, OrderedDict):
         return node_type((key, map_child(child)) for key, child in tree.items())
     if node_type in (list, tuple):
@@ -44,9 +44,9 @@ def tree_map(function: Callable[[Any], object], tree: Any, leaf_type: type | Non
     return function(tree)
 
 
-def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
+def map_batch_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
     """Apply a function to each tensor of a batch, in mappings, lists and tuples of any type; keep other objects."""
-    map_child = partial(map_tensors, function)
+    map_child = partial(map_batch_tensors, function)
     if isinstance(batch, Tensor):
         return function(batch)
     if isinstance(batch, tuple):
@@ -71,21 +71,21 @@ def copy_tree(tree: Tree) -> Tree:
         except Exception:  # Any method of an object may fail.
             return leaf
 
-    copies: Tree = tree_map(copy_leaf, tree)
+    copies: Tree = map_leaves(copy_leaf, tree)
     return copies
 
 
-def flatten_tree(tree: object) -> tuple[list[Any], Structure]:
+def flatten_tree(tree: object) -> tuple[list[Any], TreeStructure]:
     """Return the leaves of a tree in order, and its structure."""
     leaves: list[Any] = []
-    emptied = tree_map(leaves.append, tree)
-    return leaves, Structure(repr(emptied), emptied)
+    emptied = map_leaves(leaves.append, tree)
+    return leaves, TreeStructure(repr(emptied), emptied)
 
 
-def unflatten_tree(leaves: Iterable[object], structure: Structure) -> Any:
+def unflatten_tree(leaves: Iterable[object], structure: TreeStructure) -> Any:
     """Build a tree from its leaves and its structure."""
     remaining = iter(leaves)
-    return tree_map(lambda _: next(remaining), structure.tree)
+    return map_leaves(lambda _: next(remaining), structure.tree)
 
 
 def _paths(tree: Any) -> Iterator[str]:
@@ -130,7 +130,7 @@ def sort_dims_by_stride(tensor: Tensor) -> list[int]:
 def _have_same_type(actual: object, expected: object) -> bool:
     """Compare types by their names, because a function can define a class in each call."""
     if isinstance(actual, Image.Image) and isinstance(expected, Image.Image):
-        return True  # Their classes only tell the file formats.
+        return True  # Their classes differ only by the file format.
     kind, expected_kind = type(actual), type(expected)
     return (kind.__module__, kind.__qualname__) == (expected_kind.__module__, expected_kind.__qualname__)
 

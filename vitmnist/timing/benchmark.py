@@ -1,6 +1,5 @@
 """Times several ways of loading batches, interleaved, optionally with a training step."""
 
-import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import ExitStack, suppress
@@ -25,8 +24,8 @@ WARM_UP_BATCHES = 2
 """The number of batches in the first window, which is discarded: it includes compilation and page faults."""
 CPU = torch.device("cpu")
 Item = TypeVar("Item")
-StepFunction = Callable[..., object]
-"""A user's training step: `step(batch)`, or `step(images, labels)` if it has several required arguments."""
+StepFunction = Callable[[Any], object]
+"""A training step: `step(batch)`."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +46,8 @@ class TimedWindow:
         """Return the seconds of an epoch of `batches` batches."""
         return self.first_s + self.batch_s * (batches - 1)
 
-    def waiting_pct(self, batches: float | None) -> float:
-        """Return the percentage of an epoch that is spent waiting. If `batches` is None, leave out the first batch."""
-        if batches is None:
-            return 100 * self.waiting_s / (self.batch_s or 1.0)
+    def waiting_pct(self, batches: float) -> float:
+        """Return the percentage of an epoch of `batches` batches that is spent waiting."""
         return 100 * (self.first_waiting_s + self.waiting_s * (batches - 1)) / (self.epoch_s(batches) or 1.0)
 
 
@@ -69,7 +66,7 @@ class LoaderCandidate:
 
     loader: object = None
     device: torch.device = CPU
-    step: Callable[[Any], object] | None = None
+    step: StepFunction | None = None
     epoch: Callable[[int], Iterable[object]] | None = None
     set_up_s: float | None = None
     change: str | None = None
@@ -192,30 +189,22 @@ def make_timings(
     """Return a row of the table for each candidate.
 
     Args:
-        length: number of batches in an epoch; None if it is unknown.
+        length: number of batches in an epoch. None if it is unknown: the rows then show this instead of figures.
         has_baseline: the first candidate is the loader in use. `break_even_epoch` compares the others with it.
     """
     timings: list[LoaderTiming] = []
     for candidate in candidates:
-        if candidate.error or not candidate.windows:
-            timings.append(LoaderTiming(candidate.name, error=candidate.error or "it delivered no batch"))
+        if candidate.error or not candidate.windows or length is None:
+            reason = "the length of an epoch is unknown" if candidate.windows else "it delivered no batch"
+            timings.append(LoaderTiming(candidate.name, error=candidate.error or reason))
             continue
         batch_s = Spread.of(window.batch_s for window in candidate.windows)
-        epoch_s = None if length is None else Spread.of(window.epoch_s(length) for window in candidate.windows)
+        epoch_s = Spread.of(window.epoch_s(length) for window in candidate.windows)
         waiting_pct = median(window.waiting_pct(length) for window in candidate.windows) if candidate.step else None
         break_even_epoch = None
-        if timings and has_baseline and epoch_s and timings[0].epoch_s and epoch_s.median < timings[0].epoch_s.median:
+        if timings and has_baseline and timings[0].epoch_s and epoch_s.median < timings[0].epoch_s.median:
             saved_s = timings[0].epoch_s.median - epoch_s.median
             break_even_epoch = max(1, ceil((candidate.set_up_s or 0.0) / saved_s))
         set_up_s, change = candidate.set_up_s, candidate.change
         timings.append(LoaderTiming(candidate.name, batch_s, epoch_s, waiting_pct, set_up_s, break_even_epoch, change))
     return timings
-
-
-def adapt_step(step: StepFunction) -> Callable[[Any], object]:
-    """Return the step as a function of a batch, which is unpacked if the step has several required arguments."""
-    try:
-        inspect.signature(step).bind(None)
-    except TypeError:
-        return lambda batch: step(*batch) if isinstance(batch, (tuple, list)) else step(batch)
-    return step

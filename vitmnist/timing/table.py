@@ -35,9 +35,8 @@ class Spread:
         return cls(median(values), min(values), max(values), len(values))
 
     def format_times(self) -> str:
-        """Format times in seconds as `median (low–high)`, without the range if all values are equal."""
-        spread = "" if self.low == self.high else f" ({format_ms(self.low)}–{format_ms(self.high)})"
-        return format_ms(self.median) + spread
+        """Format times in seconds as `median (low–high)`."""
+        return f"{format_ms(self.median)} ({format_ms(self.low)}–{format_ms(self.high)})"
 
 
 @dataclass(frozen=True)
@@ -65,18 +64,16 @@ def format_timings(timings: Sequence[LoaderTiming]) -> str:
     width = max((len(timing.name) for timing in timings), default=0) + 2
     lines = [" " * width + "".join(f"{title:>11}" for title in ("waiting", "epoch", "set-up", "pays from"))]
     for timing in timings:
-        if timing.error or not timing.batch_s:
+        if timing.error or not timing.epoch_s:
             lines.append(f"{timing.name:<{width}}{timing.error}")
             continue
         cells = (
             "" if timing.waiting_pct is None else f"{timing.waiting_pct:.0f}%",
-            f"{format_seconds(timing.epoch_s.median)} s" if timing.epoch_s else f"{format_ms(timing.batch_s.median)}*",
+            f"{format_seconds(timing.epoch_s.median)} s",
             "" if timing.set_up_s is None else f"{format_seconds(timing.set_up_s)} s",
             "" if timing.break_even_epoch is None else f"epoch {timing.break_even_epoch}",
         )
         lines.append(f"{timing.name:<{width}}" + "".join(f"{cell:>11}" for cell in cells).rstrip())
-    if any(timing.batch_s and not timing.epoch_s for timing in timings):
-        lines.append("* a batch; the length of an epoch is unknown")
     return "\n".join(lines)
 
 
@@ -104,7 +101,7 @@ class Bottleneck(str, Enum):
 
 
 def format_bottleneck(bottleneck: Bottleneck, waiting_pct: float, steps: int) -> str:
-    """Name the bottleneck in a sentence. It promises no speed-up: the time of the step without loading is unknown."""
+    """Name the bottleneck in a sentence. It predicts no speed-up, because the time of the step alone is unknown."""
     if bottleneck is Bottleneck.TOO_FEW_STEPS:
         return f"no verdict: it needs {MIN_STEPS} steps, and only {steps} {'was' if steps == 1 else 'were'} measured"
     waiting = f"{waiting_pct:.0f}% of the time is spent waiting for data"

@@ -63,14 +63,14 @@ class PeakMemory:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         # A sweep runs its jobs in one process; reset the peaks of earlier jobs.
-        self._has_host_peak = reset_host_peak()
+        reset_host_peak()
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
 
     def metrics(self) -> dict[str, float | None]:
-        """Return the peak memory of host and GPU in MiB; None where it cannot be measured."""
+        """Return the peak memory of host and GPU in MiB; None without a GPU."""
         is_cuda = self._device.type == "cuda"
         return {
-            HOST_PEAK_MIB.name: read_host_peak() / 2**20 if self._has_host_peak else None,
+            HOST_PEAK_MIB.name: read_host_peak() / 2**20,
             GPU_PEAK_MIB.name: torch.cuda.max_memory_allocated(self._device) / 2**20 if is_cuda else None,
         }

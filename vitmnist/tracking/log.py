@@ -8,7 +8,7 @@ from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.loaders.base import Loader
 from vitmnist.metrics.epoch_record import EpochRecord, Monitor, select_last_start, summarize
-from vitmnist.metrics.epoch_table import DATA_WAIT_PCT, HOST_LEAD_S, TRAIN_S
+from vitmnist.metrics.epoch_table import DATA_WAIT_PCT, HOST_LEAD_S, TRAIN_S, EpochMetric
 from vitmnist.runtime.world import World
 from vitmnist.timing.table import Bottleneck, format_bottleneck
 from vitmnist.tracking.result import Result
@@ -42,9 +42,12 @@ def log_setup(config: Config, result: Result, dataset: Dataset, step: TrainStep,
         log.info("%s took %.1f s, which no epoch includes", action, compile_s)
 
 
-def log_epoch(record: EpochRecord, epochs: int) -> None:
-    """Log one line; the log counts epochs from 1, the records from 0."""
-    log.info("%s", EPOCH_LINE.format_map(record | {"epoch": record["epoch"] + 1, "epochs": epochs}))
+def log_epoch(record: EpochRecord, epochs: int, monitored: EpochMetric) -> None:
+    """Log one line, with the monitored metric; the log counts epochs from 1, the records from 0."""
+    line = EPOCH_LINE.format_map(record | {"epoch": record["epoch"] + 1, "epochs": epochs})
+    if monitored.name not in EPOCH_LINE:
+        line += f"  {monitored.name} {record[monitored.name]:.4g}"
+    log.info("%s", line)
 
 
 def log_early_stop(result: Result, monitor: Monitor) -> None:

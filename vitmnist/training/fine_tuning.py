@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -101,21 +102,16 @@ def scale_learning_rates(optimizer: Optimizer, model: nn.Module, factors: Mappin
     def find_factor(name: str) -> float:
         return next((factor for pattern, factor in reversed([*factors.items()]) if fnmatchcase(name, pattern)), 1.0)
 
-    groups = []
-    for group in optimizer.param_groups:
-        by_factor: dict[float, list[nn.Parameter]] = {}
+    groups: dict[tuple[int, float], dict[str, Any]] = {}
+    for index, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
-            by_factor.setdefault(find_factor(names[parameter]), []).append(parameter)
-        groups += [
-            {**group, "params": parameters, "lr": factor * group["lr"]}
-            for factor, parameters in by_factor.items()
-            if factor
-        ]
+            if factor := find_factor(names[parameter]):
+                scaled = {**group, "params": [], "lr": factor * group["lr"]}
+                groups.setdefault((index, factor), scaled)["params"].append(parameter)
+            else:
+                parameter.requires_grad_(False)
     if not groups:
         raise ConfigError(f"lr_scale={dict(factors)}: freezes all parameters; leave some of them to train")
-    optimizer.param_groups[:] = groups
-    for parameter, name in names.items():
-        if not find_factor(name):
-            parameter.requires_grad_(False)
+    optimizer.param_groups[:] = groups.values()
     norms = {name: module for name, module in model.named_modules() if isinstance(module, BATCH_NORMS)}
     return [norm for name, norm in norms.items() if not find_factor(f"{name}.weight")]

@@ -65,7 +65,7 @@ def evaluate(
     part of the images. Every rank returns the metrics and the predictions for all images.
 
     Args:
-        split: the names of the metrics begin with it: `SPLIT_loss`, …, and `SPLIT_s` for the seconds.
+        split: the prefix of the metrics, such as `SPLIT_loss`. `SPLIT_s` is the time of the evaluation in seconds.
 
     Raises:
         DataError: the loader delivers too few batches.

@@ -110,7 +110,8 @@ class EpochProgress:
     def _seconds(self) -> dict[str, float]:
         """Return the seconds of each phase of the timer, and of the wait for the first batch, over all starts."""
         before, seconds = self._seconds_before_resume, self.timer.seconds()
-        first_batch = before.get("first_batch", self.timer.first_wait())
+        first_wait = next((duration for phase, duration in self.timer.spans() if phase == "waiting"), 0.0)
+        first_batch = before.get("first_batch", first_wait)
         return {phase: before.get(phase, 0.0) + seconds[phase] for phase in seconds} | {"first_batch": first_batch}
 
 

@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
 import torch
@@ -22,18 +22,16 @@ from vitmnist.training.step import TrainStep
 log = logging.getLogger(__name__)
 
 
-def check_config(config: Config, device: torch.device | str = "cpu") -> None:
-    """Raise `ConfigError` for errors that show without the data; run the model on zeros if the image size is known."""
+def check_config(config: Config, device: torch.device) -> None:
+    """Raise `ConfigError` for errors that show without the data. Build the model if the image size is known."""
     for key, registry in registries():
         registry.resolve(attrgetter(key)(config))
-    augment = build_augment(config.data.augment)
+    build_augment(config.data.augment)
     _, options = DATASETS.resolve(config.data.dataset)
     shape = getattr(options, "shape", None)
     resolve_statistics(config.data.normalize, shape and shape[0])
     if shape:  # The number of classes is unknown before the data is read; use two.
-        size = shape[0], *get_input_size(augment, *shape[1:])
-        model = MODELS.build(config.model, size, 2).to(device)
-        _check_outputs(config.model["name"], model, torch.zeros(2, *size, device=device), 2)
+        build_model(config, shape, classes=2, device=device, weights=None)
 
 
 def read_dataset(config: Config, world: World) -> Dataset:
@@ -62,15 +60,17 @@ def read_dataset(config: Config, world: World) -> Dataset:
     return dataset
 
 
-def build_model(config: Config, split: Split, device: torch.device, weights: Mapping[str, Tensor] | None) -> nn.Module:
+def build_model(
+    config: Config, image_shape: Sequence[int], classes: int, device: torch.device, weights: Mapping[str, Tensor] | None
+) -> nn.Module:
     """Build the model on its device with the weights that `init` names, and run it on two images of zeros."""
-    _, channels, height, width = split.images.shape
+    channels, height, width = image_shape
     shape = channels, *get_input_size(build_augment(config.data.augment), height, width)
     torch.manual_seed(config.seed)  # Weights are initialised on the CPU, and thus identical on every device.
-    model = MODELS.build(config.model, shape, len(split.classes))
+    model = MODELS.build(config.model, shape, classes)
     if weights is not None:
         load_initial_weights(model, weights, config.init_skip)
-    _check_outputs(config.model["name"], model.to(device), torch.zeros(2, *shape, device=device), len(split.classes))
+    _check_outputs(config.model["name"], model.to(device), torch.zeros(2, *shape, device=device), classes)
     return model
 
 
@@ -85,7 +85,7 @@ def _check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) ->
             raise
         raise ConfigError(
             f"model={name}: fails on images {list(images.shape[1:])}: {format_error(error).rstrip('.')}; set "
-            "data.dataset.size or a crop in data.augment to a size that it takes, or choose another model"
+            "data.dataset.size or a crop in data.augment to a size that the model takes, or choose another model"
         ) from error
     model.train()
     if not isinstance(logits, Tensor) or logits.shape != (len(images), classes):

@@ -59,7 +59,7 @@ class TrainStep:
         self.optimizer, self.schedule, self.ema = optimizer, schedule, ema
         self.device = self.preprocess.mean.device
         self.options = options or StepOptions()
-        """The options of the step. If an `auto` option fails, `prepare` replaces it and records the reason."""
+        """The options of the step. `prepare` replaces a value of `auto` that fails, and records the reason."""
         self.compile_s = 0.0
         """The seconds spent on compiling or on capturing graphs."""
         self.completed_steps = 0
@@ -89,7 +89,7 @@ class TrainStep:
             norm.eval()
 
     def batches(self, loader: Loader, epoch: int, start: int = 0) -> Generator[Batch, None, None]:
-        """Return the batches of an epoch from batch `start` on, each an argument of `__call__`."""
+        """Yield the batches of an epoch from batch `start` on, for `__call__`."""
         sampler = loader.sampler
         # Draw the epoch's keys up front so that their cost is not counted as waiting for the loader.
         batches = zip(loader.epoch(epoch, start), self.preprocess.keys(sampler, epoch, start), strict=False)
@@ -174,8 +174,8 @@ class TrainStep:
         started = time.perf_counter()
         with self.preserved_state():
             if self.runner.is_eager:
-                # Call the model eagerly first. Libraries such as einops fill their caches, which would otherwise cause
-                # a recompilation, and an error in the model is not mistaken for a compilation failure.
+                # Call the model eagerly first. An error in the model is then not mistaken for a failed compilation, and
+                # libraries such as einops fill their caches, which would otherwise cause a recompilation.
                 self.forward_backward(batch)
             try:
                 if self.options.compile:
@@ -222,8 +222,7 @@ class TrainStep:
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state["optimizer"]["state"]})
         self.completed_steps = int(state["schedule"]["last_epoch"])
         self._skipped_steps.zero_()
-        if state.get("scaler"):
-            self._scaler.load_state_dict(state["scaler"])
+        self._scaler.load_state_dict(state["scaler"])
         if self.ema:
             self.ema.load_state_dict(state["ema"])
 
@@ -231,7 +230,7 @@ class TrainStep:
     def preserved_state(self) -> Iterator[None]:
         """Restore the state, all buffers and the random generators on exit, and drop the gradients."""
         before = copy.deepcopy(self.state_dict())
-        buffers = [buffer.clone() for buffer in self.model.buffers()]  # Some may not be in `state_dict()`.
+        buffers = [buffer.clone() for buffer in self.model.buffers()]  # `state_dict()` lacks non-persistent buffers.
         try:
             with preserved_random_state(device=self.device):
                 yield

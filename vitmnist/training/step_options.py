@@ -28,8 +28,8 @@ AutoChoices = dict[str, tuple[Any, str]]
 class StepOptions:
     """How a training step is computed; see `conf/trainer/fast.yaml`.
 
-    The options change the result only by rounding. The exception is batch normalisation, whose statistics are from a
-    microbatch.
+    The options change the result only by rounding, except with batch normalisation: its statistics depend on the size
+    of a microbatch.
 
     Args:
         reasons: the reason for each value that replaced `auto`, by key.
@@ -140,7 +140,7 @@ def _choose_for_cuda(config: TrainerConfig, device: torch.device, has_graph: boo
     return {
         "precision": (precision.value, reason),
         "micro_batch": (None, "the GPU computes the whole batch at once"),
-        "compile": (False, "a graph saves more, and without one compiling did not pay where it was measured"),
+        "compile": (False, "a graph saves more; without a graph, compiling did not pay where it was measured"),
     }
 
 

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -63,17 +63,15 @@ class StepRunner:
         """The model and the loss: eager, compiled or graphed. With several ranks, DDP wraps the module."""
         self.mix_batch = self.preprocess.mix_batch
         """Augments and mixes a batch, eagerly or compiled. It is called only if the augmentation mixes images."""
-        self.pads_short_batches = False
-        """Whether short microbatches are padded with `IGNORED` images, so that compiled code sees one shape."""
-        self.runs_short_batches_eagerly = False
-        """The alternative to padding for compiled batch normalisation, whose statistics would include the padding."""
+        self.short_batches: Literal["unchanged", "padded", "eager"] = "unchanged"
+        """How short batches run. Compiled code sees a single shape: short batches are padded with `IGNORED` images, or
+        run eagerly if padding would change the statistics of batch normalisation."""
 
     def use_compiled(self) -> None:
         """Compile the module and the mixing at their next calls."""
         self.active_module = torch.compile(self.eager_module, fullgraph=True, dynamic=False)  # type: ignore[assignment]
         self.mix_batch = torch.compile(self.preprocess.mix_batch, fullgraph=True, dynamic=False)
-        self.runs_short_batches_eagerly = self.has_batch_norm
-        self.pads_short_batches = not self.has_batch_norm
+        self.short_batches = "eager" if self.has_batch_norm else "padded"
 
     def capture(self, batch: Batch) -> None:
         """Capture the module as a CUDA graph for batches like `batch`; see `GraphedModule.capture`."""
@@ -100,10 +98,10 @@ class StepRunner:
         return any(isinstance(module, BATCH_NORMS) and module.training for module in self.model.modules())
 
     def microbatches(self, batch: Batch) -> list[Batch]:
-        """Mix the images of a batch if configured, pad it if `pads_short_batches`, and return its microbatches."""
+        """Return the microbatches of a batch. If configured, pad the batch and mix its images first."""
         count = math.ceil(len(batch) / self.microbatch_size)
         must_mix = self.preprocess.has_mixing
-        if self.pads_short_batches:
+        if self.short_batches == "padded":
             length = self.batch_size if must_mix else len(batch)
             batch = batch.padded(math.ceil(length / self.microbatch_size) * self.microbatch_size)
         if must_mix:
@@ -143,7 +141,7 @@ class StepRunner:
         return Batch(images, batch.labels, batch.size, targets=targets)
 
     def _eager_for_short_batches(self, is_full: bool) -> AbstractContextManager[object]:
-        must_be_eager = self.runs_short_batches_eagerly and not is_full
+        must_be_eager = self.short_batches == "eager" and not is_full
         return torch.compiler.set_stance("force_eager") if must_be_eager else nullcontext()
 
 
@@ -153,7 +151,7 @@ class ModelAndLoss(nn.Module):
     def __init__(self, model: nn.Module, preprocess: Preprocess, precision: str, loss: Loss) -> None:
         super().__init__()
         self.model = model
-        self._preprocess = preprocess.forward  # As a submodule, its constants would be broadcast by DDP in each step.
+        self._preprocess = preprocess.forward  # DDP would broadcast the constants of a submodule in each step.
         self._metrics = get_batch_metrics()  # Compiled code cannot access the registry.
         self._device_type = preprocess.mean.device.type
         self._autocast_dtype = AUTOCAST_DTYPES.get(precision)
@@ -172,7 +170,7 @@ class ModelAndLoss(nn.Module):
 
 
 class GraphedModule(nn.Module):
-    """Replays forward and backward as a CUDA graph, which the GPU runs without waiting for Python.
+    """Replays the forward and backward pass as a CUDA graph. The GPU then does not wait for Python.
 
     With small batches, the host needs longer to launch the kernels of a step than the GPU needs to run them. A graph
     launches all of them at once (`torch.cuda.make_graphed_callables`). Inputs whose names, shapes or dtypes were not

@@ -18,7 +18,6 @@ from vitmnist.cli.export import describe_model
 from vitmnist.data.datasets import image_folder
 from vitmnist.data.images import ImageReader, Pixels
 from vitmnist.runtime import memory
-from vitmnist.runtime.memory import Memory
 
 __all__ = ["folder"]  # a fixture
 
@@ -29,7 +28,7 @@ def test_the_test_set_must_fit_next_to_the_training_set(
 ) -> None:
     pets = load(folder)
     free = iter([pets.train.nbytes + pets.test.nbytes - 1, pets.test.nbytes - 1])
-    monkeypatch.setattr(memory, "measure_free_memory", lambda device: Memory(host=next(free)))
+    monkeypatch.setattr(memory, "measure_free_memory", lambda device: next(free))
     printed = refuse(*overrides(folder), f"data/loader={loader}", "device=cpu")
     assert re.search(rf"{loader}: the set takes .* are free; try data/loader=", printed)
 

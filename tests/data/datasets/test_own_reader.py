@@ -83,7 +83,7 @@ def test_predict_and_the_card_read_files_as_the_dataset_does(
 
 
 def test_a_dataset_without_files_of_its_own_reads_any_image_in_its_shape() -> None:
-    assert get_file_reader({"name": "mnist"}, (1, 20, 30)) == ImageReader((30, 20), ColorMode.grey)
+    assert get_file_reader({"name": "mnist"}, (1, 20, 30)) == ImageReader((20, 30), ColorMode.grey)
     recorded = {"name": "image_folder", "size": 9, "mode": "rgb", "resize": "pad", "draft": False}
     assert get_file_reader(recorded, (3, 9, 9)) == ImageReader((9, 9), "rgb", "pad")
     with pytest.raises(ConfigError, match="cifar10: images of 4 channels need a `reader` in the dataset's options"):

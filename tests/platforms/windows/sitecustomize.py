@@ -20,6 +20,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import psutil
+
 PACKAGES = ("vitmnist", "hydra_plugins")
 MISSING_MODULES = ("fcntl", "pwd", "termios", "resource")
 MISSING_FOLDERS = ("/proc", "/sys")
@@ -129,12 +131,26 @@ def _load_library(name: str) -> ctypes.CDLL:
     return ctypes.CDLL(name)
 
 
+def _open_descriptor(path: Any, *arguments: Any, **options: Any) -> int:
+    if os.path.isdir(path):
+        raise PermissionError(13, "Permission denied", os.fspath(path))
+    return os.open(path, *arguments, **options)
+
+
+class _Process(psutil.Process):
+    def memory_info(self) -> types.SimpleNamespace:
+        return types.SimpleNamespace(rss=super().memory_info().rss, peak_wset=2**30)
+
+
 _COPIES = {
-    "os": _without(os, "fork", "sched_getaffinity", "killpg", getppid=lambda: _parent),
+    "os": _without(
+        os, "fork", "sched_getaffinity", "killpg", getppid=lambda: _parent, name="nt", open=_open_descriptor
+    ),
     "ctypes": _without(ctypes, CDLL=_load_library),
     "mmap": _without(mmap, "MAP_PRIVATE", "MAP_NORESERVE"),
-    # Linux has no Ctrl-Break, so the signal with its number on Windows stands for it.
-    "signal": _without(signal, "SIGHUP", "SIGUSR1", "SIGKILL", "pthread_sigmask", "setitimer", SIGBREAK=signal.SIGTTIN),
+    "psutil": _without(psutil, Process=_Process),
+    # Linux has no Ctrl-Break, so another signal stands for it. It ends a process that does not handle it, too.
+    "signal": _without(signal, "SIGHUP", "SIGUSR1", "SIGKILL", "pthread_sigmask", "setitimer", SIGBREAK=signal.SIGUSR2),
 }
 builtins.__import__ = _import
 builtins.open = io.open = _Builtin(_open)  # type: ignore[assignment]

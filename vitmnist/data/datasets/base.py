@@ -25,7 +25,7 @@ from vitmnist.data.sources import TensorSet, hash_tensor
 from vitmnist.errors import ConfigError, DataError, classify_error
 from vitmnist.registry import OptionsClass, Registry
 from vitmnist.runtime.files import expand_home
-from vitmnist.runtime.memory import Memory, check_fits
+from vitmnist.runtime.memory import check_fits
 
 FileReader = Callable[[Path], Pixels | Image.Image]
 """Turns a file into uint8 `[H, W, C]` or a PIL image; raises `DataError`."""
@@ -197,7 +197,7 @@ class ImagesOnDisk(torch.utils.data.Dataset[tuple[Tensor, int]]):
     """Samples of a split, read from files if it has them: normalised float32 `[C, H, W]`, and a label."""
 
     def __init__(self, split: Split) -> None:
-        from torchvision import transforms  # This import takes 2 s, and only workers need it.
+        from torchvision import transforms  # This import takes 2 s, and only `WorkerLoader` needs it.
 
         self.images = split.images.permute(0, 2, 3, 1).numpy() if split.files is None else split.files
         self.labels = split.labels.tolist()
@@ -213,7 +213,7 @@ class ImagesOnDisk(torch.utils.data.Dataset[tuple[Tensor, int]]):
 def make_dataset(
     name: str, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], classes: tuple[str, ...], sizes: SizeOptions
 ) -> Dataset:
-    """Make a dataset of images uint8 `[N, C, H, W]` and labels int64 `[N]`; raises as `Split`, `Dataset`, `spans`."""
+    """Make a dataset of images uint8 `[N, C, H, W]` and labels int64 `[N]`, cut to `sizes`."""
     spans = sizes.spans(len(train[0]), len(test[0]))
     mean, std = compute_statistics(train[0][spans[0]])
     train_split, test_split = (
@@ -239,7 +239,7 @@ def get_file_reader(values: Mapping[str, Any], shape: Sequence[int]) -> FileRead
     if channels not in (1, 3):
         raise ConfigError(f"{values['name']}: images of {channels} channels need a `reader` in the dataset's options")
     mode = ColorMode.grey if channels == 1 else ColorMode.rgb
-    return ImageReader((width, height), mode)
+    return ImageReader((height, width), mode)
 
 
 def load_dataset(name: str, *, root: str = DEFAULT_ROOT, **options: object) -> Dataset:
@@ -258,7 +258,7 @@ def load_dataset(name: str, *, root: str = DEFAULT_ROOT, **options: object) -> D
 
 
 def build_dataset(values: Mapping[str, Any], root: str, key: str | None = None) -> Dataset:
-    """Build the dataset `values["name"]`, with the key `key` in the configuration; raises as `load_dataset`."""
+    """Build the dataset `values["name"]`, with the key `key` in the configuration; raises `load_dataset`'s errors."""
     builder, options = DATASETS.resolve(values, key)
     try:
         return builder(options, expand_home(root))
@@ -301,7 +301,7 @@ def hold_out_validation(dataset: Dataset, size: int | float, seed: int) -> Datas
         raise ConfigError(f"{key}: the set has {len(train)} training images; leave some of them")
     if size >= 1 and not isinstance(size, int):
         raise ConfigError(f"{key}: must be a whole number of images, or a share below 1, such as 0.1")
-    check_fits(key, Memory(host=train.nbytes), torch.device("cpu"))
+    check_fits(key, train.nbytes, torch.device("cpu"))
     generator = torch.Generator().manual_seed(seed)
     is_held_out = torch.zeros(len(train), dtype=torch.bool)
     if isinstance(size, int):

@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 
 CACHE_FOLDER = "vitmnist-cache"
 """The folder for decoded images, below `data.root`."""
-CACHE_VERSION = 9
-"""The version of the decoded pixels and of their notes. Images in a cache of another version are decoded again."""
+CACHE_VERSION = 10
+"""The version of the decoded pixels and of their metadata. Images in a cache of another version are decoded again."""
 MIN_CLASS_SIZE = 5
 """Classes with fewer images in a split are named in a warning."""
 MIN_STD = 8
@@ -105,24 +105,24 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     # Refuse sizes that are too large before anything is decoded.
     options.spans(len(files["train"]), len(files.get("test", ())))
     decoder = FolderDecoder(folder, files, options)
-    (images, labels), notes = decode_once(
-        root / CACHE_FOLDER, decoder.fingerprint(), len(decoder.samples), decoder.decode, decoder.notes
+    (images, labels), metadata = decode_once(
+        root / CACHE_FOLDER, decoder.fingerprint(), len(decoder.samples), decoder.decode, decoder.metadata
     )
     if images.shape[1] != options.shape[0]:  # Large images are stored with channels last.
         images = images.permute(0, 3, 1, 2)
-    if notes["unreadable"] and not options.skip_unreadable:
+    if metadata["unreadable"] and not options.skip_unreadable:
         advice = "repair or remove them, or set data.dataset.skip_unreadable=true to leave them out"
-        raise _unreadable_error([message for _, message in notes["unreadable"]], len(decoder.samples), advice)
-    _log_notes(folder, notes)
-    splits = _make_splits(decoder, images, labels, classes, notes)
-    return Dataset(folder.resolve().name, **splits, skipped=len(notes["unreadable"]))
+        raise _unreadable_error([message for _, message in metadata["unreadable"]], len(decoder.samples), advice)
+    _log_problems(folder, metadata)
+    splits = _make_splits(decoder, images, labels, classes, metadata)
+    return Dataset(folder.resolve().name, **splits, skipped=len(metadata["unreadable"]))
 
 
 def _make_splits(
-    decoder: FolderDecoder, images: Tensor, labels: Tensor, classes: list[str], notes: Mapping[str, Any]
+    decoder: FolderDecoder, images: Tensor, labels: Tensor, classes: list[str], metadata: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Build the splits, by name, from the images that could be read."""
-    folder, options, unreadable = decoder.folder, decoder.options, dict(notes["unreadable"])
+    folder, options, unreadable = decoder.folder, decoder.options, dict(metadata["unreadable"])
     readable = [index for index in range(len(decoder.samples)) if index not in unreadable]
     starts = [sum(index < start for index in readable) for start in decoder.starts]
     rows = {name: slice(start, stop) for name, (start, stop) in zip(decoder.splits, pairwise(starts), strict=True)}
@@ -134,24 +134,24 @@ def _make_splits(
     log.info(message, folder, shown, len(classes), join_names(classes), mode)
     train_rows, test_rows = options.spans(sizes["train"], sizes.get("test", 0))
     rows_to_use = {"train": train_rows, "validation": slice(None), "test": test_rows}
-    mean, std = compute_statistics(images[train_rows]) if options.train_size else (notes["mean"], notes["std"])
+    mean, std = compute_statistics(images[train_rows]) if options.train_size else (metadata["mean"], metadata["std"])
     files = ImageFiles(folder, [decoder.names[index] for index in readable], options.reader)
     dataset = Split(images, labels, tuple(mean), tuple(std), tuple(classes), is_mapped=True, files=files)
     return {
         name: replace(dataset.subset(span), sha256=sha256).subset(rows_to_use[name])
-        for (name, span), sha256 in zip(rows.items(), notes["sha256"], strict=True)
+        for (name, span), sha256 in zip(rows.items(), metadata["sha256"], strict=True)
     }
 
 
-def _log_notes(folder: Path, notes: Mapping[str, Any]) -> None:
+def _log_problems(folder: Path, metadata: Mapping[str, Any]) -> None:
     for problem, names in {
-        "images cannot be read and are left out": [message for _, message in notes["unreadable"]],
-        "images have the same pixels as one of another split": notes["copies"],
-        "images are read with a warning": notes["warnings"],
+        "images cannot be read and are left out": [message for _, message in metadata["unreadable"]],
+        "images have the same pixels as one of another split": metadata["copies"],
+        "images are read with a warning": metadata["warnings"],
     }.items():
         if names:
             log.warning("%s: %d %s: %s", folder, len(names), problem, join_names(names))
-    if (deviation := 255 * max(notes["std"])) < MIN_STD:
+    if (deviation := 255 * max(metadata["std"])) < MIN_STD:
         log.warning(
             "%s: the pixels hardly differ, their standard deviation is %.1f of 255; set data.dataset.max_16_bit=4095 "
             "for 16-bit files of 12-bit cameras, or data.dataset.range_32_bit=[BLACK,WHITE] for int32 and float pixels",
@@ -220,9 +220,8 @@ class FolderDecoder:
         files = [
             (name, label, _file_signature(path)) for name, (path, label) in zip(self.names, self.samples, strict=True)
         ]
-        decoders = [
-            version(package) for package in ("pillow", "torch", "torchvision")
-        ]  # `disk` uses the installed ones.
+        # `disk` decodes with the installed packages, so the cached pixels must come from the same versions.
+        decoders = [version(package) for package in ("pillow", "torch", "torchvision")]
         options = [CACHE_VERSION, *decoders, *self.starts[1:-1], vars(self.reader)]
         contents = json.dumps([str(self.folder.resolve()), *options, files])
         return hashlib.sha256(contents.encode()).hexdigest()
@@ -255,7 +254,7 @@ class FolderDecoder:
             # Raise here, before the cache is stored.
             raise _unreadable_error([message for _, message in self.unreadable], len(self.samples), "none is left")
 
-    def notes(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Return plain values to store with the decoded images."""
         mean, std = compute_mean_and_std(self.sums[0])
         checksums = [checksum.hexdigest() for checksum in self.checksums]

@@ -1,4 +1,4 @@
-"""MNIST, which is included, and datasets that torchvision downloads: those in MNIST's format, and CIFAR-10 and -100."""
+"""The bundled MNIST, and what torchvision downloads: Fashion-MNIST, Kuzushiji-MNIST, CIFAR-10 and CIFAR-100."""
 
 import gzip
 import struct
@@ -44,7 +44,7 @@ class CifarOptions(SizeOptions):
 
 @DATASETS.register("mnist", SizeOptions)
 def mnist(sizes: SizeOptions, root: Path) -> Dataset:
-    """MNIST (LeCun, Cortes, Burges), from the four official files, which are part of this package."""
+    """MNIST (LeCun, Cortes, Burges), from the four official files in this package."""
     files = [BUNDLED_MNIST / f"{name}.gz" for name in FILES]
     return _read_idx_files("mnist", files, DIGITS, sizes)
 
@@ -89,7 +89,7 @@ def read_idx(path: Path) -> Tensor:
 
 
 def _read_cifar(classes: int, sizes: CifarOptions, root: Path) -> Dataset:
-    """Read the dataset with torchvision, which compares the files with their published MD5."""
+    """Read CIFAR-10 or CIFAR-100 with torchvision; it compares the files with their published MD5."""
     from torchvision import datasets
 
     source = getattr(datasets, f"CIFAR{classes}")

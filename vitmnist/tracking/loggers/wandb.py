@@ -15,9 +15,6 @@ from vitmnist.tracking.result import Result
 if TYPE_CHECKING:
     from PIL import Image
 
-ID_FILE = "wandb-id.txt"
-"""The file in the folder of a run that has the ID of the run on the server of wandb."""
-
 
 @dataclass
 class WandbOptions:
@@ -30,8 +27,8 @@ class WandbOptions:
 class Wandb(Logger):
     """Logs the metrics and images of a run under the same tags as TensorBoard, by epoch and step.
 
-    Offline, wandb cannot continue a run: two runs with one ID replace or repeat each other's epochs when they are
-    synchronised. Each offline start is therefore a run of its own with all epochs from the first.
+    Each start is a wandb run with all epochs from the first. Continuing a wandb run is not possible offline, where two
+    runs with one ID replace or repeat each other's epochs when they are synchronised.
 
     Raises:
         ConfigError: wandb cannot be reached.
@@ -43,15 +40,12 @@ class Wandb(Logger):
             import wandb
         except ImportError as error:
             raise MissingExtraError("wandb", "wandb") from error
-        self._wandb, path = wandb, folder / ID_FILE
-        is_continued = path.exists() and wandb.setup().settings.mode not in ("offline", "dryrun")
+        self._wandb = wandb
         try:
             self._run = wandb.init(
                 project=options.project,
                 name=folder.name,
                 dir=folder,
-                id=path.read_text(encoding="ascii").strip() if is_continued else None,
-                resume="allow",
                 config=result.config,
                 # The folder of the run already has its log.
                 settings=wandb.Settings(console="off", silent=True),
@@ -60,10 +54,6 @@ class Wandb(Logger):
             raise ConfigError(f"logger: wandb: {first_line(error)}; WANDB_MODE=offline needs no login") from error
         for prefix, axis in (("*", "epoch"), ("step/*", "step/number")):
             self._run.define_metric(prefix, step_metric=axis)
-        if not self._run.offline:
-            path.write_text(self._run.id, encoding="ascii")
-        # The server may have epochs newer than the checkpoint. Retraining repeats them exactly, so skip them.
-        self._epochs_sent = int(dict(self._run.summary).get("epoch", 0)) if self._run.resumed else 0
         for record in result.epochs:
             self.add_epoch(record)
 
@@ -71,13 +61,16 @@ class Wandb(Logger):
         self._run.finish(exit_code=int(kind is not None))
 
     def add_epoch(self, record: EpochRecord) -> None:
-        if record["epoch"] < self._epochs_sent:
-            return
         for values in record["steps"]:
-            self._run.log({"step/number": values["step"] + 1, **collect_step_scalars(values)})
-        self._run.log({"epoch": record["epoch"] + 1, **collect_epoch_scalars(record)})
+            self._log({"step/number": values["step"] + 1, **collect_step_scalars(values)})
+        self._log({"epoch": record["epoch"] + 1, **collect_epoch_scalars(record)})
 
     def add_images(self, images: Mapping[str, Image.Image], epoch: int) -> None:
-        if epoch >= self._epochs_sent:
-            logged = {f"images/{name}": self._wandb.Image(image) for name, image in images.items()}
-            self._run.log({"epoch": epoch + 1, **logged})
+        logged = {f"images/{name}": self._wandb.Image(image) for name, image in images.items()}
+        self._log({"epoch": epoch + 1, **logged})
+
+    def _log(self, values: dict[str, object]) -> None:
+        try:
+            self._run.log(values)
+        except self._wandb.Error as error:
+            raise OSError(f"wandb: {first_line(error)}") from error
