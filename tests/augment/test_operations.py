@@ -25,8 +25,8 @@ from vitmnist.errors import DataError
 
 NUMBER = 200
 JITTER = {"brightness": 0, "contrast": 0, "saturation": 0}
-# Parameters that change no image.
-COMPARABILITY_FACTS = {
+# The options of each operation with which it changes no image.
+IDENTITY_OPTIONS = {
     "shift": {"pixels": 0},
     "affine": {"degrees": 0, "pixels": 0, "scale": 0, "shear_degrees": 0},
     "random_resized_crop": {"scale": [1, 1], "ratio": [1, 1]},
@@ -178,7 +178,7 @@ def test_jitter_refuses_two_channels() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(
-    name=st.sampled_from(sorted(COMPARABILITY_FACTS)),
+    name=st.sampled_from(sorted(IDENTITY_OPTIONS)),
     side=st.integers(5, 20),
     extra=st.integers(0, 9),
     number=st.integers(1, 5),
@@ -194,7 +194,7 @@ def test_any_batch_keeps_its_shape_dtype_and_range(
     assert (found.shape, found.dtype) == (source.shape, torch.float32)
     assert found.min() >= -1e-6
     assert found.max() <= 1 + 1e-6
-    options = dict(COMPARABILITY_FACTS[name])
+    options = dict(IDENTITY_OPTIONS[name])
     if "ratio" in options:
         options["ratio"] = [(side + extra) / side] * 2
     torch.testing.assert_close(operation(name, **options)(source, keys(number)), source, rtol=0, atol=1e-5)

@@ -96,8 +96,6 @@ def test_images_that_the_statistics_cannot_be_right_for_are_refused(
     [
         {},
         {"mean": 0.1},
-        {"mean": 0.1, "std": 0},
-        {"mean": [0.1, 0.2], "std": [1.0]},
         {"mean": [], "std": []},
         {"mean": 120, "std": 60},
         {"mean": float("nan"), "std": 1},

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from tests.support.samples import Made
 from vitmnist import from_dataloader, make_loader
 from vitmnist.auditing import AuditDataset, find_leftovers, find_running
-from vitmnist.data.randomness import RandomState, read_samples
+from vitmnist.data.randomness import read_samples
 from vitmnist.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -33,17 +33,6 @@ def test_each_generator_is_seeded_by_seed_epoch_and_index() -> None:
     for place in range(3):
         assert len({values[place] for values in draws.values()}) == len(draws)
     assert read_samples(NOISY, [1, 0], 1, 1)[1][1].tolist() == list(draws[1, 1, 0])
-
-
-@pytest.mark.parametrize(
-    ("name", "draw"), [("torch", lambda: torch.rand(1)), ("NumPy", np.random.rand), ("Python", random.random)]
-)
-def test_a_single_draw_changes_a_generator(name: str, draw: Callable[[], object]) -> None:
-    np.random.rand()  # the next draw of NumPy only moves its position
-    before = RandomState()
-    assert not before.changed()
-    draw()
-    assert before.changed() == [name]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,6 @@ from vitmnist.optim.schedules import SCHEDULES
 from vitmnist.registry import NoOptions
 from vitmnist.runtime import memory
 from vitmnist.store.rows import Destination, Placement
-from vitmnist.store.tree import find_difference
 from vitmnist.timing.benchmark import LoaderCandidate, TimedWindow
 
 CPU = torch.device("cpu")
@@ -266,23 +265,6 @@ def test_the_median_decides_and_differences_within_the_noise_are_called_that(mon
     assert selection.reason == "24 s an epoch expected, the least; within noise of it: gpu_slice"
     (ram,) = (timing for timing in selection.candidates if timing.name == "ram" and timing.epoch_s)
     assert (ram.epoch_s.low, ram.epoch_s.high, ram.break_even_epoch) == (12.0, 36.0, None)
-
-
-@pytest.mark.parametrize("fastest", ["RamLoader", "GpuSliceLoader", "WorkerLoader"])
-def test_any_loader_of_a_map_style_dataset_may_win_and_uses_what_was_decoded_for_a_trial(
-    fastest: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pretend(monkeypatch, lambda loader, number: 1.0 + (type(loader).__name__ != fastest))
-    samples = Made(lambda index: (torch.full((3,), float(index)), index), 100)
-    order = {"batch_size": 10, "device": "cpu", "seed": 0}
-    options = {"candidates": ["ram", "gpu_slice", "disk"], "batches": 3}
-    with make_loader("auto", samples, **order, **options) as loader:
-        assert type(loader).__name__ == fastest
-        # Each sample once, two of each probe for randomness, four for a batch of them, and the first for its size.
-        assert samples.reads < 100 + 2 * 32 + 4 + 5
-        found = list(loader.epoch(0))
-    with make_loader("disk", samples, **order, num_workers=0) as loader:
-        assert find_difference(found, list(loader.epoch(0))) is None
 
 
 def test_a_step_of_the_user_is_timed_with_each_loader(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,8 +28,9 @@ def cross_entropy(options: CrossEntropyOptions, labels: Tensor, classes: tuple[s
     Raises:
         ConfigError: the weights do not fit the classes.
     """
-    weights = compute_class_weights(options.class_weights, labels, classes)
-    weight = None if weights is None else weights.to(device)
+    weight = None
+    if options.class_weights is not None:
+        weight = compute_class_weights(options.class_weights, labels, classes).to(device)
     return partial(_cross_entropy, weight=weight, label_smoothing=options.label_smoothing)
 
 
@@ -41,13 +42,11 @@ def _cross_entropy(logits: Tensor, targets: Tensor, weight: Tensor | None, label
     return losses.where(targets.any(dim=1), 0).sum()
 
 
-def compute_class_weights(weights: object, labels: Tensor, classes: tuple[str, ...]) -> Tensor | None:
-    """Return the weight of each class, float32 `[classes]`; None for equal weights.
+def compute_class_weights(weights: object, labels: Tensor, classes: tuple[str, ...]) -> Tensor:
+    """Return the weight of each class, float32 `[classes]`.
 
     `balanced` weights a class by its inverse frequency, scaled so that the mean over the training images is 1.
     """
-    if weights is None:
-        return None
     if weights == "balanced":
         counts = torch.bincount(labels, minlength=len(classes))
         if missing := [name for name, count in zip(classes, counts.tolist(), strict=True) if not count]:
