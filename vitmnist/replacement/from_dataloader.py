@@ -143,7 +143,7 @@ def _replace(dataloader: DataLoader[Any], destination: Destination, to_tensors: 
                         "random steps there, or use the DataLoader as it is"
                     ) from error
                 # The sample shows that a transform is random, so start again with the sample as a probe.
-                probes.append(error.index)
+                probes = sorted({*probes, error.index})
                 build = build_random
     except ConfigError:
         raise
