@@ -9,12 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    DistributedSampler,
-    SubsetRandomSampler,
-)
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, SubsetRandomSampler
 
 from tests.conftest import REPOSITORY
 from tests.support.pages import blocks

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from tqdm import tqdm
 
 from vitmnist.checkpoint.manager import CheckpointManager
@@ -16,7 +17,7 @@ from vitmnist.metrics.epoch_record import EpochRecord, Monitor, check_metrics
 from vitmnist.metrics.epoch_table import EPOCH_S, EVAL_S, SAVE_S, TRAIN_S
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import World
-from vitmnist.tracking.environment import PeakMemory
+from vitmnist.tracking.environment import measure_peak_memory
 from vitmnist.tracking.images import draw_worst_mistakes
 from vitmnist.tracking.log import log_epoch
 from vitmnist.tracking.loggers import Logger
@@ -37,7 +38,7 @@ class RunRecorder:
     checkpoints: CheckpointManager
     loggers: list[Logger]
     eval_split: Split
-    peak_memory: PeakMemory
+    device: torch.device
     is_first_epoch: bool = True
     """Whether no epoch has ended since this process started."""
 
@@ -105,7 +106,7 @@ class RunRecorder:
         save_s = train_metrics[SAVE_S.name] + eval_metrics[SAVE_S.name]
         epoch_s = train_metrics[TRAIN_S.name] + eval_metrics[EVAL_S.name] + save_s
         times = {SAVE_S.name: save_s, EPOCH_S.name: epoch_s}
-        metrics = {**train_metrics, **eval_metrics, **times, **self.peak_memory.metrics()}
+        metrics = {**train_metrics, **eval_metrics, **times, **measure_peak_memory(self.device)}
         check_metrics(metrics, f"epoch {progress.epoch + 1}")
         record = {
             "epoch": progress.epoch,

@@ -14,12 +14,7 @@ from tests.support.processes import start_method
 from tests.support.samples import Made
 from vitmnist import from_dataloader
 from vitmnist.diagnosis import candidates
-from vitmnist.diagnosis.candidates import (
-    ImitatedStep,
-    build_replacement_candidate,
-    find_best_change,
-    try_loaders,
-)
+from vitmnist.diagnosis.candidates import ImitatedStep, build_replacement_candidate, find_best_change, try_loaders
 from vitmnist.diagnosis.observed_loader import DataPass, LoaderInfo, ObservedLoader
 from vitmnist.timing.benchmark import LoaderCandidate
 from vitmnist.timing.table import LoaderTiming, Spread, format_timings

@@ -245,13 +245,11 @@ class MixedBatch:
         return images.lerp(images.flip(0), self.numbers.random()), labels
 
 
-COLLATES: dict[str, Callable[[], Any]] = {
-    "mixup": lambda: lambda samples: v2.RandomChoice([v2.MixUp(num_classes=20)])(*default_collate(samples)),
-    "own generator": MixedBatch,
-}
+def mixup(samples: list[Any]) -> Any:
+    return v2.RandomChoice([v2.MixUp(num_classes=20)])(*default_collate(samples))
 
 
-@pytest.mark.parametrize("collate", COLLATES.values(), ids=COLLATES.keys())
+@pytest.mark.parametrize("collate", [lambda: mixup, MixedBatch], ids=["mixup", "own generator"])
 def test_a_random_collate_function_is_applied_to_each_batch(collate: Callable[[], Any], folder: Path) -> None:
     fixed = v1.Compose([v1.Resize((12, 12)), *CLOSE])
     for dataset in (Pictures(folder, V1), Pictures(folder, fixed), [(torch.ones(3, 4, 4), n) for n in range(20)]):

@@ -24,12 +24,7 @@ from vitmnist.replacement.tensor_transforms import build_tensor_pipeline
 
 CLOSE = [v1.ToTensor(), v1.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))]
 CLOSE_V2 = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))]
-MIXED = [
-    v1.RandomResizedCrop(130),
-    v1.RandomHorizontalFlip(),
-    v1.ColorJitter(0.3, 0.2),
-    *CLOSE,
-]
+MIXED = [v1.RandomResizedCrop(130), v1.RandomHorizontalFlip(), v1.ColorJitter(0.3, 0.2), *CLOSE]
 
 
 class Photos(Dataset[Any]):

@@ -20,7 +20,6 @@ NORMALIZE = v1.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
 CLOSE = [v1.ToTensor(), NORMALIZE]
 RESIZED = v1.Compose([v1.RandomResizedCrop(16), v1.RandomHorizontalFlip(), v1.ColorJitter(0.2, 0.2), *CLOSE])
 
-
 TRANSFORMS: dict[str, list[Any]] = {
     "v1": [*FLIPS, *CLOSE],
     "v2": [v2.RandomCrop(16), v2.ToImage(), v2.ToDtype(torch.float32, scale=True), NORMALIZE],
@@ -77,11 +76,7 @@ REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
     ([*START, v1.RandomRotation(9, expand=True)], {}, "not RandomRotation as it is"),
     ([*START, v1.RandomCrop(145, pad_if_needed=True)], {}, "not RandomCrop as it is"),
     ([*START, v2.ToDtype(torch.float32)], {}, "not ToDtype as it is"),
-    (
-        [*START[:1], *CLOSE, v1.RandomHorizontalFlip()],
-        {},
-        "not RandomHorizontalFlip as it is",
-    ),  # Floats are not supported.
+    ([*START[:1], *CLOSE, v1.RandomVerticalFlip()], {}, "not RandomVerticalFlip as it is"),  # It gets floats.
     ([*FLIPS, *CLOSE], {"collate_fn": list}, "^transforms='tensor' is not for a collate_fn; use transforms='exact'"),
     (
         [v1.RandomResizedCrop(9, (0.9, 1.0), antialias=False), *CLOSE],

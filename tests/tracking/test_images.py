@@ -8,13 +8,7 @@ import torch
 from PIL import Image
 
 from vitmnist.data.datasets.base import Dataset, ImageFiles
-from vitmnist.tracking.images import (
-    CAPTION_HEIGHT,
-    GAP,
-    TILE_WIDTH,
-    draw_worst_mistakes,
-    format_caption,
-)
+from vitmnist.tracking.images import CAPTION_HEIGHT, GAP, TILE_WIDTH, draw_worst_mistakes, format_caption
 from vitmnist.training.loop import Predictions
 
 

@@ -112,7 +112,7 @@ def diagnose(
         loading_s=Spread.of(window.batch_s for window in loading.windows),
         step_s=Spread.of(window.batch_s for window in step_alone.windows),
         batch_s=Spread.of(window.batch_s for window in together.windows),
-        waiting_pct=Spread.of(window.waiting_pct(None) for window in together.windows),
+        waiting_pct=Spread.of(100 * window.waiting_s / window.batch_s for window in together.windows),
         steps=together.num_batches,
         timings=make_timings([together, *alternatives], together.length),
     )

@@ -105,11 +105,8 @@ class DecodedDataset(WrappedDataset):
         setattr(self.original, name, value)
 
 
-class DeferredBatch:
-    """A batch that the collate function makes later. A decoded dataset returns it instead of a list of samples."""
-
-    def __init__(self, make: Callable[[], object]) -> None:
-        self.make = make
+class DeferredBatch(partial[object]):
+    """A call that makes a batch. A decoded dataset returns it instead of samples, and the collate function runs it."""
 
     def __getitem__(self, index: int) -> object:
         raise ConfigError(
@@ -119,8 +116,8 @@ class DeferredBatch:
 
 
 def materialize_or_collate(collate: Callable[[list[Any]], object], batch: DeferredBatch | list[Any]) -> object:
-    """Make a `DeferredBatch`, or collate samples, such as those of a `ConcatDataset` of decoded datasets."""
-    return batch.make() if isinstance(batch, DeferredBatch) else collate(batch)
+    """Make a `DeferredBatch`, or collate samples, which a `ConcatDataset` of decoded datasets delivers."""
+    return batch() if isinstance(batch, DeferredBatch) else collate(batch)
 
 
 class RowDataset(DecodedDataset):
@@ -131,7 +128,7 @@ class RowDataset(DecodedDataset):
         super().__init__(original, guard)
 
     def __getitems__(self, indices: Sequence[int]) -> DeferredBatch:
-        return DeferredBatch(partial(self._rows.gather, indices))
+        return DeferredBatch(self._rows.gather, indices)
 
 
 class TransformedDataset(DecodedDataset):

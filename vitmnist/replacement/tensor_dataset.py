@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import cycle, islice
 from typing import Any, NamedTuple
 
@@ -82,7 +81,7 @@ class TensorTransformDataset(DecodedDataset):
     def __getitems__(self, indices: Sequence[int]) -> DeferredBatch:
         samples = draw_samples(self._samples, self._random, indices)
         # Allocate in the consumer's thread: glibc returns a thread's memory to the system when the thread ends.
-        return DeferredBatch(partial(finish_batch, samples, allocate_batches(samples)))
+        return DeferredBatch(finish_batch, samples, allocate_batches(samples))
 
 
 def draw_samples(

@@ -46,10 +46,8 @@ class TimedWindow:
         """Return the seconds of an epoch of `batches` batches."""
         return self.first_s + self.batch_s * (batches - 1)
 
-    def waiting_pct(self, batches: float | None) -> float:
-        """Return the percentage of an epoch that is spent waiting. If `batches` is None, leave out the first batch."""
-        if batches is None:
-            return 100 * self.waiting_s / (self.batch_s or 1.0)
+    def waiting_pct(self, batches: float) -> float:
+        """Return the percentage of an epoch of `batches` batches that is spent waiting."""
         return 100 * (self.first_waiting_s + self.waiting_s * (batches - 1)) / (self.epoch_s(batches) or 1.0)
 
 

@@ -35,9 +35,8 @@ class Spread:
         return cls(median(values), min(values), max(values), len(values))
 
     def format_times(self) -> str:
-        """Format times in seconds as `median (low–high)`, without the range if all values are equal."""
-        spread = "" if self.low == self.high else f" ({format_ms(self.low)}–{format_ms(self.high)})"
-        return format_ms(self.median) + spread
+        """Format times in seconds as `median (low–high)`."""
+        return f"{format_ms(self.median)} ({format_ms(self.low)}–{format_ms(self.high)})"
 
 
 @dataclass(frozen=True)

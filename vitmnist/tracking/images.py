@@ -4,10 +4,8 @@ Pillow draws them, because importing matplotlib or torchvision takes longer than
 """
 
 import math
-from collections.abc import Sequence
 
 from PIL import Image, ImageDraw, ImageOps
-from torch import Tensor
 
 from vitmnist.data.datasets.base import Split
 from vitmnist.errors import escape_unprintable
@@ -16,21 +14,29 @@ from vitmnist.training.loop import Predictions
 MISTAKES, COLUMNS = 16, 4
 """The largest number of mistakes to draw, and of mistakes in a row."""
 TILE_WIDTH, CAPTION_HEIGHT, GAP = 180, 50, 10
-"""The layout of a mistake, in pixels."""
+"""The layout of the mistakes, in pixels."""
 CAPTION_LENGTH = 24
 """The number of characters that fit in the width of a tile."""
 
 
 def draw_worst_mistakes(split: Split, predictions: Predictions) -> Image.Image | None:
     """Draw the mistakes with the highest confidence, with captions; None if there are none."""
-    tiles = []
-    for index in predictions.mistakes()[:MISTAKES]:
-        tile = Image.new("RGB", (TILE_WIDTH, CAPTION_HEIGHT + TILE_WIDTH), "white")
-        ImageDraw.Draw(tile).text((0, 0), format_caption(split, predictions, index), "black")
-        enlarged = ImageOps.contain(_to_image(split.images[index]), (TILE_WIDTH,) * 2, Image.Resampling.NEAREST)
-        tile.paste(enlarged, (0, CAPTION_HEIGHT))
-        tiles.append(tile)
-    return _draw_grid(tiles) if tiles else None
+    indices = predictions.mistakes()[:MISTAKES]
+    if not indices:
+        return None
+    width, height = TILE_WIDTH + GAP, CAPTION_HEIGHT + TILE_WIDTH + GAP
+    grid = Image.new("RGB", (COLUMNS * width, math.ceil(len(indices) / COLUMNS) * height), "white")
+    for position, index in enumerate(indices):
+        row, column = divmod(position, COLUMNS)
+        left, top = column * width + GAP // 2, row * height + GAP // 2
+        ImageDraw.Draw(grid).text((left, top), format_caption(split, predictions, index), "black")
+        pixels = split.images[index]
+        # Draw the first three channels as RGB, or the first channel as grey.
+        channels = pixels[:3] if len(pixels) >= 3 else pixels[:1].expand(3, -1, -1)
+        image = Image.fromarray(channels.permute(1, 2, 0).contiguous().numpy())
+        enlarged = ImageOps.contain(image, (TILE_WIDTH,) * 2, Image.Resampling.NEAREST)
+        grid.paste(enlarged, (left, top + CAPTION_HEIGHT))
+    return grid
 
 
 def format_caption(split: Split, predictions: Predictions, index: int) -> str:
@@ -41,19 +47,3 @@ def format_caption(split: Split, predictions: Predictions, index: int) -> str:
     confidence = 100 * float(predictions.confidence[index])
     lines = (name, f"true: {actual}", f"{confidence:.1f}% {predicted}")
     return "\n".join(escape_unprintable(line)[:CAPTION_LENGTH] for line in lines)
-
-
-def _draw_grid(tiles: Sequence[Image.Image]) -> Image.Image:
-    """Draw images of one size in rows of `COLUMNS`, `GAP` pixels apart."""
-    width, height = tiles[0].width + GAP, tiles[0].height + GAP
-    grid = Image.new("RGB", (COLUMNS * width, math.ceil(len(tiles) / COLUMNS) * height), "white")
-    for position, tile in enumerate(tiles):
-        row, column = divmod(position, COLUMNS)
-        grid.paste(tile, (column * width + GAP // 2, row * height + GAP // 2))
-    return grid
-
-
-def _to_image(pixels: Tensor) -> Image.Image:
-    """Convert uint8 `[C, H, W]` to RGB: the first three channels, or the first one as grey."""
-    channels = pixels[:3] if len(pixels) >= 3 else pixels[:1].expand(3, -1, -1)
-    return Image.fromarray(channels.permute(1, 2, 0).contiguous().numpy())

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,8 @@ MIN_CLASS_SIZE = 5
 """Classes with fewer images in a split are named in a warning."""
 MIN_STD = 8
 """A lower standard deviation of the pixels causes a warning. 12-bit data in 16-bit files is always below it."""
+BLOCK = 8
+"""Images that a thread reads before it passes them on. With one, each small image would cost a switch of threads."""
 MAX_NAMED_FILES = 5
 """Maximum number of files to name in the message about unreadable images."""
 
@@ -228,11 +230,14 @@ class FolderDecoder:
         """Yield each image, a large one as `[1, H, W, C]`, with its label."""
         layout = torch.channels_last if is_large(self.options.shape) else torch.contiguous_format
         threads, split_of_digest = available_cores(), dict[bytes, int]()
+        labels = torch.tensor([label for _, label in self.samples])
+        size = len(self.samples)
+        blocks = [self.samples[start : start + BLOCK] for start in range(0, size, BLOCK)]
         # Threads, because Pillow releases the GIL while it decodes and resizes.
         with (
             collect_file_warnings() as self.warnings,
-            closing(BackgroundMap(self._read, self.samples, threads, 2 * threads, decoder_thread_context())) as results,
-            tqdm(results, "decoding once", len(self.samples), leave=False, disable=None) as progress,
+            closing(BackgroundMap(self._read, blocks, threads, 2 * threads, decoder_thread_context())) as results,
+            tqdm(chain.from_iterable(results), "decoding once", size, leave=False, disable=None) as progress,
         ):
             for index, result in enumerate(progress):
                 if isinstance(result, DataError):
@@ -244,7 +249,7 @@ class FolderDecoder:
                     self.copies.append(self.names[index])
                 self.sums[split] += sums
                 self.checksums[split].update(image.contiguous().numpy().data)
-                yield as_contiguous_rows(image.contiguous(memory_format=layout)), torch.tensor([self.samples[index][1]])
+                yield as_contiguous_rows(image.contiguous(memory_format=layout)), labels[index : index + 1]
         if self.unreadable and not all(sums.any() for sums in self.sums):
             # Raise here, before the cache is stored.
             raise _unreadable_error([message for _, message in self.unreadable], len(self.samples), "none is left")
@@ -257,11 +262,15 @@ class FolderDecoder:
         problems = {"unreadable": self.unreadable, "copies": self.copies, "warnings": warned}
         return {**problems, "mean": mean, "std": std, "sha256": checksums}
 
-    def _read(self, sample: tuple[Path, int]) -> tuple[Tensor, NDArray[np.uint64], bytes] | DataError:
-        """Return an image `[1, C, H, W]`, its `sum_channels` and a hash, or the error if the file cannot be read."""
-        try:
-            pixels = self.reader(sample[0])
-        except DataError as error:
-            return error
-        image = to_tensor(pixels)[None]
-        return image, sum_channels(image), hashlib.blake2b(pixels.data, digest_size=16).digest()
+    def _read(self, samples: LabelledFiles) -> list[tuple[Tensor, NDArray[np.uint64], bytes] | DataError]:
+        """Return each image `[1, C, H, W]`, its `sum_channels` and a hash, or the error if it cannot be read."""
+        results: list[tuple[Tensor, NDArray[np.uint64], bytes] | DataError] = []
+        for path, _ in samples:
+            try:
+                pixels = self.reader(path)
+            except DataError as error:
+                results.append(error)
+            else:
+                image = to_tensor(pixels)[None]
+                results.append((image, sum_channels(image), hashlib.blake2b(pixels.data, digest_size=16).digest()))
+        return results
