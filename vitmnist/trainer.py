@@ -213,10 +213,9 @@ class Trainer:
         """Build a loader that delivers this rank's part of a split in order."""
         # Evaluation stores no activations, so the training microbatch fits. All ranks use the size on rank 0, because
         # the sizes of the ranks can differ by one image.
-        batch_size = self.world.broadcast_object(lambda: step.runner.microbatch_size) * self.world.size
-        sampler = build_sampler(
-            len(split), batch_size, shuffle="none", rank=self.world.rank, world_size=self.world.size
-        )
+        world = self.world
+        batch_size = world.broadcast_object(lambda: step.runner.microbatch_size) * world.size
+        sampler = build_sampler(len(split), batch_size, shuffle="none", rank=world.rank, world_size=world.size)
         return LOADERS.build(loader_config, split, sampler, self.device)
 
     def _find_fastest_loader(self, options: AutoOptions, train: Split, sampler: EpochSampler, step: TrainStep) -> str:
