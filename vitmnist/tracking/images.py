@@ -1,4 +1,4 @@
-"""Draws the worst mistakes of a model, for loggers and `evaluate --grid`.
+"""Draws images for loggers and `evaluate --grid`: inputs of the model, and its worst mistakes.
 
 Pillow draws them, because importing matplotlib or torchvision takes longer than training on a small dataset.
 """
@@ -6,19 +6,52 @@ Pillow draws them, because importing matplotlib or torchvision takes longer than
 import math
 from collections.abc import Sequence
 
+import torch
 from PIL import Image, ImageDraw, ImageOps
 from torch import Tensor
 
-from vitmnist.data.datasets.base import Split
+from vitmnist.augment.preprocess import Preprocess
+from vitmnist.data.datasets.base import Dataset, Split
+from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import escape_unprintable
 from vitmnist.training.loop import Predictions
 
-MISTAKES, COLUMNS = 16, 4
-"""The largest number of mistakes to draw, and of mistakes in a row."""
+BATCH_IMAGES = 64
+"""The largest number of training images to draw."""
+MISTAKES = 16
+"""The largest number of mistakes to draw."""
 TILE_WIDTH, CAPTION_HEIGHT, GAP = 180, 50, 10
 """The layout of a mistake, in pixels."""
 CAPTION_LENGTH = 24
 """The number of characters that fit in the width of a tile."""
+
+
+def draw_epoch_images(
+    dataset: Dataset, sampler: EpochSampler, preprocess: Preprocess, predictions: Predictions, epoch: int
+) -> dict[str, Image.Image]:
+    """Draw inputs of an epoch and, if there are any, the worst mistakes after it. Returns images by name."""
+    images = {"training_batch": draw_training_batch(dataset.train, sampler, preprocess, epoch)}
+    if mistakes := draw_worst_mistakes(dataset.eval_split, predictions):
+        images["worst_mistakes"] = mistakes
+    return images
+
+
+def draw_training_batch(train: Split, sampler: EpochSampler, preprocess: Preprocess, epoch: int) -> Image.Image:
+    """Draw the first images of an epoch as the model saw them, augmented.
+
+    The images are read by their indices, because another pass over the loader would disturb its iteration.
+    """
+    size = sampler.rank_batch_size if preprocess.has_mixing else min(BATCH_IMAGES, sampler.rank_batch_size)
+    indices = sampler.indices(epoch)[:size]
+    keys = next(preprocess.keys(sampler, epoch))
+    images = train.images[indices].to(preprocess.mean.device)
+    with torch.inference_mode():
+        if preprocess.has_mixing and keys is not None:
+            inputs, _ = preprocess.mix_batch(images, train.labels[indices].to(images.device), keys)
+        else:
+            inputs = preprocess(images, None if keys is None else keys[:size])
+        pixels = (inputs * preprocess.std + preprocess.mean).clamp(0, 1).mul(255).round().byte().cpu()
+    return _draw_grid([_to_image(image) for image in pixels[:BATCH_IMAGES]], columns=8, gap=2, background="black")
 
 
 def draw_worst_mistakes(split: Split, predictions: Predictions) -> Image.Image | None:
@@ -30,7 +63,7 @@ def draw_worst_mistakes(split: Split, predictions: Predictions) -> Image.Image |
         enlarged = ImageOps.contain(_to_image(split.images[index]), (TILE_WIDTH,) * 2, Image.Resampling.NEAREST)
         tile.paste(enlarged, (0, CAPTION_HEIGHT))
         tiles.append(tile)
-    return _draw_grid(tiles) if tiles else None
+    return _draw_grid(tiles, columns=4, gap=GAP, background="white") if tiles else None
 
 
 def format_caption(split: Split, predictions: Predictions, index: int) -> str:
@@ -43,13 +76,13 @@ def format_caption(split: Split, predictions: Predictions, index: int) -> str:
     return "\n".join(escape_unprintable(line)[:CAPTION_LENGTH] for line in lines)
 
 
-def _draw_grid(tiles: Sequence[Image.Image]) -> Image.Image:
-    """Draw images of one size in rows of `COLUMNS`, `GAP` pixels apart."""
-    width, height = tiles[0].width + GAP, tiles[0].height + GAP
-    grid = Image.new("RGB", (COLUMNS * width, math.ceil(len(tiles) / COLUMNS) * height), "white")
+def _draw_grid(tiles: Sequence[Image.Image], columns: int, gap: int, background: str) -> Image.Image:
+    """Draw images of one size in rows, `gap` pixels apart."""
+    width, height = tiles[0].width + gap, tiles[0].height + gap
+    grid = Image.new("RGB", (columns * width, math.ceil(len(tiles) / columns) * height), background)
     for position, tile in enumerate(tiles):
-        row, column = divmod(position, COLUMNS)
-        grid.paste(tile, (column * width + GAP // 2, row * height + GAP // 2))
+        row, column = divmod(position, columns)
+        grid.paste(tile, (column * width + gap // 2, row * height + gap // 2))
     return grid
 
 
