@@ -1,7 +1,6 @@
 """Two sweepers: rounds for `repeats`, and a search by Optuna. Hydra finds its plugins in this namespace package.
 
-A sweep or search keeps no state: its state is what its jobs left in their folders. A job that has ended returns
-at once.
+A sweep or search keeps no state; it reads the folders of its jobs. A job that has ended returns at once.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ if TYPE_CHECKING:
 
 
 class RoundsSweeper(BasicSweeper):
-    """Hydra's own sweeper, with the jobs of each round in an order drawn from the seed.
+    """Hydra's basic sweeper, with the jobs of each round in an order drawn from the seed.
 
     In a fixed order, a machine that slows down steadily would favour the first job of each round.
     """
 
     def get_job_batch(self) -> Sequence[Sequence[str]]:
-        """The overrides of the next jobs."""
+        """Return the overrides of the next jobs."""
         assert self.config is not None
         jobs = super().get_job_batch()
         draw = Random(f"{self.config.seed} {self.batch_index}")
@@ -55,8 +54,8 @@ def _round_of(job: Sequence[str]) -> int:
 class SearchSweeper(Sweeper):
     """Runs trials in batches of `n_jobs`, proposed together; conf/hydra/sweeper/optuna.yaml describes the arguments.
 
-    The values of a trial follow from the seed and the results of the trials before, so a search that is started again
-    proposes the same trials, up to the first whose job has not ended.
+    The values of a trial follow from the seed and the results of earlier trials. A search that is started again
+    proposes the same trials, up to the first job that has not ended.
     """
 
     config: DictConfig
@@ -96,7 +95,7 @@ class SearchSweeper(Sweeper):
             jobs = [[*fixed, *(f"{key}={value}" for key, value in trial.params.items())] for trial in trials]
             self.validate_batch_is_legal(jobs)
             returned = self.launcher.launch(jobs, initial_job_idx=first)
-            # The next trials depend on the results of these.
+            # The next trials depend on these results.
             if any(map(_is_unfinished, returned)):
                 return
             for trial, job in zip(trials, returned, strict=True):
@@ -105,7 +104,7 @@ class SearchSweeper(Sweeper):
         self._write_best(study)
 
     def _parse(self, arguments: list[str]) -> tuple[dict[str, BaseDistribution], list[str]]:
-        """What to search by key, and the other overrides. What is typed takes the place of the same key in `params`."""
+        """Return the search space by key, and the other overrides. A typed key replaces the same key in `params`."""
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         texts = [*(f"{key!s}={self.params[key]}" for key in self.params), *arguments]
         overrides = {parse_key(override.get_key_element()): override for override in parser.parse_overrides(texts)}
@@ -126,7 +125,7 @@ class SearchSweeper(Sweeper):
 
 
 def _distribution(override: Override) -> BaseDistribution:
-    """What `tag(log, interval(0.001, 0.1))`, `choice(1, 2)` and the like search."""
+    """Convert an override such as `tag(log, interval(0.001, 0.1))` or `choice(1, 2)` to a distribution of Optuna."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     value = override.value()
@@ -146,4 +145,4 @@ def _distribution(override: Override) -> BaseDistribution:
 def _is_unfinished(job: JobReturn) -> bool:
     """Whether the job of a trial can be resumed: it was stopped, or another process trains it."""
     folder = Path(cast(DictConfig, job.hydra_cfg).hydra.runtime.output_dir)
-    return job.return_value is None and read_run(folder).status in ("interrupted", "running")
+    return job.return_value is None and read_run(folder).result.status in ("interrupted", "running")

@@ -147,7 +147,7 @@ def test_a_split_of_the_wrong_dtype_or_shape_is_refused() -> None:
 
 
 def test_a_registered_name_is_not_taken_again() -> None:
-    """Also where what is registered is a `partial`, which has no name of its own."""
+    """This also holds for a `partial`, which has no name."""
     DATASETS.names()
     with pytest.raises(ValueError, match="data/dataset: 'fashion_mnist' is registered already"):
         DATASETS.register("fashion_mnist")(load_dataset)

@@ -10,7 +10,7 @@ import torch
 from vitmnist.errors import ConfigError, RunInterrupted, classify_error
 
 SHM = "--shm-size=2g"
-FILES = "ulimit -n 4096, or type fewer workers with data.loader.num_workers=N"
+FILES = "ulimit -n 4096, or set a smaller num_workers, on the command line with data.loader.num_workers=N"
 BUS = "It is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit."
 OUT_OF_HOST_MEMORY = "try a smaller batch_size, a smaller model, or data/loader=cache or disk"
 OUT_OF_GPU_MEMORY = "try a smaller batch_size, a smaller model, or data/loader=ram"

@@ -12,22 +12,16 @@ import hydra_plugins.vitmnist_sweepers  # noqa: F401  # imports what pydoc looks
 from tests.conftest import REPOSITORY
 
 FILES = [file for folder in ("vitmnist", "hydra_plugins") for file in (REPOSITORY / folder).rglob("*.py")]
-PRIVATE = {  # of what, names: what the user sees without them
+PRIVATE = {  # (owner, names): what the user sees without them
     # Tells Hydra's options from overrides.
     ("hydra._internal.utils", "get_args_parser"): "train refuses to start; other commands work",
-    (
-        "hydra._internal.core_plugins.basic_sweeper",
-        "BasicSweeper",
-    ): "sweeps with `repeats` and searches are refused",
+    ("hydra._internal.core_plugins.basic_sweeper", "BasicSweeper"): "sweeps with `repeats` and searches are refused",
     # One kernel for all averaged weights; torch's own optimizers use them.
     ("torch", "_foreach_add_ _foreach_mul_ _foreach_sub"): "ema_decay ends at its first step; all else works",
     # torch documents `torch._C.DisableTorchFunctionSubclass`: the values of a tensor of any subclass.
     ("torch", "_C"): "from_dataloader refuses samples of other kinds of tensors",
     # Batches of PIL images and None, which torch's `default_collate` refuses.
-    (
-        "torch.utils.data._utils.collate",
-        "collate default_collate_fn_map",
-    ): "datasets read sample by sample end",
+    ("torch.utils.data._utils.collate", "collate default_collate_fn_map"): "datasets read sample by sample end",
 }
 # Documented in spite of their underscore: os._exit, fields and replacement of named tuples, Hydra's key _target_, and
 # the type of dataclasses in typeshed.

@@ -144,12 +144,12 @@ def classify_error(error: BaseException) -> Failure:
     for kind, pattern, failure in FAILURES:
         if isinstance(error, kind) and (match := re.search(pattern, str(error))):
             return replace(failure, message=failure.message.format(text=match[0].strip(), error=error))
-    if isinstance(error, OSError):  # For example, the disk is full. Libraries may set only a text.
+    if isinstance(error, OSError):  # For example, the disk is full. Some libraries set only a text.
         return Failure(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or first_line(error))
     return Failure(format_error(error), is_user_error=False)
 
 
-FEWER_WORKERS = "type fewer workers with data.loader.num_workers=N (0 needs none)"
+FEWER_WORKERS = "set a smaller num_workers, on the command line with data.loader.num_workers=N (0 needs none)"
 LESS_HOST_MEMORY = "try a smaller batch_size, a smaller model, or data/loader=cache or disk, which keep images in files"
 LESS_GPU_MEMORY = "try a smaller batch_size, a smaller model, or data/loader=ram, which keeps the dataset off the GPU"
 FAILURES: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str, Failure], ...] = (

@@ -113,7 +113,7 @@ class Registry(Generic[Options, Built]):
 
     @property
     def members(self) -> dict[str, tuple[Options, Callable[..., Built]]]:
-        """The options class and the builder of each member that is registered so far."""
+        """The options class and the builder of each member registered so far."""
         import_members(self.package)
         return self._registered
 
@@ -124,13 +124,13 @@ class Registry(Generic[Options, Built]):
 
 
 def _definition(builder: Callable[..., object]) -> tuple[str, str]:
-    function = getattr(builder, "func", builder)  # A `partial` has no name of its own.
+    function = getattr(builder, "func", builder)  # A `partial` has no name.
     return function.__module__, function.__qualname__
 
 
 @cache
 def import_members(package: str) -> None:
-    """Import every module of a package. Each module registers its members, so no list of modules exists."""
+    """Import every module of a package. Each module registers its members, so there is no list of modules."""
     for module in iter_modules(import_module(package).__path__):
         import_module(f"{package}.{module.name}")
 

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from PIL.Image import Image
 from tqdm import tqdm
 
@@ -16,7 +17,7 @@ from vitmnist.metrics.epoch_record import EpochRecord, Monitor, check_metrics
 from vitmnist.metrics.epoch_table import EPOCH_S, EVAL_S, SAVE_S, TRAIN_S
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import World
-from vitmnist.tracking.environment import PeakMemory
+from vitmnist.tracking.environment import measure_peak_memory
 from vitmnist.tracking.log import log_epoch
 from vitmnist.tracking.loggers import Logger
 from vitmnist.tracking.result import Result
@@ -37,7 +38,7 @@ class RunRecorder:
     loggers: list[Logger]
     draw_images: Callable[[Predictions, int], Mapping[str, Image]]
     """Draws images for the loggers from the predictions and the index of an epoch."""
-    peak_memory: PeakMemory
+    device: torch.device
     is_first_epoch: bool = True
     """Whether no epoch has ended since this process started."""
 
@@ -105,7 +106,7 @@ class RunRecorder:
         save_s = train_metrics[SAVE_S.name] + eval_metrics[SAVE_S.name]
         epoch_s = train_metrics[TRAIN_S.name] + eval_metrics[EVAL_S.name] + save_s
         times = {SAVE_S.name: save_s, EPOCH_S.name: epoch_s}
-        metrics = {**train_metrics, **eval_metrics, **times, **self.peak_memory.metrics()}
+        metrics = {**train_metrics, **eval_metrics, **times, **measure_peak_memory(self.device)}
         check_metrics(metrics, f"epoch {progress.epoch + 1}")
         record = {
             "epoch": progress.epoch,

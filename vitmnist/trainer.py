@@ -34,7 +34,7 @@ from vitmnist.runtime.memory import keep_freed_memory
 from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.timing.benchmark import LoaderCandidate
-from vitmnist.tracking.environment import PeakMemory, describe_environment
+from vitmnist.tracking.environment import describe_environment, reset_peak_memory
 from vitmnist.tracking.images import draw_epoch_images
 from vitmnist.tracking.log import log_bottleneck, log_early_stop, log_setup, log_test
 from vitmnist.tracking.loggers import LOGGERS, parse_loggers
@@ -275,7 +275,7 @@ class Trainer:
     ) -> Iterator[RunRecorder]:
         """Remove records newer than the checkpoint, and keep the loggers open within the block."""
         config, folder, result, world = self.config, self.folder, self.result, self.world
-        peak_memory = PeakMemory(self.device)  # The peak excludes the set-up.
+        reset_peak_memory(self.device)  # The peak excludes the set-up.
         with ExitStack() as stack:
             logger_options = self.logger_options if world.is_main else []
             loggers = [stack.enter_context(LOGGERS.build(values, folder, result)) for values in logger_options]
@@ -286,7 +286,7 @@ class Trainer:
                     (folder / name).unlink(missing_ok=True)
             result.setup_s = time.time() - result.began_at - (result.compile_s or 0.0)
             images = partial(draw_epoch_images, dataset, sampler, step.preprocess)
-            yield RunRecorder(config, folder, result, world, self.monitor, checkpoints, loggers, images, peak_memory)
+            yield RunRecorder(config, folder, result, world, self.monitor, checkpoints, loggers, images, self.device)
 
     def _evaluate_on_test(
         self, dataset: Dataset, step: TrainStep, checkpoints: CheckpointManager, loader_config: Mapping[str, Any]

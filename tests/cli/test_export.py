@@ -31,11 +31,7 @@ def trained(tmp_path: Path, runs: Path) -> Path:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_an_export_needs_nothing_of_this_project_and_predicts_what_the_original_does(
-    name: str,
-    trained: Path,
-    tiny: Dataset,
-    output_of: Printed,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, trained: Path, tiny: Dataset, output_of: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for package in FORMATS[name].packages:
         pytest.importorskip(package)

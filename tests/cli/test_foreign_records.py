@@ -1,4 +1,4 @@
-"""What a run folder or checkpoint of somebody else says is data: it starts nothing, and names no secret."""
+"""The content of somebody else's run folder is data: it starts nothing, and reveals no secret."""
 
 import shutil
 from pathlib import Path
@@ -10,22 +10,14 @@ from tests.conftest import CallHere, Printed, Train
 from vitmnist.cli import evaluate, report, status
 
 
-def popen(marker: Path) -> str:
-    """An override that would create a file when Hydra instantiates it."""
-    return f"+hydra.callbacks.x={{_target_:psutil.Popen,args:[touch,{marker}]}}"
-
-
-def make_hostile(folder: Path, lines: list[str], marker: Path) -> None:
-    """Add overrides to the record of a run, and to its configuration a section that Hydra would instantiate."""
+def test_a_copied_run_executes_nothing(runs: Path, succeed: Printed, tmp_path: Path) -> None:
+    """An override and a section of the configuration would create a file if Hydra instantiated them."""
+    folder, marker = shutil.copytree(runs / "cut", tmp_path / "run"), tmp_path / "marker"
     overrides, config = (folder / ".hydra" / f"{name}.yaml" for name in ("overrides", "config"))
-    overrides.write_text(yaml.safe_dump([*yaml.safe_load(overrides.read_text()), *lines]))
+    typed = [f"+hydra.callbacks.x={{_target_:psutil.Popen,args:[touch,{marker}]}}", "--help"]
+    overrides.write_text(yaml.safe_dump([*yaml.safe_load(overrides.read_text()), *typed]))
     target = {"_target_": "psutil.Popen", "args": ["touch", str(marker)]}
     config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()) | {"hydra": {"callbacks": {"x": target}}}))
-
-
-def test_a_copied_run_executes_nothing(runs: Path, succeed: Printed, tmp_path: Path) -> None:
-    folder, marker = shutil.copytree(runs / "cut", tmp_path / "run"), tmp_path / "marker"
-    make_hostile(folder, [popen(marker), "--help"], marker)
     assert "Configuration groups" not in succeed("resume=run", "max_minutes=null")
     assert not marker.exists()
 

@@ -75,7 +75,7 @@ def test_parallel_jobs_end_with_the_sweep_and_are_resumed(
             process_left.kill()
     assert code == (-signum if signum == SIGKILL else ExitCode.UNFINISHED), log.read_text()
     assert still_running == []
-    assert {read_run(folder).status for folder in folders} == {"interrupted" if signum == SIGKILL else "killed"}
+    assert {read_run(folder).result.status for folder in folders} == {"interrupted" if signum == SIGKILL else "killed"}
     assert not (tmp_path / "here" / "2" / "epochs.csv").exists()
     assert "Traceback" not in log.read_text()
     assert "Error executing" not in log.read_text()

@@ -52,7 +52,7 @@ def test_a_run_leaves_its_records(succeed: Printed, quick: list[str], tmp_path: 
     assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}  ", (folder / "vitmnist.log").read_text())
 
 
-MISTAKES = {  # in the values, found when they are composed and checked
+MISTAKES = {  # found when the values are composed and checked
     "data/loader=gpu_slise": "data/loader=gpu_slise: there is no such member; did you mean 'gpu_slice'? allowed: ",
     "bach_size=3": "bach_size: there is no such key; did you mean 'batch_size'? allowed: ",
     "model.detph=3": "model.detph: there is no such key; did you mean 'depth'?",
@@ -72,7 +72,7 @@ MISTAKES = {  # in the values, found when they are composed and checked
     "name=vit": "did you mean model.name or data.dataset.name or data.loader.name?",
 }
 SEARCH, LR = "hydra/sweeper=optuna hydra.mode=MULTIRUN", "optimizer.lr=interval(0.0001,0.01)"
-MISTAKES_OF_RUNS = {  # also in the command line, and found when a run is set up
+MISTAKES_OF_RUNS = {  # found when the command line is parsed or a run is set up
     "model=vitt": "model=vitt: there is no such member; did you mean 'vit'? allowed: ",
     "model=null": "Config group override must be a string or a list",
     "~data.augment.operations.1 data/augment=cifar": "(HYDRA_FULL_ERROR=1 shows the traceback)",
@@ -107,8 +107,8 @@ MISTAKES_OF_RUNS = {  # also in the command line, and found when a run is set up
     f"{SEARCH} {LR} hydra.sweeper.n_trials=0": "hydra.sweeper.n_trials=0: must be one whole number, at least 1",
     f"{SEARCH} {LR} sweep.objective=speed": "sweep.objective=speed: not a metric of an epoch; ",
 }
-OF_SWEEPS = ("-m", "repeats", "hparams_search", "hydra/sweeper")  # whose message is one line
-FILES = {  # that are there before
+OF_SWEEPS = ("-m", "repeats", "hparams_search", "hydra/sweeper")  # The messages of these mistakes are one line.
+FILES = {  # files that exist before the command
     "file": b"",
     "used/0/result.json": b"{}",
     "cut.safetensors": b"cut",

@@ -1,4 +1,4 @@
-"""A run that was stopped, in whatever way, continues bit for bit."""
+"""A run continues bit for bit, however it was stopped."""
 
 import os
 import re

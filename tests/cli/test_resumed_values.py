@@ -29,7 +29,7 @@ from vitmnist.tracking.result import CONFIG_FILE
         (["resume=cut", "-m"], "-m: resume=cut resumes one run; a sweep is resumed by its own command"),
         (["resume=auto"], "resume=auto: in which folder? Type hydra.run.dir=FOLDER resume=auto, or for a sweep hydra."),
         (["resume=~nobody-here"], "~nobody-here: holds no run"),
-        (["resume=cut", "experiment=smoke"], "experiment=smoke: the run in cut began with experiment=null"),
+        (["resume=cut", "experiment=smoke"], "experiment=smoke: the run in cut began with no experiment"),
         (["resume=cut", "epochs=3,4"], "epochs=3,4: a list of values is a sweep"),
         (["resume=cut", "epochs=few"], "epochs=few: must be int"),
         (["resume=cut", "data/loader=rom"], "data/loader=rom: there is no such member; did you mean 'ram'?"),

@@ -8,7 +8,7 @@ import torch
 from tests.gpu.conftest import NEEDS_CUDA
 from vitmnist.runtime.memory import measure_free_memory
 from vitmnist.runtime.timer import EpochTimer
-from vitmnist.tracking.environment import PeakMemory
+from vitmnist.tracking.environment import measure_peak_memory, reset_peak_memory
 
 pytestmark = NEEDS_CUDA
 
@@ -18,7 +18,8 @@ def test_memory_is_measured_from_the_beginning_of_the_run(cuda: torch.device) ->
     del block
     torch.cuda.empty_cache()
     assert measure_free_memory(cuda) > 2**20
-    peak = PeakMemory(cuda).metrics()["gpu_peak_mib"]
+    reset_peak_memory(cuda)
+    peak = measure_peak_memory(cuda)["gpu_peak_mib"]
     assert peak is not None
     assert peak < torch.cuda.memory_allocated(cuda) / 2**20 + 1
 

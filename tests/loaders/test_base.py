@@ -157,7 +157,7 @@ def test_a_worker_that_is_killed_is_named_in_seconds(wrapper: str | None, worker
             if number == 1:
                 for worker in workers():
                     worker.kill()
-    assert wrapper or "type fewer workers with data.loader.num_workers=N" in str(caught.value)
+    assert wrapper or "set a smaller num_workers" in str(caught.value)
     assert not workers()
 
 

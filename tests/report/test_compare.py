@@ -32,11 +32,7 @@ def test_jobs_that_overlapped_on_one_machine_are_marked_and_not_timed(tmp_path: 
     job(tmp_path / "4", 1000.0, 1020.0, None)
     here, there, unknown = compared(tmp_path)
     assert build_table(here)[0]["status"] == "1 completed, overlapping; 1 failed: reason; 1 completed"
-    assert [len(row.rounds) for row in (*here.rows, *there.rows, *unknown.rows)] == [
-        1,
-        1,
-        1,
-    ]
+    assert [len(row.rounds) for row in (*here.rows, *there.rows, *unknown.rows)] == [1, 1, 1]
 
 
 def test_a_killed_run_overlaps_with_the_runs_that_it_slowed_down(tmp_path: Path) -> None:
@@ -186,7 +182,7 @@ def test_runs_without_records_are_listed_with_their_configuration_and_their_swee
     refused = run(tmp_path / "sweep" / "1", status="failed", error="no", epochs=[], dataset=None)
     (refused / "result.json").write_text((refused / "result.json").read_text().replace('"environment": {', '"x": {'))
     cells = the_only(tmp_path / "sweep").rows
-    assert [run.status for row in cells for run in row.runs] == ["completed", "failed"]
+    assert [run.result.status for row in cells for run in row.runs] == ["completed", "failed"]
 
 
 OTHER_DATA = {"dataset": DATASET | {"sha256": {"train_images": "1" * 64}}}

@@ -34,8 +34,7 @@ MAPPED = TensorSet(TENSORS.images, TENSORS.labels, is_mapped=True)
 def test_a_set_that_does_not_fit_is_refused_with_what_would_work(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "measure_free_memory", lambda device: 100)
     with pytest.raises(
-        OutOfSpaceError,
-        match=r"takes 0\.0 MiB of memory on the host, where 0\.0 .*; try data/loader=.*cache or disk",
+        OutOfSpaceError, match=r"takes 0\.0 MiB of memory on the host, where 0\.0 .*; try data/loader=.*cache or disk"
     ):
         make_loader(name, MAPPED, batch_size=2, device="cpu", seed=0)
     # A set that is in memory already takes no more memory.

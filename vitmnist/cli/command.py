@@ -38,7 +38,7 @@ def errors_as_messages(select: Callable[[BaseException], BaseException] | None =
     A traceback is shown too if the program is at fault, or with `HYDRA_FULL_ERROR=1`.
 
     Args:
-        select: returns the exception to report in place of the raised one.
+        select: returns the exception to report instead of the raised exception.
     """
     # Until a log is configured, this handler prints warnings.
     if logging.lastResort:

@@ -4,7 +4,7 @@
     vitmnist predict outputs/runs/DATE/TIME-… --invert --json scan.png
 
 Images of any size and mode are resized and converted to the model's input. MNIST's digits are light on dark; `--invert`
-is for pen on paper. A folder means all images in it and below it; a glob pattern may be quoted.
+is for pen on paper. A folder means all images in it and below it; glob patterns can be quoted.
 """
 
 import json

@@ -22,7 +22,7 @@ from vitmnist.errors import ConfigError, PeerError
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.run_folder import folder_lock
 from vitmnist.runtime.signals import StopSignal, end_interrupted, ignore_stop_signals, signal_handler
-from vitmnist.runtime.world import SINGLE_PROCESS, World, is_distributed
+from vitmnist.runtime.world import SINGLE_PROCESS, World
 
 if TYPE_CHECKING:
     from vitmnist.trainer import Trainer
@@ -43,14 +43,6 @@ class ProcessState:
     resources: ExitStack = field(default_factory=ExitStack)
     folder: Path | None = None
     resume_arguments: list[str] = field(default_factory=list)
-
-    def connect_ranks(self) -> None:
-        """Connect to the other ranks if there are any."""
-        if is_distributed():
-            # Import late: this module imports torch.
-            from vitmnist.runtime.torch_world import TorchWorld
-
-            self.world = TorchWorld()
 
     def lock_folder(self, folder: Path, key: str, resume_arguments: list[str], *, refuse_existing: bool) -> None:
         """Create the folder that `key` names, and lock it until the process exits.

@@ -12,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from vitmnist.cli.arguments import find_value, is_hydra_override, parse_key, without_keys
+from vitmnist.cli.arguments import is_hydra_override, parse_key, without_keys
 from vitmnist.cli.command import echo
 from vitmnist.config import is_group
 from vitmnist.config.compose import compose
@@ -103,20 +103,19 @@ def split_global_overrides(folder: Path, overrides: list[str]) -> tuple[list[str
         recorded: Any = read_json_or_yaml(folder / OVERRIDES)
     except (FileNotFoundError, UnreadableError):
         recorded = overrides
-    for group in GLOBAL_GROUPS:
-        typed, initial = find_value(group, overrides), find_value(group, recorded)
-        if typed not in (None, initial):
+    initial = [override for override in recorded if parse_key(override) in GLOBAL_GROUPS]
+    for override in overrides:
+        if parse_key(override) in GLOBAL_GROUPS and override not in initial:
             raise ConfigError(
-                f"{group}={typed}: the run in {display_path(folder)} began with {group}={initial or 'null'}, and its "
-                "values are kept; type keys such as epochs=10, or begin another run with hydra.run.dir=FOLDER"
+                f"{override}: the run in {display_path(folder)} began with {' '.join(initial) or 'no experiment'}, and "
+                "its values are kept; type keys such as epochs=10, or begin another run with hydra.run.dir=FOLDER"
             )
-    global_overrides = [override for override in recorded if parse_key(override) in GLOBAL_GROUPS]
-    return global_overrides, without_keys(overrides, GLOBAL_GROUPS)
+    return initial, without_keys(overrides, GLOBAL_GROUPS)
 
 
 def is_resumable(folder: Path) -> bool:
     """Whether `resume=auto` resumes the run in a folder; otherwise, it begins a new one."""
-    return has_checkpoint(folder) or read_run(folder).status == "completed"
+    return has_checkpoint(folder) or read_run(folder).result.status == "completed"
 
 
 def print_if_completed(folder: Path, config: Config) -> bool:
@@ -127,7 +126,7 @@ def print_if_completed(folder: Path, config: Config) -> bool:
     """
     run = read_run(folder)
     path, epochs = display_path(folder), run.result.epochs
-    if run.status != "completed":
+    if run.result.status != "completed":
         return False
     metric = find_metric(config.monitor, "monitor")
     is_exhausted = Monitor(metric, config.patience).is_exhausted(epochs)

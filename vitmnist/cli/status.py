@@ -24,7 +24,7 @@ def describe_progress(run: Run) -> dict[str, Any]:
         epochs_done = max(table.read_bytes().count(b"\n") - 1, 0)
     return {
         "folder": display_path(run.folder),
-        "state": run.status,
+        "state": run.result.status,
         "epochs_done": epochs_done,
         "epochs": run.config.get("epochs"),
         "written_at": run.result.ended_at,

@@ -9,7 +9,7 @@ import gc
 import logging
 import multiprocessing
 import os
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,13 @@ from vitmnist.errors import ConfigError, ExitCode, RunInterrupted, TimeLimitReac
 from vitmnist.metrics.epoch_table import find_objective
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.run_folder import InUseError, folder_lock, has_checkpoint
-from vitmnist.runtime.signals import StopSignal, create_interruption, interrupted_by_signals
+from vitmnist.runtime.signals import (
+    StopSignal,
+    create_interruption,
+    list_handled_signals,
+    raise_interruption,
+    signal_handler,
+)
 from vitmnist.runtime.world import is_distributed
 from vitmnist.tracking.result import Result
 from vitmnist.tracking.runs import read_run
@@ -53,8 +59,9 @@ def run_sweep(process: ProcessState, composed: DictConfig, arguments: Arguments)
     assert composer
     # Joblib runs jobs in its own processes. If this process raises while it waits, joblib kills them.
     is_parallel = str(composed.hydra.launcher._target_).endswith("JoblibLauncher")
+    signals = list_handled_signals() if is_parallel else []
     try:
-        with interrupted_by_signals() if is_parallel else nullcontext():
+        with signal_handler(raise_interruption, *signals):
             composer.multirun("config", job, overrides)
     except RunInterrupted:
         _write_report(folder)
@@ -90,10 +97,10 @@ def _check_jobs(folder: Path, job: Job) -> None:
     # A refused job has a record but no lock; a job killed before its first record has only a lock.
     files = [*folder.glob("*/**/.lock"), *folder.glob("*/**/result.json")]
     runs = [read_run(job_folder) for job_folder in sorted({file.parent for file in files})]
-    failed = {run.folder.name for run in runs if run.status not in ("completed", "interrupted", "running")}
+    failed = {run.folder.name for run in runs if run.result.status not in ("completed", "interrupted", "running")}
     if failed := failed | job.failed:
         raise TrainingError(f"{len(failed)} of {len(runs)} jobs failed: {', '.join(sorted(failed))}")
-    if unfinished := [run.folder.name for run in runs if run.status != "completed"]:
+    if unfinished := [run.folder.name for run in runs if run.result.status != "completed"]:
         raise RunInterrupted(f"{len(unfinished)} of {len(runs)} jobs are unfinished: {', '.join(unfinished)}")
 
 
@@ -135,7 +142,7 @@ class Job:
                 raise create_interruption(self.stop.vote)
             config = validate(Config, composed)
             # A search counts a failed trial and does not repeat it.
-            if _is_search(hydra) and read_run(folder).status == "failed":
+            if _is_search(hydra) and read_run(folder).result.status == "failed":
                 return None
             with folder_lock(folder):
                 if not print_if_completed(folder, config):

@@ -30,6 +30,7 @@ from vitmnist.config.schema import Config, to_json_values
 from vitmnist.config.validation import validate
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.files import display_path
+from vitmnist.runtime.world import is_distributed
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,10 @@ def main() -> None:
     """
     process = ProcessState(sys.argv[1:])
     with exit_with_message(process):
-        process.connect_ranks()
+        if is_distributed():
+            from vitmnist.runtime.torch_world import TorchWorld  # Import late: this module imports torch.
+
+            process.world = TorchWorld()
         run = None
         if process.world.is_main and not print_information(process.argv):
             arguments = parse_arguments(process.argv)
@@ -97,7 +101,7 @@ def compose_with_hydra(process: ProcessState, arguments: Arguments) -> DictConfi
         raise ConfigError(f"resume={composed.resume}: is for the command line; remove it from the file")
     if composed.hydra.mode != RunMode.MULTIRUN:
         if any(override.is_sweep_override() for override in OverridesParser.create().parse_overrides(overrides)):
-            # This raises Hydra's own error, which explains -m.
+            # This raises Hydra's error, which explains -m.
             composer.compose_config("config", overrides, RunMode.RUN)
         if composed.repeats > 1:
             raise ConfigError(f"repeats={composed.repeats}: repeats the jobs of a sweep; type -m as well")

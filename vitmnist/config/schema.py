@@ -7,7 +7,7 @@ The metadata of a field describes its key, or all keys of its section:
 
 at_least, above, at_most, below   the bounds of a number, or of each number in a list, tuple or dict
 is_range     the value is a pair of numbers, the lower one first
-allows_auto  the value may also be `auto`; no other text is allowed
+allows_auto  the value can also be `auto`; no other text is allowed
 registry     the key is a config group, whose members are registered at `module:NAME`; its key `name` chooses one
 affects      result (the default), timing, or nothing; the report compares runs by the keys that affect either
 may_change   whether a resumed run may have another value; by default only if the key does not affect the result

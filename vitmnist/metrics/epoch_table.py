@@ -2,7 +2,7 @@
 
 A metric of logits and labels, or of the confusion matrix, has its own module in this folder. Any other metric is a row
 of `TIMES` or `MACHINE_METRICS`, and an entry of the dict that `EpochProgress.compute` (training/progress.py),
-`evaluate` (training/loop.py) or `PeakMemory` (tracking/environment.py) returns.
+`evaluate` (training/loop.py) or `measure_peak_memory` (tracking/environment.py) returns.
 """
 
 from dataclasses import dataclass, field, replace

@@ -88,7 +88,7 @@ class ReportRow:
 
     def quality_by_seed(self, name: str) -> dict[str, float]:
         """A metric of quality by seed. Runs with equal seeds are not independent, so only the first counts."""
-        completed = [run for run in reversed(self.runs) if run.status == "completed"]
+        completed = [run for run in reversed(self.runs) if run.result.status == "completed"]
         return {run.seeds: value for run in completed if (value := run.quality(name)) is not None}
 
     def quality(self, name: str) -> Spread | None:
@@ -151,7 +151,7 @@ class Comparison:
 
     @cached_property
     def metric(self) -> EpochMetric:
-        """The metric that the runs monitor; the accuracy if they monitor several, or an unregistered one."""
+        """The metric that the runs monitor; the accuracy if they monitor several metrics or an unregistered one."""
         metrics = {run.monitored_metric for row in self.rows for run in row.runs if run.config}
         return (metrics.pop() if len(metrics) == 1 else None) or build_epoch_table()["eval_acc"]
 
@@ -200,7 +200,7 @@ def compare(runs: Sequence[Run]) -> list[Comparison]:
     groups: dict[tuple[str | None, ...], list[Run]] = defaultdict(list)
     hosts = [facts.get("host") for facts in facts_by_run]
     for run, facts, host in zip(runs, facts_by_run, hosts, strict=True):
-        neighbours = [other for other, other_host in zip(runs, hosts, strict=True) if host and other_host == host]
+        neighbours = (other for other, other_host in zip(runs, hosts, strict=True) if host and other_host == host)
         overlapping = any(map(run.overlaps, neighbours))
         groups[tuple(facts.get(title) for title in COMPARABILITY_FACTS)].append(replace(run, overlapping=overlapping))
     return [_comparison(group) for group in groups.values()]
@@ -212,7 +212,8 @@ def _comparison(runs: Sequence[Run]) -> Comparison:
     facts_by_title = {title: text for facts in facts_by_run for title, text in facts.items()}
     recorded_facts = [facts for facts in facts_by_run if facts]
     varied_facts = [title for title in facts_by_title if len({facts.get(title) for facts in recorded_facts}) > 1]
-    titles = {key: _override_key(key) for key in _varied_keys(configs)}
+    titles = {key: key for key in _varied_keys(configs)}
+    titles |= {key: key.removesuffix(".name").replace(".", "/") for key in titles if key.endswith(".name")}
     rows: dict[str, ReportRow] = {}
     for run, config, facts in zip(runs, configs, facts_by_run, strict=True):
         values = {title: config[key] for key, title in titles.items() if key in config}
@@ -222,14 +223,10 @@ def _comparison(runs: Sequence[Run]) -> Comparison:
     return Comparison([*titles.values(), *varied_facts], list(rows.values()), shared_facts)
 
 
-def _override_key(key: str) -> str:
-    return key.removesuffix(".name").replace(".", "/") if key.endswith(".name") else key
-
-
 def _displayed_config(run: Run) -> dict[str, Any]:
     """Name the loader in a configuration as the report does: `prefetch of ram`, or `auto: ram` if `auto` chose it."""
     config = dict(run.config)
-    # A loader that wraps another one has it as an option, such as `base`.
+    # A wrapping loader has the wrapped loader as an option, such as `base`.
     keys = sorted((key for key in config if key.startswith(LOADER_OPTION) and key.endswith(".name")), key=len)
     if len(keys) > 1:
         config["data.loader.name"] = " of ".join(str(config.pop(key)) for key in keys)

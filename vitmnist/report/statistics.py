@@ -15,7 +15,7 @@ T = TypeVar("T", bound=Hashable)
 NEGLIGIBLE_RATIO = 1.01
 """Ratios up to this value, and reciprocals of such ratios, do not count as differences."""
 ERROR_RATE = 0.05
-"""Family-wise: the probability that at least one interval of a table misses its true value."""
+"""The family-wise error rate: the probability that at least one interval of a table misses its true value."""
 MIN_ROUNDS = 3
 """The smallest number of rounds or seeds to distinguish a difference from noise."""
 
@@ -88,7 +88,7 @@ class PairwiseComparison(Generic[T]):
         mean, count = fmean(deltas), len(deltas)
         if count < MIN_ROUNDS:
             return Difference(self._inverse(mean), count)
-        from scipy.special import stdtrit  # Only a report with three rounds pays for this import.
+        from scipy.special import stdtrit  # Import late: only a report with three rounds needs it.
 
         pooled_variance = max(self._squares[name] / self._freedoms[name] for name in (first, second, None))
         quantile = stdtrit(max(self._residual_freedom, count - 1), self._level)

@@ -1,6 +1,6 @@
 """Summarises a comparison in a few sentences: the best quality, the lowest time, and how certain the differences are.
 
-A sentence spells out the overrides of one configuration at most; the table has the others.
+A sentence spells out the overrides of at most one configuration; the table has the others.
 """
 
 from collections.abc import Sequence

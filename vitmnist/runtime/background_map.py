@@ -35,9 +35,9 @@ class BackgroundMap(Iterator[Returned], Generic[Item, Returned]):
 
     Args:
         fn: called in the threads.
-        items: taken in the consumer's thread, when a result is asked for.
-        ahead: how many items are computed ahead of the consumer, at most.
-        context: entered by each thread as long as it lives.
+        items: taken in the consumer's thread when it requests a result.
+        ahead: the largest number of items that are computed ahead of the consumer.
+        context: a context that each thread enters for its lifetime.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ def _stop(
     workers: list[threading.Thread],
 ) -> None:
     is_stopped.set()
-    for outcome in list(waiting):  # A consumer in another thread can wait for one.
+    for outcome in list(waiting):  # A consumer in another thread can be waiting for it.
         outcome.put((None, StopIteration()))
     for _ in workers:
         jobs.put(None)
@@ -122,7 +122,7 @@ def _stop(
 def map_slices(
     function: Callable[[slice], object], rows: int, size: int | None = None, threads: int | None = None
 ) -> None:
-    """Call a function with slices of `range(rows)` that cover it, in threads that use a core each.
+    """Divide `range(rows)` into slices, and call a function with each slice in threads that use one core each.
 
     Unlike torch's own threads, they do not wait for each other after every operation. On busy cores, such a wait takes
     longer than the operation.
@@ -141,12 +141,12 @@ def map_slices(
                 function(part)
 
     futures = [_slice_threads(os.getpid()).submit(work) for _ in range(threads)]
-    wait(futures)  # No thread may still write to the batch when another one raises.
+    wait(futures)  # When a thread raises, no other thread may still write to the batch.
     for future in futures:
         future.result()
 
 
 @cache
 def _slice_threads(process: int) -> ThreadPoolExecutor:
-    """The threads of `map_slices` in a process; they stay, because limiting one to a core takes a millisecond."""
+    """Create the threads of `map_slices` once per process: limiting a thread to one core takes a millisecond."""
     return ThreadPoolExecutor(os.cpu_count(), "vitmnist-slices", limit_to_one_core)

@@ -86,7 +86,7 @@ def has_bf16_units() -> bool:
 def limit_to_one_core() -> AbstractContextManager[Any]:
     """Limit torch to one core in this thread, from this call on or within a `with` block.
 
-    Each computing thread gets its own OpenMP team. A second team next to the model's, on the same two cores, made an
+    OpenMP creates a team of threads for each computing thread. A second team on the two cores of the model made an
     epoch 7% longer (ratio of prefetched `ram` to `ram` 1.072; with one core 1.001).
     """
     import torch
@@ -102,12 +102,12 @@ def _openmp() -> ThreadpoolController:
 
 
 def decoder_thread_context() -> Callable[[], AbstractContextManager[Any]]:
-    """Create a context for threads that decode next to a training step: it limits each to one core, and stops spinning.
+    """Create a context that limits each decoding thread to one core, and stops OpenMP's threads from spinning.
 
     After each operation of torch on several cores, the threads of GNU's OpenMP (libgomp) spin for 5 to 10 ms on cores
     that decoding needs: reading pictures of 64×64 in two threads next to a training step took 1.7 ms of processor time
     per picture, and 1.2 ms without spinning. The threads of libgomp do not spin if there are more of them than cores.
-    So the first thread that enters the context starts a second team. It lives as long as that thread:
+    So the first thread that enters the context starts a second team, which lives as long as the thread:
     https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html
     """
     entered = count()

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 def choose_device(name: str, world: World = SINGLE_PROCESS) -> torch.device:
     """Return the device that `device=` names; `auto` is the current CUDA device, or the CPU if none can be used.
 
-    A CUDA device has an index. With several ranks on a machine, each gets the CUDA device of its local rank.
+    The returned CUDA device has an index. With several ranks on a machine, it is the device of the local rank.
 
     Raises:
         ConfigError: this machine does not have that device, or fewer devices than ranks.
@@ -69,11 +69,11 @@ def _missing_kernels(device: torch.device) -> str | None:
     architectures, capability = torch.cuda.get_arch_list(), torch.cuda.get_device_capability(device)
     builds = re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(architectures))
     for kind, major, minor in builds:
-        # Binary code runs on later GPUs of its major number, and PTX (compute_…) on all later GPUs.
+        # Binary code runs on later GPUs with the same major number, and PTX (compute_…) on all later GPUs.
         built_for = int(major), int(minor)
         if built_for <= capability and (kind == "compute" or built_for[0] == capability[0]):
             return None
-    if not builds:  # ROCm names its architectures otherwise.
+    if not builds:  # ROCm names its architectures differently.
         return None
     name = f"{torch.cuda.get_device_name(device)} has compute capability {capability[0]}.{capability[1]}"
     return f"{name}, and this torch has code for {', '.join(architectures)} only"

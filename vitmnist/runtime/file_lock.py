@@ -1,4 +1,4 @@
-"""Locks between processes, and between the threads of each: `fcntl.lockf`, or `filelock` where Python lacks it.
+"""Locks between processes and between threads: `fcntl.lockf`, or `filelock` where Python lacks it.
 
 On a file system without locks, only the threads of a process exclude each other, and a warning is logged.
 """
@@ -18,7 +18,7 @@ POLL_S = 0.05
 """The interval at which a waiting thread tries to lock, in seconds."""
 
 _held: set[tuple[int, Path]] = set()
-"""The process ID and the path of each lock that is held. A forked process inherits this set, but no lock."""
+"""The process ID and the path of each held lock. A forked process inherits this set, but not the locks."""
 _held_guard = threading.Lock()
 
 
@@ -51,7 +51,7 @@ def try_lock(path: Path) -> Callable[[], None] | None:
     """
     holder = os.getpid(), path
     with _held_guard:
-        # The system would grant this process its own lock again.
+        # The system would grant the same lock to this process again.
         if holder in _held or (unlock := _try_lock(path)) is None:
             return None
         _held.add(holder)
@@ -94,7 +94,7 @@ except ImportError:
 
         def unlock() -> None:
             lock.release()
-            path.touch()  # On Windows, `filelock` has removed the file.
+            path.touch()  # On Windows, `filelock` removes the file.
 
         return unlock
 

@@ -21,7 +21,7 @@ YAML_LOADER: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoade
 
 @contextmanager
 def attach_filename(path: Path) -> Iterator[None]:
-    """Set the file name of each `OSError` in the block: errors of `write` have none, others name a temporary file."""
+    """Set the file name of each `OSError` in the block: some have none, and others name a temporary file."""
     try:
         yield
     except OSError as error:
@@ -90,7 +90,7 @@ def display_path(path: Path | str) -> str:
 
 
 class UnreadableError(ValueError):
-    """A file cannot be used. The message is one line that says why, without the name of the file."""
+    """A file cannot be used. The message is one line with the reason, and does not name the file."""
 
 
 def read_json_or_yaml(path: Path) -> object:

@@ -27,8 +27,8 @@ class OutOfSpaceError(ConfigError):
 def measure_free_memory(device: torch.device) -> int:
     """Return the bytes that this process can still allocate: on a CUDA device with torch's cache, else on the host.
 
-    The memory of the machine, and the limit of the container, are divided among the ranks that torchrun has started
-    here, because some of them may not have allocated theirs yet.
+    The memory of the machine and the limit of the container are divided among the ranks that torchrun has started here,
+    because some ranks may not have allocated their share yet.
     """
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -49,7 +49,7 @@ def keep_freed_memory() -> None:
 
 
 def _call_glibc(name: str, *arguments: int) -> None:
-    """Call a function of glibc, unless the C library is another one."""
+    """Call a function of glibc; do nothing if the C library is another one."""
     with suppress(AttributeError, OSError, TypeError):
         getattr(ctypes.CDLL(None), name)(*arguments)
 

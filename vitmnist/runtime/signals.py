@@ -24,9 +24,9 @@ def ignore_stop_signals() -> None:
 
 
 def end_interrupted(hint: str = "") -> NoReturn:
-    """Exit at once, for a Ctrl-C that comes when nothing can be lost.
+    """Exit at once on a Ctrl-C when nothing can be lost.
 
-    An exception would wait for threads, and C++ code of a library that is being imported could swallow it.
+    An exception would wait for threads, and the C++ code of a library that is being imported could swallow it.
     """
     os.write(2, os.fsencode(f"interrupted{hint}\n"))  # The signal can interrupt a print.
     os._exit(ExitCode.INTERRUPTED)
@@ -36,7 +36,7 @@ def end_interrupted(hint: str = "") -> NoReturn:
 def signal_handler(
     handler: Callable[[int, FrameType | None], object] | signal.Handlers, *signums: int
 ) -> Iterator[None]:
-    """Handle signals by a function within the block; does nothing outside of the main thread."""
+    """Handle signals with a function within the block; outside the main thread, do nothing."""
     is_allowed = threading.current_thread() is threading.main_thread()
     previous = {signum: signal.signal(signum, handler) for signum in signums} if is_allowed else {}
     try:
@@ -61,14 +61,14 @@ class StopSignal(AbstractContextManager["StopSignal"]):
     def listen(self, deadline: float) -> None:
         """Record signals, and the time limit when `time.monotonic` reaches `deadline`, until `__exit__`."""
         self._deadline = deadline
-        self._handlers.enter_context(signal_handler(self._record, *_not_ignored()))
+        self._handlers.enter_context(signal_handler(self._record, *list_handled_signals()))
 
     def __exit__(self, *exception: object) -> None:
         self._handlers.close()
         self._deadline = math.inf
 
     def follow(self, parent: int | None) -> None:
-        """Record the end of the parent process as a SIGHUP; the processes of joblib would outlive it."""
+        """Record the end of the parent process as a SIGHUP; otherwise, processes of joblib would outlive it."""
         self._parent = parent
 
     @property
@@ -78,7 +78,7 @@ class StopSignal(AbstractContextManager["StopSignal"]):
             return False
         import psutil  # Not at the top: this takes 13 ms.
 
-        # Linux and macOS give an orphan another parent. On Windows it keeps the ID of the one that has ended.
+        # Linux and macOS give an orphan another parent. On Windows, it keeps the ID of the parent that has ended.
         return self._parent != os.getppid() or not psutil.pid_exists(self._parent)
 
     @property
@@ -94,24 +94,18 @@ class StopSignal(AbstractContextManager["StopSignal"]):
         self._received = self._received or signum
 
 
-@contextmanager
-def interrupted_by_signals() -> Iterator[None]:
-    """Raise `RunInterrupted` at a signal within the block, for a process that only waits for others."""
-
-    def interrupt(signum: int, frame: FrameType | None) -> None:
-        raise create_interruption(signum + 1)
-
-    with signal_handler(interrupt, *_not_ignored()):
-        yield
+def raise_interruption(signum: int, frame: FrameType | None) -> NoReturn:
+    """Handle a signal in a process that only waits for others."""
+    raise create_interruption(signum + 1)
 
 
-def _not_ignored() -> list[int]:
-    """The signals to handle, without those that are ignored, such as SIGHUP under nohup."""
+def list_handled_signals() -> list[int]:
+    """List the stop signals that are not ignored; under nohup, for example, SIGHUP is ignored."""
     return [signum for signum in STOP_SIGNALS if signal.getsignal(signum) != signal.SIG_IGN]
 
 
 def create_interruption(vote: int) -> RunInterrupted:
-    """The exception to raise for a `StopSignal.vote` that is not 0."""
+    """Create the exception for a `StopSignal.vote` that is not 0."""
     if vote == 1:
         return TimeLimitReached("the time limit max_minutes was reached")
     return RunInterrupted(f"{signal.Signals(vote - 1).name} was received")

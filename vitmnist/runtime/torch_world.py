@@ -50,7 +50,7 @@ class TorchWorld(World):
             distributed.init_process_group(
                 "gloo", store=self._store, rank=self.rank, world_size=self.size, timeout=SETUP_TIMEOUT
             )
-            self.barrier()  # From here on, any rank can fail, even the rank that hosts the store: all are connected.
+            self.barrier()  # From here on, all ranks are connected, so any rank can fail, even the host of the store.
         except (RuntimeError, ValueError, KeyError) as error:
             address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             raise ConfigError(

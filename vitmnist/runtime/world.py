@@ -1,4 +1,4 @@
-"""The processes ("ranks") of a run: `World` for a single one, `TorchWorld` in `torch_world.py` for several.
+"""The processes ("ranks") of a run: `World` for a single process, `TorchWorld` in `torch_world.py` for several.
 
 This module imports no torch, so that `--help` answers at once.
 """
@@ -29,7 +29,7 @@ class World:
         return self.rank == 0
 
     def broadcast_object(self, make: Callable[[], Value], source: int = 0) -> Value:
-        """Call `make` on rank `source` alone, and return its result, plain values and CPU tensors, on all ranks."""
+        """Call `make` on one rank, and return its result on all ranks. It consists of plain values and CPU tensors."""
         return make()
 
     def all_gather_object(self, value: Value) -> list[Value]:

@@ -57,20 +57,16 @@ def read_source_state(root: Path) -> dict[str, Any]:
     return {"git_commit": None, "git_dirty": None}
 
 
-class PeakMemory:
-    """Measures peak memory since construction."""
+def reset_peak_memory(device: torch.device) -> None:
+    """Begin to measure peak memory. A sweep runs its jobs in one process, and each job has its own peak."""
+    reset_host_peak()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        # A sweep runs its jobs in one process; reset the peaks of earlier jobs.
-        reset_host_peak()
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
 
-    def metrics(self) -> dict[str, float | None]:
-        """Return the peak memory of host and GPU in MiB; None without a GPU."""
-        is_cuda = self._device.type == "cuda"
-        return {
-            HOST_PEAK_MIB.name: read_host_peak() / 2**20,
-            GPU_PEAK_MIB.name: torch.cuda.max_memory_allocated(self._device) / 2**20 if is_cuda else None,
-        }
+def measure_peak_memory(device: torch.device) -> dict[str, float | None]:
+    """Return the peak memory of host and GPU since `reset_peak_memory` in MiB; None without a GPU."""
+    return {
+        HOST_PEAK_MIB.name: read_host_peak() / 2**20,
+        GPU_PEAK_MIB.name: torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None,
+    }

@@ -21,7 +21,7 @@ BATCH_IMAGES = 64
 MISTAKES = 16
 """The largest number of mistakes to draw."""
 TILE_WIDTH, CAPTION_HEIGHT, GAP = 180, 50, 10
-"""The layout of a mistake, in pixels."""
+"""The layout of the mistakes, in pixels."""
 CAPTION_LENGTH = 24
 """The number of characters that fit in the width of a tile."""
 

@@ -33,10 +33,6 @@ class Run:
     result: Result
     overlapping: bool = False
 
-    @property
-    def status(self) -> str:
-        return self.result.status
-
     @cached_property
     def config(self) -> dict[str, Any]:
         """The configuration by dotted keys such as `data.loader.name`; empty if unknown."""
@@ -51,22 +47,22 @@ class Run:
     @property
     def is_timed(self) -> bool:
         """Whether the run has times to compare: it completed alone on the machine, and timed a steady epoch."""
-        if self.status != "completed" or self.overlapping or len(select_last_start(self.result.epochs)) < 2:
+        if self.result.status != "completed" or self.overlapping or len(select_last_start(self.result.epochs)) < 2:
             return False
         return summarize(self.result.epochs, EPOCH_S) is not None
 
     def overlaps(self, other: Run) -> bool:
         """Whether another run was active at the same time."""
         began, ended = self.result.began_at, self.result.ended_at or 0.0
-        has_started = "not started" not in (self.status, other.status)
+        has_started = "not started" not in (self.result.status, other.result.status)
         is_active = began < (other.result.ended_at or 0.0) and other.result.began_at < ended
         return has_started and is_active and self.folder != other.folder
 
     @property
     def status_text(self) -> str:
         """The status, with the reason for a failure or for times that are not compared."""
-        if self.status != "completed":
-            return f"{self.status}: {self.result.error}" if self.result.error else self.status
+        if self.result.status != "completed":
+            return f"{self.result.status}: {self.result.error}" if self.result.error else self.result.status
         remarks = {
             "resumed": self.result.resumed,
             "overlapping": self.overlapping,
