@@ -53,7 +53,12 @@ def test_every_loader_gives_the_model_the_centre_in_evaluation_and_the_same_crop
 
 
 @pytest.mark.parametrize(
-    "trainer", [[], ["data/loader=auto", "data.loader.candidates=[ram,disk]"], ["trainer.compile=true"]]
+    "trainer",
+    [
+        [],
+        ["data/loader=auto", "data.loader.candidates=[ram,disk]"],
+        pytest.param(["trainer.compile=true"], marks=pytest.mark.needs("C++ compiler")),
+    ],
 )
 def test_a_model_of_the_crops_size_is_trained_and_used(
     smaller: list[str], trainer: list[str], succeed: Printed, output_of: Printed, tmp_path: Path, folder: Path

@@ -72,6 +72,7 @@ def test_usage_errors_and_interrupts_have_their_exit_codes(
     assert call_here(command_main("report"), "nowhere").returncode == 7
 
 
+@pytest.mark.needs("POSIX files")
 def test_the_name_of_a_file_cannot_command_the_terminal(
     call_here: CallHere, succeed: Printed, quick: list[str], tmp_path: Path
 ) -> None:
@@ -82,6 +83,7 @@ def test_the_name_of_a_file_cannot_command_the_terminal(
     assert "\x1b" not in printed
 
 
+@pytest.mark.needs("POSIX files")
 def test_a_closed_pipe_is_not_an_error(tmp_path: Path) -> None:
     (tmp_path / "runs" / "a" / ".hydra").mkdir(parents=True)
     reader, writer = os.pipe()
@@ -93,13 +95,13 @@ def test_a_closed_pipe_is_not_an_error(tmp_path: Path) -> None:
 
 
 INTERRUPT = """
-import os, signal, sys
+import signal, sys
 from vitmnist.__main__ import main
 
 class Interrupt:
     def find_spec(self, name, *_):
         if name == AT:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
 AT = sys.argv.pop(1)
 sys.meta_path.insert(0, Interrupt())

@@ -110,7 +110,11 @@ except ZeroDivisionError as error:
         ("sys.exit(3)", 3),
         ("sys.exit('no data')", 1),
         # Ctrl-C. A process in the background ignores it by default.
-        ("signal.signal(signal.SIGINT, signal.default_int_handler)\nos.kill(os.getpid(), signal.SIGINT)", 130),
+        pytest.param(
+            "signal.signal(signal.SIGINT, signal.default_int_handler)\nos.kill(os.getpid(), signal.SIGINT)",
+            130,
+            marks=pytest.mark.needs("POSIX signals"),
+        ),
         ("invalid syntax", 1),
     ],
 )

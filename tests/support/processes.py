@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,8 +23,9 @@ import pytest
 SYSTEM = {
     "fork": "fork" in multiprocessing.get_all_start_methods(),
     "POSIX signals": hasattr(signal, "SIGKILL"),
-    "POSIX files": hasattr(os, "mkfifo"),  # links, FIFOs, times of changes, mappings without reserved memory
+    "POSIX files": hasattr(os, "mkfifo"),  # links, FIFOs, closed pipes, control characters in names, …
     "/proc": Path("/proc/self").exists(),
+    "C++ compiler": bool(shutil.which("cl" if os.name == "nt" else "c++")),
 }
 """What some tests need, and whether this system has it: the arguments of the marker `needs`."""
 SIGKILL, SIGSTOP, SIGHUP, SIGUSR1 = (getattr(signal, f"SIG{name}", None) for name in ("KILL", "STOP", "HUP", "USR1"))

@@ -15,6 +15,7 @@ from vitmnist.tracking.result import Result
 from vitmnist.tracking.runs import find_runs
 
 
+@pytest.mark.needs("POSIX files")
 def test_control_characters_of_a_record_are_escaped_where_they_are_printed(tmp_path: Path, call_here: CallHere) -> None:
     run(tmp_path / "1\x1b[2J", config={"title": "\x9b"}, status="failed", error="\x1b[31mred", device="\ud800")
     run(tmp_path / "2", device="cpu")
