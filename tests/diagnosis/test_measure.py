@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
+from tests.support.processes import SYSTEM
 from tests.support.samples import Made
 from vitmnist import diagnose, make_loader
 from vitmnist.auditing import find_leftovers, find_running
@@ -78,7 +79,8 @@ def test_a_slow_loader_is_input_bound_and_loaders_that_decode_once_are_faster(
     assert diagnosis.step_s.median < diagnosis.loading_s.median
     baseline, _, decoded = diagnosis.timings
     assert [timing.name for timing in diagnosis.timings] == ["as it is", "num_workers=2", "from_dataloader"]
-    assert not any(timing.error for timing in diagnosis.timings)
+    failed = [timing.name for timing in diagnosis.timings if timing.error]
+    assert failed == ([] if SYSTEM["fork"] else ["num_workers=2"])
     assert decoded.batch_s.median < diagnosis.batch_s.median == baseline.batch_s.median
     assert baseline.epoch_s.low >= 15 * 4 * SLOW_S
     assert decoded.set_up_s > SLOW_S
@@ -173,7 +175,8 @@ def test_an_alternative_that_fails_is_refused_alone() -> None:
     errors = {timing.name: timing.error for timing in diagnosis.timings}
     assert errors["as it is"] is None
     assert diagnosis.waiting_pct.median > 50
-    assert errors["num_workers=2"].startswith("OSError: Caught OSError in DataLoader worker process")
+    expected = "OSError: Caught OSError in DataLoader worker process" if SYSTEM["fork"] else "not tried: "
+    assert errors["num_workers=2"].startswith(expected)
     assert errors["from_dataloader"].endswith("only_here raised OSError: the file is only here")
 
 

@@ -82,9 +82,8 @@ class FileLoader(Loader):
     def batches(self, epoch: int, start: int) -> Batches:
         images_ahead = self.batches_ahead * min(self.sampler.rank_batch_size, self.sampler.size)
         jobs = self._jobs(epoch, start)
-        with closing(
-            BackgroundMap(self._read, jobs, self.threads, images_ahead, decoder_thread_context())
-        ) as finished_jobs:
+        reader = BackgroundMap(self._read, jobs, self.threads, images_ahead, decoder_thread_context())
+        with closing(reader) as finished_jobs:
             for images, indices, row in finished_jobs:
                 if row == len(indices) - 1:  # Rows finish in order, so this row completes its batch.
                     yield map_batch_tensors(self.queue.to_device, (images, self.split.labels[indices]))
@@ -128,13 +127,11 @@ class WorkerLoader(Loader):
         weakref.finalize(self, self._idle.clear)
 
     def batches(self, epoch: int, start: int) -> Batches:
-        workers = self.num_workers
-        if not workers and self.reader.is_seeded and threading.current_thread() is not threading.main_thread():
-            workers = 1  # Samples would use the random generators of the training loop from this thread.
         try:
             dataloader = self._idle.pop()
         except IndexError:  # A check beforehand would race with other threads.
-            dataloader = self._build(workers)
+            dataloader = self._build_dataloader()
+        workers = dataloader.num_workers
         keys = cast(list[BatchKey], dataloader.sampler)
         keys[:] = [(epoch, to_index_tensor(indices).numpy()) for indices in self.sampler.batches(epoch, start)]
         iterator = iter(dataloader)
@@ -161,7 +158,10 @@ class WorkerLoader(Loader):
         super().close()
         self._idle.clear()  # Without a reference to these DataLoaders, their workers end.
 
-    def _build(self, workers: int) -> data.DataLoader[Any]:
+    def _build_dataloader(self) -> data.DataLoader[Any]:
+        workers = self.num_workers
+        if not workers and self.reader.is_seeded and threading.current_thread() is not threading.main_thread():
+            workers = 1  # Samples would use the random generators of the training loop from this thread.
         return data.DataLoader(
             self.reader,
             sampler=[],  # `batches` fills it with the keys of an epoch.
