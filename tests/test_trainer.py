@@ -71,7 +71,7 @@ def test_a_run_makes_its_gpu_the_current_one(
 
 
 @pytest.mark.parametrize("name", ["ram", "gpu_slice", "cache", "prefetch"])
-def test_the_first_two_sets_are_freed_before_that_of_the_test_split(
+def test_training_and_validation_data_are_freed_before_the_test_split(
     name: str, succeed: Printed, quick: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     earlier: list[weakref.ref[Loader]] = []
@@ -123,7 +123,7 @@ def test_tied_weights_are_trained_saved_and_evaluated(
     assert torch.equal(weights["encoder.weight"], weights["decoder.weight"])
 
 
-def test_no_rank_draws_the_numbers_of_an_order() -> None:
+def test_no_rank_has_the_seed_of_an_epoch() -> None:
     seeds = []
     for rank in range(3):
         world = World()

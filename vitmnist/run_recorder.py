@@ -1,24 +1,23 @@
 """Records, logs and saves each completed epoch."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from PIL.Image import Image
 from tqdm import tqdm
 
 from vitmnist.checkpoint.manager import CheckpointManager
 from vitmnist.config.schema import Config
-from vitmnist.data.datasets.base import Split
 from vitmnist.errors import ConfigError, DataError, classify_error
 from vitmnist.metrics.epoch_record import EpochRecord, Monitor, check_metrics
 from vitmnist.metrics.epoch_table import EPOCH_S, EVAL_S, SAVE_S, TRAIN_S
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import World
 from vitmnist.tracking.environment import measure_peak_memory
-from vitmnist.tracking.images import draw_worst_mistakes
 from vitmnist.tracking.log import log_epoch
 from vitmnist.tracking.loggers import Logger
 from vitmnist.tracking.result import Result
@@ -37,7 +36,8 @@ class RunRecorder:
     monitor: Monitor
     checkpoints: CheckpointManager
     loggers: list[Logger]
-    eval_split: Split
+    draw_images: Callable[[Predictions, int], Mapping[str, Image]]
+    """Draws images for the loggers from the predictions and the index of an epoch."""
     device: torch.device
     is_first_epoch: bool = True
     """Whether no epoch has ended since this process started."""
@@ -124,9 +124,9 @@ class RunRecorder:
             return
         epoch, interval = record["epoch"], self.config.log.images_every_epochs
         self.result.append_epoch(self.folder)
-        is_due = self.loggers and interval and (is_last or (epoch + 1) % interval == 0)
-        mistakes = draw_worst_mistakes(self.eval_split, predictions) if is_due else None
         for logger in self.loggers:
             logger.add_epoch(record)
-            if mistakes:
-                logger.add_images({"worst_mistakes": mistakes}, epoch)
+        if self.loggers and interval and (is_last or (epoch + 1) % interval == 0):
+            images = self.draw_images(predictions, epoch)
+            for logger in self.loggers:
+                logger.add_images(images, epoch)

@@ -35,6 +35,7 @@ from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.timing.benchmark import LoaderCandidate
 from vitmnist.tracking.environment import describe_environment, reset_peak_memory
+from vitmnist.tracking.images import draw_epoch_images
 from vitmnist.tracking.log import log_bottleneck, log_early_stop, log_setup, log_test
 from vitmnist.tracking.loggers import LOGGERS, parse_loggers
 from vitmnist.tracking.result import Result, record_outcome
@@ -111,7 +112,7 @@ class Trainer:
                 checkpoints.restore(checkpoint, progress)
             del checkpoint, weights  # Free their memory.
 
-            with self._open_recorder(dataset.eval_split, checkpoints) as recorder:
+            with self._open_recorder(dataset, sampler, step, checkpoints) as recorder:
                 # From here on, a signal stops the run after the current step, so that progress can be saved.
                 self.stop.listen(deadline)
                 with train_loader, eval_loader:
@@ -213,10 +214,9 @@ class Trainer:
         """Build a loader that delivers this rank's part of a split in order."""
         # Evaluation stores no activations, so the training microbatch fits. All ranks use the size on rank 0, because
         # the sizes of the ranks can differ by one image.
-        batch_size = self.world.broadcast_object(lambda: step.runner.microbatch_size) * self.world.size
-        sampler = build_sampler(
-            len(split), batch_size, shuffle="none", rank=self.world.rank, world_size=self.world.size
-        )
+        world = self.world
+        batch_size = world.broadcast_object(lambda: step.runner.microbatch_size) * world.size
+        sampler = build_sampler(len(split), batch_size, shuffle="none", rank=world.rank, world_size=world.size)
         return LOADERS.build(loader_config, split, sampler, self.device)
 
     def _find_fastest_loader(self, options: AutoOptions, train: Split, sampler: EpochSampler, step: TrainStep) -> str:
@@ -269,7 +269,9 @@ class Trainer:
         return EpochProgress(len(self.result.epochs), sampler, self.device, self.config.log.every_steps, self.world)
 
     @contextmanager
-    def _open_recorder(self, split: Split, checkpoints: CheckpointManager) -> Iterator[RunRecorder]:
+    def _open_recorder(
+        self, dataset: Dataset, sampler: EpochSampler, step: TrainStep, checkpoints: CheckpointManager
+    ) -> Iterator[RunRecorder]:
         """Remove records newer than the checkpoint, and keep the loggers open within the block."""
         config, folder, result, world = self.config, self.folder, self.result, self.world
         reset_peak_memory(self.device)  # The peak excludes the set-up.
@@ -282,7 +284,8 @@ class Trainer:
                 for name in ("result.json", f"{storage.FOLDER}/final.safetensors"):
                     (folder / name).unlink(missing_ok=True)
             result.setup_s = time.time() - result.began_at - (result.compile_s or 0.0)
-            yield RunRecorder(config, folder, result, world, self.monitor, checkpoints, loggers, split, self.device)
+            images = partial(draw_epoch_images, dataset, sampler, step.preprocess)
+            yield RunRecorder(config, folder, result, world, self.monitor, checkpoints, loggers, images, self.device)
 
     def _evaluate_on_test(
         self, dataset: Dataset, step: TrainStep, checkpoints: CheckpointManager, loader_config: Mapping[str, Any]

@@ -96,35 +96,35 @@ def test_failed_trials_end_no_search(refuse: Printed, train_here: Train, quick: 
     assert not (tmp_path / "other" / "optimization_results.yaml").exists()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, SIGKILL])
-def test_an_interrupted_search_is_resumed(
-    signum: int, succeed: Printed, start: Start, quick: list[str], tmp_path: Path
-) -> None:
+def test_an_interrupted_search_is_resumed(succeed: Printed, start: Start, quick: list[str], tmp_path: Path) -> None:
     search = [*TYPED, *quick, "epochs=20", "checkpoint.min_interval_s=0", LR, "hydra.sweeper.n_trials=3"]
-    code, printed = start(*search).until(r"#1 : [\s\S]*epoch 5/20").ended(signum)
-    command = [*search, "resume=auto"]
-    if signum == signal.SIGTERM:
-        assert code == ExitCode.UNFINISHED
-        assert [state for state, _, _ in trials_of(tmp_path / "here")] == ["completed", "interrupted"]
-        command = shlex.split(*re.findall(r"resume with\n    python train.py (.*)", printed))
-    printed = succeed(*command)
-    assert "resumed after" in printed
-    assert printed.count(": completed, epoch 20/20") == 1
     succeed(*search, "hydra.sweep.dir=whole")
-    assert trials_of(tmp_path / "whole") == trials_of(tmp_path / "here"), "a trial keeps its values"
-    assert best_of(tmp_path / "whole") == best_of(tmp_path / "here")
-    for resumed, whole in zip(jobs(tmp_path / "here"), jobs(tmp_path / "whole"), strict=True):
-        assert_same_run(resumed, whole)
+    for signum in (signal.SIGTERM, SIGKILL):
+        sweep = tmp_path / f"signal-{signum}"
+        typed = [*search, f"hydra.sweep.dir={sweep.name}"]
+        code, printed = start(*typed).until(r"#1 : [\s\S]*epoch 5/20").ended(signum)
+        command = [*typed, "resume=auto"]
+        if signum == signal.SIGTERM:
+            assert code == ExitCode.UNFINISHED
+            assert [state for state, _, _ in trials_of(sweep)] == ["completed", "interrupted"]
+            command = shlex.split(*re.findall(r"resume with\n    python train.py (.*)", printed))
+        printed = succeed(*command)
+        assert "resumed after" in printed
+        assert printed.count(": completed, epoch 20/20") == 1
+        assert trials_of(tmp_path / "whole") == trials_of(sweep), "a trial keeps its values"
+        assert best_of(tmp_path / "whole") == best_of(sweep)
+        for resumed, whole in zip(jobs(sweep), jobs(tmp_path / "whole"), strict=True):
+            assert_same_run(resumed, whole)
 
 
 def test_trials_are_added_to_a_search(succeed: Printed, quick: list[str], tmp_path: Path) -> None:
     search = [*TYPED, *quick, LR, "hydra.sweeper.n_jobs=2"]
     succeed(*search, "hydra.sweeper.n_trials=2")
     before = trials_of(tmp_path / "here")
-    printed = succeed(TYPED[0], LR, *search[1:], "hydra.sweeper.n_trials=4", "resume=auto")  # in another order
+    printed = succeed(TYPED[0], LR, *search[1:], "hydra.sweeper.n_trials=3", "resume=auto")  # in another order
     assert printed.count(": completed, epoch 1/1") == 2
     assert trials_of(tmp_path / "here")[:2] == before
-    assert len(trials_of(tmp_path / "here")) == 4
+    assert len(trials_of(tmp_path / "here")) == 3
 
 
 def test_a_search_waits_for_a_trial_that_can_be_resumed(train_here: Train, quick: list[str], tmp_path: Path) -> None:

@@ -16,8 +16,7 @@ from vitmnist.errors import ExitCode
 from vitmnist.models.cnn import CNN
 from vitmnist.trainer import Trainer
 
-LOADERS = ("disk", "prefetch")
-SWEPT = [f"data/loader={','.join(LOADERS)}", "batch_size=6,11"]
+LOADERS = ("disk", "ram", "prefetch")
 
 
 def jobs(sweep: Path) -> list[Path]:
@@ -33,50 +32,50 @@ def files(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
-def order(seed: int) -> list[tuple[int, int]]:
-    """Repeat and batch size of each job of two rounds over three batch sizes, in their order."""
+def order(seed: int, sizes: tuple[int, ...] = (6, 11, 23)) -> list[tuple[int, int]]:
+    """Repeat and batch size of each job of two rounds over some batch sizes, in their order."""
     sweeper = RoundsSweeper.__new__(RoundsSweeper)  # Hydra imports its base class again; `__init__` is the old one's
     sweeper.config, sweeper.batch_index = OmegaConf.create({"seed": seed}), 0
-    sweeper.overrides = [[[f"repeat={repeat}", f"batch_size={size}"] for repeat in (1, 2) for size in (6, 11, 23)]]
+    sweeper.overrides = [[[f"repeat={repeat}", f"batch_size={size}"] for repeat in (1, 2) for size in sizes]]
     return [tuple(int(override.partition("=")[2]) for override in job) for job in sweeper.get_job_batch()]
 
 
 def test_a_sweep_with_a_failing_job_ends_in_a_complete_report_and_is_resumed(
     train_here: Train, succeed: Printed, refuse: Printed, quick: list[str], tmp_path: Path
 ) -> None:
-    """Two loaders by two batch sizes; where job 1 wants its checkpoints, there is a file."""
+    """Where job 1 wants its checkpoints, there is a file."""
     sweep, by_number = tmp_path / "here", "hydra.sweep.subdir=${hydra.job.num}"
+    typed = ["-m", *quick, f"data/loader={','.join(LOADERS)}", "hydra.sweep.dir=here", by_number]
     in_the_way = sweep / "1" / "checkpoints"
     in_the_way.parent.mkdir(parents=True)
     in_the_way.touch()
-    ended = train_here("-m", *quick, *SWEPT, "hydra.sweep.dir=here", by_number)
+    ended = train_here(*typed)
 
     assert ended.returncode == 1
-    assert ended.stderr == "error: 1 of 4 jobs failed: 1\n"
+    assert ended.stderr == "error: 1 of 3 jobs failed: 1\n"
     assert ended.stdout.index("job 1 failed: ") < ended.stdout.index("#2 : ")  # at once
     assert "Traceback" not in ended.stdout
     assert "job 1 failed: " in (sweep / "1" / "vitmnist.log").read_text()
 
     results = [result_of(folder) for folder in jobs(sweep)]
-    assert [result["status"] for result in results] == ["completed", "failed", "completed", "completed"]
-    assert len(rows(sweep)) == 4
+    assert [result["status"] for result in results] == ["completed", "failed", "completed"]
+    assert len(rows(sweep)) == 3
     (failed,) = (row for row in rows(sweep) if row["status"] != "completed")
     assert failed["status"] == f"failed: {results[1]['error']}"
     for name in ("report.md", "report.html"):
         assert "checkpoints" in (sweep / name).read_text(), "the reason"
     for loader in LOADERS:
-        assert re.search(rf"^ *\d+ +{loader}( of ram)? .*completed", ended.stdout, re.MULTILINE), ended.stdout
+        assert re.search(rf"^ *{loader}( of ram)? .*(completed|failed)", ended.stdout, re.MULTILINE), ended.stdout
 
     in_the_way.unlink()
     before = {folder.name: files(folder / "checkpoints") for folder in jobs(sweep) if folder.name != "1"}
-    again = ["-m", *quick, *SWEPT, "hydra.sweep.dir=here", by_number]
-    assert "holds records already" in refuse(*again)
-    assert succeed(*again, "resume=auto").count(": completed, epoch 2/2") == 3
+    assert "holds records already" in refuse(*typed)
+    assert succeed(*typed, "resume=auto").count(": completed, epoch 2/2") == 2
     assert result_of(sweep / "1")["status"] == "completed"
     assert {folder.name: files(folder / "checkpoints") for folder in jobs(sweep) if folder.name != "1"} == before
-    assert [row["status"] for row in rows(sweep)] == ["completed"] * 4
+    assert [row["status"] for row in rows(sweep)] == ["completed"] * 3
     losses = [[(epoch["train_loss"], epoch["eval_loss"]) for epoch in result_of(job)["epochs"]] for job in jobs(sweep)]
-    assert losses[::2] == losses[1::2], "by both loaders"
+    assert losses == [losses[0]] * 3, "by all loaders"
 
 
 def test_a_refused_job_is_a_failed_one_and_says_why(train_here: Train, quick: list[str], tmp_path: Path) -> None:
@@ -119,11 +118,11 @@ def test_a_job_whose_time_is_over_does_not_end_the_sweep(train_here: Train, quic
 
 def test_repeats_run_in_rounds_of_an_order_drawn_by_seed(succeed: Printed, quick: list[str], tmp_path: Path) -> None:
     # Overrides may stand on both sides of an option, and a job may change its folder.
-    few = ["epochs=1", "repeats=2", "batch_size=6,11,23", "seed=1"]
+    few = ["epochs=1", "repeats=2", "batch_size=6,11", "seed=1"]
     printed = succeed(*quick, "-m", *few, "hydra.sweep.dir=here", "hydra.job.chdir=true")
     assert "could not be written" not in printed
     configs = [result_of(job)["config"] for job in jobs(tmp_path / "here")]
-    assert [(config["repeat"], config["batch_size"]) for config in configs] == order(1)
+    assert [(config["repeat"], config["batch_size"]) for config in configs] == order(1, (6, 11))
     assert {row["runs"] for row in rows(tmp_path / "here")} == {"2"}
     drawn = [order(seed) for seed in range(10)]
     assert len({*map(tuple, drawn)}) > 5
@@ -152,8 +151,8 @@ def test_a_failed_job_leaves_no_model(quick: list[str], refuse: Printed, monkeyp
     build_data = Trainer.build_data
     monkeypatch.setattr(Trainer, "build_data", count)
     monkeypatch.setattr("vitmnist.cli.sweep._write_report", lambda folder: None)
-    refuse("-m", *quick, "optimizer.lr=1e30,1e31,1e32")
-    assert alive == [alive[0]] * 3
+    refuse("-m", *quick, "optimizer.lr=1e30,1e31")
+    assert alive == [alive[0]] * 2
 
 
 def test_jobs_that_differ_never_share_a_folder(train_here: Train, quick: list[str], tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ class BrokenForward(nn.Module):
     ],
     ids=["constructor", "forward", "sweep"],
 )
-def test_a_bug_of_a_model_is_shown_with_its_traceback(
+def test_a_bug_in_a_model_is_shown_with_its_traceback(
     build: object, sweep: tuple[str, ...], quick: list[str], train_here: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(MODELS.members, "cnn", (CNNOptions, build))

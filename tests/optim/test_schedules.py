@@ -32,7 +32,7 @@ def test_one_cycle_stays_in_range_in_a_short_run(steps: int, warmup: float) -> N
 
 
 @pytest.mark.parametrize("warmup_epochs", [0, 0.25, 1, 3])
-def test_cosine_warms_up_for_some_epochs_and_anneals_as_that_of_torch(warmup_epochs: float) -> None:
+def test_cosine_warms_up_for_some_epochs_and_anneals_as_torch_does(warmup_epochs: float) -> None:
     options = {"name": "cosine", "warmup_epochs": warmup_epochs, "final_factor": 0.1}
     factor, peak = build_schedule(options, 4, 100), round(100 * warmup_epochs)
     factors = [factor(step) for step in range(400)]

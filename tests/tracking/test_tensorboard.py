@@ -43,9 +43,10 @@ def test_a_run_shows_metrics_steps_images_and_config(succeed: Printed, quick: li
         assert [event.step for event in shown.Scalars(f"step/{key}")] == [1, 4, 7, 10], "counted from 1"
         assert [event.value for event in shown.Scalars(f"step/{key}")] == pytest.approx([step[key] for step in steps])
     assert len({event.value for event in shown.Scalars("step/lr")}) > 1
-    images = shown.Images("images/worst_mistakes")
-    assert [image.step for image in images] == [2, 3]
-    assert Image.open(io.BytesIO(images[0].encoded_image_string)).width > 100
+    for tag in ("training_batch", "worst_mistakes"):
+        images = shown.Images(f"images/{tag}")
+        assert [image.step for image in images] == [2, 3]
+        assert Image.open(io.BytesIO(images[0].encoded_image_string)).width > 100
     (text,) = shown.Tensors("config/text_summary")
     assert "name: kmnist" in text.tensor_proto.string_val[0].decode()
 
@@ -62,7 +63,7 @@ def test_a_resumed_run_keeps_images_and_has_its_new_config(succeed: Printed, qui
     succeed("resume=here", "epochs=3", "data/loader=disk", "data.loader.num_workers=0")
     shown = events(tmp_path / "here")
     assert [event.step for event in shown.Scalars("eval/acc")] == [1, 2, 3]
-    assert [image.step for image in shown.Images("images/worst_mistakes")] == [1, 2, 3]
+    assert [image.step for image in shown.Images("images/training_batch")] == [1, 2, 3]
     *_, text = shown.Tensors("config/text_summary")
     assert "epochs: 3" in text.tensor_proto.string_val[0].decode()
 

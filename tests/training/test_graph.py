@@ -116,7 +116,7 @@ def test_a_step_that_cannot_be_captured_stays_eager_or_is_refused(
         make_step(tiny, micro_batch=None, graph=True).prepare(make_loader(tiny, "ram"))
 
 
-def test_an_error_of_the_model_is_not_reported_as_one_of_capturing(tiny: Dataset) -> None:
+def test_an_error_in_the_model_is_not_reported_as_a_failed_capture(tiny: Dataset) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(3, 10))
     step = make_step(tiny, model=model, micro_batch=None, graph=True, reasons={"graph": "why"})
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):

@@ -64,7 +64,7 @@ def test_an_epoch_that_a_loader_ends_early_is_an_error(tiny: Dataset) -> None:
         evaluate(model, loader, Preprocess(tiny.train))
 
 
-def test_an_epoch_is_the_hand_written_loop(tiny: Dataset) -> None:
+def test_an_epoch_equals_the_hand_written_loop(tiny: Dataset) -> None:
     """This includes weights, metrics and logged steps: every third of the run, here 6 and 9 in the second epoch."""
     ours, theirs, loader = make_model(), make_model(), make_loader(tiny)
     progress = new_progress(loader, epoch=1, log_every=3)

@@ -155,7 +155,7 @@ def test_a_rank_without_a_valid_image_adds_nothing(tiny: Dataset, augment: Compo
 
 
 @pytest.mark.parametrize("augment", [SHIFT, AFFINE], ids=["shift", "affine"])
-def test_bf16_is_the_gradient_within_its_rounding(tiny: Dataset, augment: Compose) -> None:
+def test_bf16_gives_the_gradient_within_its_rounding(tiny: Dataset, augment: Compose) -> None:
     step, plain = (make_step(tiny, augment=augment, precision=name) for name in (Precision.bf16, Precision.fp32))
     check_gradient(step, tiny, BATCH, 0.02)
     plain.forward_backward(batch_of(tiny, plain, BATCH))
@@ -174,7 +174,7 @@ def train_in_fp16(step: TrainStep, data: Dataset, scales: list[float]) -> list[b
     return changes
 
 
-def test_fp16_is_the_gradient_within_its_rounding_and_a_step_that_overflows_is_skipped(tiny: Dataset) -> None:
+def test_fp16_gives_the_gradient_within_its_rounding_and_skips_a_step_that_overflows(tiny: Dataset) -> None:
     step = make_step(tiny, "adam", precision="fp16", decay=0.9, clip_norm=1e4)
     gradients: list[float] = []
     plain = make_step(tiny, "adam")
@@ -194,7 +194,7 @@ def test_fp16_is_the_gradient_within_its_rounding_and_a_step_that_overflows_is_s
     assert all(map(torch.equal, step.model.state_dict().values(), restored.model.state_dict().values()))
 
 
-def test_tf32_is_for_the_products_of_the_step_alone(tiny: Dataset) -> None:
+def test_only_the_matrix_products_of_a_step_use_tf32(tiny: Dataset) -> None:
     step, modes = make_step(tiny, precision="tf32"), []
     for module in step.model.modules():
         if isinstance(module, nn.Linear):
@@ -212,7 +212,7 @@ def test_tf32_is_for_the_products_of_the_step_alone(tiny: Dataset) -> None:
     ids=["eager, shift", "eager, cutmix", "inductor, mixup"],
 )
 @torch._dynamo.config.patch(error_on_recompile=True)
-def test_compiled_is_the_gradient_and_a_short_batch_compiles_nothing(
+def test_compiled_code_gives_the_same_gradient_and_a_short_batch_compiles_nothing(
     tiny: Dataset, backend: str, augment: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.compiler.reset()
@@ -268,7 +268,7 @@ def test_compiled_batch_normalisation_sees_no_padding(
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS_UNDER_TEST)
-def test_a_fused_optimizer_is_the_optimizer(tiny: Dataset, optimizer: str) -> None:
+def test_a_fused_optimizer_gives_the_same_weights(tiny: Dataset, optimizer: str) -> None:
     steps = [make_step(tiny, optimizer, fused=fused) for fused in (True, False)]
     for step in steps:
         train(step, make_loader(tiny, "ram"))
@@ -291,7 +291,7 @@ def norm_of(model: nn.Module) -> float:
     return float(nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()]))
 
 
-def test_the_ema_is_its_formula(tiny: Dataset) -> None:
+def test_the_ema_follows_its_formula(tiny: Dataset) -> None:
     step, batches = make_step(tiny, decay=0.5), make_loader(tiny, "ram")
     weights = [next(step.model.parameters()).detach().clone()]
     train_epoch(

@@ -1,42 +1,69 @@
-"""Draws the worst mistakes of a model, for loggers and `evaluate --grid`.
+"""Draws images for loggers and `evaluate --grid`: inputs of the model, and its worst mistakes.
 
 Pillow draws them, because importing matplotlib or torchvision takes longer than training on a small dataset.
 """
 
 import math
+from collections.abc import Sequence
 
+import torch
 from PIL import Image, ImageDraw, ImageOps
+from torch import Tensor
 
-from vitmnist.data.datasets.base import Split
+from vitmnist.augment.preprocess import Preprocess
+from vitmnist.data.datasets.base import Dataset, Split
+from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import escape_unprintable
 from vitmnist.training.loop import Predictions
 
-MISTAKES, COLUMNS = 16, 4
-"""The largest number of mistakes to draw, and of mistakes in a row."""
+BATCH_IMAGES = 64
+"""The largest number of training images to draw."""
+MISTAKES = 16
+"""The largest number of mistakes to draw."""
 TILE_WIDTH, CAPTION_HEIGHT, GAP = 180, 50, 10
 """The layout of the mistakes, in pixels."""
 CAPTION_LENGTH = 24
 """The number of characters that fit in the width of a tile."""
 
 
+def draw_epoch_images(
+    dataset: Dataset, sampler: EpochSampler, preprocess: Preprocess, predictions: Predictions, epoch: int
+) -> dict[str, Image.Image]:
+    """Draw inputs of an epoch and, if there are any, the worst mistakes after it. Returns images by name."""
+    images = {"training_batch": draw_training_batch(dataset.train, sampler, preprocess, epoch)}
+    if mistakes := draw_worst_mistakes(dataset.eval_split, predictions):
+        images["worst_mistakes"] = mistakes
+    return images
+
+
+def draw_training_batch(train: Split, sampler: EpochSampler, preprocess: Preprocess, epoch: int) -> Image.Image:
+    """Draw the first images of an epoch as the model saw them, augmented.
+
+    The images are read by their indices, because another pass over the loader would disturb its iteration.
+    """
+    size = sampler.rank_batch_size if preprocess.has_mixing else min(BATCH_IMAGES, sampler.rank_batch_size)
+    indices = sampler.indices(epoch)[:size]
+    keys = next(preprocess.keys(sampler, epoch))
+    images = train.images[indices].to(preprocess.mean.device)
+    with torch.inference_mode():
+        if preprocess.has_mixing and keys is not None:
+            inputs, _ = preprocess.mix_batch(images, train.labels[indices].to(images.device), keys)
+        else:
+            inputs = preprocess(images, None if keys is None else keys[:size])
+        pixels = (inputs * preprocess.std + preprocess.mean).clamp(0, 1).mul(255).round().byte().cpu()
+    return _draw_grid([_to_image(image) for image in pixels[:BATCH_IMAGES]], columns=8, gap=2, background="black")
+
+
 def draw_worst_mistakes(split: Split, predictions: Predictions) -> Image.Image | None:
     """Draw the mistakes with the highest confidence, with captions; None if there are none."""
-    indices = predictions.mistakes()[:MISTAKES]
-    if not indices:
-        return None
-    width, height = TILE_WIDTH + GAP, CAPTION_HEIGHT + TILE_WIDTH + GAP
-    grid = Image.new("RGB", (COLUMNS * width, math.ceil(len(indices) / COLUMNS) * height), "white")
-    for position, index in enumerate(indices):
-        row, column = divmod(position, COLUMNS)
-        left, top = column * width + GAP // 2, row * height + GAP // 2
-        ImageDraw.Draw(grid).text((left, top), format_caption(split, predictions, index), "black")
-        pixels = split.images[index]
-        # Draw the first three channels as RGB, or the first channel as grey.
-        channels = pixels[:3] if len(pixels) >= 3 else pixels[:1].expand(3, -1, -1)
-        image = Image.fromarray(channels.permute(1, 2, 0).contiguous().numpy())
-        enlarged = ImageOps.contain(image, (TILE_WIDTH,) * 2, Image.Resampling.NEAREST)
-        grid.paste(enlarged, (left, top + CAPTION_HEIGHT))
-    return grid
+    tiles = []
+    for index in predictions.mistakes()[:MISTAKES]:
+        tile = Image.new("RGB", (TILE_WIDTH, CAPTION_HEIGHT + TILE_WIDTH), "white")
+        ImageDraw.Draw(tile).text((0, 0), format_caption(split, predictions, index), "black")
+        enlarged = ImageOps.contain(_to_image(split.images[index]), (TILE_WIDTH,) * 2, Image.Resampling.NEAREST)
+        tile.paste(enlarged, (0, CAPTION_HEIGHT))
+        tiles.append(tile)
+    return _draw_grid(tiles, columns=4, gap=GAP, background="white") if tiles else None
 
 
 def format_caption(split: Split, predictions: Predictions, index: int) -> str:
@@ -47,3 +74,19 @@ def format_caption(split: Split, predictions: Predictions, index: int) -> str:
     confidence = 100 * float(predictions.confidence[index])
     lines = (name, f"true: {actual}", f"{confidence:.1f}% {predicted}")
     return "\n".join(escape_unprintable(line)[:CAPTION_LENGTH] for line in lines)
+
+
+def _draw_grid(tiles: Sequence[Image.Image], columns: int, gap: int, background: str) -> Image.Image:
+    """Draw images of one size in rows, `gap` pixels apart."""
+    width, height = tiles[0].width + gap, tiles[0].height + gap
+    grid = Image.new("RGB", (columns * width, math.ceil(len(tiles) / columns) * height), background)
+    for position, tile in enumerate(tiles):
+        row, column = divmod(position, columns)
+        grid.paste(tile, (column * width + gap // 2, row * height + gap // 2))
+    return grid
+
+
+def _to_image(pixels: Tensor) -> Image.Image:
+    """Convert uint8 `[C, H, W]` to RGB: the first three channels, or the first one as grey."""
+    channels = pixels[:3] if len(pixels) >= 3 else pixels[:1].expand(3, -1, -1)
+    return Image.fromarray(channels.permute(1, 2, 0).contiguous().numpy())

@@ -20,6 +20,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import filelock
 import psutil
 
 PACKAGES = ("vitmnist", "hydra_plugins")
@@ -142,10 +143,21 @@ class _Process(psutil.Process):
         return types.SimpleNamespace(rss=super().memory_info().rss, peak_wset=2**30)
 
 
+class _FileLock(filelock.FileLock):
+    """Removes the file of the lock, as on Windows."""
+
+    def release(self, force: bool = False) -> None:
+        is_held = self.is_locked
+        super().release(force)
+        if is_held:
+            os.unlink(self.lock_file)
+
+
 _COPIES = {
     "os": _without(
         os, "fork", "sched_getaffinity", "killpg", getppid=lambda: _parent, name="nt", open=_open_descriptor
     ),
+    "filelock": _without(filelock, FileLock=_FileLock),
     "ctypes": _without(ctypes, CDLL=_load_library),
     "mmap": _without(mmap, "MAP_PRIVATE", "MAP_NORESERVE"),
     "psutil": _without(psutil, Process=_Process),
