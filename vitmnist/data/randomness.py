@@ -74,7 +74,7 @@ class RandomState:
             access = partial(torch.cuda.get_rng_state, device), partial(torch.cuda.set_rng_state, device=device)
             self._global["CUDA"] = access
         self._generators = list(self._global.items())
-        for instance in _find_reachable(roots):
+        for instance in find_reachable(roots):
             if access_to := GENERATOR_TYPES.get(type(instance)):
                 self._generators.append((f"a {type(instance).__name__} of its own", access_to(instance)))
         self._states = self._read()
@@ -186,7 +186,8 @@ def refuse_random_samples(read: Callable[[int], object], indices: Sequence[int],
                 raise RandomSampleError(index, reason)
 
 
-def _find_reachable(roots: Iterable[Any]) -> Iterable[Any]:
+def find_reachable(roots: Iterable[Any]) -> Iterable[Any]:
+    """Return the objects, and the objects that they refer to, such as the dataset in a `Subset`."""
     reached: dict[int, Any] = {}
     waiting = deque(roots)
     while waiting and len(reached) < MAX_SEARCHED:
