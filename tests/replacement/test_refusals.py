@@ -58,7 +58,7 @@ def collate_with_seldom_noise(samples: list[tuple[Tensor, int]]) -> Tensor:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_collate_function_that_is_random_for_a_single_sample_is_never_frozen(workers: int) -> None:
-    check_same(lambda: DataLoader(Pairs(), 7, num_workers=workers, collate_fn=collate_with_seldom_noise))
+    check_same(lambda: DataLoader(Pairs(250), 7, num_workers=workers, collate_fn=collate_with_seldom_noise))
 
 
 class Shuffled(DataLoader[Any]):

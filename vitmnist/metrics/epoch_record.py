@@ -30,19 +30,16 @@ def select_last_start(epochs: Sequence[EpochRecord]) -> Sequence[EpochRecord]:
 
 
 def summarize(epochs: Sequence[EpochRecord], metric: EpochMetric) -> float | None:
-    """Summarise a metric of a run by its `over_epochs`; None if it was not measured.
+    """Return the median or maximum of a metric over the epochs since the last start; None if it was not measured.
 
     Medians skip the first epoch after a start (cold caches and allocators) if there is another.
     """
-    if metric.over_epochs != "last":
-        epochs = select_last_start(epochs)
+    epochs = select_last_start(epochs)
     if metric.over_epochs == "median":
         epochs = epochs[1:] or epochs
     values = [epoch[metric.name] for epoch in epochs if epoch.get(metric.name) is not None]
     if not values:
         return None
-    if metric.over_epochs == "last":
-        return float(values[-1])
     return float(max(values) if metric.over_epochs == "max" else median(values))
 
 

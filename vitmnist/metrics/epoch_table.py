@@ -21,11 +21,11 @@ class EpochMetric(Metric):
 
     Args:
         name: the key in the record.
-        over_epochs: how the report summarises the epochs of a run.
+        over_epochs: how the report summarises the epochs of a run; `selected` takes the best epoch (`Run.value_of`).
     """
 
     name: str = field(kw_only=True)
-    over_epochs: Literal["median", "max", "last"] = "median"
+    over_epochs: Literal["median", "max", "selected"] = "median"
     direction: Literal["max", "min"] = "min"
 
     @property
@@ -84,7 +84,7 @@ def build_epoch_table() -> dict[str, EpochMetric]:
 def _row(split: str, name: str, metric: Metric) -> EpochMetric:
     """Return the row of a registered metric, or of the loss, for a split."""
     fields = vars(metric) | {"tag": f"{split}/{metric.tag}"}
-    return EpochMetric(name=f"{split}_{name}", over_epochs="last", **fields)
+    return EpochMetric(name=f"{split}_{name}", over_epochs="selected", **fields)
 
 
 def find_metric(name: str, key: str) -> EpochMetric:

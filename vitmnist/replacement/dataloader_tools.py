@@ -14,7 +14,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from vitmnist.data.randomness import find_reachable, preserved_random_state, seed_generators
+from vitmnist.data.randomness import has_set_epoch, preserved_random_state, seed_generators
 from vitmnist.errors import ConfigError, DataError, as_data_error
 from vitmnist.store.tree import find_difference
 
@@ -48,12 +48,6 @@ def check_replaceable(dataloader: object) -> None:
     else:
         return
     raise ConfigError(f"dataloader: {reason}")
-
-
-def has_set_epoch(dataset: object) -> bool:
-    """Whether a dataset, or another one that it reads, such as the dataset in a `Subset`, has a method `set_epoch`."""
-    nested = (part for part in find_reachable([dataset]) if hasattr(type(part), "__getitem__"))
-    return any(hasattr(part, "set_epoch") for part in nested)
 
 
 def rebuild(
