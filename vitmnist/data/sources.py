@@ -20,6 +20,7 @@ from vitmnist.data.images import to_tensor
 from vitmnist.data.randomness import (
     RandomSampleError,
     choose_probes,
+    has_set_epoch,
     preserved_random_state,
     read_probes,
     read_sample,
@@ -237,6 +238,8 @@ def as_source(data: Data, seed: int = 0) -> SampleSource:
             f"{type(data).__name__} is neither a split, nor a pair of tensors, nor a map-style dataset (with "
             "__getitem__ and __len__); of a dataset with several splits, give one"
         )
+    if has_set_epoch(data):
+        raise DataError("the dataset or a part of it has set_epoch, so its samples change; use a DataLoader of torch")
     return DatasetSource(data, seed)  # type: ignore[arg-type]  # torch has no protocol for it
 
 

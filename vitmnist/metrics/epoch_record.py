@@ -30,19 +30,16 @@ def epochs_since_last_start(epochs: Sequence[EpochRecord]) -> Sequence[EpochReco
 
 
 def summarize(epochs: Sequence[EpochRecord], metric: MetricRow) -> float | None:
-    """Summarise a metric of a run by its `summary`; None if it was not measured.
+    """Return the median or maximum of a metric over the epochs since the last start; None if it was not measured.
 
     Medians skip the first epoch after a start (cold caches and allocators) if there is another.
     """
-    if metric.summary != "last":
-        epochs = epochs_since_last_start(epochs)
+    epochs = epochs_since_last_start(epochs)
     if metric.summary == "median":
         epochs = epochs[1:] or epochs
     values = [epoch[metric.name] for epoch in epochs if epoch.get(metric.name) is not None]
     if not values:
         return None
-    if metric.summary == "last":
-        return float(values[-1])
     return float(max(values) if metric.summary == "max" else median(values))
 
 

@@ -21,11 +21,11 @@ class MetricRow(Metric):
 
     Args:
         name: the key in the record.
-        summary: how the report summarises the epochs of a run.
+        summary: how the report summarises the epochs of a run; `selected` takes the best epoch (`Run.value_of`).
     """
 
     name: str = field(kw_only=True)
-    summary: Literal["median", "max", "last"] = "median"
+    summary: Literal["median", "max", "selected"] = "median"
     direction: Literal["max", "min"] = "min"
 
     @property
@@ -84,7 +84,7 @@ def build_epoch_table() -> dict[str, MetricRow]:
 def _row(split: str, name: str, metric: Metric) -> MetricRow:
     """Return the row of a registered metric, or of the loss, for a split."""
     fields = vars(metric) | {"tag": f"{split}/{metric.tag}"}
-    return MetricRow(name=f"{split}_{name}", summary="last", **fields)
+    return MetricRow(name=f"{split}_{name}", summary="selected", **fields)
 
 
 def find_metric(name: str, key: str) -> MetricRow:

@@ -12,7 +12,7 @@ from typing import Any
 
 from vitmnist.config.schema import dotted_keys
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.metrics.epoch_record import Monitor, epochs_since_last_start, summarize
+from vitmnist.metrics.epoch_record import EpochRecord, Monitor, epochs_since_last_start, summarize
 from vitmnist.metrics.epoch_table import EPOCH_S, MetricRow, build_epoch_table, find_metric
 from vitmnist.runtime.files import UnreadableError, read_json_or_yaml
 from vitmnist.runtime.run_folder import is_in_use
@@ -79,21 +79,28 @@ class Run:
             return find_metric(str(self.config.get("monitor", "eval_acc")), "monitor")
         return None
 
-    def quality(self, name: str) -> float | None:
-        """A metric after the best epoch if a validation split chose that epoch, else after the last epoch.
+    def value_of(self, name: str) -> float | None:
+        """The value of a metric of an epoch, or of the test split (such as `test_acc`); None if it is not recorded.
 
-        None if the best epoch is unknown, because the monitored metric is not registered. A name such as `test_acc`
-        refers to the test split, which is evaluated once at the end.
+        Times and memory are summarised over the epochs. Quality is the value of the selected epoch: the best one on the
+        validation split, or without such a split the last one.
         """
         if name.startswith("test_"):
             return (self.result.test or {}).get(name)
-        epochs = self.result.epochs
+        metric = build_epoch_table()[name]
+        if metric.summary == "selected":
+            return self._selected_epoch.get(name)
+        return summarize(self.result.epochs, metric)
+
+    @property
+    def _selected_epoch(self) -> EpochRecord:
+        """The record of the selected epoch; empty without epochs, or if the monitored metric is not registered."""
+        epochs, best = self.result.epochs, None
         if self.result.eval_split == "validation":
             if self.monitored_metric is None:
-                return None
+                return {}
             best = Monitor(self.monitored_metric).best_epoch(epochs)
-            epochs = epochs if best is None else epochs[: best + 1]
-        return summarize(epochs, build_epoch_table()[name])
+        return epochs[-1 if best is None else best] if epochs else {}
 
 
 def find_runs(folders: Iterable[Path]) -> list[Path]:
