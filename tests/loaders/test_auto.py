@@ -239,8 +239,8 @@ def test_the_timed_steps_of_all_candidates_stay_within_the_schedule_of_the_run(
 ) -> None:
     """A schedule may be a table with a factor for each step, and without one beyond the end of the run."""
 
-    def table(options: NoOptions, step: int, steps: int, steps_per_epoch: int) -> float:
-        return ([1.0] * steps)[step]
+    def table(options: NoOptions, step: int, total_steps: int, steps_per_epoch: int) -> float:
+        return ([1.0] * total_steps)[step]
 
     monkeypatch.setitem(SCHEDULES.members, "constant", (NoOptions, table))
     succeed(*quick, "data/loader=auto", "epochs=1", *BRIEF)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from vitmnist.data.randomness import refuse_random_samples
+from vitmnist.data.randomness import call_and_check_random, refuse_random_samples
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.replacement.dataloader_tools import NotRowsError, fetch_batch, fetch_sample
+from vitmnist.replacement.dataloader_tools import NotRowsError, collate_batch, fetch_sample, fetch_samples
 from vitmnist.replacement.split_transforms import TRANSFORM_ATTRIBUTES, Transform, TransformGuard
 from vitmnist.runtime.memory import check_fits
 from vitmnist.store.read_in_chunks import MapStyleDataset, WrappedDataset, count_reading_workers, read_in_chunks
@@ -229,9 +229,19 @@ def _read_all(dataloader: DataLoader[Any], read: Callable[[range], Chunk], sampl
 def _read_rows(
     dataset: Any, collate: Callable[[list[Any]], object], example: RowTensors, indices: range
 ) -> tuple[Tensor, ...]:
-    """Decode samples into rows. Raises `RandomSampleError` if a sample is random."""
+    """Decode samples into rows.
+
+    Raises:
+        RandomSampleError: a sample is random.
+        NotRowsError: collating the samples is random, or does not result in rows as in `example`.
+    """
     with refuse_random_samples(dataset.__getitem__, indices, dataset):
-        rows = RowTensors.from_batch(fetch_batch(dataset, collate, indices), len(indices))
+        samples = fetch_samples(dataset, indices)
+    collate_once = partial(collate_batch, collate, samples, indices)
+    batch, reason = call_and_check_random(collate_once, collate, always_repeat=False)
+    if reason:
+        raise NotRowsError(f"collating is random: {reason}")
+    rows = RowTensors.from_batch(batch, len(indices))
     if (rows.structure, rows.signature) != (example.structure, example.signature):
         contents, other_contents = ", ".join(example.signature), ", ".join(rows.signature)
         raise NotRowsError(f"a batch has {other_contents} per sample, and another batch {contents}")

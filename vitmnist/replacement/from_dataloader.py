@@ -68,7 +68,7 @@ def from_dataloader(
 
     It has the arguments of the original, so Accelerate and Lightning shard it in the same way. Its `dataset` is a
     `DecodedDataset`. It has workers only if the order or random transforms depend on them, because gathering a batch
-    takes less time than receiving it from a worker. Negative indices of a sampler are an error. A replacement is
+    takes less time than receiving it from a worker. A sampler must not yield negative indices. A replacement is
     returned unchanged.
 
     If samples are random, the transforms of the dataset are split at the first random transform. The transforms before

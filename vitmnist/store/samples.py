@@ -65,6 +65,8 @@ class EncodedSamples:
 
     def load(self, index: int, as_views: bool = False) -> Any:
         """Load a sample; with `as_views`, its tensors, arrays and images can be views: do not modify them."""
+        if index < 0:  # The original might not count from the end.
+            raise DataError(f"the sampler gives {index}; decoded samples have the indices 0 to {len(self) - 1}")
         block, start, stop = self.spans[index].tolist()
         content = self.blocks[block][start:stop].numpy().data
         load_image = partial(_load_image_tensor, as_view=as_views) if self.as_tensors else Image.frombytes
