@@ -193,10 +193,7 @@ def decode_rows(dataloader: DataLoader[Any], example: RowTensors, options: Store
 
 
 def decode_samples(
-    dataloader: DataLoader[Any],
-    decode: Callable[[int], object],
-    examples: Sequence[object],
-    options: StoreOptions,
+    dataloader: DataLoader[Any], decode: Callable[[int], object], examples: Sequence[object], options: StoreOptions
 ) -> EncodedSamples:
     """Decode all samples of a dataset into objects of any structure.
 
@@ -243,8 +240,7 @@ def _read_rows(
         raise NoRowPerSampleError(f"collating is random: {reason}")
     rows = RowTensors.from_batch(batch, len(indices))
     if (rows.structure, rows.signature) != (example.structure, example.signature):
-        contents, other_contents = ", ".join(example.signature), ", ".join(rows.signature)
-        raise NoRowPerSampleError(f"a batch has {other_contents} per sample, and another batch {contents}")
+        raise NoRowPerSampleError(f"a batch has {rows.signature} per sample, and another batch {example.signature}")
     return rows.tensors
 
 

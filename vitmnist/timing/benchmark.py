@@ -202,10 +202,9 @@ def make_timings(
         batch_s = Spread.of(window.later_batch_s for window in candidate.windows)
         epoch_s = Spread.of(window.epoch_s(length) for window in candidate.windows)
         waiting_pct = median(window.waiting_pct(length) for window in candidate.windows) if candidate.step else None
-        break_even_epoch = None
-        if timings and has_baseline and timings[0].epoch_s and epoch_s.median < timings[0].epoch_s.median:
-            saved_s = timings[0].epoch_s.median - epoch_s.median
-            break_even_epoch = max(1, ceil((candidate.set_up_s or 0.0) / saved_s))
+        baseline_s = timings[0].epoch_s if timings and has_baseline else None
+        saved_s = baseline_s.median - epoch_s.median if baseline_s else 0.0
+        break_even_epoch = max(1, ceil((candidate.set_up_s or 0.0) / saved_s)) if saved_s > 0 else None
         set_up_s, change = candidate.set_up_s, candidate.change
         timings.append(LoaderTiming(candidate.name, batch_s, epoch_s, waiting_pct, set_up_s, break_even_epoch, change))
     return timings
