@@ -15,15 +15,12 @@ from vitmnist.errors import ExitCode, RunInterrupted, TimeLimitReached
 
 
 class StopReason(IntEnum):
-    """Why a run stops after its step; if ranks have several reasons, the highest value counts."""
+    """Why a run stops after its step; if ranks have several reasons, the highest value counts.
 
-    NONE = 0
-    TIME_LIMIT = 1
-    SIGINT = 2
-    SIGTERM = 3
-    SIGHUP = 4
-    SIGUSR1 = 5  # Sent by batch systems, such as Slurm with `--signal=USR1@60`.
-    SIGBREAK = 6  # Ctrl-Break on Windows.
+    SIGUSR1 serves batch systems, such as Slurm with `--signal=USR1@60`. SIGBREAK is Ctrl-Break on Windows.
+    """
+
+    NONE, TIME_LIMIT, SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGBREAK = range(7)
 
 
 STOP_SIGNALS = {getattr(signal, reason.name): reason for reason in StopReason if hasattr(signal, reason.name)}
