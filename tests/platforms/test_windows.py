@@ -154,10 +154,11 @@ from pathlib import Path
 import torch
 
 from vitmnist.runtime.files import write_atomic
-from vitmnist.store.cache_file import decode_once
+from vitmnist.store.cache_file import open_or_write_cache
 
 def decode(first):
-    return decode_once(Path("decoded"), "key", 5, lambda: [(torch.arange(first, first + 5),)], names=["images"])[0][0]
+    chunks = [(torch.arange(first, first + 5),)]
+    return open_or_write_cache(Path("decoded"), "key", 5, lambda: chunks, names=["images"])[0][0]
 
 mapped = decode(0)
 (path,) = Path("decoded").glob("*/images.npy")

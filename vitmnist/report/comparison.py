@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from vitmnist.config.schema import is_ignored_in_comparison, is_under, keys_where
-from vitmnist.metrics.epoch_table import EPOCH_S, EpochMetric, build_epoch_table
+from vitmnist.metrics.epoch_table import EPOCH_S, MetricRow, build_epoch_table
 from vitmnist.report.statistics import Difference, PairwiseComparison
 from vitmnist.timing.table import Spread
 from vitmnist.tracking.result import TEST_ACC
@@ -75,7 +75,7 @@ class ReportRow:
         timed_runs = [run for runs in self.rounds.values() for run in runs]
         spreads: dict[str, Spread | None] = {}
         for name, metric in build_epoch_table().items():
-            quality = self.quality(name) if metric.over_epochs == "selected" else None
+            quality = self.quality(name) if metric.summary == "selected" else None
             spreads[name] = quality or _spread(_measured(timed_runs or self.runs, metric))
         spreads[TEST_ACC] = self.quality(TEST_ACC)
         return spreads
@@ -149,7 +149,7 @@ class Comparison:
         return self._ratios.compare(row, other or self.timed_rows[0]) if self.timed_rows else None
 
     @cached_property
-    def metric(self) -> EpochMetric:
+    def metric(self) -> MetricRow:
         """The metric that the runs monitor; the accuracy if they monitor several metrics or an unregistered one."""
         metrics = {run.monitored_metric for row in self.rows for run in row.runs if run.config}
         return (metrics.pop() if len(metrics) == 1 else None) or build_epoch_table()["eval_acc"]
@@ -286,7 +286,7 @@ def format_fact(value: object) -> str:
     return str(value)
 
 
-def _measured(runs: Iterable[Run], metric: EpochMetric) -> list[float]:
+def _measured(runs: Iterable[Run], metric: MetricRow) -> list[float]:
     return [value for run in runs if (value := run.value_of(metric.name)) is not None]
 
 
