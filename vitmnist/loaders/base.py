@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource, TensorSet
-from vitmnist.registry import OptionsClass, Registry
+from vitmnist.registry import GroupRegistry
 from vitmnist.runtime.memory import check_fits
 from vitmnist.store.rows import Placement
 
@@ -106,17 +106,17 @@ def _close_all(iterators: weakref.WeakSet[Any], lock: threading.Lock) -> None:
             iterator.close()
 
 
-LOADERS: Registry[OptionsClass, Loader] = Registry("data/loader", __package__)
+LOADERS: GroupRegistry[Loader] = GroupRegistry("data/loader", __package__)
 """Subclasses of `Loader`, and functions that build one. The options of a function can have an attribute `placement`."""
 register = LOADERS.register
 
 
 def get_placement(name: str, data: SampleSource) -> Placement | None:
     """Return where a loader of this name keeps the samples, with default options; None if the loader does not say."""
-    builder = LOADERS.function_of(name)
+    options, builder = LOADERS.import_package()[name]
     if isinstance(builder, type) and issubclass(builder, Loader):
         return builder.placement_for(data)
-    return getattr(LOADERS.declaration_of(name), "placement", None)
+    return getattr(options, "placement", None)
 
 
 def check_memory(name: str, placement: Placement, data: SampleSource, device: torch.device, advice: str = "") -> None:

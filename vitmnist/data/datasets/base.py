@@ -23,7 +23,7 @@ from vitmnist.data.channel_statistics import compute_statistics, resolve_statist
 from vitmnist.data.images import ColorMode, ImageReader, Pixels
 from vitmnist.data.sources import TensorSet, hash_tensor
 from vitmnist.errors import ConfigError, DataError, classify_error
-from vitmnist.registry import OptionsClass, Registry
+from vitmnist.registry import GroupRegistry
 from vitmnist.runtime.files import expand_home
 from vitmnist.runtime.memory import check_fits
 
@@ -170,7 +170,7 @@ class Dataset:
 
 
 DEFAULT_ROOT = "~/.cache/vitmnist"
-DATASETS: Registry[OptionsClass, Dataset] = Registry("data/dataset", __package__)
+DATASETS: GroupRegistry[Dataset] = GroupRegistry("data/dataset", __package__)
 """Functions of (options, root) that return a `Dataset`.
 
 Options with an attribute `shape`, the `[C, H, W]` of the images, make it possible to refuse an unsuitable model before
