@@ -71,7 +71,7 @@ def test_class_metrics_follow_their_definition() -> None:
 
 
 def test_a_metric_is_printed_with_its_digits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METRICS.members, "count", (BatchMetric("", tag="count", digits=0), max))
+    monkeypatch.setitem(METRICS.import_package(), "count", (BatchMetric("", tag="count", digits=0), max))
     metrics = compute_class_metrics(torch.eye(2).long(), ("a", "b"), dict.fromkeys(METRICS.names(), 7.0))
     assert "\ncount 7\n" in format_metrics(metrics)
 

@@ -50,7 +50,7 @@ class DirectLoader(Loader):
 @pytest.fixture
 def own_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
     """Restores the registry after the test."""
-    monkeypatch.setattr(LOADERS, "_registered", {**LOADERS.members})
+    monkeypatch.setattr(LOADERS, "_registered", {**LOADERS.import_package()})
 
 
 @pytest.fixture
@@ -206,7 +206,7 @@ def test_a_run_with_auto_learns_what_any_run_learns(
 ) -> None:
     """The candidates are timed with the run's own step, and leave its model, average and schedule alone."""
     monkeypatch.setitem(
-        MODELS.members, "cnn", (CNNOptions, lambda *parts: torch.nn.Sequential(RunningMean(), CNN(*parts)))
+        MODELS.import_package(), "cnn", (CNNOptions, lambda *parts: torch.nn.Sequential(RunningMean(), CNN(*parts)))
     )
     step = ["trainer=fast", "trainer.micro_batch=4", "trainer.precision=fp32", "ema_decay=0.9", "schedule=one_cycle"]
     automatic = ["data/loader=auto", *BRIEF]
@@ -242,7 +242,7 @@ def test_the_timed_steps_of_all_candidates_stay_within_the_schedule_of_the_run(
     def table(options: NoOptions, step: int, total_steps: int, steps_per_epoch: int) -> float:
         return ([1.0] * total_steps)[step]
 
-    monkeypatch.setitem(SCHEDULES.members, "constant", (NoOptions, table))
+    monkeypatch.setitem(SCHEDULES.import_package(), "constant", (NoOptions, table))
     succeed(*quick, "data/loader=auto", "epochs=1", *BRIEF)
 
 

@@ -23,7 +23,7 @@ from vitmnist.data.channel_statistics import compute_statistics, resolve_statist
 from vitmnist.data.images import ColorMode, ImageReader, Pixels
 from vitmnist.data.sources import TensorSet, hash_tensor
 from vitmnist.errors import ConfigError, DataError, classify_error
-from vitmnist.registry import OptionsClass, Registry
+from vitmnist.registry import GroupRegistry
 from vitmnist.runtime.files import expand_home
 from vitmnist.runtime.memory import check_fits
 
@@ -170,7 +170,7 @@ class Dataset:
 
 
 DEFAULT_ROOT = "~/.cache/vitmnist"
-DATASETS: Registry[OptionsClass, Dataset] = Registry("data/dataset", __package__)
+DATASETS: GroupRegistry[Dataset] = GroupRegistry("data/dataset", __package__)
 """Functions of (options, root) that return a `Dataset`.
 
 Options with an attribute `shape`, the `[C, H, W]` of the images, make it possible to refuse an unsuitable model before
@@ -191,23 +191,6 @@ class SizeOptions:
             if size is not None and size > available:
                 raise ConfigError(f"data.dataset.{key}={size}: the set has {available} images; null takes them all")
         return slice(self.train_size), slice(self.test_size)
-
-
-class ImagesOnDisk(torch.utils.data.Dataset[tuple[Tensor, int]]):
-    """Samples of a split, read from files if it has them: normalised float32 `[C, H, W]`, and a label."""
-
-    def __init__(self, split: Split) -> None:
-        from torchvision import transforms  # This import takes 2 s, and only `WorkerLoader` needs it.
-
-        self.images = split.images.permute(0, 2, 3, 1).numpy() if split.files is None else split.files
-        self.labels = split.labels.tolist()
-        self.transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(split.mean, split.std)])
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.transform(self.images[index]), self.labels[index]
 
 
 def make_dataset(
