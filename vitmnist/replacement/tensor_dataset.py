@@ -24,12 +24,7 @@ from torch.utils.data import default_collate, get_worker_info
 from vitmnist.data.randomness import preserved_random_state, seed_generators
 from vitmnist.data.sources import collate_with
 from vitmnist.errors import DataError, as_data_error
-from vitmnist.replacement.decoded_dataset import (
-    DecodedDataLoader,
-    DecodedDataset,
-    DeferredBatch,
-    TransformedDataset,
-)
+from vitmnist.replacement.decoded_dataset import DecodedDataLoader, DecodedDataset, DeferredBatch, TransformedDataset
 from vitmnist.replacement.split_transforms import ResultPlaceholder, SplitTransforms, Transform
 from vitmnist.replacement.tensor_transforms import (
     Shape,
