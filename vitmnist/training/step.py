@@ -21,7 +21,7 @@ from vitmnist.optim.optimizers import EMA
 from vitmnist.runtime.world import World
 from vitmnist.training.batch import IGNORED, Batch, enumerate_batches
 from vitmnist.training.step_options import StepOptions
-from vitmnist.training.step_runner import StepRunner, Sums
+from vitmnist.training.step_runner import Mode, StepRunner, Sums
 
 log = logging.getLogger(__name__)
 
@@ -173,7 +173,7 @@ class TrainStep:
             batch = next(batches)
         started = time.perf_counter()
         with self.preserved_state():
-            if self.runner.is_eager:
+            if self.runner.mode is Mode.EAGER:
                 # Call the model eagerly first. An error in the model is then not mistaken for a failed compilation, and
                 # libraries such as einops fill their caches, which would otherwise cause a recompilation.
                 self.forward_backward(batch)
@@ -184,14 +184,14 @@ class TrainStep:
                     self.runner.capture(batch)
             except Exception as error:  # Dynamo, inductor and CUDA raise many types.
                 self.options = self.options.fall_back(first_line(error))
-                self.runner.use_eager(self.options.precision)
+                self.runner = self.runner.make_eager(self.options.precision)
                 log.info("the step stays eager:\n%s", self.options.describe())
-        if not self.runner.is_eager:
+        if self.runner.mode is not Mode.EAGER:
             self.compile_s += time.perf_counter() - started
 
     def _compile(self, batch: Batch) -> None:
-        if self.runner.is_eager:
-            self.runner.use_compiled()
+        if self.runner.mode is Mode.EAGER:
+            self.runner.compile()
         try:
             self.forward_backward(batch)  # Later jobs of a sweep hit torch's compile cache here.
         except Exception:
