@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -184,7 +185,7 @@ class TrainStep:
                     self.runner.capture(batch)
             except Exception as error:  # Dynamo, inductor and CUDA raise many types.
                 self.options = self.options.fall_back(first_line(error))
-                self.runner = self.runner.make_eager(self.options.precision)
+                self.runner = replace(self.runner, precision=self.options.precision)  # A new runner is eager.
                 log.info("the step stays eager:\n%s", self.options.describe())
         if self.runner.mode is not Mode.EAGER:
             self.compile_s += time.perf_counter() - started

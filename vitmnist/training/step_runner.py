@@ -5,6 +5,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
 from typing import Any
@@ -38,6 +39,7 @@ class Mode(Enum):
     COMPILED_IF_FULL = "compiled; a short batch is eager, because padding would change the batch statistics"
 
 
+@dataclass(eq=False)
 class StepRunner:
     """Divides a batch into microbatches, and computes the summed loss and metrics of each.
 
@@ -49,32 +51,24 @@ class StepRunner:
         batch_size: images per batch of this rank; the last batch may be smaller.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        preprocess: Preprocess,
-        loss: Loss,
-        batch_size: int,
-        micro_batch: int | None = None,
-        precision: str = Precision.fp32.value,
-    ) -> None:
-        self.model, self.preprocess = model, preprocess
-        self.batch_size = batch_size
+    model: nn.Module
+    preprocess: Preprocess
+    loss: Loss
+    batch_size: int
+    micro_batch: int | None = None
+    precision: str = Precision.fp32.value
+
+    def __post_init__(self) -> None:
         # Divide a batch into the fewest microbatches of at most `micro_batch` images, all of nearly the same size.
-        self.microbatch_size = math.ceil(batch_size / math.ceil(batch_size / (micro_batch or batch_size)))
-        self.uses_tf32 = precision == Precision.tf32
-        self._loss = loss
+        num_microbatches = math.ceil(self.batch_size / (self.micro_batch or self.batch_size))
+        self.microbatch_size = math.ceil(self.batch_size / num_microbatches)
         self.mode = Mode.EAGER
-        self.eager_module = ModelAndLoss(model, preprocess, precision, loss)
+        self.eager_module = ModelAndLoss(self.model, self.preprocess, self.precision, self.loss)
         self._graphed_module = GraphedModule(self.eager_module)
         self.active_module: nn.Module = self.eager_module
         """The model and the loss: eager, compiled or graphed. With several ranks, DDP wraps the module."""
-        self.mix_batch = preprocess.mix_batch
+        self.mix_batch = self.preprocess.mix_batch
         """Augments and mixes a batch, eagerly or compiled. It is called only if the augmentation mixes images."""
-
-    def make_eager(self, precision: str) -> "StepRunner":
-        """Return a runner in this precision, without compiled code and graphs."""
-        return StepRunner(self.model, self.preprocess, self._loss, self.batch_size, self.microbatch_size, precision)
 
     def compile(self) -> None:
         """Compile the module and the mixing at their next calls."""
@@ -127,7 +121,7 @@ class StepRunner:
     @contextmanager
     def matmul_precision(self) -> Iterator[None]:
         """Use TF32 for the float32 matrix products within the block, if configured. Evaluation never uses TF32."""
-        if not self.uses_tf32:
+        if self.precision != Precision.tf32:
             yield
             return
         before = torch.get_float32_matmul_precision()
