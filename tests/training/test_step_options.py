@@ -127,7 +127,7 @@ def test_batch_normalisation_of_one_image_is_refused_before_the_first_step(
     def build(options: CNNOptions, shape: tuple[int, int, int], classes: int) -> nn.Module:
         return nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), *last, nn.Linear(784, classes))
 
-    monkeypatch.setitem(MODELS.members, "cnn", (CNNOptions, build))
+    monkeypatch.setitem(MODELS.import_package(), "cnn", (CNNOptions, build))
     last: list[nn.Module] = []
     printed = succeed(*quick, *typed, "epochs=1", "hydra.run.dir=run")
     warning = f"{typed[-1]}: the model has batch normalisation"
@@ -168,7 +168,9 @@ def test_a_model_that_cannot_be_compiled_is_refused_only_if_compiling_was_asked_
     succeed: Printed, refuse: Printed, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With `trainer.compile=auto`, the run is the same as without compiling."""
-    monkeypatch.setitem(MODELS.members, "cnn", (CNNOptions, lambda options, shape, classes: Branching(784, classes)))
+    monkeypatch.setitem(
+        MODELS.import_package(), "cnn", (CNNOptions, lambda options, shape, classes: Branching(784, classes))
+    )
     monkeypatch.setattr(step_options, "COMPILE_FROM_IMAGES", dict.fromkeys(Precision, 0))
     printed = refuse(*quick, "trainer.compile=true")
     assert re.search(r"(?i)error: trainer.compile=true: failed: .*branch.*; set trainer.compile=false", printed)

@@ -16,7 +16,7 @@ from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.randomness import RandomState
 from vitmnist.errors import ConfigError, DataError, TrainingError
 from vitmnist.runtime.files import write_atomic
-from vitmnist.runtime.signals import StopSignal, create_interruption
+from vitmnist.runtime.signals import StopReason, StopSignal, create_interruption
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import World
 from vitmnist.tracking.result import Result
@@ -112,12 +112,12 @@ class CheckpointManager:
         """
         minutes = self.config.checkpoint.every_minutes
         is_due = minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
-        stopping, saving = self.world.cast_votes([self.stop.vote, is_due])
+        stopping, saving = self.world.max_over_ranks_delayed([self.stop.reason, is_due])
         if stopping or saving:
             timer.begin("saving")
-            # With several ranks, the votes above are from the previous step. Consume the votes of this step now, or
+            # With several ranks, the values above are from the previous step. Consume the values of this step now, or
             # they would cause another save.
-            stopping, _ = self.world.settle_votes([self.stop.vote, False])
+            stopping, _ = self.world.max_over_ranks([self.stop.reason, False])
             progress.check_finite()
             self.save(progress)
             timer.begin("other")
@@ -133,17 +133,17 @@ class CheckpointManager:
         """
         interval = self.config.checkpoint.min_interval_s
         is_due = interval is not None and time.monotonic() - self._saved_at >= interval
-        stopping, saving = self.world.settle_votes([self.stop.vote, is_due or must_save])
+        stopping, saving = self.world.max_over_ranks([self.stop.reason, is_due or must_save])
         if is_last or is_best or stopping or saving:
             self.save(None, is_best)
         if stopping and not is_last:
             self._interrupt(stopping)
 
-    def _interrupt(self, vote: int) -> NoReturn:
+    def _interrupt(self, stopping: int) -> NoReturn:
         """End the run after it has been saved."""
         # Rank 0 may still be writing, and torchrun kills all ranks when one exits.
         self.world.barrier()
-        raise create_interruption(vote)
+        raise create_interruption(StopReason(stopping))
 
     def load_best_weights(self) -> str:
         """Load the best weights, if there are any, into the evaluated model; return `best` or `final`."""

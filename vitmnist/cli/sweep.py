@@ -138,8 +138,8 @@ class Job:
         gc.collect()
         try:
             # A signal can arrive too late to stop the previous job.
-            if self.stop.vote:
-                raise create_interruption(self.stop.vote)
+            if self.stop.reason:
+                raise create_interruption(self.stop.reason)
             config = validate(Config, composed)
             # A search counts a failed trial and does not repeat it.
             if _is_search(hydra) and read_run(folder).result.status == "failed":

@@ -64,7 +64,7 @@ def build_epoch_table() -> dict[str, MetricRow]:
     Raises:
         ValueError: two metrics have the same name.
     """
-    registered = {name: METRICS.declaration_of(name) for name in METRICS.names()}
+    registered = {name: metric for name, (metric, _) in METRICS.import_all().items()}
     table = [
         *TIMES,
         _row("train", "loss", LOSS),

@@ -207,28 +207,22 @@ def compare(runs: Sequence[Run]) -> list[Comparison]:
 
 def _comparison(runs: Sequence[Run]) -> Comparison:
     configs = [_displayed_config(run) for run in runs]
+    varied_keys = _varied_keys(configs)
     facts_by_run = [_facts(run) for run in runs]
-    varied_keys, varied_facts = _varied_keys(configs), _varied_facts(facts_by_run)
+    all_facts = {title: text for facts in facts_by_run for title, text in facts.items()}
+    varied_facts = [title for title in all_facts if len({facts.get(title) for facts in facts_by_run if facts}) > 1]
+    shared_facts = {title: text for title, text in all_facts.items() if title not in varied_facts}
     rows: dict[str, ReportRow] = {}
     for run, config, facts in zip(runs, configs, facts_by_run, strict=True):
         values = {_column_title(key): config[key] for key in varied_keys if key in config}
         values |= {title: facts[title] for title in varied_facts if title in facts}
         rows.setdefault(repr(values), ReportRow(values, [])).runs.append(run)
-    columns = [*map(_column_title, varied_keys), *varied_facts]
-    shared_facts = {title: text for facts in facts_by_run for title, text in facts.items() if title not in varied_facts}
-    return Comparison(columns, list(rows.values()), shared_facts)
+    return Comparison([*map(_column_title, varied_keys), *varied_facts], list(rows.values()), shared_facts)
 
 
 def _column_title(key: str) -> str:
-    """Return the title of a key's column: the override that chooses a member, such as `data/loader`, or the key."""
-    group = key.removesuffix(".name")
-    return key if group == key else group.replace(".", "/")
-
-
-def _varied_facts(facts_by_run: Iterable[Mapping[str, str]]) -> list[str]:
-    recorded = [facts for facts in facts_by_run if facts]  # Skip runs without a recorded environment.
-    titles = dict.fromkeys(title for facts in recorded for title in facts)
-    return [title for title in titles if len({facts.get(title) for facts in recorded}) > 1]
+    """Return the key, or for the name of a member its group, such as `data/loader`."""
+    return key.removesuffix(".name").replace(".", "/") if key.endswith(".name") else key
 
 
 def _displayed_config(run: Run) -> dict[str, Any]:

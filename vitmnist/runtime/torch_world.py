@@ -85,13 +85,13 @@ class TorchWorld(World):
         distributed.all_reduce(tensor, group=self._device_group)
         return tensor
 
-    def cast_votes(self, votes: Sequence[int]) -> list[int]:
-        previous = [0] * len(votes)
+    def max_over_ranks_delayed(self, values: Sequence[int]) -> list[int]:
+        previous = [0] * len(values)
         if self._pending:
             pending_maxima, pending_work = self._pending
             pending_work.wait()
             previous = pending_maxima.tolist()
-        maxima = torch.tensor(votes)
+        maxima = torch.tensor(values)
         # The reduction overlaps with the computation of the next step.
         self._pending = maxima, distributed.all_reduce(maxima, distributed.ReduceOp.MAX, self._group, async_op=True)
         return previous

@@ -47,16 +47,17 @@ class World:
         """Replace `tensor` by its sum over all ranks."""
         return tensor
 
-    def cast_votes(self, votes: Sequence[int]) -> list[int]:
-        """Return the highest vote of all ranks for each position of `votes`.
+    def max_over_ranks_delayed(self, values: Sequence[int]) -> list[int]:
+        """Return the maximum over all ranks at each position of the previous call's `values`; zeros at first.
 
-        With several ranks, the result lags one call behind (zeros at first), so that no step waits for the reduction.
+        No step thus waits for the reduction. A single process returns `values` at once.
         """
-        return list(votes)
+        return list(values)
 
-    def settle_votes(self, votes: Sequence[int]) -> list[int]:
-        """Cast votes and wait; return the highest of these and of the previous votes, so that none are pending."""
-        return list(map(max, self.cast_votes(votes), self.cast_votes([0] * len(votes))))
+    def max_over_ranks(self, values: Sequence[int]) -> list[int]:
+        """Return the maximum of these values and of any pending ones. Blocks; no value is pending afterwards."""
+        previous, current = self.max_over_ranks_delayed(values), self.max_over_ranks_delayed([0] * len(values))
+        return list(map(max, previous, current))
 
     def broadcast_buffers(self, module: nn.Module) -> None:
         """Give all ranks the buffers of rank 0, such as the statistics of batch normalisation."""

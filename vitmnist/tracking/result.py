@@ -135,9 +135,9 @@ def record_outcome(result: Result, config: Config, folder: Path, stop: StopSigna
         yield
     except BaseException as raised:
         error = world.first_failure(raised)
-        if stop.vote and classify_error(error).cause == "worker":
+        if stop.reason and classify_error(error).cause == "worker":
             # The signal that stops the run also stopped its workers.
-            error = create_interruption(stop.vote)
+            error = create_interruption(stop.reason)
         record_failure(error, result, config, folder, world)
         if error is raised:
             raise

@@ -153,7 +153,8 @@ class MetricAccumulator:
         # Weight the batches by their size: the last one may be smaller.
         means = {"loss": math.fsum(map(mul, self.batch_sums("loss"), sizes)) / sum(sizes)}
         for name in get_batch_metrics():
-            scale = 100 if METRICS.declaration_of(name).unit == "%" else 1
+            metric, _ = METRICS.import_package()[name]
+            scale = 100 if metric.unit == "%" else 1
             means[name] = scale * math.fsum(self.batch_sums(name)) / sum(sizes)
         return means
 
