@@ -146,8 +146,7 @@ def describe_empty_classes(source: Path, empty: Sequence[str], num_classes: int)
 def sort_by_hash(files: ClassifiedFiles, folder: Path) -> ClassifiedFiles:
     """Sort images by a hash of their names. The order mixes the classes, and stays when images are added."""
     return sorted(
-        files,
-        key=lambda file: hashlib.sha256(os.fsencode(to_nfc(file[0].relative_to(folder).as_posix()))).digest(),
+        files, key=lambda file: hashlib.sha256(os.fsencode(to_nfc(file[0].relative_to(folder).as_posix()))).digest()
     )
 
 
