@@ -85,7 +85,7 @@ OPERATIONS: GroupRegistry[Operation | Mixing] = GroupRegistry("data/augment.oper
 
 
 def draw_keys(sampler: EpochSampler, epoch: int, device: torch.device, start: int = 0) -> Tensor:
-    """Draw a random int64 for each image of an epoch from batch `start` on, in the order of the batches."""
+    """Draw a key, as in `jax.random`, for each image from batch `start` on: a random int64, in the order of batches."""
     # The spawn key differs from the sampler's, (epoch,), so augmentation is independent of the order.
     (base,) = np.random.SeedSequence(sampler.seed, spawn_key=(epoch, 1)).generate_state(1, np.uint64)
     return _mix64(sampler.indices(epoch, start, device) * SPLITMIX_INCREMENT + (int(base) - 2**63))

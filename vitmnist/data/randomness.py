@@ -3,10 +3,8 @@
 A sample is random if each read advances a generator, or if a second read returns something else. The generators are
 the global ones of torch (CPU), NumPy and Python, and those that are reachable from a dataset, a transform or a collate
 function: through attributes, containers, class attributes, and the variables of methods and nested functions. In a
-module that a method names, only generators are searched for, not objects that hold one.
-
-Other sources go undetected unless the sample is one of the few that are read twice and compared. Examples are a
-`default_rng()` created for each sample, `secrets`, and a server.
+module that a method names, only generators are searched for, not objects that hold one. Other sources, such as a
+`default_rng()` created for each sample, `secrets` or a server, go undetected unless the sample is read twice.
 """
 
 import pickle
@@ -190,8 +188,8 @@ def refuse_random_samples(read: Callable[[int], object], indices: Sequence[int],
 
 def has_set_epoch(dataset: object) -> bool:
     """Whether a dataset changes its samples in `set_epoch`: its own, or that of a nested dataset or a transform."""
-    parts = _find_reachable([dataset])
-    return any(hasattr(type(part), "set_epoch") and not isinstance(part, Sampler) for part in parts)
+    reachable = _find_reachable([dataset])
+    return any(hasattr(type(part), "set_epoch") and not isinstance(part, Sampler) for part in reachable)
 
 
 def _find_reachable(roots: Iterable[Any]) -> Iterable[Any]:

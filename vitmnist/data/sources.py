@@ -1,4 +1,10 @@
-"""Sample sources of loaders: a pair of tensors, or a map-style dataset, read by index."""
+"""Sources from which loaders read samples by index. `as_source` selects one:
+
+data                 source          ram, cache, gpu_slice           disk
+pair of tensors      TensorSet       gather rows                     gathers rows in workers: `BatchReader`
+split                Split           gather rows                     reads files in threads: `FileLoader`, or in workers
+map-style dataset    DatasetSource   `store_all` as a `TensorSet`    reads samples in workers: `BatchReader`
+"""
 
 from __future__ import annotations
 

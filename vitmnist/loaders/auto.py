@@ -150,8 +150,6 @@ def _reason(name: str, epochs_s: Mapping[str, Spread]) -> str:
     """Explain the selection. A loader is within noise of the fastest one if their ranges overlap."""
     best = epochs_s[name]
     text = f"{best.median:.3g} s an epoch expected, the least"
-    overlapping = [
-        other for other, epoch_s in epochs_s.items() if epoch_s.low <= best.high and best.low <= epoch_s.high
-    ]
-    others = [other for other in overlapping if other != name]
-    return f"{text}; within noise of it: {', '.join(others)}" if others else text
+    overlapping = [other for other, spread in epochs_s.items() if spread.low <= best.high and best.low <= spread.high]
+    overlapping.remove(name)
+    return f"{text}; within noise of it: {', '.join(overlapping)}" if overlapping else text

@@ -34,15 +34,15 @@ INDEX_NBYTES = 8  # Bytes of an index (int64). A device that keeps the dataset a
 class Loader(AbstractContextManager["Loader"], ABC):
     """Delivers the batches of a sampler on a device.
 
-    A subclass is built from (options, data, sampler, device) and implements `batches`. The generator of an epoch
-    acquires the resources of this epoch, and releases them in a `finally`; `close` releases the shared resources. An
-    exception is raised unchanged, in place of its batch.
+    A subclass is built from (options, data, sampler, device) and implements `batches`. Each epoch's generator acquires
+    its own resources and releases them in a `finally`; `close` releases the shared resources. If a batch fails, its
+    exception is raised unchanged.
     """
 
     placement: Placement = Placement.ON_DEMAND
     """Where the loader keeps decoded samples; `auto` estimates its memory from this."""
     host_samples: TensorSet | None = None
-    """All samples, if the loader has decoded them into host memory; `auto` builds other loaders from them."""
+    """All samples, if the loader keeps them in host memory; `auto` builds other loaders from them."""
     batches_ahead: int = 0
     """Maximum number of batches prepared ahead of the consumer."""
     num_workers: int = 0

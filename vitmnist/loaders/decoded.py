@@ -38,8 +38,8 @@ class HostLoader(Loader):
 class PinnedBuffers:
     """A loader's page-locked buffers, from which the device copies asynchronously; one pool for all epochs.
 
-    A buffer is refilled only after the copy from it has finished. There are `DEPTH` buffers, plus one for each thread
-    that fills one, so a host that runs ahead of the device waits here instead of using more memory.
+    A buffer is refilled only after the copy from it has finished. At most `DEPTH` copies are in flight, and each
+    calling thread fills one more buffer. A host that runs ahead of the device blocks here; it uses no more memory.
     """
 
     DEPTH = 4

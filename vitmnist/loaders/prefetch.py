@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from vitmnist.config.validation import config_field
 from vitmnist.data.sampler import EpochSampler
@@ -30,7 +29,7 @@ class PrefetchOptions:
 
 @LOADERS.register("prefetch", PrefetchOptions)
 class PrefetchLoader(Loader):
-    """Wraps another loader. A step then takes the larger of loading and computing time instead of their sum.
+    """Wraps another loader. A step then takes max(loading, computing) instead of loading + computing.
 
     Each epoch has its own thread and queue. With CUDA, the base loader copies on a stream of this loader.
     """
@@ -68,15 +67,11 @@ class PrefetchLoader(Loader):
                     return
                 self.queue.wait_event(event)
                 # The memory belongs to the thread's stream, which must not reuse it while this stream reads it.
-                yield map_batch_tensors(self._record_stream, batch)
+                yield map_batch_tensors(self.queue.record_stream, batch)
 
     def close(self) -> None:
         super().close()
         self.base.close()
-
-    def _record_stream(self, tensor: Tensor) -> Tensor:
-        self.queue.record_stream(tensor)
-        return tensor
 
 
 def _make_batch(queue: DeviceQueue, batches: Batches, event: Event) -> tuple[Any, Event]:

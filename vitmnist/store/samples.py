@@ -38,7 +38,7 @@ FILE_ADVICE = (
 )
 """This text ends the message about a sample that cannot be stored in a file."""
 MAX_STORAGE_RATIO = 2
-"""A tensor is copied out of its storage if the storage is more than this many times as large."""
+"""A tensor is copied out of a storage that is more than this many times larger than the tensor."""
 
 
 @dataclass(frozen=True)

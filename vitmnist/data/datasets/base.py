@@ -193,23 +193,6 @@ class SizeOptions:
         return slice(self.train_size), slice(self.test_size)
 
 
-class ImagesOnDisk(torch.utils.data.Dataset[tuple[Tensor, int]]):
-    """Samples of a split, read from files if it has them: normalised float32 `[C, H, W]`, and a label."""
-
-    def __init__(self, split: Split) -> None:
-        from torchvision import transforms  # This import takes 2 s, and only `WorkerLoader` needs it.
-
-        self.images = split.images.permute(0, 2, 3, 1).numpy() if split.files is None else split.files
-        self.labels = split.labels.tolist()
-        self.transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(split.mean, split.std)])
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.transform(self.images[index]), self.labels[index]
-
-
 def make_dataset(
     name: str, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], classes: tuple[str, ...], sizes: SizeOptions
 ) -> Dataset:

@@ -44,7 +44,7 @@ MIN_CLASS_SIZE = 5
 MIN_STD = 8
 """A lower standard deviation of the pixels causes a warning. 12-bit data in 16-bit files is always below it."""
 BLOCK = 8
-"""Images that a thread reads before it passes them on. With one, each small image would cost a switch of threads."""
+"""Images that a thread reads per hand-over. Handing over single images would cost a thread switch for each."""
 MAX_NAMED_FILES = 5
 """Maximum number of files to name in the message about unreadable images."""
 
