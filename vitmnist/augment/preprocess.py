@@ -144,7 +144,7 @@ class Preprocess(nn.Module):
         augment: applied before normalising if keys are given; if it mixes images, `mix_batch` applies it.
         classes: the number of classes, for an augmentation that mixes images; by default the number in the split.
         mean: instead of `data`, the mean of each channel of images in 0…1; a number for one channel.
-        std: the standard deviation, likewise.
+        std: the standard deviation of each channel; required with `mean`.
         size: height and width of the model's input; by default the size of the augmented images of `data`.
 
     Raises:

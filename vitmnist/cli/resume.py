@@ -113,8 +113,8 @@ def split_global_overrides(folder: Path, overrides: list[str]) -> tuple[list[str
     return initial, without_keys(overrides, GLOBAL_GROUPS)
 
 
-def is_resumable(folder: Path) -> bool:
-    """Whether `resume=auto` resumes the run in a folder; otherwise, it begins a new one."""
+def has_run_to_continue(folder: Path) -> bool:
+    """Whether `resume=auto` continues the run in a folder, or prints its result; otherwise, it begins a new run."""
     return has_checkpoint(folder) or read_run(folder).result.status == "completed"
 
 

@@ -29,8 +29,8 @@ SPLITS = {
 SPLIT_OF = {spelling: split for split, spellings in SPLITS.items() for spelling in spellings}
 """The split of each name in `SPLITS`."""
 
-normalize = partial(unicodedata.normalize, "NFC")
-"""Composes a name. Files that were copied from macOS have the same names decomposed (NFD)."""
+to_nfc = partial(unicodedata.normalize, "NFC")
+"""Composes the accents of a name (NFC): the names of files copied from macOS are decomposed (NFD)."""
 
 ClassifiedFiles = list[tuple[Path, str]]
 """Image files with the names of their classes."""
@@ -39,7 +39,7 @@ LabelledFiles = list[tuple[Path, int]]
 
 
 def find_images(names: Sequence[str]) -> list[Path]:
-    """Return the image files that files, folders and glob patterns name, each once, in order.
+    """Expand the names of files and folders, and glob patterns, to image files: each once, in order.
 
     A file that does not exist is reported when it is read.
 
@@ -60,7 +60,7 @@ def find_images(names: Sequence[str]) -> list[Path]:
 
 
 def list_files(folder: Path) -> list[Path]:
-    """Return the regular files in a folder and its subfolders, sorted, without hidden ones.
+    """Return the visible regular files in a folder and its subfolders, sorted.
 
     Links to folders are followed, but each folder is read once. A link to a missing file is included, so that reading
     it reports the error.
@@ -79,9 +79,9 @@ def list_files(folder: Path) -> list[Path]:
 
 
 def list_visible_folders(parent: Path, names: Iterable[str]) -> list[str]:
-    """Return the names of subfolders to read, sorted, without hidden ones and links to `parent` or a folder above it.
+    """Return the sorted names of the subfolders to read, without hidden folders and links upward.
 
-    Such a link is logged: it would add the images of all classes to one class.
+    A link to `parent` or a folder above it is logged: it would add the images of all classes to one class.
     """
     visible = sorted(name for name in names if not name.startswith("."))
     upward = [name for name in visible if parent.resolve().is_relative_to(Path(parent, name).resolve())]
@@ -146,7 +146,7 @@ def describe_empty_classes(source: Path, empty: Sequence[str], num_classes: int)
 def sort_by_hash(files: ClassifiedFiles, folder: Path) -> ClassifiedFiles:
     """Sort images by a hash of their names. The order mixes the classes, and stays when images are added."""
     return sorted(
-        files, key=lambda file: hashlib.sha256(os.fsencode(normalize(file[0].relative_to(folder).as_posix()))).digest()
+        files, key=lambda file: hashlib.sha256(os.fsencode(to_nfc(file[0].relative_to(folder).as_posix()))).digest()
     )
 
 
@@ -204,7 +204,7 @@ def _classify(folder: Path, class_files: dict[str, list[Path]], images: set[Path
     _refuse_splits(folder, files)
     if empty := sorted(set(class_files) - {name for _, name in files}):
         log.warning("%s; left out", describe_empty_classes(folder, empty, len(class_files)))
-    return [(path, normalize(name)) for path, name in files]
+    return [(path, to_nfc(name)) for path, name in files]
 
 
 def _refuse_splits(folder: Path, files: ClassifiedFiles) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitmnist.data.image_listing import SPLIT_OF, SPLITS, ClassifiedFiles, normalize
+from vitmnist.data.image_listing import SPLIT_OF, SPLITS, ClassifiedFiles, to_nfc
 from vitmnist.errors import DataError, join_names
 
 log = logging.getLogger(__name__)
@@ -91,4 +91,4 @@ def _parse_row(row: dict[str, Any], columns: TableColumns, suffix: str, folder: 
     path = next((folder / form for form in forms if (folder / form).exists()), folder / name)
     if not path.is_relative_to(folder) or ".." in path.relative_to(folder).parts:
         raise ValueError(f"{name}: must be below data.dataset.path={folder}, without '..'")
-    return path, normalize(label), split
+    return path, to_nfc(label), split

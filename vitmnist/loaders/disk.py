@@ -147,7 +147,7 @@ class WorkerLoader(Loader):
                 raise
             raise translated from error
         finally:
-            # Workers exit with the last reference to the iterator. Traceback frames hold one too, so clear them.
+            # Workers exit with the last reference to the iterator. Traceback frames hold references too, so clear them.
             exception = sys.exc_info()[1] if workers else None
             while exception:
                 traceback.clear_frames(exception.__traceback__)
@@ -196,7 +196,7 @@ class ImagesOnDisk(data.Dataset[tuple[Tensor, int]]):
 
 
 class BatchReader(data.Dataset[Any]):
-    """A dataset whose samples are whole batches, read by request."""
+    """A dataset whose samples are whole batches; a `BatchRequest` takes the place of an index."""
 
     def __init__(self, source: SampleSource) -> None:
         self.is_seeded = not isinstance(source, TensorSet)  # The samples of a dataset can be random.

@@ -36,9 +36,9 @@ def make_loader(
     Args:
         name: disk, ram, gpu_slice, prefetch, cache, auto, or a name of your own that you passed to `register`.
         data: a split of `load_dataset`; a pair `(images, labels)` of tensors or NumPy arrays with the same first
-            dimension, which are not copied; or any map-style `torch.utils.data.Dataset`. All but disk and prefetch of
-            disk refuse random samples; a generator that is made for each sample, such as `default_rng()`, and `secrets`
-            go undetected.
+            dimension, which are not copied; or any map-style `torch.utils.data.Dataset` without `set_epoch`. All but
+            disk and prefetch of disk refuse random samples; a generator that is made for each sample, such as
+            `default_rng()`, and `secrets` go undetected.
         batch_size: number of samples in a batch, over all ranks.
         device: where batches are delivered; `auto` is the current CUDA device, or the CPU.
         seed: determines the order, at least 0; every loader delivers the same batches for the same seed.

@@ -58,7 +58,7 @@ class PrefetchLoader(Loader):
         make = partial(_make_batch, self.queue, self.base.epoch(epoch, start))
         events = iter(self.queue.record_event, END)  # An endless iterator of events on the consumer's stream
         prepared: BackgroundMap[Event, tuple[Any, Event]] = BackgroundMap(
-            make, events, threads=1, ahead=self.options.queue_size + 1, context=self.stream
+            make, events, threads=1, max_ahead=self.options.queue_size + 1, context=self.stream
         )
         self._close_later(prepared)  # `close` ends it even while this generator waits for it in another thread.
         with closing(prepared):

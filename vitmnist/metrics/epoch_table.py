@@ -21,7 +21,7 @@ class MetricRow(Metric):
 
     Args:
         name: the key in the record.
-        summary: how the report summarises the epochs of a run; `selected` takes the best epoch (`Run.value_of`).
+        summary: how the report summarises the epochs of a run; `selected` takes one epoch (`Run.value_of`).
     """
 
     name: str = field(kw_only=True)

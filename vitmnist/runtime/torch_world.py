@@ -26,7 +26,7 @@ RENDEZVOUS_TIMEOUT = timedelta(minutes=5)
 SETUP_TIMEOUT = timedelta(hours=6)
 """The longest time that the ranks of a machine wait for the rank that decodes the dataset."""
 NCCL_EXTRA_TIMEOUT = timedelta(minutes=2)
-"""The time that NCCL waits longer than gloo; see `connect`."""
+"""The time by which the timeout of NCCL exceeds the timeout of gloo; see `connect`."""
 
 
 class TorchWorld(World):

@@ -29,7 +29,7 @@ class World:
         return self.rank == 0
 
     def broadcast_object(self, make: Callable[[], Value], source: int = 0) -> Value:
-        """Call `make` on one rank, and return its result on all ranks. It consists of plain values and CPU tensors."""
+        """Call `make` on one rank, and return its result, of plain values and CPU tensors, on all ranks."""
         return make()
 
     def all_gather_object(self, value: Value) -> list[Value]:
@@ -50,7 +50,7 @@ class World:
     def max_over_ranks_delayed(self, values: Sequence[int]) -> list[int]:
         """Return the maximum over all ranks at each position of the previous call's `values`; zeros at first.
 
-        No step thus waits for the reduction. A single process returns `values` at once.
+        The delay lets the reduction overlap with the next step. A single process returns `values` at once.
         """
         return list(values)
 

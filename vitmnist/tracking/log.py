@@ -85,7 +85,7 @@ def log_bottleneck(result: Result, batches: int) -> None:
 
 
 def _host_lead(result: Result, batches: int, has_graph: bool) -> float | None:
-    """How many steps the host had queued when an epoch ended; None without a GPU, or if a short last batch hides it."""
+    """Return the number of steps queued when an epoch ended; None without a GPU, or if a short last batch hides it."""
     lead_s, train_s = summarize(result.epochs, HOST_LEAD_S), summarize(result.epochs, TRAIN_S)
     if lead_s is None or not train_s or not str(result.device).startswith("cuda"):
         return None

@@ -82,8 +82,8 @@ class Run:
     def value_of(self, name: str) -> float | None:
         """The value of a metric of an epoch, or of the test split (such as `test_acc`); None if it is not recorded.
 
-        Times and memory are summarised over the epochs. Quality is the value of the selected epoch: the best one on the
-        validation split, or without such a split the last one.
+        Times and memory are summarised over the epochs. Quality is taken from the epoch that the validation split
+        selected, or from the last epoch without such a split.
         """
         if name.startswith("test_"):
             return (self.result.test or {}).get(name)

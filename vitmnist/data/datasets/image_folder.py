@@ -84,7 +84,7 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     """Images in `path/CLASS/`, in `path/train/CLASS/`, `path/val/CLASS/` …, or in a table; decoded once into `root`.
 
     Within a split, images are ordered by a hash of their names. The order mixes the classes and stays the same when
-    images are added. Without another split, the first `test_share` of each class in this order are the test split.
+    images are added. If only a training split exists, the first `test_share` of each class become the test split.
 
     Raises:
         ConfigError: the folder does not exist, or a size is larger than its split.

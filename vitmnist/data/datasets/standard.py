@@ -50,7 +50,7 @@ def mnist(sizes: SizeOptions, root: Path) -> Dataset:
 
 
 def _idx_dataset(name: str, source: str, classes: tuple[str, ...], sizes: SizeOptions, root: Path) -> Dataset:
-    """Load the dataset of a torchvision class; download or unpack files only if one of the four is missing."""
+    """Load the dataset of a torchvision class; download or unpack only if one of its four files is missing."""
     raw = root / source / "raw"
     files = [raw / file for file in FILES]
     if not all(path.is_file() for path in files):
