@@ -23,7 +23,7 @@ from omegaconf import DictConfig
 
 from vitmnist.cli.arguments import parse_key
 from vitmnist.errors import ConfigError, MissingExtraError
-from vitmnist.metrics.epoch_table import find_objective
+from vitmnist.metrics.epoch_table import find_metric
 from vitmnist.runtime.files import write_atomic
 from vitmnist.tracking.runs import read_run
 
@@ -85,7 +85,7 @@ class SearchSweeper(Sweeper):
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
         space, fixed = self._parse(arguments)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        is_highest = find_objective(self.config).direction == "max"
+        is_highest = find_metric(self.config.monitor, "monitor").direction == "max"
         study = optuna.create_study(
             direction="maximize" if is_highest else "minimize",
             sampler=optuna.samplers.TPESampler(seed=self.config.seed),

@@ -25,7 +25,7 @@ from vitmnist.cli.resume import print_if_completed
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.errors import ConfigError, ExitCode, RunInterrupted, TimeLimitReached, TrainingError
-from vitmnist.metrics.epoch_table import find_objective
+from vitmnist.metrics.epoch_table import find_metric
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.run_folder import InUseError, folder_lock, has_checkpoint
 from vitmnist.runtime.signals import (
@@ -78,7 +78,7 @@ def _prepare_sweep(process: ProcessState, composed: DictConfig, arguments: Argum
             "torchrun would run them all. Start the sweep with python, or each of its jobs with torchrun"
         )
     # An unknown metric is an error before the first job.
-    find_objective(composed)
+    find_metric(composed.monitor, "monitor")
     folder = Path(composed.hydra.sweep.dir)
     # Windows limits a path to 260 characters, and the folders and files of a job need 90.
     if os.name == "nt" and len(str(folder.absolute())) > 170:
@@ -125,7 +125,7 @@ class Job:
             multiprocessing.set_start_method(None, force=True)
 
     def __call__(self, composed: DictConfig) -> float | None:
-        """Train the job unless it is complete. Returns the objective of a search; None if the job did not complete.
+        """Train the job unless it is complete. Returns the monitored metric; None if the job did not complete.
 
         Raises:
             RunInterrupted: a signal has stopped the job, and with it the sweep.
@@ -148,7 +148,7 @@ class Job:
                 if not print_if_completed(folder, config):
                     resume = str(folder) if has_checkpoint(folder) else None
                     trainer(replace(config, resume=resume), folder, overrides, self.stop).fit()
-            return read_run(folder).value_of(find_objective(config).name)
+            return read_run(folder).value_of(find_metric(config.monitor, "monitor").name)
         except RunInterrupted as error:
             if self.stop.is_orphan:
                 # Without this, an idle process of joblib waits five minutes for further jobs.

@@ -104,13 +104,6 @@ class DistributedConfig:
 
 
 @dataclass
-class SweepConfig:
-    """`sweep`: what a hyperparameter search optimises."""
-
-    objective: str | None = config_field()
-
-
-@dataclass
 class Config:
     """The whole configuration; `conf/` has the defaults and explains each key."""
 
@@ -136,7 +129,6 @@ class Config:
     resume: str | None = config_field(affects="nothing")
     repeats: int = config_field(at_least=1, affects="nothing")
     repeat: int = config_field(at_least=1, affects="nothing")
-    sweep: SweepConfig = section(SweepConfig, affects="nothing")
     logger: Any = config_field(affects="nothing")
     log: LogConfig = section(LogConfig, affects="nothing")
 

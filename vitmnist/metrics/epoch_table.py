@@ -8,9 +8,7 @@ of `TIMES` or `MACHINE_METRICS`, and an entry of the dict that `EpochProgress.co
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from omegaconf import DictConfig
 
-from vitmnist.config.schema import Config
 from vitmnist.errors import ConfigError, suggest_names
 from vitmnist.metrics import METRICS, Metric, get_batch_metrics
 
@@ -97,9 +95,3 @@ def find_metric(name: str, key: str) -> MetricRow:
     if metric := by_name.get(name) or by_name.get(f"eval_{name}"):
         return metric
     raise ConfigError(f"{key}={name}: not a metric of an epoch; {suggest_names(name, by_name)}")
-
-
-def find_objective(config: Config | DictConfig) -> MetricRow:
-    """Return the metric that a search optimises: `sweep.objective`, else `monitor`. Raises `ConfigError` if unknown."""
-    name = config.sweep.objective
-    return find_metric(config.monitor, "monitor") if name is None else find_metric(name, "sweep.objective")
