@@ -8,7 +8,6 @@ of `TIMES` or `MACHINE_METRICS`, and an entry of the dict that `EpochProgress.co
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-
 from vitmnist.errors import ConfigError, suggest_names
 from vitmnist.metrics import METRICS, Metric, get_batch_metrics
 
