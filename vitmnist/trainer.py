@@ -201,12 +201,15 @@ class Trainer:
         """
         if self.device.type == "cpu":
             keep_freed_memory()
-        loader_config = self.config.data.loader
+        loader_config, train_loader = self.config.data.loader, None
         options = LOADERS.resolve(loader_config)[1]
         if isinstance(options, AutoOptions):
-            find = partial(self._find_fastest_loader, options, dataset.train, sampler, step)
-            loader_config = options.candidate_values(self.world.broadcast_object(find))
-        train_loader = LOADERS.build(loader_config, dataset.train, sampler, self.device)
+            name = ""
+            if self.world.is_main:
+                name, train_loader = self._time_loaders(options, dataset.train, sampler, step)
+            loader_config = options.candidate_values(self.world.broadcast_object(lambda: name))
+        if train_loader is None:  # Only rank 0 has timed the loaders.
+            train_loader = LOADERS.build(loader_config, dataset.train, sampler, self.device)
         eval_loader = self._build_eval_loader(dataset.eval_split, loader_config, step)
         return train_loader, eval_loader, loader_config
 
@@ -219,8 +222,10 @@ class Trainer:
         sampler = build_sampler(len(split), batch_size, shuffle="none", rank=world.rank, world_size=world.size)
         return LOADERS.build(loader_config, split, sampler, self.device)
 
-    def _find_fastest_loader(self, options: AutoOptions, train: Split, sampler: EpochSampler, step: TrainStep) -> str:
-        """Time the loaders with the training step, restore its state, and return the name of the fastest loader."""
+    def _time_loaders(
+        self, options: AutoOptions, train: Split, sampler: EpochSampler, step: TrainStep
+    ) -> tuple[str, Loader]:
+        """Time the loaders with the training step, and restore its state; return the fastest loader and its name."""
 
         def make_candidate(loader: Loader) -> LoaderCandidate:
             step.prepare(loader)  # Compile again for a loader that delivers float32.
@@ -228,11 +233,10 @@ class Trainer:
 
         log.info("timing %s for a few batches each", ", ".join(options.candidates or ()) or "all loaders")
         with step.preserved_state():
-            selection, timed = select_loader(options, train, sampler, step.device, make_candidate=make_candidate)
-            timed.close()
+            selection, loader = select_loader(options, train, sampler, step.device, make_candidate=make_candidate)
         log.info("expected time per loader\n%s", selection.table())
         self.result.auto = asdict(selection)
-        return selection.name
+        return selection.name, loader
 
     def distribute(self, step: TrainStep) -> None:
         """Connect the ranks for training, and seed their generators."""

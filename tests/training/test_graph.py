@@ -15,7 +15,7 @@ from tests.training.test_step import BATCH, CUTMIX, SHIFT, make_loader, make_ste
 from vitmnist.augment.preprocess import Compose
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.errors import ConfigError
-from vitmnist.training.step_runner import GraphedModule
+from vitmnist.training.step_runner import GraphedModule, Mode
 
 
 def simulated_graph(
@@ -108,7 +108,7 @@ def test_a_step_that_cannot_be_captured_stays_eager_or_is_refused(
     step = make_step(tiny, micro_batch=None, graph=True, precision="bf16", reasons=reasons)
     loader, plain = make_loader(tiny, "ram"), make_step(tiny, micro_batch=None)
     step.prepare(loader)
-    assert step.runner.active_module is step.runner.eager_module
+    assert step.runner.mode is Mode.EAGER
     assert (step.options.graph, step.options.precision) == (False, "fp32")
     assert step.options.reasons["graph"] == "failed: operation not permitted when stream is capturing"
     assert train(step, loader)[-1]["train_loss"] == train(plain, loader)[-1]["train_loss"]

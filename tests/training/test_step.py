@@ -26,7 +26,7 @@ from vitmnist.training.loop import train_epoch
 from vitmnist.training.progress import EpochProgress
 from vitmnist.training.step import TrainStep
 from vitmnist.training.step_options import StepOptions
-from vitmnist.training.step_runner import StepRunner
+from vitmnist.training.step_runner import Mode, StepRunner
 
 CPU = torch.device("cpu")
 SHIFT = Compose([{"name": "shift", "pixels": 2}])
@@ -132,14 +132,14 @@ def check_same_weights(ours: nn.Module, theirs: nn.Module, tolerance: float = 1e
 
 
 @pytest.mark.parametrize("augment", [SHIFT, MIXUP, CUTMIX], ids=["shift", "mixup", "cutmix"])
-@pytest.mark.parametrize("short_batches", ["unchanged", "padded"])
+@pytest.mark.parametrize("mode", [Mode.EAGER, Mode.COMPILED_AND_PADDED])
 @pytest.mark.parametrize("micro_batch", [None, 4, 3, 1, 100])
 def test_microbatches_give_the_same_gradient(
-    tiny: Dataset, short_batches: str, micro_batch: int | None, augment: Compose
+    tiny: Dataset, mode: Mode, micro_batch: int | None, augment: Compose
 ) -> None:
     """This includes a short batch and a single image. Partners for mixing are drawn from the whole batch."""
     step = make_step(tiny, augment=augment, micro_batch=micro_batch, smoothing=0.1)
-    step.runner.short_batches = short_batches
+    step.runner.mode = mode
     assert step.runner.microbatch_size <= (micro_batch or BATCH)
     for size in (BATCH, 7, 1):
         check_gradient(step, tiny, size, 1e-5, smoothing=0.1)

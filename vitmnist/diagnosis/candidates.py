@@ -50,10 +50,10 @@ def add_alternatives(benchmark: Benchmark, loader: DataLoader[object], baseline:
     """Add `from_dataloader` and, if the step waits, other numbers of workers. Returns the result of `time_stages`."""
     seconds_by_stage = time_stages(loader)
     window = baseline.warm_up
-    if window and window.waiting_s > NOTICEABLE_SHARE * window.batch_s:
+    if window and window.later_waiting_s > NOTICEABLE_SHARE * window.later_batch_s:
         # Try no workers, and as many workers as are needed to make a batch per step.
-        step_s = max(window.batch_s - window.waiting_s, 1e-6)
-        enough = ceil(max(loader.num_workers, 1) * window.batch_s / step_s)
+        step_s = max(window.later_batch_s - window.later_waiting_s, 1e-6)
+        enough = ceil(max(loader.num_workers, 1) * window.later_batch_s / step_s)
         for workers in sorted({0, max(2, min(enough, available_cores()))} - {loader.num_workers}):
             benchmark.add(f"num_workers={workers}", partial(_change_workers, loader, baseline, workers))
     if not isinstance(loader.dataset, DecodedDataset):

@@ -109,10 +109,10 @@ def diagnose(
         benchmark.run(batches, seconds)
     loading, step_alone, together, *alternatives = benchmark.candidates
     diagnosis = Diagnosis(
-        loading_s=Spread.of(window.batch_s for window in loading.windows),
-        step_s=Spread.of(window.batch_s for window in step_alone.windows),
-        batch_s=Spread.of(window.batch_s for window in together.windows),
-        waiting_pct=Spread.of(100 * window.waiting_s / window.batch_s for window in together.windows),
+        loading_s=Spread.of(window.later_batch_s for window in loading.windows),
+        step_s=Spread.of(window.later_batch_s for window in step_alone.windows),
+        batch_s=Spread.of(window.later_batch_s for window in together.windows),
+        waiting_pct=Spread.of(100 * window.later_waiting_s / window.later_batch_s for window in together.windows),
         steps=together.num_batches,
         timings=make_timings([together, *alternatives], together.length),
     )

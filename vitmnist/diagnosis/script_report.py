@@ -152,8 +152,7 @@ def format_report(report: Report) -> str:
         is_noticeable = report.between_s > NOTICEABLE_SHARE * report.seconds
         lines.append(f"script: {steps} in {format_seconds(report.seconds)} s{between if is_noticeable else ''}")
     if report.bottleneck and report.waiting_pct is not None:
-        text = format_bottleneck(report.bottleneck, report.waiting_pct, report.steps)
-        lines.append(f"verdict: {text}")
+        lines.append("verdict: " + format_bottleneck(report.bottleneck, report.waiting_pct, report.steps))
     for index, loader in enumerate(report.loaders, 1):
         lines += ["", *_format_loader(index, loader)]
     return "\n".join(lines)

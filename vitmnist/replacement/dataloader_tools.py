@@ -24,12 +24,12 @@ COMPARED_SIZE = 16
 """The largest number of samples in a compared batch. Comparing decodes each sample again."""
 COMPARED_SINGLE = 32
 """The number of samples that are also compared as batches of a single sample."""
-EAGER_SAMPLERS = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
+UPFRONT_SAMPLERS = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 """The samplers that draw all indices of an epoch when the first index is requested."""
 
 
-class NotRowsError(DataError):
-    """A batch is not a tree of tensors with a row per sample."""
+class NoRowPerSampleError(DataError):
+    """A batch is not a tree of tensors whose rows depend on one sample each."""
 
 
 def check_replaceable(dataloader: object) -> None:
@@ -71,11 +71,11 @@ def order_depends_on_workers(dataloader: DataLoader[Any]) -> bool:
     if not dataloader.num_workers:
         return False
     sampler = dataloader.sampler
-    is_eager = dataloader.batch_size is not None and type(sampler) in EAGER_SAMPLERS
+    draws_upfront = dataloader.batch_size is not None and type(sampler) in UPFRONT_SAMPLERS
     # A RandomSampler with its own generator draws again at the end of an epoch.
     draws_again = isinstance(sampler, RandomSampler) and sampler.generator is not None
     # Persistent workers are seeded once. A DataLoader without workers draws a seed in each epoch.
-    return not is_eager or draws_again or dataloader.persistent_workers
+    return not draws_upfront or draws_again or dataloader.persistent_workers
 
 
 def fetch_sample(read: Callable[[int], Any], index: int) -> Any:
@@ -85,12 +85,12 @@ def fetch_sample(read: Callable[[int], Any], index: int) -> Any:
 
 
 def collate_batch(collate: Callable[[list[Any]], object], samples: list[Any], indices: Sequence[int]) -> object:
-    """Collate samples. An error becomes a `NotRowsError` that names their indices."""
+    """Collate samples. An error becomes a `NoRowPerSampleError` that names their indices."""
     try:
         with as_data_error(f"the collate function, for samples {', '.join(map(str, indices[:3]))}, …"):
             return collate(samples)
     except DataError as error:  # A batch of a single sample can fail even if no real batch does.
-        raise NotRowsError(str(error)) from error
+        raise NoRowPerSampleError(str(error)) from error
 
 
 def fetch_samples(dataset: Any, indices: Sequence[int]) -> Any:

@@ -1,4 +1,8 @@
-"""Decodes the samples of a `DataLoader` once, as rows of tensors or as single samples, and wraps them as datasets."""
+"""Decodes the samples of a `DataLoader` once, as rows of tensors or as single samples, and wraps them as datasets.
+
+Torch passes the result of a dataset's `__getitems__` unchanged to the collate function. A decoded dataset can therefore
+return a `DeferredBatch`, a call that makes the whole batch. Its collate function runs the call.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from vitmnist.data.randomness import call_and_check_random, refuse_random_samples
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.replacement.dataloader_tools import NotRowsError, collate_batch, fetch_sample, fetch_samples
+from vitmnist.replacement.dataloader_tools import NoRowPerSampleError, collate_batch, fetch_sample, fetch_samples
 from vitmnist.replacement.split_transforms import TRANSFORM_ATTRIBUTES, Transform, TransformGuard
 from vitmnist.runtime.memory import check_fits
 from vitmnist.store.read_in_chunks import MapStyleDataset, WrappedDataset, count_reading_workers, read_in_chunks
@@ -36,15 +40,15 @@ class RowTensors:
 
     @classmethod
     def from_batch(cls, batch: object, size: int) -> RowTensors:
-        """Flatten a batch of `size` samples. Raises `NotRowsError` unless all leaves are tensors with `size` rows."""
+        """Flatten a batch. Raises `NoRowPerSampleError` unless all leaves are tensors with `size` rows."""
         leaves, structure = flatten_tree(batch)
         if not leaves:
-            raise NotRowsError("the batch has no tensor")
+            raise NoRowPerSampleError("the batch has no tensor")
         for path, leaf in zip(structure.paths(), leaves, strict=True):
             # Gathering would lose the type of a subclass, and `requires_grad`.
             is_plain = type(leaf) is Tensor and leaf.layout == torch.strided and not leaf.is_nested
             if not is_plain or leaf.requires_grad or not leaf.dim() or len(leaf) != size:
-                raise NotRowsError(f"batch{path} is no plain tensor with a row for each sample")
+                raise NoRowPerSampleError(f"batch{path} is no plain tensor with a row for each sample")
         return cls(tuple(leaves), structure)
 
     @property
@@ -52,11 +56,6 @@ class RowTensors:
         """The path of each tensor in the batch, with its dtype and its shape per sample."""
         pairs = zip(self.structure.paths(), self.tensors, strict=True)
         return [f"batch{path}: {tensor.dtype} {list(tensor.shape[1:])}" for path, tensor in pairs]
-
-    @property
-    def sample_nbytes(self) -> int:
-        """The size of a sample in bytes."""
-        return sum(tensor[0].nbytes for tensor in self.tensors)
 
     def gather(self, indices: Sequence[int]) -> Any:
         """Gather a batch of samples. Raises `DataError` for an index out of range."""
@@ -106,7 +105,7 @@ class DecodedDataset(WrappedDataset):
 
 
 class DeferredBatch(partial[object]):
-    """A call that makes a batch. A decoded dataset returns it instead of samples, and the collate function runs it."""
+    """A call that makes a batch. A decoded dataset returns it from `__getitems__` instead of samples."""
 
     def __getitem__(self, index: int) -> object:
         raise ConfigError(
@@ -158,7 +157,7 @@ class DecodedDataLoader(DataLoader[Any]):
         return super().__iter__()
 
 
-class EagerDataLoader(DecodedDataLoader):
+class EarlyOrderDataLoader(DecodedDataLoader):
     """Draws the order of an epoch in `iter`, like a `DataLoader` with workers, which read ahead.
 
     The order is then independent of random numbers that the loop draws before the first batch, for example for another
@@ -179,24 +178,22 @@ def decode_rows(dataloader: DataLoader[Any], example: RowTensors, options: Store
     Raises:
         DataError: a sample cannot be read.
         OutOfSpaceError: memory or disk is too small.
-        NotRowsError: a batch has other tensors than `example`.
+        NoRowPerSampleError: a batch has other tensors than `example`, or collating is random.
     """
     dataset: Any = dataloader.dataset
     size = len(dataset)
     read = partial(_read_rows, dataset, dataloader.collate_fn, example)
-    chunks = partial(_read_all, dataloader, read, example.sample_nbytes)
+    sample_nbytes = sum(tensor[0].nbytes for tensor in example.tensors)
+    chunks = partial(_read_all, dataloader, read, sample_nbytes)
     if options.placement is not Placement.FILE:
-        check_fits("ram", example.sample_nbytes * size, torch.device("cpu"))
+        check_fits("ram", sample_nbytes * size, torch.device("cpu"))
     contents = options.fingerprint and f"{options.fingerprint}, {size} samples, {example.signature}"
     files = [str(index) for index in range(len(example.tensors))]
     return RowTensors(store_rows(chunks, size, replace(options, fingerprint=contents), files), example.structure)
 
 
 def decode_samples(
-    dataloader: DataLoader[Any],
-    decode: Callable[[int], object],
-    examples: Sequence[object],
-    options: StoreOptions,
+    dataloader: DataLoader[Any], decode: Callable[[int], object], examples: Sequence[object], options: StoreOptions
 ) -> EncodedSamples:
     """Decode all samples of a dataset into objects of any structure.
 
@@ -233,18 +230,17 @@ def _read_rows(
 
     Raises:
         RandomSampleError: a sample is random.
-        NotRowsError: collating the samples is random, or does not result in rows as in `example`.
+        NoRowPerSampleError: collating the samples is random, or does not result in rows as in `example`.
     """
     with refuse_random_samples(dataset.__getitem__, indices, dataset):
         samples = fetch_samples(dataset, indices)
     collate_once = partial(collate_batch, collate, samples, indices)
     batch, reason = call_and_check_random(collate_once, collate, always_repeat=False)
     if reason:
-        raise NotRowsError(f"collating is random: {reason}")
+        raise NoRowPerSampleError(f"collating is random: {reason}")
     rows = RowTensors.from_batch(batch, len(indices))
     if (rows.structure, rows.signature) != (example.structure, example.signature):
-        contents, other_contents = ", ".join(example.signature), ", ".join(rows.signature)
-        raise NotRowsError(f"a batch has {other_contents} per sample, and another batch {contents}")
+        raise NoRowPerSampleError(f"a batch has {rows.signature} per sample, and another batch {example.signature}")
     return rows.tensors
 
 

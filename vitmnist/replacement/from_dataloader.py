@@ -20,7 +20,7 @@ from vitmnist.data.randomness import (
 from vitmnist.errors import ConfigError, DataError, UserError, format_error, suggest_names
 from vitmnist.replacement.dataloader_tools import (
     COMPARED_SIZE,
-    NotRowsError,
+    NoRowPerSampleError,
     check_replaceable,
     check_same_batches,
     collate_batch,
@@ -31,7 +31,7 @@ from vitmnist.replacement.dataloader_tools import (
 from vitmnist.replacement.decoded_dataset import (
     DecodedDataLoader,
     DecodedDataset,
-    EagerDataLoader,
+    EarlyOrderDataLoader,
     RowDataset,
     RowTensors,
     TransformedDataset,
@@ -125,30 +125,38 @@ def from_dataloader(
 def _replace(dataloader: DataLoader[Any], options: StoreOptions, to_tensors: bool) -> DataLoader[Any]:
     """Build a replacement that keeps its samples as `options` say. Raises the errors of `from_dataloader`."""
     check_replaceable(dataloader)
-    dataset: Any = dataloader.dataset
     name = LOADER_NAMES[options.placement]
-    probes = choose_probes(len(dataset))
-    build_random = partial(_build_random, to_tensors=to_tensors)
-    build: Callable[..., DataLoader[Any]] = _build_deterministic
     try:
-        while True:
-            try:
-                with preserved_random_state(dataset, dataloader.collate_fn):
-                    return build(dataloader, options, probes)
-            except RandomSampleError as error:
-                if build is build_random and error.index in probes:
-                    raise ConfigError(
-                        f"{name}: {error} apart from the transforms in the attributes transform and transforms of the "
-                        "dataset (not of its class), or a transform keeps a state from sample to sample; move all "
-                        "random steps there, or use the DataLoader as it is"
-                    ) from error
-                # The sample shows that a transform is random, so start again with the sample as a probe.
-                probes = sorted({*probes, error.index})
-                build = build_random
+        with preserved_random_state(dataloader.dataset, dataloader.collate_fn):
+            return _build(dataloader, options, to_tensors)
+    except RandomSampleError as error:
+        raise ConfigError(
+            f"{name}: {error} apart from the transforms in the attributes transform and transforms of the dataset (not "
+            "of its class), or a transform keeps a state from sample to sample; move all random steps there, or use "
+            "the DataLoader as it is"
+        ) from error
     except ConfigError:
         raise
     except Exception as error:  # The dataset and the collate function can raise any error.
         raise DataError(f"{name}: {format_error(error)}") from error
+
+
+def _build(dataloader: DataLoader[Any], options: StoreOptions, to_tensors: bool) -> DataLoader[Any]:
+    """Build a replacement. Raises `RandomSampleError` if a sample is random apart from its transforms."""
+    dataset: Any = dataloader.dataset
+    probes = choose_probes(len(dataset))
+    try:
+        return _build_deterministic(dataloader, options, probes)
+    except RandomSampleError as error:
+        probes = sorted({*probes, error.index})
+    while True:
+        try:
+            return _build_random(dataloader, options, probes, to_tensors)
+        except RandomSampleError as error:
+            if error.index in probes:
+                raise
+            # The sample shows that a further transform is random: split the transforms again, with it as a probe.
+            probes = sorted({*probes, error.index})
 
 
 def _build_deterministic(dataloader: DataLoader[Any], options: StoreOptions, probes: Sequence[int]) -> DataLoader[Any]:
@@ -165,7 +173,7 @@ def _build_deterministic(dataloader: DataLoader[Any], options: StoreOptions, pro
     first = samples[: dataloader.batch_size or COMPARED_SIZE]
     collate = partial(collate_batch, dataloader.collate_fn, indices=probes)
     batch, reason = call_and_check_random(lambda: collate(copy_tree(first)), (dataset, collate), always_repeat=True)
-    with suppress(NotRowsError):
+    with suppress(NoRowPerSampleError):
         if not reason:
             return _build_gathered(dataloader, options, RowTensors.from_batch(batch, len(first)))
     transforms = list_transforms(dataset)
@@ -179,7 +187,7 @@ def _build_gathered(dataloader: DataLoader[Any], options: StoreOptions, example:
         example: a batch of the original.
 
     Raises:
-        NotRowsError: a batch cannot be gathered from rows.
+        NoRowPerSampleError: a batch cannot be gathered from rows.
     """
     dataset: Any = dataloader.dataset
     keeps_workers = order_depends_on_workers(dataloader)
@@ -187,7 +195,7 @@ def _build_gathered(dataloader: DataLoader[Any], options: StoreOptions, example:
     rows = decode_rows(dataloader, example, options)
     replacement = rebuild(
         dataloader,
-        EagerDataLoader if dataloader.num_workers and not keeps_workers else DecodedDataLoader,
+        EarlyOrderDataLoader if dataloader.num_workers and not keeps_workers else DecodedDataLoader,
         dataset=RowDataset(dataset, guard, rows),
         collate_fn=partial(materialize_or_collate, dataloader.collate_fn),
         num_workers=dataloader.num_workers if keeps_workers else 0,
@@ -195,7 +203,7 @@ def _build_gathered(dataloader: DataLoader[Any], options: StoreOptions, example:
     try:
         check_same_batches(dataloader, replacement, with_single_samples=True)
     except DataError as error:  # The file of a fingerprint can hold other samples.
-        raise error if options.fingerprint else NotRowsError(f"rows depend on the batch: {error}") from error
+        raise error if options.fingerprint else NoRowPerSampleError(f"rows depend on the batch: {error}") from error
     guard.accept_current_state()
     return replacement
 

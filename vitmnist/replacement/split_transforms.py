@@ -29,14 +29,14 @@ ADVICE = "move the following steps into its attribute transform"
 """The end of messages about a dataset that cannot be split."""
 
 
-class TransformCall(NamedTuple):
+class RecordedCall(NamedTuple):
     """A call of a transform attribute while a sample is decoded, with the inputs of its random transforms."""
 
     attribute: int
     inputs: Inputs
 
 
-class TransformPlaceholder(NamedTuple):
+class ResultPlaceholder(NamedTuple):
     """Stands for a transform's result in a decoded sample. `call` is an index, `result` a position or name."""
 
     call: int
@@ -44,17 +44,17 @@ class TransformPlaceholder(NamedTuple):
 
 
 @dataclass(frozen=True)
-class OpaqueResult:
-    """The dataset gets this object in place of a transform's result. It is not a tuple, so that indexing it fails."""
+class OpaquePlaceholder:
+    """Replaces a transform's result while a dataset reads a sample. It is no tuple, so a dataset cannot index it."""
 
-    placeholder: TransformPlaceholder
+    placeholder: ResultPlaceholder
 
 
 class DecodedSample(NamedTuple):
     """A sample with placeholders for the results of its random transforms, and the calls that produce them."""
 
     sample: object
-    calls: list[TransformCall]
+    calls: list[RecordedCall]
 
 
 class SplitTransforms:
@@ -80,7 +80,7 @@ class SplitTransforms:
         self._dataset, self.probes = dataset, probes
         self._attributes = list(find_transform_attributes(dataset))
         self._recorders = [partial(self._record, attribute) for attribute in range(len(self._attributes))]
-        self._calls: list[TransformCall] = []
+        self._calls: list[RecordedCall] = []
         self.deterministic_transforms: list[list[Transform]] = [[] for _ in self._attributes]
         self.random_transforms: list[list[Transform]] = []
         recorded = read_probes(partial(fetch_sample, self.decode), probes, dataset)
@@ -93,7 +93,7 @@ class SplitTransforms:
                 DecodedSample(sample, [self._decode_call(call) for call in calls]) for sample, calls in recorded
             ]
 
-    def _decode_call(self, call: TransformCall) -> TransformCall:
+    def _decode_call(self, call: RecordedCall) -> RecordedCall:
         """Apply the deterministic transforms to the inputs of a call."""
         return call._replace(inputs=apply_transforms(self.deterministic_transforms[call.attribute], call.inputs))
 
@@ -108,7 +108,7 @@ class SplitTransforms:
             raise DataError(
                 f"its dataset uses its transform, or the result of it ({format_error(error)}); {ADVICE}"
             ) from error
-        sample = map_leaves(lambda leaf: leaf.placeholder if isinstance(leaf, OpaqueResult) else leaf, sample)
+        sample = map_leaves(lambda leaf: leaf.placeholder if isinstance(leaf, OpaquePlaceholder) else leaf, sample)
         return DecodedSample(sample, list(self._calls))
 
     def transform(self, decoded: DecodedSample, random: Sequence[Sequence[Transform]] | None = None) -> Any:
@@ -121,22 +121,22 @@ class SplitTransforms:
         results = [apply_transforms(transforms[call.attribute], call.inputs) for call in decoded.calls]
 
         def get_result(leaf: object) -> object:
-            return results[leaf.call][leaf.result] if isinstance(leaf, TransformPlaceholder) else leaf
+            return results[leaf.call][leaf.result] if isinstance(leaf, ResultPlaceholder) else leaf
 
-        return map_leaves(get_result, decoded.sample, leaf_type=TransformPlaceholder)
+        return map_leaves(get_result, decoded.sample, leaf_type=ResultPlaceholder)
 
     def _record(self, attribute: int, *inputs: object, **named: object) -> object:
         """Apply the deterministic transforms, record the call, and return placeholders for its results."""
         if inputs and named:
             raise TypeError("its transform gets arguments with and without names")
-        position, call = len(self._calls), self._decode_call(TransformCall(attribute, named or inputs))
+        position, call = len(self._calls), self._decode_call(RecordedCall(attribute, named or inputs))
         for value in call.inputs.values() if named else call.inputs:
             if isinstance(value, Image.Image):
                 value.load()  # The dataset can close the file afterwards.
         self._calls.append(call)
         if named:
-            return {name: OpaqueResult(TransformPlaceholder(position, name)) for name in named}
-        outputs = tuple(OpaqueResult(TransformPlaceholder(position, result)) for result in range(len(inputs)))
+            return {name: OpaquePlaceholder(ResultPlaceholder(position, name)) for name in named}
+        outputs = tuple(OpaquePlaceholder(ResultPlaceholder(position, result)) for result in range(len(inputs)))
         return outputs if len(outputs) > 1 else outputs[0]
 
 
@@ -233,8 +233,8 @@ def is_random(transform: Transform, inputs: Inputs) -> bool:
 class TransformGuard:
     """Detects changes of transforms after the samples have been decoded.
 
-    Replacing any transform is a change. Setting an attribute of a deterministic transform is a change too. Attributes
-    are compared by a hash of their pickle. An attribute that cannot be pickled is not compared.
+    Two kinds of change are detected: a transform is replaced, or an attribute of a deterministic transform is set.
+    Attributes are compared by a hash of their pickle. An attribute that cannot be pickled is not compared.
 
     Args:
         deterministic: the transforms that are applied only once, and the collate function if batches are kept.

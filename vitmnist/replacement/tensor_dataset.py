@@ -24,13 +24,8 @@ from torch.utils.data import default_collate, get_worker_info
 from vitmnist.data.randomness import preserved_random_state, seed_generators
 from vitmnist.data.sources import collate_with
 from vitmnist.errors import DataError, as_data_error
-from vitmnist.replacement.decoded_dataset import (
-    DecodedDataLoader,
-    DecodedDataset,
-    DeferredBatch,
-    TransformedDataset,
-)
-from vitmnist.replacement.split_transforms import SplitTransforms, Transform, TransformPlaceholder
+from vitmnist.replacement.decoded_dataset import DecodedDataLoader, DecodedDataset, DeferredBatch, TransformedDataset
+from vitmnist.replacement.split_transforms import ResultPlaceholder, SplitTransforms, Transform
 from vitmnist.replacement.tensor_transforms import (
     Shape,
     TensorPipeline,
@@ -126,12 +121,12 @@ def finish_batch(samples: Sequence[PendingSample], batches: Sequence[Tensor]) ->
             for batch, drawn in zip(batches, sample.images, strict=True):
                 _finish_image(drawn, batch[position.start])
 
-    def collate_placeholders(placeholders: Sequence[TransformPlaceholder], *, collate_fn_map: object = None) -> Tensor:
+    def collate_placeholders(placeholders: Sequence[ResultPlaceholder], *, collate_fn_map: object = None) -> Tensor:
         (call,) = {placeholder.call for placeholder in placeholders}
         return batches[call]
 
     map_slices(finish_sample, len(samples), 1, 1 if get_worker_info() else None)
-    return collate_with({TransformPlaceholder: collate_placeholders}, [sample.decoded for sample in samples])
+    return collate_with({ResultPlaceholder: collate_placeholders}, [sample.decoded for sample in samples])
 
 
 def _finish_image(drawn: ParameterizedImage, row: Tensor) -> None:

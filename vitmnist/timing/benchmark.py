@@ -34,21 +34,22 @@ class TimedWindow:
 
     Args:
         first_s: time until the end of the first step, with `first_waiting_s` of waiting.
-        batch_s: mean time of each further batch with its step, with `waiting_s` of waiting.
+        later_batch_s: mean time of each later batch with its step, with `later_waiting_s` of waiting.
     """
 
     first_s: float
     first_waiting_s: float
-    batch_s: float
-    waiting_s: float
+    later_batch_s: float
+    later_waiting_s: float
 
     def epoch_s(self, batches: float) -> float:
         """Return the seconds of an epoch of `batches` batches."""
-        return self.first_s + self.batch_s * (batches - 1)
+        return self.first_s + self.later_batch_s * (batches - 1)
 
     def waiting_pct(self, batches: float) -> float:
         """Return the percentage of an epoch of `batches` batches that is spent waiting."""
-        return 100 * (self.first_waiting_s + self.waiting_s * (batches - 1)) / (self.epoch_s(batches) or 1.0)
+        waiting_s = self.first_waiting_s + self.later_waiting_s * (batches - 1)
+        return 100 * waiting_s / (self.epoch_s(batches) or 1.0)
 
 
 @dataclass(eq=False)
@@ -165,7 +166,7 @@ class Benchmark(ExitStack):
         deadline = time.perf_counter() + seconds
         live = [candidate for candidate in self.candidates if not candidate.error]
         first_batches_s = sum(candidate.warm_up.first_s for candidate in live if candidate.warm_up)
-        batches_s = sum(candidate.warm_up.batch_s for candidate in live if candidate.warm_up)
+        batches_s = sum(candidate.warm_up.later_batch_s for candidate in live if candidate.warm_up)
         affordable = int((seconds / NUM_WINDOWS - first_batches_s) / batches_s) if batches_s else batches
         size = max(1, min(affordable, ceil(batches / NUM_WINDOWS)))
         rounds = tqdm(rotate(live, NUM_WINDOWS), "timing", NUM_WINDOWS, leave=False, disable=None)
@@ -198,13 +199,12 @@ def make_timings(
             reason = "the length of an epoch is unknown" if candidate.windows else "it delivered no batch"
             timings.append(LoaderTiming(candidate.name, error=candidate.error or reason))
             continue
-        batch_s = Spread.of(window.batch_s for window in candidate.windows)
+        batch_s = Spread.of(window.later_batch_s for window in candidate.windows)
         epoch_s = Spread.of(window.epoch_s(length) for window in candidate.windows)
         waiting_pct = median(window.waiting_pct(length) for window in candidate.windows) if candidate.step else None
-        break_even_epoch = None
-        if timings and has_baseline and timings[0].epoch_s and epoch_s.median < timings[0].epoch_s.median:
-            saved_s = timings[0].epoch_s.median - epoch_s.median
-            break_even_epoch = max(1, ceil((candidate.set_up_s or 0.0) / saved_s))
+        baseline_s = timings[0].epoch_s if timings and has_baseline else None
+        saved_s = baseline_s.median - epoch_s.median if baseline_s else 0.0
+        break_even_epoch = max(1, ceil((candidate.set_up_s or 0.0) / saved_s)) if saved_s > 0 else None
         set_up_s, change = candidate.set_up_s, candidate.change
         timings.append(LoaderTiming(candidate.name, batch_s, epoch_s, waiting_pct, set_up_s, break_even_epoch, change))
     return timings

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,11 +22,12 @@ from vitmnist.optim.optimizers import EMA
 from vitmnist.runtime.world import World
 from vitmnist.training.batch import IGNORED, Batch, enumerate_batches
 from vitmnist.training.step_options import StepOptions
-from vitmnist.training.step_runner import StepRunner, Sums
+from vitmnist.training.step_runner import Mode, StepRunner, Sums
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class TrainStep:
     """Trains a model on one batch at a time.
 
@@ -40,33 +42,28 @@ class TrainStep:
     Args:
         runner: runs the model and the loss.
         schedule: maps a step, counted from 0 over the run, to the factor of the learning rate.
+        options: the options of the step. `prepare` replaces a value of `auto` that fails, and records the reason.
         clip_norm: the maximum norm of all gradients together (Pascanu et al., arXiv:1211.5063); None: no clipping.
         ema: the moving average of the weights; None: no average.
         frozen_batch_norms: batch normalisations whose running statistics do not change in training.
     """
 
-    def __init__(
-        self,
-        runner: StepRunner,
-        optimizer: Optimizer,
-        schedule: Callable[[int], float],
-        options: StepOptions | None = None,
-        clip_norm: float | None = None,
-        ema: EMA | None = None,
-        frozen_batch_norms: Sequence[nn.Module] = (),
-    ) -> None:
-        self.runner, self.model, self.preprocess = runner, runner.model, runner.preprocess
-        self.optimizer, self.schedule, self.ema = optimizer, schedule, ema
+    runner: StepRunner
+    optimizer: Optimizer
+    schedule: Callable[[int], float]
+    options: StepOptions = field(default_factory=StepOptions)
+    clip_norm: float | None = None
+    ema: EMA | None = None
+    frozen_batch_norms: Sequence[nn.Module] = ()
+
+    def __post_init__(self) -> None:
+        self.model, self.preprocess = self.runner.model, self.runner.preprocess
         self.device = self.preprocess.mean.device
-        self.options = options or StepOptions()
-        """The options of the step. `prepare` replaces a value of `auto` that fails, and records the reason."""
         self.compile_s = 0.0
         """The seconds spent on compiling or on capturing graphs."""
         self.completed_steps = 0
         """The number of steps since the beginning of the run."""
-        self._base_lrs = [float(group["lr"]) for group in optimizer.param_groups]
-        self._clip_norm = clip_norm
-        self._frozen_batch_norms = frozen_batch_norms
+        self._base_lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
         self._world_size = 1
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=self.options.precision == Precision.fp16)
         self._skipped_steps = torch.zeros((), dtype=torch.int64, device=self.device)
@@ -85,7 +82,7 @@ class TrainStep:
     def train_mode(self) -> None:
         """Set the model to training mode, except frozen batch normalisations."""
         self.model.train()
-        for norm in self._frozen_batch_norms:
+        for norm in self.frozen_batch_norms:
             norm.eval()
 
     def batches(self, loader: Loader, epoch: int, start: int = 0) -> Generator[Batch, None, None]:
@@ -118,8 +115,8 @@ class TrainStep:
         sums = self.forward_backward(batch)
         self._unscale_gradients()
         before_clipping(self)  # Clipping and Nesterov SGD modify the gradients in place.
-        if self._clip_norm:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
+        if self.clip_norm:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
         self._scaler.step(self.optimizer)
         self._scaler.update()
         if self.ema:
@@ -173,7 +170,7 @@ class TrainStep:
             batch = next(batches)
         started = time.perf_counter()
         with self.preserved_state():
-            if self.runner.is_eager:
+            if self.runner.mode is Mode.EAGER:
                 # Call the model eagerly first. An error in the model is then not mistaken for a failed compilation, and
                 # libraries such as einops fill their caches, which would otherwise cause a recompilation.
                 self.forward_backward(batch)
@@ -184,14 +181,14 @@ class TrainStep:
                     self.runner.capture(batch)
             except Exception as error:  # Dynamo, inductor and CUDA raise many types.
                 self.options = self.options.fall_back(first_line(error))
-                self.runner.use_eager(self.options.precision)
+                self.runner = replace(self.runner, precision=self.options.precision)  # A new runner is eager.
                 log.info("the step stays eager:\n%s", self.options.describe())
-        if not self.runner.is_eager:
+        if self.runner.mode is not Mode.EAGER:
             self.compile_s += time.perf_counter() - started
 
     def _compile(self, batch: Batch) -> None:
-        if self.runner.is_eager:
-            self.runner.use_compiled()
+        if self.runner.mode is Mode.EAGER:
+            self.runner.compile()
         try:
             self.forward_backward(batch)  # Later jobs of a sweep hit torch's compile cache here.
         except Exception:

@@ -5,8 +5,10 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from enum import Enum
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,10 +30,20 @@ AUTOCAST_DTYPES = {Precision.bf16.value: torch.bfloat16, Precision.fp16.value: t
 """The dtype of `torch.autocast` for each `trainer.precision` that uses it."""
 
 
+class Mode(Enum):
+    """How a `StepRunner` runs the module, and how it treats a short batch: compiled code sees a single shape."""
+
+    EAGER = "eager"
+    GRAPHED = "as a CUDA graph; a short batch is eager"
+    COMPILED_AND_PADDED = "compiled; a short batch is padded with images labelled `IGNORED`"
+    COMPILED_IF_FULL = "compiled; a short batch is eager, because padding would change the batch statistics"
+
+
+@dataclass(eq=False)
 class StepRunner:
     """Divides a batch into microbatches, and computes the summed loss and metrics of each.
 
-    The runner is eager until `use_compiled` or `capture`. With `precision=bf16` or `fp16`, the model runs under
+    The runner is eager until `compile` or `capture`. With `precision=bf16` or `fp16`, the model runs under
     `torch.autocast`; the weights, the gradients and the loss are float32.
 
     Args:
@@ -39,58 +51,44 @@ class StepRunner:
         batch_size: images per batch of this rank; the last batch may be smaller.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        preprocess: Preprocess,
-        loss: Loss,
-        batch_size: int,
-        micro_batch: int | None = None,
-        precision: str = Precision.fp32.value,
-    ) -> None:
-        self.model, self.preprocess = model, preprocess
-        self.batch_size = batch_size
-        # Divide a batch into the fewest microbatches of at most `micro_batch` images, all of nearly the same size.
-        self.microbatch_size = math.ceil(batch_size / math.ceil(batch_size / (micro_batch or batch_size)))
-        self._loss = loss
-        self.use_eager(precision)
+    model: nn.Module
+    preprocess: Preprocess
+    loss: Loss
+    batch_size: int
+    micro_batch: int | None = None
+    precision: str = Precision.fp32.value
 
-    def use_eager(self, precision: str) -> None:
-        """Run without compiled code and graphs, in this precision."""
-        self.uses_tf32 = precision == Precision.tf32
-        self.eager_module = ModelAndLoss(self.model, self.preprocess, precision, self._loss)
+    def __post_init__(self) -> None:
+        # Divide a batch into the fewest microbatches of at most `micro_batch` images, all of nearly the same size.
+        num_microbatches = math.ceil(self.batch_size / (self.micro_batch or self.batch_size))
+        self.microbatch_size = math.ceil(self.batch_size / num_microbatches)
+        self.mode = Mode.EAGER
+        self.eager_module = ModelAndLoss(self.model, self.preprocess, self.precision, self.loss)
+        self._graphed_module = GraphedModule(self.eager_module)
         self.active_module: nn.Module = self.eager_module
         """The model and the loss: eager, compiled or graphed. With several ranks, DDP wraps the module."""
         self.mix_batch = self.preprocess.mix_batch
         """Augments and mixes a batch, eagerly or compiled. It is called only if the augmentation mixes images."""
-        self.short_batches: Literal["unchanged", "padded", "eager"] = "unchanged"
-        """How short batches run. Compiled code sees a single shape: short batches are padded with `IGNORED` images, or
-        run eagerly if padding would change the statistics of batch normalisation."""
 
-    def use_compiled(self) -> None:
+    def compile(self) -> None:
         """Compile the module and the mixing at their next calls."""
+        self.mode = Mode.COMPILED_IF_FULL if self.has_batch_norm else Mode.COMPILED_AND_PADDED
         self.active_module = torch.compile(self.eager_module, fullgraph=True, dynamic=False)  # type: ignore[assignment]
         self.mix_batch = torch.compile(self.preprocess.mix_batch, fullgraph=True, dynamic=False)
-        self.short_batches = "eager" if self.has_batch_norm else "padded"
 
     def capture(self, batch: Batch) -> None:
         """Capture the module as a CUDA graph for batches like `batch`; see `GraphedModule.capture`."""
-        if not isinstance(self.active_module, GraphedModule):
-            self.active_module = GraphedModule(self.eager_module)
+        self.mode = Mode.GRAPHED
+        self.active_module = self._graphed_module
         with self.matmul_precision():
             if self.preprocess.has_mixing:
                 batch = self._mix(batch)
             self.model.zero_grad()
-            self.active_module.capture(batch.tensors())
+            self._graphed_module.capture(batch.tensors())
 
     def distribute(self, world: World) -> None:
         """Let each backward pass average the gradients over the ranks."""
         self.active_module = world.wrap_ddp(self.active_module)
-
-    @property
-    def is_eager(self) -> bool:
-        """Whether the module is neither compiled nor graphed."""
-        return self.active_module is self.eager_module
 
     @property
     def has_batch_norm(self) -> bool:
@@ -101,7 +99,7 @@ class StepRunner:
         """Return the microbatches of a batch. If configured, pad the batch and mix its images first."""
         count = math.ceil(len(batch) / self.microbatch_size)
         must_mix = self.preprocess.has_mixing
-        if self.short_batches == "padded":
+        if self.mode is Mode.COMPILED_AND_PADDED:
             length = self.batch_size if must_mix else len(batch)
             batch = batch.padded(math.ceil(length / self.microbatch_size) * self.microbatch_size)
         if must_mix:
@@ -123,7 +121,7 @@ class StepRunner:
     @contextmanager
     def matmul_precision(self) -> Iterator[None]:
         """Use TF32 for the float32 matrix products within the block, if configured. Evaluation never uses TF32."""
-        if not self.uses_tf32:
+        if self.precision != Precision.tf32:
             yield
             return
         before = torch.get_float32_matmul_precision()
@@ -141,7 +139,7 @@ class StepRunner:
         return Batch(images, batch.labels, batch.global_size, targets=targets)
 
     def _eager_for_short_batches(self, is_full: bool) -> AbstractContextManager[object]:
-        must_be_eager = self.short_batches == "eager" and not is_full
+        must_be_eager = self.mode is Mode.COMPILED_IF_FULL and not is_full
         return torch.compiler.set_stance("force_eager") if must_be_eager else nullcontext()
 
 
