@@ -208,7 +208,7 @@ class Trainer:
             if self.world.is_main:
                 name, train_loader = self._time_loaders(options, dataset.train, sampler, step)
             loader_config = options.candidate_values(self.world.broadcast_object(lambda: name))
-        if train_loader is None:
+        if train_loader is None:  # Only rank 0 has timed the loaders.
             train_loader = LOADERS.build(loader_config, dataset.train, sampler, self.device)
         eval_loader = self._build_eval_loader(dataset.eval_split, loader_config, step)
         return train_loader, eval_loader, loader_config

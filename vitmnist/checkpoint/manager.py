@@ -166,7 +166,7 @@ class CheckpointManager:
 
 
 def read_checkpoint_to_resume(config: Config, folder: Path, world: World) -> Checkpoint | None:
-    """Load the checkpoint to resume from on every rank; only rank 0 reads the file. None if there is no checkpoint.
+    """Read the checkpoint to resume from, on rank 0 for all ranks. Returns None if there is no checkpoint.
 
     Raises:
         ConfigError: a key that must not change differs, or the run has already started more epochs than configured.

@@ -250,7 +250,7 @@ def _parts_of_object(instance: object) -> list[object]:
         for name, part in vars(kind).items():
             if isinstance(part, MemberDescriptorType):  # The value of a slot
                 parts.append(getattr(instance, name, None))
-            elif not is_library or name in SAMPLE_METHODS or isinstance(part, tuple(GENERATOR_TYPES)):
+            elif name in SAMPLE_METHODS or not is_library:
                 parts.append(part)
     return parts
 

@@ -45,7 +45,7 @@ class Observer:
 
     @property
     def is_active(self) -> bool:
-        """Whether to record this call: not after `end`, in a forked child, or inside another loader's call."""
+        """Whether to record this call. False after `end`, in a forked child, and inside another loader's call."""
         is_inside = get_ident() in self._threads_inside
         return self.end_time is None and not is_inside and os.getpid() == self.process_id
 

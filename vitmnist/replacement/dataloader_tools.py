@@ -29,7 +29,7 @@ UPFRONT_SAMPLERS = (SequentialSampler, RandomSampler, SubsetRandomSampler, Weigh
 
 
 class NoRowPerSampleError(DataError):
-    """A batch is not a tree of tensors with a row per sample."""
+    """A batch is not a tree of tensors whose rows depend on one sample each."""
 
 
 def check_replaceable(dataloader: object) -> None:

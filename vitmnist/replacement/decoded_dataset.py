@@ -1,7 +1,7 @@
 """Decodes the samples of a `DataLoader` once, as rows of tensors or as single samples, and wraps them as datasets.
 
-Torch passes the result of a dataset's `__getitems__` to the collate function without a look at it. A decoded dataset
-can therefore return a call that makes the whole batch, a `DeferredBatch`, and the collate function runs the call.
+Torch passes the result of a dataset's `__getitems__` unchanged to the collate function. A decoded dataset can therefore
+return a `DeferredBatch`, a call that makes the whole batch. Its collate function runs the call.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def decode_rows(dataloader: DataLoader[Any], example: RowTensors, options: Store
     Raises:
         DataError: a sample cannot be read.
         OutOfSpaceError: memory or disk is too small.
-        NoRowPerSampleError: a batch has other tensors than `example`.
+        NoRowPerSampleError: a batch has other tensors than `example`, or collating is random.
     """
     dataset: Any = dataloader.dataset
     size = len(dataset)

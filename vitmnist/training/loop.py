@@ -39,7 +39,7 @@ def train_epoch(
     metrics = progress.metrics
     step.train_mode()
     timer = progress.timer
-    timer.start()  # Synchronises first, so that work queued earlier does not count towards this epoch.
+    timer.start()  # It synchronises first, so work queued earlier does not count towards this epoch.
     for batch in timer.waiting(step.batches(loader, progress.epoch, start=metrics.num_batches)):
         sums = step(batch, progress.record_step)
         metrics.update(sums)

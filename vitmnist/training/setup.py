@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def check_config(config: Config, device: torch.device) -> None:
-    """Raise `ConfigError` for errors that show without the data. Build the model if the image size is known."""
+    """Raise `ConfigError` for errors that can be found without the data. Build the model if the image size is known."""
     for key, registry in registries():
         registry.resolve(attrgetter(key)(config))
     build_augment(config.data.augment)

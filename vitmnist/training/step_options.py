@@ -21,7 +21,7 @@ SLOW_EAGER_BF16 = "bf16 pays only in a graph or in compiled code"
 """The reason for float32 in an eager step on a GPU: the host launches a cast of every weight in every step. On an H100,
 an epoch at batch size 500 takes 2.83 s in float32 and 3.78 s in bf16."""
 AutoChoices = dict[str, tuple[Any, str]]
-"""The value that replaces `auto`, and its reason, by the key in `trainer`."""
+"""Maps a key of `trainer` to the value that replaces `auto`, and the reason."""
 
 
 @dataclass(frozen=True)
