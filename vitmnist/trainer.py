@@ -23,7 +23,6 @@ from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.sampler import EpochSampler, build_sampler
 from vitmnist.loaders.auto import AutoOptions, select_loader
 from vitmnist.loaders.base import LOADERS, Loader
-from vitmnist.losses import LOSSES
 from vitmnist.metrics.epoch_record import Monitor, check_metrics
 from vitmnist.metrics.epoch_table import SAVE_S, find_metric
 from vitmnist.optim.optimizers import EMA, OPTIMIZERS
@@ -42,7 +41,7 @@ from vitmnist.tracking.result import Result, record_outcome
 from vitmnist.training.fine_tuning import scale_learning_rates
 from vitmnist.training.loop import evaluate, train_epoch
 from vitmnist.training.progress import EpochProgress
-from vitmnist.training.setup import build_model, check_batch_norm, check_config, read_dataset
+from vitmnist.training.setup import build_loss, build_model, check_batch_norm, check_config, read_dataset
 from vitmnist.training.step import TrainStep
 from vitmnist.training.step_options import StepOptions, resolve_step_options
 from vitmnist.training.step_runner import StepRunner
@@ -181,7 +180,7 @@ class Trainer:
             log.info("trainer options chosen for %s:\n%s", device, options.describe())
         model = build_model(config, train.images.shape[1:], len(train.classes), device, weights)
         preprocess = Preprocess(train, build_augment(config.data.augment)).to(device)
-        loss = LOSSES.build(config.loss, train.labels, train.classes, device)
+        loss = build_loss(config.loss, train, device, preprocess.has_mixing)
         runner = StepRunner(model, preprocess, loss, batch_size, options.micro_batch, options.precision)
         optimizer = OPTIMIZERS.build(config.optimizer, model, options.fused)
         frozen_batch_norms = scale_learning_rates(optimizer, model, config.lr_scale)

@@ -4,7 +4,7 @@ import csv
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +27,11 @@ from vitmnist.cli.evaluate import main as evaluate_main
 from vitmnist.cli.export import main as export_main
 from vitmnist.cli.predict import main as predict_main
 from vitmnist.cli.predict import predict
+from vitmnist.cli.trained_run import IMAGE_KEYS, load_evaluation_config, load_evaluation_dataset
 from vitmnist.config.compose import compose
 from vitmnist.config.schema import DataConfig
-from vitmnist.data.datasets.base import Dataset
+from vitmnist.config.validation import config_field
+from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, make_dataset
 from vitmnist.data.image_listing import find_images
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.metrics import METRICS, BatchMetric
@@ -205,6 +207,39 @@ def test_another_dataset_is_not_divided_as_that_of_the_run(trained: Path, tmp_pa
     (folder / CONFIG_FILE).write_text(yaml.safe_dump(recorded))
     on_mnist = evaluate(folder, ["data/dataset=mnist", "data.dataset.test_size=100", "data.holdout=null"])
     assert (on_mnist.split_name, len(on_mnist.split)) == ("test", 100)
+
+
+@dataclass
+class DrawnOptions(SizeOptions):
+    folder: str = config_field("a", may_change=True)
+    noise: int = 0
+
+
+def drawn(options: DrawnOptions, root: Path) -> Dataset:
+    pair = torch.full((100, 1, 28, 28), len(options.folder), dtype=torch.uint8), torch.arange(100) % 2
+    return make_dataset("drawn", pair, pair, ("even", "odd"), options)
+
+
+def test_a_registered_dataset_at_another_place_is_divided_as_the_user_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An option with `may_change=True` locates the images, whatever its name."""
+    monkeypatch.setattr(DATASETS, "_registered", {**DATASETS.import_package()})
+    DATASETS.register("drawn", DrawnOptions)(drawn)
+    recorded = OmegaConf.to_container(compose(["data.holdout=20", f"data.root={tmp_path}"]))
+    recorded["data"]["dataset"] = {"name": "drawn", **vars(DrawnOptions())}
+    (tmp_path / CONFIG_FILE).parent.mkdir()
+    (tmp_path / CONFIG_FILE).write_text(OmegaConf.to_yaml(recorded))
+
+    def evaluated_images(*overrides: str) -> int:
+        config = load_evaluation_config(tmp_path, [*overrides], IMAGE_KEYS)
+        return len(load_evaluation_dataset(tmp_path, config.data, [*overrides]).eval_split)
+
+    with pytest.raises(ConfigError, match=r"another path; type data\.holdout=null to evaluate all"):
+        evaluated_images("data.dataset.folder=other")
+    assert evaluated_images("data.dataset.folder=other", "data.holdout=null") == 100
+    assert evaluated_images("data.dataset.folder=other", "data.holdout=20") == 20
+    assert evaluated_images("data.dataset.noise=1") == evaluated_images() == 20
 
 
 @pytest.mark.parametrize(("program", "options"), [(evaluate_main, []), (export_main, ["--format=torch"])])

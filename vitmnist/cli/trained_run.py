@@ -2,8 +2,8 @@
 
 import sys
 from argparse import ArgumentParser
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,13 @@ from vitmnist.checkpoint.storage import WEIGHT_FILES
 from vitmnist.cli.arguments import parse_key
 from vitmnist.cli.resume import load_recorded_config
 from vitmnist.config.schema import Config, DataConfig, dotted_keys, is_under
-from vitmnist.data.datasets.base import Dataset, build_dataset, hold_out_and_normalize
+from vitmnist.data.datasets.base import DATASETS, Dataset, build_dataset, hold_out_and_normalize
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.files import expand_home
 from vitmnist.tracking.runs import read_run
 
 # The keys and sections that select the evaluated images. Other keys keep the values of the run.
 IMAGE_KEYS = ("data.root", "data.dataset", "data.holdout", "data.holdout_seed", "batch_size")
-# The options of a dataset that locate its images and labels.
-PATHS = ("path", "labels")
 # The keys that divide or limit a dataset, with the values that keep all images.
 UNDIVIDED = {
     "data.holdout": "null",
@@ -67,7 +65,10 @@ def load_evaluation_dataset(folder: Path, data: DataConfig, overrides: list[str]
         ConfigError: for images at another path, it is unclear whether to divide and limit them as in training.
     """
     trained_data = load_recorded_config(folder, []).data
-    if _resolve_paths(data.dataset) != _resolve_paths(trained_data.dataset):
+    _, options = DATASETS.resolve(data.dataset)
+    # The options that are marked as allowed to change on resuming locate the images.
+    locating = [option.name for option in fields(options) if option.metadata.get("may_change")]
+    if _locate(data.dataset, locating) != _locate(trained_data.dataset, locating):
         values = dotted_keys({"data": vars(data)})
         typed = {_dotted_key(override) for override in overrides}
         if unclear := [key for key in UNDIVIDED if values.get(key) and key not in typed]:
@@ -78,7 +79,7 @@ def load_evaluation_dataset(folder: Path, data: DataConfig, overrides: list[str]
                 f"{as_trained} to divide and limit them as in training"
             )
     dataset = hold_out_and_normalize(build_dataset(data.dataset, data.root), data)
-    trained_paths = {key: trained_data.dataset[key] for key in PATHS if key in trained_data.dataset}
+    trained_paths = {key: trained_data.dataset[key] for key in locating if key in trained_data.dataset}
     if replace(data, root=trained_data.root, dataset=data.dataset | trained_paths) == trained_data:
         recorded = (read_run(folder).result.dataset or {}).get("sha256") or {}
         for name in dataset.splits:
@@ -88,6 +89,6 @@ def load_evaluation_dataset(folder: Path, data: DataConfig, overrides: list[str]
     return dataset
 
 
-def _resolve_paths(options: Mapping[str, Any]) -> list[object]:
-    """Return the name of a dataset, and the resolved paths of its images and labels."""
-    return [options["name"], *(expand_home(str(options.get(key))).resolve() for key in PATHS)]
+def _locate(dataset: Mapping[str, Any], locating: Collection[str]) -> list[object]:
+    """Return the name of a dataset, and the values of the options that locate its images, resolved as paths."""
+    return [dataset["name"], *(expand_home(str(dataset.get(key))).resolve() for key in locating)]

@@ -1,21 +1,26 @@
-"""Builds the dataset and the model of a run from its configuration, and checks that they fit together."""
+"""Builds the dataset, the model and the loss of a run from its configuration, and checks that they fit together."""
 
 import copy
 import logging
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitmnist.augment.preprocess import build_augment, get_input_size
 from vitmnist.config.schema import Config, registries
 from vitmnist.data.channel_statistics import resolve_statistics
 from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset, hold_out_and_normalize
+from vitmnist.data.randomness import preserved_random_state
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, DataError, PeerError, classify_error, first_line, format_error
+from vitmnist.losses import LOSSES, Loss
 from vitmnist.models import MODELS
 from vitmnist.runtime.world import World
+from vitmnist.training.batch import IGNORED
 from vitmnist.training.fine_tuning import load_initial_weights
 from vitmnist.training.step import TrainStep
 
@@ -94,6 +99,36 @@ def _check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) ->
             f"model={name}: it returned {shown} for {len(images)} images of {classes} classes; it must return logits "
             f"[{len(images)}, {classes}]"
         )
+
+
+def build_loss(values: Mapping[str, Any], train: Split, device: torch.device, has_mixing: bool) -> Loss:
+    """Build the loss; raise `ConfigError` if padding changes it. The check preserves the random generators."""
+
+    def compute(logits: Tensor, targets: Tensor) -> Tensor:
+        # A loss may draw random numbers or have a state. On a GPU, indexing with a label of -100 would end the process.
+        with preserved_random_state():
+            return LOSSES.build(values, train.labels, train.classes, torch.device("cpu"))(logits, targets)
+
+    num_classes = len(train.classes)
+    logits = torch.arange(4.0 * num_classes).sin().view(4, num_classes)
+    labels = torch.arange(3) % num_classes
+    cases = [(labels, F.pad(labels, [0, 1], value=IGNORED), f"the label {IGNORED}")]
+    if has_mixing:
+        probabilities = F.one_hot(labels, num_classes) * 0.7 + 0.3 / num_classes
+        cases.append((probabilities, F.pad(probabilities, [0, 0, 0, 1]), "a row of zeros as its target"))
+    for targets, padded, padding in cases:
+        expected = compute(logits[:3], targets)
+        try:
+            is_ignored = torch.allclose(compute(logits, padded), expected, rtol=1e-4, equal_nan=True)
+            reason = ""
+        except (IndexError, RuntimeError) as error:
+            is_ignored, reason = False, f" ({first_line(error)})"
+        if not is_ignored:
+            raise ConfigError(
+                f"loss={values['name']}: must be a sum over the images to which an image with {padding}, which pads a "
+                f"batch, adds 0{reason}"
+            )
+    return LOSSES.build(values, train.labels, train.classes, device)
 
 
 def check_batch_norm(name: str, step: TrainStep, train: Split, sampler: EpochSampler) -> None:

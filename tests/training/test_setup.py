@@ -1,0 +1,78 @@
+"""A loss that padding changes is refused when the step is built."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitmnist.data.datasets.base import Dataset
+from vitmnist.errors import ConfigError
+from vitmnist.losses import LOSSES
+from vitmnist.registry import NoOptions
+from vitmnist.training.setup import build_loss
+
+CPU = torch.device("cpu")
+
+
+def brier(logits: Tensor, targets: Tensor) -> Tensor:
+    is_class = targets[:, None] == torch.arange(logits.shape[1]) if targets.dim() == 1 else targets
+    return ((logits.softmax(1) - is_class.float()) ** 2).sum()
+
+
+def masked_brier(logits: Tensor, targets: Tensor) -> Tensor:
+    is_image = targets >= 0 if targets.dim() == 1 else targets.any(1)
+    return brier(logits[is_image], targets[is_image])
+
+
+def smoothed(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits, targets, reduction="sum", label_smoothing=0.1)
+
+
+def one_hot(logits: Tensor, targets: Tensor) -> Tensor:
+    return -(F.one_hot(targets, logits.shape[1]) * logits.log_softmax(1)).sum()
+
+
+class Stateful(nn.Module):
+    """A random loss that counts its calls."""
+
+    calls = 0
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        self.calls += 1
+        return masked_brier(logits, targets) * (torch.rand(()) + random.random() + self.calls)
+
+
+@pytest.mark.parametrize(
+    ("loss", "has_mixing", "message"),
+    [
+        (brier, False, "loss=custom: must be a sum over the images to which an image with the label -100"),
+        (one_hot, False, r"adds 0 \(Class values must be non-negative"),
+        (smoothed, False, None),
+        (smoothed, True, "a row of zeros as its target"),
+        (masked_brier, True, None),
+        (Stateful(), True, None),
+    ],
+)
+def test_padding_must_not_change_a_loss(
+    tiny: Dataset,
+    monkeypatch: pytest.MonkeyPatch,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    has_mixing: bool,
+    message: str | None,
+) -> None:
+    def build(options: NoOptions, *args: object) -> object:
+        return type(loss)() if isinstance(loss, nn.Module) else loss
+
+    monkeypatch.setitem(LOSSES.import_package(), "custom", (NoOptions, build))
+    states = torch.get_rng_state(), random.getstate()
+    if message:
+        with pytest.raises(ConfigError, match=message):
+            build_loss({"name": "custom"}, tiny.train, CPU, has_mixing)
+    else:
+        built = build_loss({"name": "custom"}, tiny.train, CPU, has_mixing)
+        assert getattr(built, "calls", 0) == 0
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
