@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from PIL.Image import Image
@@ -30,7 +29,6 @@ class RunRecorder:
     """Records, logs and saves the epochs of a run; only rank 0 has loggers."""
 
     config: Config
-    folder: Path
     result: Result
     world: World
     monitor: Monitor

@@ -286,7 +286,7 @@ class Trainer:
                     (folder / name).unlink(missing_ok=True)
             result.setup_s = time.time() - result.began_at - (result.compile_s or 0.0)
             images = partial(draw_epoch_images, dataset, sampler, step.preprocess)
-            yield RunRecorder(config, folder, result, world, self.monitor, checkpoints, loggers, images, self.device)
+            yield RunRecorder(config, result, world, self.monitor, checkpoints, loggers, images, self.device)
 
     def _evaluate_on_test(
         self, dataset: Dataset, step: TrainStep, checkpoints: CheckpointManager, loader_config: Mapping[str, Any]

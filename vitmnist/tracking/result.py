@@ -77,14 +77,11 @@ class Result:
     def __repr__(self) -> str:
         epochs = f"{len(self.epochs)} epoch{'s' * (len(self.epochs) != 1)}"
         last = self.epochs[-1] if self.epochs else {}
-        accuracies = {"eval_acc": last.get("eval_acc"), TEST_ACC: (self.test or {}).get(TEST_ACC)}
-        parts = [
-            self.status,
-            epochs,
-            *(f"{name} {value:.2f}" for name, value in accuracies.items() if value is not None),
-        ]
+        metrics = {"eval_acc": last.get("eval_acc"), TEST_ACC: (self.test or {}).get(TEST_ACC)}
+        accuracies = [f"{name} {value:.2f}" for name, value in metrics.items() if value is not None]
         path = display_path(self.folder)
-        return f"Result({', '.join(parts)}, {path if len(path) <= 60 else f'…{path[-59:]}'})"
+        path = path if len(path) <= 60 else f"…{path[-59:]}"  # The path of a default folder can fill a line.
+        return f"Result({', '.join([self.status, epochs, *accuracies, path])})"
 
     def load_model(self) -> Any:
         """Load the trained model, as `vitmnist.load_model(result.folder)` does."""
