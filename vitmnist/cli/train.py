@@ -31,6 +31,7 @@ from vitmnist.config.validation import validate
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.world import is_distributed
+from vitmnist.tracking.result import Result
 
 log = logging.getLogger(__name__)
 
@@ -66,9 +67,12 @@ def main() -> None:
                 run_sweep(process, composed, arguments)
             else:
                 run = configure_run(process, composed, arguments)
+                if run:
+                    configure_log(composed.hydra.job_logging, composed.hydra.verbose)
         run = broadcast_run(process, run)
         if run:
-            train(process, run)
+            import_trainer()
+            train_run(process, run)
 
 
 def print_information(argv: list[str]) -> bool:
@@ -109,7 +113,7 @@ def compose_with_hydra(process: ProcessState, arguments: Arguments) -> DictConfi
 
 
 def configure_run(process: ProcessState, composed: DictConfig, arguments: Arguments) -> ConfiguredRun | None:
-    """Load or validate the configuration of a run, lock its folder, and configure its log.
+    """Load or validate the configuration of a run, and lock its folder.
 
     Returns:
         The run; None if it needs no training.
@@ -133,7 +137,6 @@ def configure_run(process: ProcessState, composed: DictConfig, arguments: Argume
     config = replace(config, resume=str(folder) if is_resumed else None)
     with read_write(composed.hydra.runtime):
         composed.hydra.runtime.output_dir = str(folder.absolute())
-    configure_log(composed.hydra.job_logging, composed.hydra.verbose)
     process.resources.enter_context(env_override(composed.hydra.job.env_set))
     return ConfiguredRun(config, folder.absolute(), [text for text in overrides if not is_hydra_override(text)])
 
@@ -153,12 +156,15 @@ def broadcast_run(process: ProcessState, run: ConfiguredRun | None) -> Configure
     return ConfiguredRun(validate(Config, shared["config"]), folder, [])
 
 
-def train(process: ProcessState, run: ConfiguredRun) -> None:
+def train_run(process: ProcessState, run: ConfiguredRun) -> Result:
     """Train a run, and log where its results are."""
-    trainer = import_trainer()(run.config, run.folder, run.overrides, process.stop, process.world)
-    trainer.fit()
+    from vitmnist.trainer import Trainer  # Import late: this module imports torch.
+
+    trainer = Trainer(run.config, run.folder, run.overrides, process.stop, process.world)
+    result = trainer.fit()
     if process.world.is_main:
         path = display_path(run.folder)
         log.info("Results: %s", path)
         if any(options["name"] == "tensorboard" for options in trainer.logger_options):
             log.info("View them with\n    tensorboard --logdir %s", shlex.quote(path))
+    return result
