@@ -1,5 +1,6 @@
 """`vitmnist.train`: trains a run from Python."""
 
+import inspect
 import signal
 import threading
 from collections.abc import Iterator, Mapping
@@ -46,8 +47,8 @@ def train(*overrides: str, folder: str | Path | None = None, **keys: object) -> 
     Args:
         overrides: arguments as typed after `train.py`: `KEY=VALUE` and `--config-dir=FOLDER`.
         folder: the folder of the run; by default a new folder in `outputs/runs`.
-        keys: values by key: numbers, text, paths, None, lists and dicts. A nested dict sets the keys of a section. Other
-            keys and groups are unpacked: `**{"data.loader.num_workers": 4, "data/augment": "shift"}`.
+        keys: values by key: numbers, text, paths, None, lists and dicts. A nested dict sets the keys of a section.
+            Other keys and groups are unpacked: `**{"data.loader.num_workers": 4, "data/augment": "shift"}`.
 
     Returns:
         The record of the run. With `resume`, a completed run is not trained again.
@@ -58,7 +59,7 @@ def train(*overrides: str, folder: str | Path | None = None, **keys: object) -> 
         TimeoutError: the run reached `max_minutes`. The message also says how to resume it.
         RunInterrupted: another signal, such as SIGTERM, stopped the run. `except Exception` does not catch it.
     """
-    argv = [*overrides, *_to_overrides(keys)]
+    argv = [*overrides, *to_overrides(keys)]
     if folder is not None:
         argv.append(f"hydra.run.dir={quote(str(Path(folder).expanduser()))}")
     _check_call(argv)
@@ -75,13 +76,11 @@ def _check_call(argv: list[str]) -> None:
     """Refuse options of the command line, and calls in processes that must not train a run."""
     for text in argv:
         if text.startswith("-") and text.partition("=")[0] not in ("--config-dir", "-cd"):
-            raise ConfigError(
-                f"{text}: is for the command line; vitmnist.train takes KEY=VALUE and --config-dir=FOLDER"
-            )
+            raise ConfigError(f"{text}: is for the command line; here, type KEY=VALUE or --config-dir=FOLDER")
     if is_distributed():
         raise ConfigError("vitmnist.train: trains in one process; for several, start train.py with torchrun")
     # Each worker process that is spawned imports the main script.
-    for frame, _ in walk_stack(None):
+    for frame, _ in walk_stack(inspect.currentframe()):
         if frame.f_globals.get("__name__") == "__mp_main__" and frame.f_code.co_name == "<module>":
             raise ConfigError(
                 "vitmnist.train: worker processes import this script; call it below if __name__ == '__main__':"
@@ -131,13 +130,13 @@ def _describe_error(error: BaseException, process: ProcessState) -> BaseExceptio
     return KeyboardInterrupt(text) if is_ctrl_c else RunInterrupted(text)
 
 
-def _to_overrides(keys: Mapping[str, object], section: str = "") -> Iterator[str]:
+def to_overrides(keys: Mapping[str, object], section: str = "") -> Iterator[str]:
     """Convert keywords to overrides: `data={"holdout": 0.1}` becomes `data.holdout=0.1`."""
     for name, value in keys.items():
         key = f"{section}{name}"
         group = key.replace(".", "/")
         if isinstance(value, Mapping) and key not in VALUE_KEYS:
-            yield from _to_overrides(value, f"{key}.")
+            yield from to_overrides(value, f"{key}.")
         elif key == "resume":
             yield f"resume={'null' if value is None else value}"  # The parser of arguments takes it without quotes.
         elif not is_group(group):
@@ -145,9 +144,7 @@ def _to_overrides(keys: Mapping[str, object], section: str = "") -> Iterator[str
         elif value is None or isinstance(value, str):
             yield f"{group}={_format_value(group, value)}"
         else:
-            raise ConfigError(
-                f"{group}={value!r}: must be the name of a member; call vitmnist.train for each of several"
-            )
+            raise ConfigError(f"{group}={value!r}: must be a member's name; for several, call vitmnist.train for each")
 
 
 def _format_value(key: str, value: object) -> str:
