@@ -128,7 +128,7 @@ def test_a_run_from_python_is_the_run_of_the_command_line(stateful: list[str], r
 def test_a_run_leaves_the_process_as_it_was(
     max_minutes: float | None, stateful: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KEPT", "1")
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
     monkeypatch.setattr(GlobalHydra.instance(), "hydra", object())
     logger, program_log = logging.getLogger("vitmnist"), logging.FileHandler(tmp_path / "program.log", "w")

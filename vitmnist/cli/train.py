@@ -3,12 +3,14 @@
 With `torchrun`, several processes run the same command line.
 """
 
+from __future__ import annotations
+
 import logging
 import shlex
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra import initialize_config_dir
@@ -32,6 +34,9 @@ from vitmnist.errors import ConfigError
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.world import is_distributed
 from vitmnist.tracking.result import Result
+
+if TYPE_CHECKING:
+    from vitmnist.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +76,7 @@ def main() -> None:
                     configure_log(composed.hydra.job_logging, composed.hydra.verbose)
         run = broadcast_run(process, run)
         if run:
-            import_trainer()
-            train_run(process, run)
+            train_run(import_trainer(), process, run)
 
 
 def print_information(argv: list[str]) -> bool:
@@ -156,11 +160,9 @@ def broadcast_run(process: ProcessState, run: ConfiguredRun | None) -> Configure
     return ConfiguredRun(validate(Config, shared["config"]), folder, [])
 
 
-def train_run(process: ProcessState, run: ConfiguredRun) -> Result:
+def train_run(trainer_class: type[Trainer], process: ProcessState, run: ConfiguredRun) -> Result:
     """Train a run, and log where its results are."""
-    from vitmnist.trainer import Trainer  # Import late: this module imports torch.
-
-    trainer = Trainer(run.config, run.folder, run.overrides, process.stop, process.world)
+    trainer = trainer_class(run.config, run.folder, run.overrides, process.stop, process.world)
     result = trainer.fit()
     if process.world.is_main:
         path = display_path(run.folder)

@@ -24,6 +24,7 @@ from vitmnist.runtime.files import display_path
 from vitmnist.runtime.run_folder import has_checkpoint
 from vitmnist.runtime.world import is_distributed
 from vitmnist.tracking.result import Result
+from vitmnist.trainer import Trainer
 
 RUN_LOCK = threading.Lock()
 """Held by the run that trains in this process. Two runs would draw from the same random generators."""
@@ -102,7 +103,7 @@ def _train(process: ProcessState) -> Result:
             if run is None:  # The run is complete.
                 return Result.from_json(Path(composed.hydra.run.dir).absolute() / "result.json")
             configure_run_log(composed.hydra)
-            return train_run(process, run)
+            return train_run(Trainer, process, run)
     except (Exception, KeyboardInterrupt, RunInterrupted) as error:
         reported = _describe_error(error, process)
         if reported is error:
