@@ -131,6 +131,7 @@ def test_a_run_leaves_the_process_as_it_was(
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
     monkeypatch.setattr(GlobalHydra.instance(), "hydra", object())
+    monkeypatch.setattr(VersionBase.instance(), "version_base", object())
     logger, program_log = logging.getLogger("vitmnist"), logging.FileHandler(tmp_path / "program.log", "w")
     logging.root.addHandler(program_log)
     logger.setLevel(logging.DEBUG)
@@ -138,7 +139,7 @@ def test_a_run_leaves_the_process_as_it_was(
     try:
         before = read_states()
         if max_minutes is None:
-            vitmnist.train(*stateful, "hydra.verbose=true", folder="run")
+            vitmnist.train(*stateful, "hydra.verbose=true", folder="run", schedule="one_cycle")
         else:
             with pytest.raises(TimeoutError):
                 vitmnist.train(*stateful, folder="run", max_minutes=max_minutes)

@@ -1,6 +1,7 @@
 """Restores the global state of a Python process after `vitmnist.train`."""
 
 import logging
+import multiprocessing
 import os
 import warnings
 from collections.abc import Iterator
@@ -26,6 +27,9 @@ def preserved_process() -> Iterator[None]:
         _restore_hydra(restored)
         _restore_logging(restored)
         restored.callback(_restore_environment, dict(os.environ))
+        # A progress bar creates a lock, which fixes the start method of processes.
+        start_method = multiprocessing.get_start_method(allow_none=True)
+        restored.callback(multiprocessing.set_start_method, start_method, force=True)
         yield
 
 

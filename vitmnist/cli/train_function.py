@@ -60,14 +60,14 @@ def train(*overrides: str, folder: str | Path | None = None, **keys: object) -> 
         TimeoutError: the run reached `max_minutes`. The message also says how to resume it.
         RunInterrupted: another signal, such as SIGTERM, stopped the run. `except Exception` does not catch it.
     """
-    argv = [*overrides, *to_overrides(keys)]
-    if folder is not None:
-        argv.append(f"hydra.run.dir={quote(str(Path(folder).expanduser()))}")
-    _check_call(argv)
     if not RUN_LOCK.acquire(blocking=False):
         raise ConfigError("vitmnist.train: another thread of this process trains; wait for it, or start a process")
     try:
         with preserved_process():
+            argv = [*overrides, *to_overrides(keys)]
+            if folder is not None:
+                argv.append(f"hydra.run.dir={quote(str(Path(folder).expanduser()))}")
+            _check_call(argv)
             return _train(ProcessState(argv))
     finally:
         RUN_LOCK.release()
