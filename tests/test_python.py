@@ -27,7 +27,16 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.version import VersionBase
 
 import vitmnist
-from tests.conftest import Printed, Start, assert_same_run, assert_same_weights, result_of
+from tests.conftest import (
+    REPOSITORY,
+    Printed,
+    Start,
+    assert_same_run,
+    assert_same_weights,
+    result_of,
+    write_mnist_like,
+)
+from tests.support.pages import blocks
 from tests.support.processes import run_python
 from vitmnist.cli.train_function import RUN_LOCK, to_overrides
 from vitmnist.errors import ConfigError, DataError, RunInterrupted, TrainingError
@@ -50,7 +59,7 @@ STATES: dict[str, Callable[[], object]] = {
     "log errors": lambda: logging.raiseExceptions,
     "signal handlers": lambda: [signal.getsignal(signum) for signum in signal.valid_signals()],
     "working directory": Path.cwd,
-    "garbage collector": lambda: (gc.isenabled(), gc.get_freeze_count(), gc.get_threshold()),
+    "garbage collector": lambda: (gc.isenabled(), gc.get_threshold()),
     "composer of Hydra": lambda: (GlobalHydra.instance(), GlobalHydra.instance().hydra),
     "configuration of Hydra": lambda: HydraConfig.instance().cfg,
     "version of Hydra": lambda: VersionBase.instance().version_base,
@@ -61,7 +70,7 @@ STATES: dict[str, Callable[[], object]] = {
     "modules path": lambda: [*sys.path],
 }
 HYDRA_PROGRAM = """
-import logging, sys
+import gc, logging
 import hydra, vitmnist
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
@@ -75,6 +84,7 @@ def main(config):
         vitmnist.train(*OVERRIDES, seed=seed, folder=f"seed {seed}")
     assert HydraConfig.get().runtime.output_dir == folder
     assert hydra.compose("base").seeds == [1, 2]
+    assert gc.isenabled() and not gc.get_freeze_count()
     logging.getLogger(__name__).info("both are trained")
 
 main()
@@ -307,3 +317,13 @@ def test_a_notebook_without_widgets_gets_no_warning(monkeypatch: pytest.MonkeyPa
         warnings.simplefilter("error")
         progress = import_module("vitmnist.runtime.progress")
     assert list(progress.tqdm(range(3), disable=None)) == [0, 1, 2]
+
+
+def test_the_documented_examples_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_mnist_like(tmp_path / ".cache" / "vitmnist" / "MNIST" / "raw", 200, 20)
+    names: dict[str, Any] = {}
+    for block in blocks("python", REPOSITORY / "docs" / "python.md"):
+        exec(block, names)
+    assert names["result"].epochs
+    assert len(names["table"]) == 4
