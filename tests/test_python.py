@@ -194,14 +194,14 @@ def test_keywords_become_overrides() -> None:
         "model": "cnn",
         "init_skip": ["head.*", "a b"],
         "lr_scale": {"*": 0.1, "head.*": 1},
-        "data": {"loader": "disk", "drop_last": True, "dataset": {"path": Path("it is") / "é"}},
+        "data": {"loader": "disk", "drop_last": True, "dataset": {"path": Path("it is é")}},
         "data.loader.num_workers": 4,
         "data/augment": "shift",
         "resume": Path("it is"),
     }
     assert [*to_overrides(keys)] == [
         *("epochs=3", "ema_decay=0.5", "patience=null", "model=cnn", "init_skip=['head.*','a b']"),
-        *("lr_scale={*:0.1,head.*:1}", "data/loader=disk", "data.drop_last=true", "data.dataset.path='it is/é'"),
+        *("lr_scale={*:0.1,head.*:1}", "data/loader=disk", "data.drop_last=true", "data.dataset.path='it is é'"),
         *("data.loader.num_workers=4", "data/augment=shift", "resume=it is"),
     ]
 

@@ -45,8 +45,17 @@ def _restore_torch(restored: ExitStack) -> None:
         restored.callback(torch.cuda.set_device, torch.cuda.current_device())
         restored.callback(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all())
     else:
-        # Reading the states would occupy memory on each GPU. They begin with the seed of the CPU's generator.
-        restored.callback(torch.cuda.manual_seed_all, torch.initial_seed())
+        restored.callback(_reset_cuda, torch.initial_seed())
+
+
+def _reset_cuda(seed: int) -> None:
+    """Reset CUDA to the state before its first use, when each GPU has the seed of the CPU's generator.
+
+    Reading this state beforehand would occupy memory on each GPU.
+    """
+    torch.cuda.manual_seed_all(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.set_device(0)
 
 
 def _restore_hydra(restored: ExitStack) -> None:
