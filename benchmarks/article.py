@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from vitmnist.augment.preprocess import Preprocess
-from vitmnist.data.datasets.base import ImagesOnDisk, Split
+from vitmnist.data.datasets.base import Split
+from vitmnist.loaders.disk import ImagesOnDisk
 from vitmnist.models.vit import ViT
 
 SYNCHRONISE_EVERY = 100  # The articles print loss and accuracy after so many steps.

@@ -183,7 +183,7 @@ def custom() -> Iterator[None]:
                 yield self.data.read(indices, epoch)
 
     yield
-    del LOADERS.members["custom"]
+    del LOADERS.import_package()["custom"]
 
 
 @pytest.mark.usefixtures("custom")

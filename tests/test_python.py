@@ -285,14 +285,25 @@ def test_ctrl_c_saves_a_run_that_is_resumed_bit_for_bit(stateful: list[str], sta
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
 
 
-def test_another_signal_saves_and_is_no_ordinary_exception(quick: list[str]) -> None:
-    handler = SignalAfterEpoch(signal.SIGTERM)
+@pytest.mark.parametrize(
+    ("signum", "epochs", "raised", "status"),
+    [
+        (signal.SIGTERM, 2, RunInterrupted, "interrupted"),
+        (signal.SIGINT, 1, KeyboardInterrupt, "completed"),
+    ],
+)
+def test_no_signal_is_lost(
+    signum: int, epochs: int, raised: type[BaseException], status: str, quick: list[str], tmp_path: Path
+) -> None:
+    """The first stops the run after its epoch; the second arrives in the last one."""
+    handler = SignalAfterEpoch(signum)
     logging.getLogger("vitmnist").addHandler(handler)
     try:
-        with pytest.raises(RunInterrupted, match=r"^SIGTERM was received; results: cut, resume with vitmnist.train\("):
-            vitmnist.train(*quick, folder="cut")
+        with pytest.raises(raised, match=r"was received; results: cut, resume with vitmnist.train\(resume='cut'\)$"):
+            vitmnist.train(*quick, folder="cut", epochs=epochs)
     finally:
         logging.getLogger("vitmnist").removeHandler(handler)
+    assert result_of(tmp_path / "cut")["status"] == status
 
 
 def test_two_runs_at_a_time_are_refused(quick: list[str]) -> None:

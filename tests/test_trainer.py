@@ -117,7 +117,7 @@ class Tied(nn.Module):
 def test_tied_weights_are_trained_saved_and_evaluated(
     quick: list[str], succeed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(MODELS.members, "cnn", (CNNOptions, Tied))
+    monkeypatch.setitem(MODELS.import_package(), "cnn", (CNNOptions, Tied))
     succeed(*quick, "hydra.run.dir=run")
     weights = load_file(tmp_path / "run" / "checkpoints" / "final.safetensors")
     assert torch.equal(weights["encoder.weight"], weights["decoder.weight"])

@@ -1,4 +1,4 @@
-"""Registries: the members of a config group by name, each with its options and the code that builds it."""
+"""Registries: the metrics, or the members of a config group, by name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENTRY_POINT_GROUP = "vitmnist.members"
 log = logging.getLogger(__name__)
 
 OptionsClass: TypeAlias = "type[DataclassInstance]"
-Options = TypeVar("Options")
+Declaration = TypeVar("Declaration")
 Built = TypeVar("Built")
 Builder = TypeVar("Builder", bound=Callable[..., object])
 
@@ -32,60 +32,67 @@ class NoOptions:
     """Options class for members that take none."""
 
 
-class Registry(Generic[Options, Built]):
-    """Functions and classes by name, each with its options. The modules of one package register them.
+class Registry(Generic[Declaration, Built]):
+    """Functions and classes by name, each with a declaration. The modules of one package register them.
 
-    Installed packages can register more members. They are imported when a name is unknown or all names are requested.
-    A configuration chooses a member by `name`; no value of a configuration is ever imported.
+    Installed packages can register more members.
 
     Args:
-        group: the config group of the members, such as `data/loader`.
+        group: the name of the registry in messages: `metrics`, or a config group such as `data/loader`.
         package: the package whose modules register members. They are imported when a member is first requested.
     """
 
     def __init__(self, group: str, package: str) -> None:
         self.group, self.package = group, package
-        self._registered: dict[str, tuple[Options, Callable[..., Built]]] = {}
+        self._registered: dict[str, tuple[Declaration, Callable[..., Built]]] = {}
 
-    def register(self, name: str, options: Options = NoOptions) -> Callable[[Builder], Builder]:  # type: ignore[assignment]
-        """Decorator that registers a class or function under `name`; `build` calls it with (options, *args).
-
-        Args:
-            options: a dataclass whose fields are the keys of the member's YAML file, apart from `name`. Metrics have no
-                options; they pass a `Metric` instance instead.
-        """
+    def register(self, name: str, declaration: Declaration) -> Callable[[Builder], Builder]:
+        """Decorator that registers a class or function, with its declaration, under `name`."""
 
         def decorate(builder: Builder) -> Builder:
             registered = self._registered.get(name)
             # A module that failed after registering is imported again, so the same definition may re-register.
             if registered and _definition(registered[1]) != _definition(builder):
                 raise ValueError(f"{self.group}: {name!r} is registered already; choose another name")
-            self._registered[name] = (options, cast(Callable[..., Built], builder))
+            self._registered[name] = (declaration, cast(Callable[..., Built], builder))
             return builder
 
         return decorate
 
-    def names(self) -> list[str]:
-        """List the registered names, sorted."""
+    def import_package(self) -> dict[str, tuple[Declaration, Callable[..., Built]]]:
+        """Import the modules of the package; return the members registered so far by name."""
+        import_members(self.package)
+        return self._registered
+
+    def import_all(self) -> dict[str, tuple[Declaration, Callable[..., Built]]]:
+        """Import the modules of the package and of installed packages; return the members by name, sorted."""
         import_installed()
-        return sorted(self.members)
+        return dict(sorted(self.import_package().items()))
 
-    def declaration_of(self, name: str) -> Options:
-        """Return what `register` declares for `name`: its options class, or the `Metric` of a metric."""
-        return self.members[name][0]
+    def names(self) -> list[str]:
+        return list(self.import_all())
 
-    def function_of(self, name: str) -> Callable[..., Built]:
-        """Return the class or function that is registered as `name`."""
-        return self.members[name][1]
 
-    def with_defaults(self: Registry[OptionsClass, Built], values: Mapping[str, Any]) -> dict[str, Any]:
+class GroupRegistry(Registry[OptionsClass, Built]):
+    """The members of a config group. The declaration of each member is the class of its options.
+
+    A configuration chooses a member by `name`; no value of a configuration is ever imported.
+    """
+
+    def register(self, name: str, options: OptionsClass = NoOptions) -> Callable[[Builder], Builder]:
+        """Decorator that registers a class or function under `name`; `build` calls it with (options, *args).
+
+        Args:
+            options: a dataclass whose fields are the keys of the member's YAML file, apart from `name`.
+        """
+        return super().register(name, options)
+
+    def with_defaults(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Add the defaults of missing options; values with an unknown name are returned unchanged."""
         member = self._find(values.get("name"))
         return {**asdict(member[0]()), **values} if member else dict(values)
 
-    def resolve(
-        self: Registry[OptionsClass, Built], values: object, key: str | None = None
-    ) -> tuple[Callable[..., Built], DataclassInstance]:
+    def resolve(self, values: object, key: str | None = None) -> tuple[Callable[..., Built], DataclassInstance]:
         """Return the class or function that `values["name"]` names, and its validated options.
 
         Args:
@@ -106,21 +113,14 @@ class Registry(Generic[Options, Built]):
             raise ConfigError(f"{join_key(key, 'name')}={name}: not known; {'; '.join(reasons)}")
         return member[1], validate(member[0], options, key)
 
-    def build(self: Registry[OptionsClass, Built], values: object, *args: object, key: str | None = None) -> Built:
+    def build(self, values: object, *args: object, key: str | None = None) -> Built:
         """Build the member that `values["name"]` names from its options and `args`; raises the errors of `resolve`."""
         builder, options = self.resolve(values, key)
         return builder(options, *args)
 
-    @property
-    def members(self) -> dict[str, tuple[Options, Callable[..., Built]]]:
-        """The options class and the builder of each member registered so far."""
-        import_members(self.package)
-        return self._registered
-
-    def _find(self, name: object) -> tuple[Options, Callable[..., Built]] | None:
-        if str(name) not in self.members:
-            import_installed()
-        return self.members.get(str(name))
+    def _find(self, name: object) -> tuple[OptionsClass, Callable[..., Built]] | None:
+        """Return a member; installed packages are imported only if the package has no such member."""
+        return self.import_package().get(str(name)) or self.import_all().get(str(name))
 
 
 def _definition(builder: Callable[..., object]) -> tuple[str, str]:

@@ -71,7 +71,7 @@ def test_class_metrics_follow_their_definition() -> None:
 
 
 def test_a_metric_is_printed_with_its_digits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METRICS.members, "count", (BatchMetric("", tag="count", digits=0), max))
+    monkeypatch.setitem(METRICS.import_package(), "count", (BatchMetric("", tag="count", digits=0), max))
     metrics = compute_class_metrics(torch.eye(2).long(), ("a", "b"), dict.fromkeys(METRICS.names(), 7.0))
     assert "\ncount 7\n" in format_metrics(metrics)
 
@@ -191,7 +191,7 @@ def test_a_mapped_split_can_be_larger_than_memory(trained: Path, monkeypatch: py
     def with_mapped_images(dataset: Dataset, data: DataConfig) -> Dataset:
         return replace(dataset, test=replace(dataset.test, is_mapped=True))
 
-    monkeypatch.setattr("vitmnist.cli.trained_run.apply_config", with_mapped_images)
+    monkeypatch.setattr("vitmnist.cli.trained_run.hold_out_and_normalize", with_mapped_images)
     monkeypatch.setattr("vitmnist.runtime.memory.measure_free_memory", lambda device: 0)
     assert len(evaluate(trained / "run", []).split) == 300
 
@@ -214,7 +214,7 @@ def test_a_split_without_images_is_one_message(
     def without_test_images(dataset: Dataset, data: DataConfig) -> Dataset:
         return replace(dataset, test=dataset.train.subset(slice(0)))
 
-    monkeypatch.setattr("vitmnist.cli.trained_run.apply_config", without_test_images)
+    monkeypatch.setattr("vitmnist.cli.trained_run.hold_out_and_normalize", without_test_images)
     ended = call_here(program, "run", *options, folder=trained)
     assert (ended.returncode, ended.stderr.splitlines()[-1]) == (1, "error: the split to evaluate has no images")
     assert "Traceback" not in ended.stderr
@@ -224,7 +224,7 @@ def test_weights_are_chosen_by_name_and_verified(trained: Path, tmp_path: Path) 
     folder = shutil.copytree(trained / "run", tmp_path / "run")
     checkpoints = folder / "checkpoints"
     assert not (checkpoints / "best.pt").exists(), "selected on the test split"
-    storage.save(folder, storage.load(folder), best=True)
+    storage.write_checkpoint(folder, storage.read_newest_checkpoint(folder), best=True)
     for name in ("final", "best", "last"):
         assert load_inference_model(folder, CPU, name).path.stem == name
     (checkpoints / "best.pt").write_bytes(b"damaged")

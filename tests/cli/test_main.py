@@ -180,7 +180,7 @@ def test_a_bug_in_a_member_keeps_its_traceback_before_training_begins(
     runs: Path, train_here: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(runs / "cut", tmp_path / "cut")
-    monkeypatch.setitem(MODELS.members, "cnn", (WrongOptions, CNN))
+    monkeypatch.setitem(MODELS.import_package(), "cnn", (WrongOptions, CNN))
     ended = train_here("resume=cut")
     assert ended.returncode == ExitCode.FAILED
     assert re.search(r"Traceback [\s\S]* in __post_init__[\s\S]*KeyError: 'width'", ended.stderr)

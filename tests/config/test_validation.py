@@ -19,7 +19,7 @@ from vitmnist.data.datasets.base import DATASETS
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import LOADERS
 from vitmnist.models import MODELS
-from vitmnist.registry import OptionsClass, Registry, import_members
+from vitmnist.registry import GroupRegistry, import_members
 
 CONF = REPOSITORY / "conf"
 REGISTRIES = tuple(registry for _, registry in registries())
@@ -35,7 +35,7 @@ def test_every_member_has_its_file_and_every_file_its_member(registry) -> None:
         assert values.pop("name") == file.stem
         subgroups = {key for default in values.pop("defaults", []) for key in default if default != "_self_"}
         keys = set(values) | {key.partition("@")[2].partition(".")[0] for key in subgroups if "@" in key}
-        options = registry.declaration_of(file.stem)
+        options, _ = registry.import_package()[file.stem]
         assert keys == {field.name for field in fields(options)}, file
         if registry in (DATASETS, LOADERS):
             defaults = asdict(options())  # what `make_loader` and `load_dataset` take where nothing is said
@@ -59,7 +59,7 @@ from tests.config.test_validation import REPEATED
 REPEATED.register("early")(print)
 raise RuntimeError("no such device")
 """
-REPEATED: Registry[OptionsClass, None] = Registry("repeated", "repeated_members")
+REPEATED: GroupRegistry[None] = GroupRegistry("repeated", "repeated_members")
 
 
 def test_a_module_that_fails_gives_its_own_error_at_each_request(

@@ -66,7 +66,7 @@ def test_an_epoch_waits_for_the_gpu_only_at_its_borders(
     graph = "graph" in form
     options = {"augment": configured(f"data/augment={preset}"), "decay": 0.9, "smoothing": 0.1, **form}
     step = test_step.make_step(tiny, device=cuda, steps=100, **options)
-    batches, votes = step.batches, []
+    batches, maxima = step.batches, []
     with test_step.make_loader(tiny, name, device=cuda) as loader:
         step.prepare(loader)
         assert step.options.graph == graph
@@ -79,8 +79,8 @@ def test_an_epoch_waits_for_the_gpu_only_at_its_borders(
                     step, "batches", lambda *parts, **more: watched(batches(*parts, **more), len(loader))
                 )
             progress = EpochProgress(epoch, loader.sampler, cuda, log_every=1, world=world)
-            train_epoch(step, loader, progress, lambda timer: votes.append(world.cast_votes([0])))
-    assert len(votes) == 2 * len(loader)
+            train_epoch(step, loader, progress, lambda timer: maxima.append(world.max_over_ranks_delayed([0])))
+    assert len(maxima) == 2 * len(loader)
 
 
 @pytest.mark.parametrize("side", [28, 63], ids=["17 tokens", "82 tokens"])

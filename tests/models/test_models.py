@@ -73,9 +73,9 @@ def test_a_model_has_an_output_for_each_class(
     outputs: int, quick: list[str], refuse: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With more outputs, the model would train and predict classes that do not exist."""
-    options, build = MODELS.members["cnn"]
+    options, build = MODELS.import_package()["cnn"]
     wrong = (options, lambda options, shape, classes: build(options, shape, outputs))
-    monkeypatch.setitem(MODELS.members, "cnn", wrong)
+    monkeypatch.setitem(MODELS.import_package(), "cnn", wrong)
     printed = refuse(*quick, "model=cnn")
     assert f"model=cnn: it returned [2, {outputs}] for 2 images of 10 classes; it must return logits [2, 10]" in printed
 
@@ -99,7 +99,7 @@ class BrokenForward(nn.Module):
 def test_a_bug_in_a_model_is_shown_with_its_traceback(
     build: object, sweep: tuple[str, ...], quick: list[str], train_here: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(MODELS.members, "cnn", (CNNOptions, build))
+    monkeypatch.setitem(MODELS.import_package(), "cnn", (CNNOptions, build))
     ended = train_here(*sweep, *quick)
     assert ended.returncode == 1
     for part in ("Traceback", "test_models.py", "has no attribute 'missing'"):

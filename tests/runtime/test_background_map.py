@@ -48,7 +48,7 @@ def test_results_come_in_order_and_an_error_in_place_of_its_result(
             raise error
         return -item
 
-    results = BackgroundMap(fail_at_2, range(6), threads=3, ahead=2)
+    results = BackgroundMap(fail_at_2, range(6), threads=3, max_ahead=2)
     assert [next(results), next(results)] == [0, -1]
     with pytest.raises(raised):
         next(results)
@@ -63,7 +63,7 @@ def test_items_are_taken_by_the_consumer_and_no_further_ahead_than_the_bound() -
             taken.append(threading.current_thread())
             yield item
 
-    results = BackgroundMap(abs, items(), threads=2, ahead=3)
+    results = BackgroundMap(abs, items(), threads=2, max_ahead=3)
     assert not taken
     for index in range(3):
         next(results)
@@ -77,7 +77,7 @@ def close(results: list[BackgroundMap[int, int]]) -> None:
 @pytest.mark.parametrize("end", [close, list.clear])
 def test_threads_end(end: Callable[[list[BackgroundMap[int, int]]], None]) -> None:
     before = set(threading.enumerate())
-    results = [BackgroundMap(abs, count(), threads=2, ahead=3)]
+    results = [BackgroundMap(abs, count(), threads=2, max_ahead=3)]
     next(results[0])
     assert len(set(threading.enumerate()) - before) == 2
     gc.disable()
@@ -89,7 +89,7 @@ def test_threads_end(end: Callable[[list[BackgroundMap[int, int]]], None]) -> No
 
 
 def test_one_of_its_threads_may_close_it_as_garbage_collection_does() -> None:
-    results: BackgroundMap[int, None] = BackgroundMap(lambda _: results.close(), [0], threads=1, ahead=0)
+    results: BackgroundMap[int, None] = BackgroundMap(lambda _: results.close(), [0], threads=1, max_ahead=0)
     assert list(results) == []
 
 

@@ -90,8 +90,9 @@ class NeverWaits(FakeQueue):
 
 
 class NeverHolds(FakeQueue):
-    def record_stream(self, tensor: Tensor) -> None:
+    def record_stream(self, tensor: Tensor) -> Tensor:
         """The allocator is not told that another stream reads the memory."""
+        return tensor
 
 
 class NeverSynchronizes(FakeQueue):

@@ -138,9 +138,10 @@ class FakeQueue(DeviceQueue):
         with self._lock:
             self.current.work.append(lambda: event.stream.run(event.position))
 
-    def record_stream(self, tensor: Tensor) -> None:
+    def record_stream(self, tensor: Tensor) -> Tensor:
         with self._lock:
             self._blocks[id(getattr(tensor, "owner", tensor))][2].append(self.current)
+        return tensor
 
     def read(self, tensor: Tensor, into: list[Any]) -> None:
         """Queue a kernel that reads the tensor's memory on the current stream."""

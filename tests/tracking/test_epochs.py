@@ -75,12 +75,12 @@ def test_a_value_that_is_not_finite_ends_the_run(name: str, value: float, advice
 
 @pytest.mark.parametrize("name", ["loss", "s"])
 def test_a_metric_does_not_take_the_name_of_another(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METRICS.members, name, (BatchMetric("%", tag="other"), max))
+    monkeypatch.setitem(METRICS.import_package(), name, (BatchMetric("%", tag="other"), max))
     with pytest.raises(ValueError, match=f"two metrics are called eval_{name}, train_{name}; choose another name"):
         build_epoch_table()
 
 
 def test_a_metric_registered_after_the_table_was_used_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "eval_late" not in build_epoch_table()
-    monkeypatch.setitem(METRICS.members, "late", (BatchMetric("%", tag="late"), max))
+    monkeypatch.setitem(METRICS.import_package(), "late", (BatchMetric("%", tag="late"), max))
     assert {"train_late", "eval_late"} <= build_epoch_table().keys()

@@ -31,12 +31,12 @@ PLAIN_TRAINER = TrainerConfig(None, False, Precision.fp32, False, False)
 @pytest.mark.parametrize(
     ("device", "has_bf16", "typed", "setting", "expected"),
     [
-        (CPU, True, {}, {"images": 399_999}, StepOptions(2048, False, "bf16", True)),
-        (CPU, True, {}, {"images": 400_000}, StepOptions(2048, True, "bf16", True)),
+        (CPU, True, {}, {"num_images": 399_999}, StepOptions(2048, False, "bf16", True)),
+        (CPU, True, {}, {"num_images": 400_000}, StepOptions(2048, True, "bf16", True)),
         (CPU, True, {}, {"batch_size": 500}, StepOptions(500, False, "bf16", True)),
-        (CPU, False, {}, {"images": 4_000_000}, StepOptions(2048, True, "fp32", True)),
-        (CUDA, False, {}, {"images": 4_000_000}, StepOptions(None, False, "fp32", True, True)),
-        (CUDA, True, {}, {"images": 8_000_000}, StepOptions(None, False, "bf16", True, True)),
+        (CPU, False, {}, {"num_images": 4_000_000}, StepOptions(2048, True, "fp32", True)),
+        (CUDA, False, {}, {"num_images": 4_000_000}, StepOptions(None, False, "fp32", True, True)),
+        (CUDA, True, {}, {"num_images": 8_000_000}, StepOptions(None, False, "bf16", True, True)),
         (CUDA, True, {}, {"batch_size": 500, "ranks": 2}, StepOptions(None, False, "fp32", True)),
         (CUDA, True, {"graph": False}, {"batch_size": 500}, StepOptions(None, False, "fp32", True)),
         (CUDA, True, {"compile": True}, {"batch_size": 500}, StepOptions(None, True, "bf16", True)),
@@ -57,7 +57,7 @@ def test_fast_follows_static_rules(
 ) -> None:
     """CUDA captures a graph if possible. On CUDA, bf16 pays only in a graph or in compiled code."""
     monkeypatch.setattr(step_options, "_has_bf16", lambda device: has_bf16)
-    setting = {"batch_size": 5000, "images": 60_000, **setting}
+    setting = {"batch_size": 5000, "num_images": 60_000, **setting}
     resolved = resolve_step_options(replace(FAST, **typed), device, **setting)
     assert replace(resolved, reasons={}) == expected
     assert resolved.reasons.keys() == {"micro_batch", "compile", "precision", "fused", "graph"} - typed.keys()
@@ -127,7 +127,7 @@ def test_batch_normalisation_of_one_image_is_refused_before_the_first_step(
     def build(options: CNNOptions, shape: tuple[int, int, int], classes: int) -> nn.Module:
         return nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), *last, nn.Linear(784, classes))
 
-    monkeypatch.setitem(MODELS.members, "cnn", (CNNOptions, build))
+    monkeypatch.setitem(MODELS.import_package(), "cnn", (CNNOptions, build))
     last: list[nn.Module] = []
     printed = succeed(*quick, *typed, "epochs=1", "hydra.run.dir=run")
     warning = f"{typed[-1]}: the model has batch normalisation"
@@ -168,7 +168,9 @@ def test_a_model_that_cannot_be_compiled_is_refused_only_if_compiling_was_asked_
     succeed: Printed, refuse: Printed, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With `trainer.compile=auto`, the run is the same as without compiling."""
-    monkeypatch.setitem(MODELS.members, "cnn", (CNNOptions, lambda options, shape, classes: Branching(784, classes)))
+    monkeypatch.setitem(
+        MODELS.import_package(), "cnn", (CNNOptions, lambda options, shape, classes: Branching(784, classes))
+    )
     monkeypatch.setattr(step_options, "COMPILE_FROM_IMAGES", dict.fromkeys(Precision, 0))
     printed = refuse(*quick, "trainer.compile=true")
     assert re.search(r"(?i)error: trainer.compile=true: failed: .*branch.*; set trainer.compile=false", printed)

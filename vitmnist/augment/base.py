@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vitmnist.config.validation import config_field
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.registry import OptionsClass, Registry
+from vitmnist.registry import GroupRegistry
 
 SPLITMIX_INCREMENT = 0x9E3779B97F4A7C15 - 2**64  # The published constant, as a signed int64.
 NUMBERS_PER_BOX = 4  # `draw_boxes` uses this many numbers per image; its callers use the indices from here on.
@@ -81,11 +81,11 @@ class Mixing(nn.Module):
         return (1 - u ** (1 / self.alpha)).float()
 
 
-OPERATIONS: Registry[OptionsClass, Operation | Mixing] = Registry("data/augment.operations", __package__)
+OPERATIONS: GroupRegistry[Operation | Mixing] = GroupRegistry("data/augment.operations", __package__)
 
 
 def draw_keys(sampler: EpochSampler, epoch: int, device: torch.device, start: int = 0) -> Tensor:
-    """Draw a random int64 for each image of an epoch from batch `start` on, in the order of the batches."""
+    """Draw a key, as in `jax.random`, for each image from batch `start` on: a random int64, in the order of batches."""
     # The spawn key differs from the sampler's, (epoch,), so augmentation is independent of the order.
     (base,) = np.random.SeedSequence(sampler.seed, spawn_key=(epoch, 1)).generate_state(1, np.uint64)
     return _mix64(sampler.indices(epoch, start, device) * SPLITMIX_INCREMENT + (int(base) - 2**63))

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from vitmnist.augment.preprocess import Preprocess, build_augment, get_input_size
-from vitmnist.checkpoint.storage import WEIGHT_FILES, as_damaged_error, find_weights_file, read_weights
+from vitmnist.checkpoint.storage import WEIGHT_FILES, as_damaged_error, find_weights_file, read_weights_file
 from vitmnist.config.schema import Config, keys_where, may_change
 from vitmnist.data.datasets.base import FileReader, Split, get_file_reader
 from vitmnist.errors import ConfigError, join_names
@@ -90,7 +90,7 @@ def load_inference_model(folder: Path, device: torch.device, weights: str | None
     """
     path = find_weights_file(folder, [weights] if weights else [*WEIGHT_FILES])
     with as_damaged_error(path):
-        info, tensors = read_weights(path)
+        info, tensors = read_weights_file(path)
         shape, classes = tuple(map(int, info["shape"])), tuple(map(str, info["classes"]))
         mean, std = (tuple(map(float, info[key])) for key in ("mean", "std"))
         size, dataset = tuple(map(int, info["size"])), dict(info["dataset"])

@@ -16,7 +16,7 @@ from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.randomness import RandomState
 from vitmnist.errors import ConfigError, DataError, TrainingError
 from vitmnist.runtime.files import write_atomic
-from vitmnist.runtime.signals import StopSignal, create_interruption
+from vitmnist.runtime.signals import StopReason, StopSignal, create_interruption
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import World
 from vitmnist.tracking.result import Result
@@ -86,7 +86,7 @@ class CheckpointManager:
             progress=progress.state_dict() if progress else None,
         )
         if self.world.is_main:
-            storage.save(self.folder, vars(checkpoint), best)
+            storage.write_checkpoint(self.folder, vars(checkpoint), best)
         self._saved_at = time.monotonic()
 
     def restore(self, checkpoint: Checkpoint, progress: EpochProgress) -> None:
@@ -112,12 +112,12 @@ class CheckpointManager:
         """
         minutes = self.config.checkpoint.every_minutes
         is_due = minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
-        stopping, saving = self.world.cast_votes([self.stop.vote, is_due])
+        stopping, saving = self.world.max_over_ranks_delayed([self.stop.reason, is_due])
         if stopping or saving:
             timer.begin("saving")
-            # With several ranks, the votes above are from the previous step. Consume the votes of this step now, or
+            # With several ranks, the values above are from the previous step. Consume the values of this step now, or
             # they would cause another save.
-            stopping, _ = self.world.settle_votes([self.stop.vote, False])
+            stopping, _ = self.world.max_over_ranks([self.stop.reason, False])
             progress.check_finite()
             self.save(progress)
             timer.begin("other")
@@ -133,22 +133,22 @@ class CheckpointManager:
         """
         interval = self.config.checkpoint.min_interval_s
         is_due = interval is not None and time.monotonic() - self._saved_at >= interval
-        stopping, saving = self.world.settle_votes([self.stop.vote, is_due or must_save])
+        stopping, saving = self.world.max_over_ranks([self.stop.reason, is_due or must_save])
         if is_last or is_best or stopping or saving:
             self.save(None, is_best)
         if stopping and not is_last:
             self._interrupt(stopping)
 
-    def _interrupt(self, vote: int) -> NoReturn:
+    def _interrupt(self, stopping: int) -> NoReturn:
         """End the run after it has been saved."""
         # Rank 0 may still be writing, and torchrun kills all ranks when one exits.
         self.world.barrier()
-        raise create_interruption(vote)
+        raise create_interruption(StopReason(stopping))
 
     def load_best_weights(self) -> str:
         """Load the best weights, if there are any, into the evaluated model; return `best` or `final`."""
         best = self.folder / storage.FOLDER / storage.WEIGHT_FILES["best"]
-        weights = self.world.broadcast_object(lambda: storage.read_weights(best)[1] if best.is_file() else None)
+        weights = self.world.broadcast_object(lambda: storage.read_weights_file(best)[1] if best.is_file() else None)
         if weights is None:
             return "final"
         with storage.as_damaged_error(best):
@@ -165,14 +165,14 @@ class CheckpointManager:
         write_atomic(self.folder / storage.FOLDER / storage.WEIGHT_FILES["final"], content)
 
 
-def load_checkpoint(config: Config, folder: Path, world: World) -> Checkpoint | None:
+def read_checkpoint_to_resume(config: Config, folder: Path, world: World) -> Checkpoint | None:
     """Load the checkpoint to resume from on every rank; only rank 0 reads the file. None if there is no checkpoint.
 
     Raises:
         ConfigError: a key that must not change differs, or the run has already started more epochs than configured.
         DataError: the checkpoint cannot be read.
     """
-    state = world.broadcast_object(lambda: storage.load(folder))
+    state = world.broadcast_object(lambda: storage.read_newest_checkpoint(folder))
     if state is None:
         return None
     with storage.as_damaged_error(folder / storage.FOLDER / storage.WEIGHT_FILES["last"]):

@@ -117,8 +117,8 @@ def _none_unless_finite(values: Tensor) -> list[float | None]:
 def format_metrics(metrics: dict[str, Any]) -> str:
     """Format the values of `compute_class_metrics` for a terminal."""
     lines = [f"{metrics['images']:,} images"]
-    for name in METRICS.names():
-        metric, value = METRICS.declaration_of(name), metrics[name]
+    for name, (metric, _) in METRICS.import_all().items():
+        value = metrics[name]
         digits = 2 if metric.digits is None else metric.digits
         lines.append(f"{name} –" if value is None else f"{name} {value:.{digits}f}{metric.unit}")
     classes = metrics["classes"]

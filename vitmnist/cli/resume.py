@@ -113,8 +113,8 @@ def split_global_overrides(folder: Path, overrides: list[str]) -> tuple[list[str
     return initial, without_keys(overrides, GLOBAL_GROUPS)
 
 
-def is_resumable(folder: Path) -> bool:
-    """Whether `resume=auto` resumes the run in a folder; otherwise, it begins a new one."""
+def has_run_to_continue(folder: Path) -> bool:
+    """Whether `resume=auto` continues the run in a folder, or prints its result; otherwise, it begins a new run."""
     return has_checkpoint(folder) or read_run(folder).result.status == "completed"
 
 
@@ -143,7 +143,7 @@ def print_if_completed(folder: Path, config: Config) -> bool:
             f"{path}: is completed, and has no checkpoint to continue from; start a new run in another folder, with "
             "hydra.run.dir=FOLDER"
         )
-    value = run.quality(metric.name)
+    value = run.value_of(metric.name)
     result = "" if value is None else f", {metric.name} {format_quality(metric, value)}"
     changes = ["patience=M"] * is_exhausted + ["epochs=N"] * (not has_epochs_left)
     further = shlex.join([f"resume={path}", *changes])

@@ -138,8 +138,8 @@ class Job:
         gc.collect()
         try:
             # A signal can arrive too late to stop the previous job.
-            if self.stop.vote:
-                raise create_interruption(self.stop.vote)
+            if self.stop.reason:
+                raise create_interruption(self.stop.reason)
             config = validate(Config, composed)
             # A search counts a failed trial and does not repeat it.
             if _is_search(hydra) and read_run(folder).result.status == "failed":
@@ -148,7 +148,7 @@ class Job:
                 if not print_if_completed(folder, config):
                     resume = str(folder) if has_checkpoint(folder) else None
                     trainer(replace(config, resume=resume), folder, overrides, self.stop).fit()
-            return read_run(folder).quality(find_objective(config).name)
+            return read_run(folder).value_of(find_objective(config).name)
         except RunInterrupted as error:
             if self.stop.is_orphan:
                 # Without this, an idle process of joblib waits five minutes for further jobs.

@@ -25,7 +25,7 @@ import vitmnist
 from vitmnist.cli.arguments import Arguments, Resume, find_value, is_hydra_override, parse_arguments
 from vitmnist.cli.command import PrintableFormatter, echo
 from vitmnist.cli.process import ProcessState, exit_with_message, import_trainer
-from vitmnist.cli.resume import is_resumable, load_recorded_config, print_if_completed, split_global_overrides
+from vitmnist.cli.resume import has_run_to_continue, load_recorded_config, print_if_completed, split_global_overrides
 from vitmnist.cli.sweep import run_sweep
 from vitmnist.config import CONF
 from vitmnist.config.schema import Config, to_json_values
@@ -125,7 +125,7 @@ def configure_run(process: ProcessState, composed: DictConfig, arguments: Argume
     folder = Path(composed.hydra.run.dir)
     path = display_path(folder)
     overrides, resume = arguments.overrides, arguments.resume
-    is_resumed = resume is Resume.REQUIRED or (resume is Resume.IF_POSSIBLE and is_resumable(folder))
+    is_resumed = resume is Resume.REQUIRED or (resume is Resume.IF_POSSIBLE and has_run_to_continue(folder))
     if not is_resumed:
         values = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
         config = validate(Config, values)

@@ -1,7 +1,6 @@
 """`vitmnist.train`: trains a run from Python."""
 
 import inspect
-import signal
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
@@ -22,6 +21,7 @@ from vitmnist.config.schema import schema_fields
 from vitmnist.errors import ConfigError, RunInterrupted, TimeLimitReached, TrainingError
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.run_folder import has_checkpoint
+from vitmnist.runtime.signals import StopReason, create_interruption
 from vitmnist.runtime.world import is_distributed
 from vitmnist.tracking.result import Result
 from vitmnist.trainer import Trainer
@@ -103,7 +103,10 @@ def _train(process: ProcessState) -> Result:
             if run is None:  # The run is complete.
                 return Result.from_json(Path(composed.hydra.run.dir).absolute() / "result.json")
             configure_run_log(composed.hydra)
-            return train_run(Trainer, process, run)
+            result = train_run(Trainer, process, run)
+            if process.stop.reason:  # The signal arrived too late to stop the run.
+                raise create_interruption(process.stop.reason)
+            return result
     except (Exception, KeyboardInterrupt, RunInterrupted) as error:
         reported = _describe_error(error, process)
         if reported is error:
@@ -127,7 +130,7 @@ def _describe_error(error: BaseException, process: ProcessState) -> BaseExceptio
             text += f", resume with vitmnist.train(resume={path!r})"
     if isinstance(error, TimeLimitReached):
         return TimeoutError(text)
-    is_ctrl_c = isinstance(error, KeyboardInterrupt) or process.stop.vote == signal.SIGINT + 1
+    is_ctrl_c = isinstance(error, KeyboardInterrupt) or process.stop.reason is StopReason.SIGINT
     return KeyboardInterrupt(text) if is_ctrl_c else RunInterrupted(text)
 
 

@@ -11,7 +11,7 @@ from vitmnist.checkpoint.storage import WEIGHT_FILES
 from vitmnist.cli.arguments import parse_key
 from vitmnist.cli.resume import load_recorded_config
 from vitmnist.config.schema import Config, DataConfig, dotted_keys, is_under
-from vitmnist.data.datasets.base import Dataset, apply_config, build_dataset
+from vitmnist.data.datasets.base import Dataset, build_dataset, hold_out_and_normalize
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.files import expand_home
 from vitmnist.tracking.runs import read_run
@@ -77,7 +77,7 @@ def load_evaluation_dataset(folder: Path, data: DataConfig, overrides: list[str]
                 f"the run was trained on images at another path; type {undivided} to evaluate all of these images, or "
                 f"{as_trained} to divide and limit them as in training"
             )
-    dataset = apply_config(build_dataset(data.dataset, data.root), data)
+    dataset = hold_out_and_normalize(build_dataset(data.dataset, data.root), data)
     trained_paths = {key: trained_data.dataset[key] for key in PATHS if key in trained_data.dataset}
     if replace(data, root=trained_data.root, dataset=data.dataset | trained_paths) == trained_data:
         recorded = (read_run(folder).result.dataset or {}).get("sha256") or {}

@@ -16,10 +16,10 @@ from vitmnist.config.schema import Config
 
 
 def run_label(overrides: Sequence[str] | ListConfig, folder: str = "outputs/runs/2026-11-27/12-00-00-abcdef") -> str:
-    """A name for a folder: `["data/loader=ram", "batch_size=300"]` gives `ram-bs300`.
+    """Return a name for a folder: `["data/loader=ram", "batch_size=300"]` gives `ram-bs300`.
 
-    It has at most 80 characters, or fewer if `folder`, the default folder of a run or that of a sweep, has a long path.
-    Windows limits a path to 260 characters, allows few special ones, and ignores a dot at the end.
+    It has at most 80 characters, and fewer if `folder`, the default folder of a run or a sweep, has a long path.
+    Windows limits a path to 260 characters, allows few special characters, and ignores a dot at the end.
     """
     if isinstance(overrides, ListConfig):
         overrides = OmegaConf.to_container(overrides)  # type: ignore[assignment]  # Interpolations stay as typed.

@@ -9,10 +9,10 @@ at_least, above, at_most, below   the bounds of a number, or of each number in a
 is_range     the value is a pair of numbers, the lower one first
 allows_auto  the value can also be `auto`; no other text is allowed
 registry     the key is a config group, whose members are registered at `module:NAME`; its key `name` chooses one
-affects      result (the default), timing, or nothing; the report compares runs by the keys that affect either
+affects      what the key changes: result (the default), timing or nothing; reports ignore keys that change nothing
 may_change   whether a resumed run may have another value; by default only if the key does not affect the result
 
-Give a new key a default only if it reproduces the old behaviour, because it completes older records.
+Give a new key a default only if it reproduces the old behaviour, because the default completes older records.
 """
 
 from __future__ import annotations

@@ -24,11 +24,11 @@ from vitmnist.errors import DataError
 Pixels = NDArray[np.uint8]
 """The pixels of an image, `[H, W, C]` or `[H, W]`."""
 PERMANENT_ERRNOS = (None, errno.ENOENT, errno.EACCES, errno.EISDIR)
-"""Error numbers that mean an unreadable file; None is a decoder's error. Others, such as EIO or EMFILE, can pass."""
+"""Error numbers that mean an unreadable file; None is a decoder's error. Others, such as EIO, may be transient."""
 TRANSPOSED = (5, 6, 7, 8)
 """The EXIF orientations of images whose rows are stored as columns."""
 _current = threading.local()
-"""Its attribute `path` is the file that the current thread is reading."""
+"""`path` is the file that the current thread is reading."""
 
 
 class ColorMode(str, Enum):
@@ -71,7 +71,7 @@ class ImageReader:
 
         Raises:
             DataError: the file is missing or damaged, or has an unknown format.
-            OSError: a system error that can pass, such as too many open files.
+            OSError: a transient system error, such as too many open files.
         """
         _current.path = path
         try:

@@ -90,13 +90,13 @@ class EpochSampler:
         """Number of images in this rank's part of a full batch."""
         return len(self._rank_rows(self.batch_size))
 
-    def num_images(self, batch: int) -> int:
-        """Number of images in batch `batch`, of all ranks together."""
-        return min(self.batch_size, self.size - batch * self.batch_size)
+    def num_images(self, batch_index: int) -> int:
+        """Number of images in a batch of the epoch, of all ranks together."""
+        return min(self.batch_size, self.size - batch_index * self.batch_size)
 
-    def num_rank_images(self, batch: int) -> int:
-        """Number of images in this rank's part of batch `batch`; 0 if its one image is padding."""
-        return len(self._rank_rows(self.num_images(batch)))
+    def num_rank_images(self, batch_index: int) -> int:
+        """Number of images in this rank's part of a batch; 0 if its one image is padding."""
+        return len(self._rank_rows(self.num_images(batch_index)))
 
     def batches(self, epoch: int, start: int = 0, device: torch.device | str = "cpu") -> Iterator[slice | Tensor]:
         """Yield the indices of each batch from batch `start` on: a slice if they are contiguous, else int64 `[B]`.
@@ -111,9 +111,9 @@ class EpochSampler:
             return
         permuted = self._permuted_indices(epoch, start, device)
         # For no samples, `split` would return one empty batch.
-        for batch in permuted.split(self.batch_size) if len(permuted) else ():
-            rows = self._rank_rows(len(batch)) or range(1)
-            yield batch[rows.start : rows.stop]
+        for indices in permuted.split(self.batch_size) if len(permuted) else ():
+            rows = self._rank_rows(len(indices)) or range(1)
+            yield indices[rows.start : rows.stop]
 
     def indices(self, epoch: int, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
         """Return the concatenated indices of the batches from `start` on, int64 on `device`; see `batches`.
@@ -154,9 +154,9 @@ class EpochSampler:
             raise ValueError(f"start={start}: an epoch has {len(self)} batches")
 
 
-def to_index_tensor(batch: slice | Tensor) -> Tensor:
+def to_index_tensor(indices: slice | Tensor) -> Tensor:
     """Convert the indices of a batch to int64 `[B]`."""
-    return torch.arange(batch.start, batch.stop, device="cpu") if isinstance(batch, slice) else batch
+    return torch.arange(indices.start, indices.stop, device="cpu") if isinstance(indices, slice) else indices
 
 
 @lru_cache(maxsize=1)  # Loader and augmentation use the same permutation; drawing 60,000 indices takes 1.4 ms.

@@ -87,17 +87,17 @@ def select_loader(
     Raises:
         ConfigError: a candidate is unknown, or none can be used.
     """
-    decoded_set: SampleSource | None = None
+    host_samples: SampleSource | None = None
     with Benchmark() as benchmark:
         for name, placement in _loaders_to_try(options, data).items():
             # If memory already holds the samples, a file is not needed.
-            if options.candidates or placement is not Placement.FILE or decoded_set is None:
+            if options.candidates or placement is not Placement.FILE or host_samples is None:
                 in_memory = placement in (Placement.HOST, Placement.DEVICE)
-                source = decoded_set if decoded_set and in_memory else data
+                source = host_samples if host_samples and in_memory else data
                 values = options.candidate_values(name)
                 build = partial(_build_candidate, values, source, sampler, device, placement, make_candidate)
                 candidate = benchmark.add(name, build)
-                decoded_set = decoded_set or getattr(candidate.loader, "decoded_set", None)
+                host_samples = host_samples or getattr(candidate.loader, "host_samples", None)
         benchmark.run(options.batches, options.seconds * len(benchmark.candidates))
         timings = make_timings(benchmark.candidates, len(sampler), has_baseline=False)
         epochs_s = {timing.name: timing.epoch_s for timing in timings if timing.epoch_s}
@@ -150,8 +150,6 @@ def _reason(name: str, epochs_s: Mapping[str, Spread]) -> str:
     """Explain the selection. A loader is within noise of the fastest one if their ranges overlap."""
     best = epochs_s[name]
     text = f"{best.median:.3g} s an epoch expected, the least"
-    overlapping = [
-        other for other, epoch_s in epochs_s.items() if epoch_s.low <= best.high and best.low <= epoch_s.high
-    ]
-    others = [other for other in overlapping if other != name]
-    return f"{text}; within noise of it: {', '.join(others)}" if others else text
+    overlapping = [other for other, spread in epochs_s.items() if spread.low <= best.high and best.low <= spread.high]
+    overlapping.remove(name)
+    return f"{text}; within noise of it: {', '.join(overlapping)}" if overlapping else text

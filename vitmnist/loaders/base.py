@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource, TensorSet
-from vitmnist.registry import OptionsClass, Registry
+from vitmnist.registry import GroupRegistry
 from vitmnist.runtime.memory import check_fits
 from vitmnist.store.rows import Placement
 
@@ -34,15 +34,15 @@ INDEX_NBYTES = 8  # Bytes of an index (int64). A device that keeps the dataset a
 class Loader(AbstractContextManager["Loader"], ABC):
     """Delivers the batches of a sampler on a device.
 
-    A subclass is built from (options, data, sampler, device) and implements `batches`. The generator of an epoch
-    acquires the resources of this epoch, and releases them in a `finally`; `close` releases the shared resources. An
-    exception is raised unchanged, in place of its batch.
+    A subclass is built from (options, data, sampler, device) and implements `batches`. Each epoch's generator acquires
+    its own resources and releases them in a `finally`; `close` releases the shared resources. If a batch fails, its
+    exception is raised unchanged.
     """
 
     placement: Placement = Placement.ON_DEMAND
     """Where the loader keeps decoded samples; `auto` estimates its memory from this."""
-    decoded_set: TensorSet | None = None
-    """All samples, if the loader has decoded them into host memory; `auto` builds other loaders from them."""
+    host_samples: TensorSet | None = None
+    """All samples, if the loader keeps them in host memory; `auto` builds other loaders from them."""
     batches_ahead: int = 0
     """Maximum number of batches prepared ahead of the consumer."""
     num_workers: int = 0
@@ -106,22 +106,22 @@ def _close_all(iterators: weakref.WeakSet[Any], lock: threading.Lock) -> None:
             iterator.close()
 
 
-LOADERS: Registry[OptionsClass, Loader] = Registry("data/loader", __package__)
+LOADERS: GroupRegistry[Loader] = GroupRegistry("data/loader", __package__)
 """Subclasses of `Loader`, and functions that build one. The options of a function can have an attribute `placement`."""
 register = LOADERS.register
 
 
 def get_placement(name: str, data: SampleSource) -> Placement | None:
     """Return where a loader of this name keeps the samples, with default options; None if the loader does not say."""
-    builder = LOADERS.function_of(name)
+    options, builder = LOADERS.import_package()[name]
     if isinstance(builder, type) and issubclass(builder, Loader):
         return builder.placement_for(data)
-    return getattr(LOADERS.declaration_of(name), "placement", None)
+    return getattr(options, "placement", None)
 
 
 def check_memory(name: str, placement: Placement, data: SampleSource, device: torch.device, advice: str = "") -> None:
     """Raise `OutOfSpaceError` unless a loader's memory has room for all samples; `advice` ends the message."""
     if placement is Placement.HOST:
-        check_fits(name, data.bytes_to_load(CPU), CPU, advice)
+        check_fits(name, data.nbytes_to_copy(CPU), CPU, advice)
     elif placement is Placement.DEVICE:
-        check_fits(name, data.bytes_to_load(device) + INDEX_NBYTES * len(data), device, advice)
+        check_fits(name, data.nbytes_to_copy(device) + INDEX_NBYTES * len(data), device, advice)

@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from vitmnist.config.validation import config_field
 from vitmnist.data.sampler import EpochSampler
@@ -30,7 +29,7 @@ class PrefetchOptions:
 
 @LOADERS.register("prefetch", PrefetchOptions)
 class PrefetchLoader(Loader):
-    """Wraps another loader. A step then takes the larger of loading and computing time instead of their sum.
+    """Wraps another loader. A step then takes max(loading, computing) instead of loading + computing.
 
     Each epoch has its own thread and queue. With CUDA, the base loader copies on a stream of this loader.
     """
@@ -44,7 +43,7 @@ class PrefetchLoader(Loader):
         super().__init__(sampler)
         self.options = options
         self.num_workers, self.resolved_options = self.base.num_workers, self.base.resolved_options
-        self.decoded_set = self.base.decoded_set
+        self.host_samples = self.base.host_samples
         self.batches_ahead = options.queue_size + 1 + self.base.batches_ahead  # The thread holds one more batch.
         self.queue = create_queue(device)
         self.stream = self.queue.new_stream()
@@ -59,7 +58,7 @@ class PrefetchLoader(Loader):
         make = partial(_make_batch, self.queue, self.base.epoch(epoch, start))
         events = iter(self.queue.record_event, END)  # An endless iterator of events on the consumer's stream
         prepared: BackgroundMap[Event, tuple[Any, Event]] = BackgroundMap(
-            make, events, threads=1, ahead=self.options.queue_size + 1, context=self.stream
+            make, events, threads=1, max_ahead=self.options.queue_size + 1, context=self.stream
         )
         self._close_later(prepared)  # `close` ends it even while this generator waits for it in another thread.
         with closing(prepared):
@@ -68,15 +67,11 @@ class PrefetchLoader(Loader):
                     return
                 self.queue.wait_event(event)
                 # The memory belongs to the thread's stream, which must not reuse it while this stream reads it.
-                yield map_batch_tensors(self._record_stream, batch)
+                yield map_batch_tensors(self.queue.record_stream, batch)
 
     def close(self) -> None:
         super().close()
         self.base.close()
-
-    def _record_stream(self, tensor: Tensor) -> Tensor:
-        self.queue.record_stream(tensor)
-        return tensor
 
 
 def _make_batch(queue: DeviceQueue, batches: Batches, event: Event) -> tuple[Any, Event]:

@@ -52,19 +52,20 @@ class ConfusionMetric(Metric):
 
 
 METRICS: Registry[Metric, Tensor] = Registry("metrics", __package__)
+"""Metrics have no options, so the declaration of each is a `Metric` that describes it."""
 
 
 def get_batch_metrics() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
     """Return the functions of a batch's logits and labels, by name."""
-    names = [name for name in METRICS.names() if isinstance(METRICS.declaration_of(name), BatchMetric)]
-    return {name: METRICS.function_of(name) for name in names}
+    return {
+        name: function for name, (metric, function) in METRICS.import_all().items() if isinstance(metric, BatchMetric)
+    }
 
 
 def compute_confusion_metrics(matrix: Tensor) -> dict[str, float]:
     """Compute the metrics of a confusion matrix, int64 `[classes, classes]`, by name, in their units."""
-    metrics = {name: METRICS.declaration_of(name) for name in METRICS.names()}
     return {
-        name: float(METRICS.function_of(name)(matrix.double())) * (100 if metric.unit == "%" else 1)
-        for name, metric in metrics.items()
+        name: float(function(matrix.double())) * (100 if metric.unit == "%" else 1)
+        for name, (metric, function) in METRICS.import_all().items()
         if isinstance(metric, ConfusionMetric)
     }

@@ -2,6 +2,6 @@
 
 from torch import nn
 
-from vitmnist.registry import OptionsClass, Registry
+from vitmnist.registry import GroupRegistry
 
-MODELS: Registry[OptionsClass, nn.Module] = Registry("model", __package__)
+MODELS: GroupRegistry[nn.Module] = GroupRegistry("model", __package__)

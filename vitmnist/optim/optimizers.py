@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 
 from vitmnist.config.validation import config_field
 from vitmnist.errors import ConfigError
-from vitmnist.registry import OptionsClass, Registry
+from vitmnist.registry import GroupRegistry
 
-OPTIMIZERS: Registry[OptionsClass, Optimizer] = Registry("optimizer", __package__)
+OPTIMIZERS: GroupRegistry[Optimizer] = GroupRegistry("optimizer", __package__)
 
 
 @dataclass

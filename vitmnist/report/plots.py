@@ -117,7 +117,7 @@ def _time_text(comparison: Comparison, row: ReportRow) -> str:
 
 
 def _phases(row: ReportRow) -> tuple[float, float, float]:
-    """The seconds of an epoch spent waiting, computing and on the rest. They add up to its median time."""
+    """Return the seconds that an epoch waits, computes and does other work; they add up to its median time."""
     assert row.epoch_s
     epoch = row.epoch_s.median
     wait, compute = row.spreads[DATA_WAIT_S.name], row.spreads[COMPUTE_S.name]

@@ -103,14 +103,12 @@ def build_table(comparison: Comparison) -> Table:
 
 def _cells(comparison: Comparison, row: ReportRow) -> dict[str, str]:
     metric = comparison.metric
-    quality = row.quality(metric.name)
-    seeds = EMPTY_CELL
-    if quality and quality.n > 1:
-        low, high = (format_quality(metric, bound).rstrip("%") for bound in (quality.low, quality.high))
-        seeds = f"{low}–{high}, n={quality.n}"
     cells = {column: format_value(row.values.get(column, EMPTY_CELL)) for column in comparison.columns}
     cells[metric.column or metric.name] = _format_median(row.spreads[metric.name], metric.digits)
-    cells["over seeds"] = seeds
+    cells["over seeds"] = EMPTY_CELL
+    if (quality := row.quality(metric.name)) and quality.n > 1:
+        low, high = (format_quality(metric, bound).rstrip("%") for bound in (quality.low, quality.high))
+        cells["over seeds"] = f"{low}–{high}, n={quality.n}"
     cells["test accuracy, %"] = _format_median(row.spreads[TEST_ACC], digits=2)
     for name, column in build_epoch_table().items():
         if column.column:

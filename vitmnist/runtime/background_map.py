@@ -1,4 +1,4 @@
-"""Work in background threads: an ordered `map` with a bound on what is ahead, and slices of a batch."""
+"""Work in background threads: an ordered `map` with a bounded lead, and slices of a batch."""
 
 import math
 import os
@@ -22,11 +22,11 @@ JOIN_S = 1.0
 
 Item = TypeVar("Item")
 Returned = TypeVar("Returned")
-Outcome = tuple[Any, BaseException | None]  # A result, or the exception in its place.
+ResultOrError = tuple[Any, BaseException | None]
 
 
 class BackgroundMap(Iterator[Returned], Generic[Item, Returned]):
-    """Like `map`, but runs `fn` in background threads up to `ahead` items early and keeps the order.
+    """Like `map`, but runs `fn` in background threads up to `max_ahead` items early and keeps the order.
 
     An exception is raised in place of its result, with its own type; the next results can still be taken.
 
@@ -36,7 +36,7 @@ class BackgroundMap(Iterator[Returned], Generic[Item, Returned]):
     Args:
         fn: called in the threads.
         items: taken in the consumer's thread when it requests a result.
-        ahead: the largest number of items that are computed ahead of the consumer.
+        max_ahead: the largest number of items that are computed ahead of the consumer.
         context: a context that each thread enters for its lifetime.
     """
 
@@ -45,14 +45,14 @@ class BackgroundMap(Iterator[Returned], Generic[Item, Returned]):
         fn: Callable[[Item], Returned],
         items: Iterable[Item],
         threads: int,
-        ahead: int,
+        max_ahead: int,
         context: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        self._items, self._ahead = iter(items), ahead
+        self._items, self._max_ahead = iter(items), max_ahead
         # Garbage collection can run `_stop` in any thread, also in the middle of a queue operation. So all queues are
         # `SimpleQueue`, whose `put` is reentrant.
-        self._jobs: SimpleQueue[tuple[Item, SimpleQueue[Outcome]] | None] = SimpleQueue()
-        self._waiting: deque[SimpleQueue[Outcome]] = deque()
+        self._jobs: SimpleQueue[tuple[Item, SimpleQueue[ResultOrError]] | None] = SimpleQueue()
+        self._waiting: deque[SimpleQueue[ResultOrError]] = deque()
         self._is_stopped = threading.Event()
         work = partial(_work, fn, self._jobs, self._is_stopped, context)
         # At exit, the interpreter would join non-daemon threads before it calls `_stop`.
@@ -63,7 +63,7 @@ class BackgroundMap(Iterator[Returned], Generic[Item, Returned]):
         """Stop the threads, and wait up to a second for them. A consumer that waits in another thread stops too."""
 
     def __next__(self) -> Returned:
-        while len(self._waiting) <= self._ahead:
+        while len(self._waiting) <= self._max_ahead:
             try:
                 item = next(self._items)
             except StopIteration:
@@ -86,31 +86,31 @@ class BackgroundMap(Iterator[Returned], Generic[Item, Returned]):
 
 def _work(
     fn: Callable[[Item], Any],
-    jobs: SimpleQueue[tuple[Item, SimpleQueue[Outcome]] | None],
+    jobs: SimpleQueue[tuple[Item, SimpleQueue[ResultOrError]] | None],
     is_stopped: threading.Event,
     context: Callable[[], AbstractContextManager[Any]],
 ) -> None:
     with context():
         while (job := jobs.get()) and not is_stopped.is_set():
-            item, outcome = job
+            item, queue = job
             try:
-                outcome.put((fn(item), None))
+                queue.put((fn(item), None))
             except StopIteration:  # Raised by `__next__`, it would silently end the consumer's loop (PEP 479).
-                outcome.put((None, RuntimeError("a function in a background thread raised StopIteration")))
+                queue.put((None, RuntimeError("a function in a background thread raised StopIteration")))
             except BaseException as error:  # Without a result, the consumer would wait for ever.
-                outcome.put((None, error))
+                queue.put((None, error))
             del job, item  # A thread that waits must not keep a batch.
 
 
 def _stop(
     jobs: SimpleQueue[Any],
-    waiting: deque[SimpleQueue[Outcome]],
+    waiting: deque[SimpleQueue[ResultOrError]],
     is_stopped: threading.Event,
     workers: list[threading.Thread],
 ) -> None:
     is_stopped.set()
-    for outcome in list(waiting):  # A consumer in another thread can be waiting for it.
-        outcome.put((None, StopIteration()))
+    for queue in list(waiting):  # A consumer in another thread can be waiting.
+        queue.put((None, StopIteration()))
     for _ in workers:
         jobs.put(None)
     deadline = time.monotonic() + JOIN_S

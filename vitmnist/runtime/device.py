@@ -130,8 +130,9 @@ class DeviceQueue:
     def wait_event(self, event: Event) -> None:
         """Make later work of the current stream wait for `event`; the host does not wait."""
 
-    def record_stream(self, tensor: Tensor) -> None:
-        """Keep a tensor's memory from being reused before the current stream is done with it."""
+    def record_stream(self, tensor: Tensor) -> Tensor:
+        """Keep a tensor's memory from being reused before the current stream is done with it; return the tensor."""
+        return tensor
 
 
 class CudaQueue(DeviceQueue):
@@ -151,8 +152,9 @@ class CudaQueue(DeviceQueue):
         assert isinstance(event, torch.cuda.Event)
         torch.cuda.current_stream(self.device).wait_event(event)
 
-    def record_stream(self, tensor: Tensor) -> None:
+    def record_stream(self, tensor: Tensor) -> Tensor:
         tensor.record_stream(torch.cuda.current_stream(self.device))
+        return tensor
 
 
 QUEUES: dict[str, type[DeviceQueue]] = {"cpu": DeviceQueue, "cuda": CudaQueue}

@@ -49,7 +49,7 @@ def keep_freed_memory() -> None:
 
 
 def _call_glibc(name: str, *arguments: int) -> None:
-    """Call a function of glibc; do nothing if the C library is another one."""
+    """Call a function of glibc; do nothing with another C library."""
     with suppress(AttributeError, OSError, TypeError):
         getattr(ctypes.CDLL(None), name)(*arguments)
 
@@ -63,7 +63,7 @@ def map_private(file: IO[bytes]) -> mmap.mmap:
 
 
 def reset_host_peak() -> None:
-    """Reset the peak memory of this process; only Linux can.
+    """Reset the peak memory of this process; only Linux supports this.
 
     Freed memory that glibc keeps is first returned to the system, so that the peak of a job in a sweep does not include
     an earlier, larger job.
@@ -75,7 +75,7 @@ def reset_host_peak() -> None:
 
 
 def read_host_peak() -> int:
-    """The peak resident memory of this process in bytes: since the reset on Linux, since its start elsewhere."""
+    """Return the peak resident memory of this process in bytes: since the reset on Linux, since its start elsewhere."""
     with suppress(OSError, IndexError):
         status = Path("/proc/self/status").read_text(encoding="utf-8")
         return int(status.partition("VmHWM:")[2].split()[0]) * 1024
@@ -87,13 +87,13 @@ def read_host_peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def check_fits(loader: str, nbytes: int, device: torch.device, advice: str = "") -> None:
-    """Raise `OutOfSpaceError` if a set does not fit into the memory of a device; `advice` ends the message."""
+def check_fits(subject: str, nbytes: int, device: torch.device, advice: str = "") -> None:
+    """Raise `OutOfSpaceError` if a set does not fit into memory; `subject` begins the message, and `advice` ends it."""
     if nbytes > (free := measure_free_memory(device)):
         location = f"on {device}" if device.type == "cuda" else "on the host"
         ranks = f" for each of {local_world_size()} processes" if local_world_size() > 1 else ""
         raise OutOfSpaceError(
-            f"{loader}: the set takes {format_mib(nbytes)} of memory {location}, where {format_mib(free)} are free"
+            f"{subject}: the set takes {format_mib(nbytes)} of memory {location}, where {format_mib(free)} are free"
             f"{ranks}{advice}"
         )
 

@@ -7,15 +7,24 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from enum import IntEnum
 from types import FrameType
 from typing import NoReturn
 
 from vitmnist.errors import ExitCode, RunInterrupted, TimeLimitReached
 
-SIGNAL_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGBREAK")
-STOP_SIGNALS = tuple(getattr(signal, name) for name in SIGNAL_NAMES if hasattr(signal, name))
-"""The signals of this system that stop a run. SIGUSR1 serves batch systems, such as Slurm with `--signal=USR1@60`;
-SIGBREAK is Ctrl-Break on Windows."""
+
+class StopReason(IntEnum):
+    """Why a run stops after its step; if ranks have several reasons, the highest value counts.
+
+    SIGUSR1 serves batch systems, such as Slurm with `--signal=USR1@60`. SIGBREAK is Ctrl-Break on Windows.
+    """
+
+    NONE, TIME_LIMIT, SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGBREAK = range(7)
+
+
+STOP_SIGNALS = {getattr(signal, reason.name): reason for reason in StopReason if hasattr(signal, reason.name)}
+"""The signals of this system that stop a run."""
 
 
 def ignore_stop_signals() -> None:
@@ -53,7 +62,7 @@ class StopSignal(AbstractContextManager["StopSignal"]):
     """
 
     def __init__(self) -> None:
-        self._received = 0
+        self._received = StopReason.NONE
         self._deadline = math.inf
         self._handlers = ExitStack()
         self._parent: int | None = None
@@ -82,21 +91,22 @@ class StopSignal(AbstractContextManager["StopSignal"]):
         return self._parent != os.getppid() or not psutil.pid_exists(self._parent)
 
     @property
-    def vote(self) -> int:
-        """0 = continue, 1 = time limit reached, signum + 1 = signal received; the highest vote of all ranks wins."""
-        if self.is_orphan:  # Windows has no SIGHUP.
-            self._received = self._received or getattr(signal, "SIGHUP", signal.SIGTERM)
-        return self._received + 1 if self._received else int(time.monotonic() >= self._deadline)
+    def reason(self) -> StopReason:
+        if self.is_orphan:
+            self._received = self._received or StopReason.SIGHUP
+        if not self._received and time.monotonic() >= self._deadline:
+            return StopReason.TIME_LIMIT
+        return self._received
 
     def _record(self, signum: int, frame: FrameType | None) -> None:
         if self._received and signum == signal.SIGINT:
             raise KeyboardInterrupt
-        self._received = self._received or signum
+        self._received = self._received or STOP_SIGNALS[signum]
 
 
 def raise_interruption(signum: int, frame: FrameType | None) -> NoReturn:
     """Handle a signal in a process that only waits for others."""
-    raise create_interruption(signum + 1)
+    raise create_interruption(STOP_SIGNALS[signum])
 
 
 def list_handled_signals() -> list[int]:
@@ -104,8 +114,7 @@ def list_handled_signals() -> list[int]:
     return [signum for signum in STOP_SIGNALS if signal.getsignal(signum) != signal.SIG_IGN]
 
 
-def create_interruption(vote: int) -> RunInterrupted:
-    """Create the exception for a `StopSignal.vote` that is not 0."""
-    if vote == 1:
+def create_interruption(reason: StopReason) -> RunInterrupted:
+    if reason is StopReason.TIME_LIMIT:
         return TimeLimitReached("the time limit max_minutes was reached")
-    return RunInterrupted(f"{signal.Signals(vote - 1).name} was received")
+    return RunInterrupted(f"{reason.name} was received")

@@ -26,7 +26,7 @@ RENDEZVOUS_TIMEOUT = timedelta(minutes=5)
 SETUP_TIMEOUT = timedelta(hours=6)
 """The longest time that the ranks of a machine wait for the rank that decodes the dataset."""
 NCCL_EXTRA_TIMEOUT = timedelta(minutes=2)
-"""The time that NCCL waits longer than gloo; see `connect`."""
+"""The time by which the timeout of NCCL exceeds the timeout of gloo; see `connect`."""
 
 
 class TorchWorld(World):
@@ -85,13 +85,13 @@ class TorchWorld(World):
         distributed.all_reduce(tensor, group=self._device_group)
         return tensor
 
-    def cast_votes(self, votes: Sequence[int]) -> list[int]:
-        previous = [0] * len(votes)
+    def max_over_ranks_delayed(self, values: Sequence[int]) -> list[int]:
+        previous = [0] * len(values)
         if self._pending:
             pending_maxima, pending_work = self._pending
             pending_work.wait()
             previous = pending_maxima.tolist()
-        maxima = torch.tensor(votes)
+        maxima = torch.tensor(values)
         # The reduction overlaps with the computation of the next step.
         self._pending = maxima, distributed.all_reduce(maxima, distributed.ReduceOp.MAX, self._group, async_op=True)
         return previous

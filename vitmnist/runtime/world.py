@@ -29,7 +29,7 @@ class World:
         return self.rank == 0
 
     def broadcast_object(self, make: Callable[[], Value], source: int = 0) -> Value:
-        """Call `make` on one rank, and return its result on all ranks. It consists of plain values and CPU tensors."""
+        """Call `make` on one rank, and return its result, of plain values and CPU tensors, on all ranks."""
         return make()
 
     def all_gather_object(self, value: Value) -> list[Value]:
@@ -47,16 +47,17 @@ class World:
         """Replace `tensor` by its sum over all ranks."""
         return tensor
 
-    def cast_votes(self, votes: Sequence[int]) -> list[int]:
-        """Return the highest vote of all ranks for each position of `votes`.
+    def max_over_ranks_delayed(self, values: Sequence[int]) -> list[int]:
+        """Return the maximum over all ranks at each position of the previous call's `values`; zeros at first.
 
-        With several ranks, the result lags one call behind (zeros at first), so that no step waits for the reduction.
+        The delay lets the reduction overlap with the next step. A single process returns `values` at once.
         """
-        return list(votes)
+        return list(values)
 
-    def settle_votes(self, votes: Sequence[int]) -> list[int]:
-        """Cast votes and wait; return the highest of these and of the previous votes, so that none are pending."""
-        return list(map(max, self.cast_votes(votes), self.cast_votes([0] * len(votes))))
+    def max_over_ranks(self, values: Sequence[int]) -> list[int]:
+        """Return the maximum of these values and of any pending ones. Blocks; no value is pending afterwards."""
+        previous, current = self.max_over_ranks_delayed(values), self.max_over_ranks_delayed([0] * len(values))
+        return list(map(max, previous, current))
 
     def broadcast_buffers(self, module: nn.Module) -> None:
         """Give all ranks the buffers of rank 0, such as the statistics of batch normalisation."""

@@ -1,12 +1,12 @@
 """Decodes samples once into files, and maps the files into memory. Use it when decoding is slow or memory is short.
 
-FOLDER/KEY/images.npy   the samples, a file for each tensor; `numpy.load(…, mmap_mode="r")` reads it
-FOLDER/KEY/labels.npy   the labels. Samples of any structure are bytes in samples.npy, with their offsets in spans.npy
-FOLDER/KEY/cache.json   the fingerprint, the caller's metadata, and a checksum of all files, to compare when they are
+FOLDER/HASH/images.npy  the samples, a file for each tensor; `numpy.load(…, mmap_mode="r")` reads it
+FOLDER/HASH/labels.npy  the labels. Samples of any structure are bytes in samples.npy, with their offsets in spans.npy
+FOLDER/HASH/cache.json  the fingerprint, the caller's metadata, and a checksum of all files, to compare when they are
                         opened
-FOLDER/KEY-2            the same files, if Windows cannot remove a damaged KEY because a process maps it
-FOLDER/KEY.lock         the lock of the process that decodes while others wait
-FOLDER/.KEY.unfinished  the same files while they are written
+FOLDER/HASH-2           the same files, if Windows cannot remove a damaged HASH because a process maps it
+FOLDER/HASH.lock        the lock of the process that decodes while others wait
+FOLDER/.HASH.unfinished the same files while they are written
 """
 
 import hashlib
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 DEFAULT_FOLDER = "~/.cache/vitmnist/vitmnist-cache"
 """The folder of caches, unless another one is configured."""
 RECORD_NAME = "cache.json"
-"""The name of the file that completes a cache: without it, the samples are decoded again."""
+"""This file is written last: a folder without it is an incomplete cache."""
 READ_SIZE = 2**20
 """Number of bytes to read at a time for a checksum."""
 CACHE_READ_ERRORS = (OSError, ValueError, KeyError, TypeError)
@@ -48,7 +48,7 @@ CacheEntry = tuple[tuple[Tensor, ...], dict[str, Any]]
 """The mapped tensors of a cache, and the caller's metadata."""
 
 
-def decode_once(
+def open_or_write_cache(
     folder: Path,
     fingerprint: str | None,
     size: int,
@@ -74,21 +74,21 @@ def decode_once(
                 files = [stack.enter_context(TemporaryFile(dir=folder)) for _ in names]
             _write(folder, files, size, decode())
             return tuple(map(_map, files)), metadata()
-    key = hashlib.sha256(fingerprint.encode()).hexdigest()[:24]
-    entry = folder / key
+    name = hashlib.sha256(fingerprint.encode()).hexdigest()[:24]
+    entry = folder / name
     with suppress(*CACHE_READ_ERRORS):  # If another process is replacing the cache, wait for its lock below.
         return _open(entry, names)
     log.info("decoding once into %s, unless another process does", entry)
     with ExitStack() as stack:
         with _translate_os_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(wait_for_lock(folder / f"{key}.lock"))
+            stack.enter_context(wait_for_lock(folder / f"{name}.lock"))
         try:
             return _open(entry, names)
         except CACHE_READ_ERRORS as damage:
             if entry.is_dir():
                 log.warning("the cache %s cannot be used (%s) and is decoded again", entry, damage)
-        unfinished = folder / f".{key}.unfinished"
+        unfinished = folder / f".{name}.unfinished"
         try:
             _decode_named(unfinished, size, decode(), names)
             record: dict[str, Any] = json.loads(json.dumps({"fingerprint": fingerprint, "metadata": metadata()}))

@@ -2,6 +2,7 @@
 
 import platform
 import subprocess
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -49,11 +50,9 @@ def read_source_state(root: Path) -> dict[str, Any]:
         command = ["git", "-C", str(root), *arguments]
         return subprocess.run(command, capture_output=True, check=True, timeout=10, encoding="utf-8").stdout.strip()
 
-    try:
+    with suppress(OSError, subprocess.SubprocessError):
         if Path(git("rev-parse", "--show-toplevel")) == root.resolve():
             return {"git_commit": git("rev-parse", "HEAD"), "git_dirty": bool(git("status", "--porcelain"))}
-    except (OSError, subprocess.SubprocessError):
-        pass
     return {"git_commit": None, "git_dirty": None}
 
 

@@ -160,9 +160,9 @@ def record_outcome(result: Result, config: Config, stop: StopSignal, world: Worl
         yield
     except BaseException as raised:
         error = world.first_failure(raised)
-        if stop.vote and classify_error(error).cause == "worker":
+        if stop.reason and classify_error(error).cause == "worker":
             # The signal that stops the run also stopped its workers.
-            error = create_interruption(stop.vote)
+            error = create_interruption(stop.reason)
         record_failure(error, result, config, world)
         if error is raised:
             raise

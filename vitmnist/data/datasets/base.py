@@ -23,7 +23,7 @@ from vitmnist.data.channel_statistics import compute_statistics, resolve_statist
 from vitmnist.data.images import ColorMode, ImageReader, Pixels
 from vitmnist.data.sources import TensorSet, hash_tensor
 from vitmnist.errors import ConfigError, DataError, classify_error
-from vitmnist.registry import OptionsClass, Registry
+from vitmnist.registry import GroupRegistry
 from vitmnist.runtime.files import expand_home
 from vitmnist.runtime.memory import check_fits
 
@@ -107,8 +107,8 @@ class Dataset:
 
     Args:
         skipped: number of unreadable images that were left out with the user's permission.
-        undivided_source: the hold-out size, and the checksums of the undivided splits. They are equal for all folds, so
-            that reports group them.
+        undivided_checksums: the hold-out size, and the checksums of the undivided splits. All folds have the same ones,
+            by which reports group them. `folds_of` in result.json.
 
     Raises:
         DataError: there are no training images, or images of different shapes.
@@ -120,7 +120,7 @@ class Dataset:
     skipped: int = 0
     _: KW_ONLY
     validation: Split | None = None
-    undivided_source: dict[str, Any] | None = None
+    undivided_checksums: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if not len(self.train):
@@ -170,7 +170,7 @@ class Dataset:
 
 
 DEFAULT_ROOT = "~/.cache/vitmnist"
-DATASETS: Registry[OptionsClass, Dataset] = Registry("data/dataset", __package__)
+DATASETS: GroupRegistry[Dataset] = GroupRegistry("data/dataset", __package__)
 """Functions of (options, root) that return a `Dataset`.
 
 Options with an attribute `shape`, the `[C, H, W]` of the images, make it possible to refuse an unsuitable model before
@@ -191,23 +191,6 @@ class SizeOptions:
             if size is not None and size > available:
                 raise ConfigError(f"data.dataset.{key}={size}: the set has {available} images; null takes them all")
         return slice(self.train_size), slice(self.test_size)
-
-
-class ImagesOnDisk(torch.utils.data.Dataset[tuple[Tensor, int]]):
-    """Samples of a split, read from files if it has them: normalised float32 `[C, H, W]`, and a label."""
-
-    def __init__(self, split: Split) -> None:
-        from torchvision import transforms  # This import takes 2 s, and only `WorkerLoader` needs it.
-
-        self.images = split.images.permute(0, 2, 3, 1).numpy() if split.files is None else split.files
-        self.labels = split.labels.tolist()
-        self.transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(split.mean, split.std)])
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.transform(self.images[index]), self.labels[index]
 
 
 def make_dataset(
@@ -266,7 +249,7 @@ def build_dataset(values: Mapping[str, Any], root: str, key: str | None = None) 
         raise DataError(f"data/dataset={values['name']}: {classify_error(error).message}") from error
 
 
-def apply_config(dataset: Dataset, data: DataConfig) -> Dataset:
+def hold_out_and_normalize(dataset: Dataset, data: DataConfig) -> Dataset:
     """Apply the hold-out and the channel statistics of a configuration to a dataset.
 
     Raises:
@@ -317,6 +300,6 @@ def hold_out_validation(dataset: Dataset, size: int | float, seed: int) -> Datas
         dataset,
         train=train.subset((~is_held_out).nonzero().flatten()),
         validation=train.subset(is_held_out.nonzero().flatten()),
-        undivided_source={"holdout": size, **dataset.sha256},
+        undivided_checksums={"holdout": size, **dataset.sha256},
     )
     return held_out.with_statistics(*compute_statistics(held_out.train.images))

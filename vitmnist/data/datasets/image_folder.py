@@ -30,7 +30,7 @@ from vitmnist.runtime.background_map import BackgroundMap
 from vitmnist.runtime.cpu import available_cores, decoder_thread_context
 from vitmnist.runtime.files import expand_home
 from vitmnist.runtime.progress import tqdm
-from vitmnist.store.cache_file import decode_once
+from vitmnist.store.cache_file import open_or_write_cache
 from vitmnist.store.rows import as_contiguous_rows, is_large
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ MIN_CLASS_SIZE = 5
 MIN_STD = 8
 """A lower standard deviation of the pixels causes a warning. 12-bit data in 16-bit files is always below it."""
 BLOCK = 8
-"""Images that a thread reads before it passes them on. With one, each small image would cost a switch of threads."""
+"""Images that a thread reads per hand-over. Handing over single images would cost a thread switch for each."""
 MAX_NAMED_FILES = 5
 """Maximum number of files to name in the message about unreadable images."""
 
@@ -105,7 +105,7 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     # Refuse sizes that are too large before anything is decoded.
     options.spans(len(files["train"]), len(files.get("test", ())))
     decoder = FolderDecoder(folder, files, options)
-    (images, labels), metadata = decode_once(
+    (images, labels), metadata = open_or_write_cache(
         root / CACHE_FOLDER, decoder.fingerprint(), len(decoder.samples), decoder.decode, decoder.metadata
     )
     if images.shape[1] != options.shape[0]:  # Large images are stored with channels last.

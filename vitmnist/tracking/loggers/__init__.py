@@ -8,14 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.metrics.epoch_table import build_epoch_table
-from vitmnist.registry import OptionsClass, Registry
+from vitmnist.registry import GroupRegistry
 
 if TYPE_CHECKING:
     from PIL import Image
-
-
-STEP_METRICS = ("loss", "lr", "grad_norm")
-"""The metrics of a logged step."""
 
 
 class Logger(AbstractContextManager["Logger"]):
@@ -47,10 +43,10 @@ def collect_epoch_scalars(record: EpochRecord) -> dict[str, float]:
 
 def collect_step_scalars(step: Mapping[str, float | None]) -> dict[str, float]:
     """Return the metrics of a logged step that were measured, by tag."""
-    return {f"step/{name}": value for name in STEP_METRICS if (value := step.get(name)) is not None}
+    return {f"step/{name}": value for name, value in step.items() if name != "step" and value is not None}
 
 
-LOGGERS: Registry[OptionsClass, Logger] = Registry("logger", __package__)
+LOGGERS: GroupRegistry[Logger] = GroupRegistry("logger", __package__)
 
 
 def parse_loggers(values: Sequence[Any]) -> list[Mapping[str, Any]]:

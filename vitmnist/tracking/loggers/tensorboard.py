@@ -37,8 +37,8 @@ class TensorBoard(Logger):
     def __init__(self, options: NoOptions, folder: Path, result: Result) -> None:
         self._path, first = folder / f"{EVENTS}.{time.time_ns()}", len(result.epochs) + 1
         version = Event(wall_time=time.time(), step=first, file_version="brain.Event:2")
-        # At this event, TensorBoard drops all values from this step on: the epochs that an interrupted run logged after
-        # its last checkpoint, but also many of `step/…`, which counts faster than epochs and is written again below.
+        # At this event, TensorBoard drops all values from step `first` on: epochs that an interrupted run logged after
+        # its last checkpoint, and many values of `step/…`, because steps outnumber epochs. These are written again.
         start = Event(wall_time=time.time(), step=first, session_log=SessionLog(status=SessionLog.START))
         config = _event(text("config", f"```yaml\n{yaml.safe_dump(result.config, sort_keys=False)}```"), first)
         earlier_steps = [event for record in result.epochs for event in _steps(record, first)]
