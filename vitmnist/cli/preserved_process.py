@@ -7,9 +7,10 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from logging.config import DictConfigurator
-from typing import Any
+from typing import Any, cast
 
 import torch
+from hydra.conf import HydraConf
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import configure_log
@@ -21,7 +22,7 @@ from vitmnist.data.randomness import preserved_random_state
 
 @contextmanager
 def preserved_process() -> Iterator[None]:
-    """Restore on exit what a run changes: random states, and the state of torch, Hydra, logging and the environment."""
+    """Restore on exit the random states and the state of torch, Hydra, logging, warnings and the environment."""
     with warnings.catch_warnings(), preserved_random_state(), ExitStack() as restored:
         _restore_torch(restored)
         _restore_hydra(restored)
@@ -34,8 +35,8 @@ def preserved_process() -> Iterator[None]:
 
 
 def _restore_torch(restored: ExitStack) -> None:
-    flags: Any = torch.utils.deterministic
-    restored.callback(setattr, flags, "fill_uninitialized_memory", flags.fill_uninitialized_memory)
+    flags, name = torch.utils.deterministic, "fill_uninitialized_memory"
+    restored.callback(setattr, flags, name, getattr(flags, name))
     restored.callback(
         torch.use_deterministic_algorithms,
         torch.are_deterministic_algorithms_enabled(),
@@ -59,12 +60,12 @@ def _reset_cuda(seed: int) -> None:
 
 
 def _restore_hydra(restored: ExitStack) -> None:
-    """Set the state of Hydra aside: a program of Hydra can train, too."""
+    """Set the state of Hydra aside, so that a program of Hydra can train."""
     composer, config, version = GlobalHydra.instance(), HydraConfig.instance(), VersionBase.instance()
     restored.callback(setattr, version, "version_base", version.version_base)
     restored.callback(setattr, config, "cfg", config.cfg)
     restored.callback(setattr, composer, "hydra", composer.hydra)
-    restored.callback(GlobalHydra.set_instance, composer)  # The context in which Hydra composes leaves a copy.
+    restored.callback(GlobalHydra.set_instance, composer)  # `initialize_config_dir` replaces it by a copy.
     composer.clear()
 
 
@@ -89,16 +90,16 @@ def _restore_environment(environment: dict[str, str]) -> None:
     os.environ.update(environment)
 
 
-def configure_run_log(hydra: Any) -> None:
+def configure_run_log(hydra: HydraConf) -> None:
     """Configure the log as Hydra does, but without closing the handlers of the program."""
-    job_logging: Any = OmegaConf.to_container(hydra.job_logging, resolve=True)
+    job_logging = cast(dict[str, Any], OmegaConf.to_container(hydra.job_logging, resolve=True))
     if job_logging["root"] is not None:
         RunLogConfigurator(job_logging).configure()
     configure_log(OmegaConf.create({"root": None}), hydra.verbose)  # Set the levels that `hydra.verbose` names.
 
 
 class RunLogConfigurator(DictConfigurator):
-    """Configures logging as `logging.config.dictConfig` does, which would close all handlers of the process."""
+    """Configures logging; unlike `logging.config.dictConfig`, it does not close all handlers of the process."""
 
     def configure(self) -> None:
         for section, make in (

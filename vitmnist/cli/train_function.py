@@ -33,7 +33,7 @@ VALUE_KEYS = {
     for key, option in schema_fields()
     if not is_dataclass(option.default_factory) and not is_group(key.replace(".", "/"))
 }
-"""Keys with a value. Its dict, as that of `lr_scale`, is set as a whole; other dicts hold the keys of a section."""
+"""Keys that are no sections. A dict as the value of such a key, for example `lr_scale`, is set as a whole."""
 
 
 def train(*overrides: str, folder: str | Path | None = None, **keys: object) -> Result:
@@ -80,7 +80,7 @@ def _check_call(argv: list[str]) -> None:
             raise ConfigError(f"{text}: is for the command line; here, type KEY=VALUE or --config-dir=FOLDER")
     if is_distributed():
         raise ConfigError("vitmnist.train: trains in one process; for several, start train.py with torchrun")
-    # Each worker process that is spawned imports the main script.
+    # A spawned worker process imports the main script under this name.
     for frame, _ in walk_stack(inspect.currentframe()):
         if frame.f_globals.get("__name__") == "__mp_main__" and frame.f_code.co_name == "<module>":
             raise ConfigError(
@@ -142,7 +142,7 @@ def to_overrides(keys: Mapping[str, object], section: str = "") -> Iterator[str]
         if isinstance(value, Mapping) and key not in VALUE_KEYS:
             yield from to_overrides(value, f"{key}.")
         elif key == "resume":
-            yield f"resume={'null' if value is None else value}"  # The parser of arguments takes it without quotes.
+            yield f"resume={'null' if value is None else value}"  # `parse_arguments` quotes it.
         elif not is_group(group):
             yield f"{key}={_format_value(key, value)}"
         elif value is None or isinstance(value, str):

@@ -80,7 +80,7 @@ class Result:
         metrics = {"eval_acc": last.get("eval_acc"), TEST_ACC: (self.test or {}).get(TEST_ACC)}
         accuracies = [f"{name} {value:.2f}" for name, value in metrics.items() if value is not None]
         path = display_path(self.folder)
-        path = path if len(path) <= 60 else f"…{path[-59:]}"  # The path of a default folder can fill a line.
+        path = path if len(path) <= 50 else f"…{path[-49:]}"  # The path of a default folder can fill a line.
         return f"Result({', '.join([self.status, epochs, *accuracies, path])})"
 
     def load_model(self) -> Any:
