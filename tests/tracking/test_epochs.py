@@ -32,8 +32,8 @@ def assert_same_epochs(folder: Path) -> None:
 def test_a_missing_value_is_an_empty_cell(tmp_path: Path) -> None:
     epoch = dict.fromkeys(build_epoch_table(), 0.1) | {"gpu_peak_mib": None, "ended_at": 1700000000.25}
     epochs = [{"epoch": index, **epoch, "first_of_start": not index, "steps": []} for index in (0, 1)]
-    Result(epochs=epochs[:1]).write_epochs(tmp_path)
-    Result(epochs=epochs).append_epoch(tmp_path)
+    Result(folder=tmp_path, epochs=epochs[:1]).write_epochs()
+    Result(folder=tmp_path, epochs=epochs).append_epoch()
     table = pandas.read_csv(tmp_path / "epochs.csv")
     assert list(table.columns) == list(list_epoch_columns())
     assert table["gpu_peak_mib"].isna().all()

@@ -112,6 +112,6 @@ def find_value(key: str, overrides: Iterable[str]) -> str | None:
 
 def quote(text: str) -> str:
     """Quote text as a value in Hydra's grammar; a backslash is special before a quote and at the end."""
-    if re.fullmatch(r"[\w./+-]+", text):
+    if re.fullmatch(r"[\w./+-]+", text, re.ASCII):
         return text
     return "'" + re.sub(r"(\\*)('|$)", lambda match: 2 * match[1] + (match[2] and r"\'"), text) + "'"

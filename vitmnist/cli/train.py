@@ -3,12 +3,14 @@
 With `torchrun`, several processes run the same command line.
 """
 
+from __future__ import annotations
+
 import logging
 import shlex
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra import initialize_config_dir
@@ -31,6 +33,10 @@ from vitmnist.config.validation import validate
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.world import is_distributed
+from vitmnist.tracking.result import Result
+
+if TYPE_CHECKING:
+    from vitmnist.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -66,9 +72,11 @@ def main() -> None:
                 run_sweep(process, composed, arguments)
             else:
                 run = configure_run(process, composed, arguments)
+                if run:
+                    configure_log(composed.hydra.job_logging, composed.hydra.verbose)
         run = broadcast_run(process, run)
         if run:
-            train(process, run)
+            train_run(import_trainer(), process, run)
 
 
 def print_information(argv: list[str]) -> bool:
@@ -109,7 +117,7 @@ def compose_with_hydra(process: ProcessState, arguments: Arguments) -> DictConfi
 
 
 def configure_run(process: ProcessState, composed: DictConfig, arguments: Arguments) -> ConfiguredRun | None:
-    """Load or validate the configuration of a run, lock its folder, and configure its log.
+    """Load or validate the configuration of a run, and lock its folder.
 
     Returns:
         The run; None if it needs no training.
@@ -133,7 +141,6 @@ def configure_run(process: ProcessState, composed: DictConfig, arguments: Argume
     config = replace(config, resume=str(folder) if is_resumed else None)
     with read_write(composed.hydra.runtime):
         composed.hydra.runtime.output_dir = str(folder.absolute())
-    configure_log(composed.hydra.job_logging, composed.hydra.verbose)
     process.resources.enter_context(env_override(composed.hydra.job.env_set))
     return ConfiguredRun(config, folder.absolute(), [text for text in overrides if not is_hydra_override(text)])
 
@@ -153,12 +160,13 @@ def broadcast_run(process: ProcessState, run: ConfiguredRun | None) -> Configure
     return ConfiguredRun(validate(Config, shared["config"]), folder, [])
 
 
-def train(process: ProcessState, run: ConfiguredRun) -> None:
+def train_run(trainer_class: type[Trainer], process: ProcessState, run: ConfiguredRun) -> Result:
     """Train a run, and log where its results are."""
-    trainer = import_trainer()(run.config, run.folder, run.overrides, process.stop, process.world)
-    trainer.fit()
+    trainer = trainer_class(run.config, run.folder, run.overrides, process.stop, process.world)
+    result = trainer.fit()
     if process.world.is_main:
         path = display_path(run.folder)
         log.info("Results: %s", path)
         if any(options["name"] == "tensorboard" for options in trainer.logger_options):
             log.info("View them with\n    tensorboard --logdir %s", shlex.quote(path))
+    return result
