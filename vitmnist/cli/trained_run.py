@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from vitmnist.checkpoint.storage import WEIGHT_FILES
-from vitmnist.cli.arguments import parse_key
-from vitmnist.cli.resume import load_recorded_config
+from vitmnist.config import parse_key
 from vitmnist.config.schema import Config, DataConfig, dotted_keys, is_under
 from vitmnist.data.datasets.base import Dataset, apply_config, build_dataset
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.files import expand_home
+from vitmnist.tracking.recorded_config import load_recorded_config
 from vitmnist.tracking.runs import read_run
 
 # The keys and sections that select the evaluated images. Other keys keep the values of the run.
