@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vitmnist.augment.preprocess import Preprocess as Preprocess
     from vitmnist.data.datasets.base import load_dataset as load_dataset
     from vitmnist.diagnosis.measure import diagnose as diagnose
+    from vitmnist.inference.trained_model import load_model as load_model
     from vitmnist.loaders.base import Loader as Loader
     from vitmnist.loaders.base import register as register
     from vitmnist.loaders.make_loader import make_loader as make_loader
@@ -31,6 +32,7 @@ _MODULES = {
     "diagnose": "vitmnist.diagnosis.measure",
     "from_dataloader": "vitmnist.replacement.from_dataloader",
     "load_dataset": "vitmnist.data.datasets.base",
+    "load_model": "vitmnist.inference.trained_model",
     "make_loader": "vitmnist.loaders.make_loader",
     "register": "vitmnist.loaders.base",
 }

@@ -1,0 +1,128 @@
+"""The evaluation of a trained model: its configuration, its dataset and its results."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vitmnist.config import parse_key
+from vitmnist.config.schema import Config, DataConfig, dotted_keys, is_under
+from vitmnist.data.datasets.base import Dataset, Split, apply_config, build_dataset
+from vitmnist.errors import ConfigError
+from vitmnist.runtime.files import expand_home
+from vitmnist.tracking.recorded_config import load_recorded_config
+from vitmnist.tracking.runs import read_run
+from vitmnist.training.loop import Predictions
+
+log = logging.getLogger(__name__)
+
+# The keys and sections that select the evaluated images. Other keys keep the values of the run.
+IMAGE_KEYS = ("data.root", "data.dataset", "data.holdout", "data.holdout_seed", "batch_size")
+# The options of a dataset that locate its images and labels.
+PATHS = ("path", "labels")
+# The keys that divide or limit a dataset, with the values that keep all images.
+UNDIVIDED = {
+    "data.holdout": "null",
+    "data.dataset.train_size": "null",
+    "data.dataset.test_size": "null",
+    "data.dataset.test_share": "0",
+}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Evaluation:
+    """The predictions of a model on a split, and the registered metrics by name.
+
+    Args:
+        split_name: train, validation or test; all, if the dataset has one split.
+        split: the evaluated images; their labels are the model's.
+        metrics: the values of the registered metrics, such as `acc` in percent.
+    """
+
+    weights: Path
+    split_name: str
+    split: Split
+    predictions: Predictions
+    metrics: dict[str, float]
+
+    def __repr__(self) -> str:
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in [*self.metrics.items()][:4])
+        return f"Evaluation({self.split_name} split, {len(self.split):,} images, {metrics})"
+
+    @property
+    def accuracy(self) -> float:
+        """The share of correct predictions in percent."""
+        return self.metrics["acc"]
+
+    @property
+    def confusion_matrix(self) -> Tensor:
+        """The number of images by true class (rows) and predicted class (columns): int64 `[classes, classes]`, CPU."""
+        return self.predictions.confusion_matrix(len(self.split.classes))
+
+    def rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Return a row per image: file name or index, true class, predicted class and its probability."""
+        predicted, probabilities = self.predictions.predicted.tolist(), self.predictions.confidence.tolist()
+        actual, classes = self.split.labels.tolist(), self.split.classes
+        return [
+            {
+                "image": self.split.name(index),
+                "true_class": classes[actual[index]],
+                "predicted_class": classes[predicted[index]],
+                "probability": probabilities[index],
+            }
+            for index in indices
+        ]
+
+
+def load_evaluation_config(folder: Path, overrides: Sequence[str], overridable: Sequence[str]) -> Config:
+    """Load the recorded configuration of a run, and apply overrides.
+
+    Raises:
+        ConfigError: a key is not overridable, or the folder or the overrides cannot be used.
+        HydraException, OmegaConfBaseException: an override is wrong.
+    """
+    for override in overrides:
+        if not is_under(_dotted_key(override), overridable):
+            allowed = ", ".join(overridable)
+            raise ConfigError(f"{override}: has no effect on a trained model; only {allowed} can be changed")
+    return load_recorded_config(folder, [*overrides])
+
+
+def _dotted_key(override: str) -> str:
+    return parse_key(override).replace("/", ".")
+
+
+def load_evaluation_dataset(folder: Path, data: DataConfig, overrides: Sequence[str]) -> Dataset:
+    """Build the dataset of an evaluation, and warn if images of the run have changed since training.
+
+    Raises:
+        ConfigError: for images at another path, it is unclear whether to divide and limit them as in training.
+    """
+    trained_data = load_recorded_config(folder, []).data
+    if _resolve_paths(data.dataset) != _resolve_paths(trained_data.dataset):
+        values = dotted_keys({"data": vars(data)})
+        typed = {_dotted_key(override) for override in overrides}
+        if unclear := [key for key in UNDIVIDED if values.get(key) and key not in typed]:
+            undivided = " ".join(f"{key}={UNDIVIDED[key]}" for key in unclear)
+            as_trained = " ".join(f"{key}={values[key]}" for key in unclear)
+            raise ConfigError(
+                f"the run was trained on images at another path; type {undivided} to evaluate all of these images, or "
+                f"{as_trained} to divide and limit them as in training"
+            )
+    dataset = apply_config(build_dataset(data.dataset, data.root), data)
+    trained_paths = {key: trained_data.dataset[key] for key in PATHS if key in trained_data.dataset}
+    if replace(data, root=trained_data.root, dataset=data.dataset | trained_paths) == trained_data:
+        recorded = (read_run(folder).result.dataset or {}).get("sha256") or {}
+        for name in dataset.splits:
+            checksum = dataset.sha256[f"{name}_images"]
+            if recorded.get(f"{name}_images", checksum) != checksum:
+                log.warning("the images of the %s split have changed since training", name)
+    return dataset
+
+
+def _resolve_paths(options: Mapping[str, Any]) -> list[object]:
+    """Return the name of a dataset, and the resolved paths of its images and labels."""
+    return [options["name"], *(expand_home(str(options.get(key))).resolve() for key in PATHS)]
