@@ -65,8 +65,9 @@ def test_a_model_of_the_crops_size_is_trained_and_used(
 ) -> None:
     succeed(*smaller, *trainer, "data.holdout=0.25", "hydra.run.dir=run")
     model = load_model(tmp_path / "run", device="cpu")
-    assert (model.image_shape, model.input_size) == ((3, 20, 20), (12, 12))
-    assert (model.mean, model.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    assert (model.image_shape, model.preprocess.input_size) == ((3, 20, 20), (12, 12))
+    assert torch.equal(model.preprocess.mean.flatten(), torch.tensor((0.485, 0.456, 0.406)))
+    assert torch.equal(model.preprocess.std.flatten(), torch.tensor((0.229, 0.224, 0.225)))
 
     def printed(program: Any, *arguments: str) -> Any:
         return json.loads(output_of(program, "run", *arguments).splitlines()[-1])

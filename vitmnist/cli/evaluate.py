@@ -19,8 +19,7 @@ from tabulate import tabulate
 from torch import Tensor
 
 from vitmnist.cli.arguments import without_keys
-from vitmnist.cli.command import create_parser, echo, errors_as_messages
-from vitmnist.cli.trained_run import add_dataset_arguments
+from vitmnist.cli.command import add_dataset_arguments, create_parser, echo, errors_as_messages
 from vitmnist.inference.evaluation import IMAGE_KEYS, load_evaluation_config
 from vitmnist.inference.trained_model import load_model
 from vitmnist.metrics import METRICS

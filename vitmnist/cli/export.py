@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 import vitmnist
-from vitmnist.cli.command import create_parser, echo, errors_as_messages
-from vitmnist.cli.trained_run import add_dataset_arguments
+from vitmnist.cli.command import add_dataset_arguments, create_parser, echo, errors_as_messages
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.images import ImageReader
 from vitmnist.errors import ConfigError, MissingExtraError, UserError

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from vitmnist.cli.command import create_parser, echo, errors_as_messages
-from vitmnist.cli.trained_run import add_run_arguments
+from vitmnist.cli.command import add_run_arguments, create_parser, echo, errors_as_messages
 from vitmnist.data.image_listing import find_images
 from vitmnist.data.images import collect_file_warnings
 from vitmnist.errors import DataError

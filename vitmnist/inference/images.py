@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitmnist.data.images import ImageReader, Pixels
-from vitmnist.errors import DataError, first_line
+from vitmnist.errors import DataError, as_data_error
 
 ImageInput = str | PathLike[str] | Image.Image | Pixels | Tensor
 """The path of a file, a PIL image, or an array of one image or several."""
@@ -44,56 +44,42 @@ def iterate_images(images: ImageInput | Iterable[ImageInput], channels: int) -> 
 
 
 def split_array(array: Pixels | Tensor, channels: int) -> Iterable[Pixels]:
-    """Split an array into images `[H, W, C]`; `TrainedModel.__call__` says how its axes are told apart.
+    """Split an array into images `[H, W, C]`; `TrainedModel.__call__` says which axis is the channels.
 
     Raises:
         DataError: the array is not uint8, or its axes are ambiguous.
     """
-    shape = tuple(array.shape)
-    name = f"{str(array.dtype).removeprefix('torch.')} array {list(shape)}"
-    if not name.startswith("uint8 "):
+    shape, dtype = tuple(array.shape), str(array.dtype).removeprefix("torch.")
+    name = f"{dtype} array {list(shape)}"
+    if dtype != "uint8":
         raise DataError(f"{name}: images are bytes 0 to 255; the model normalises them: pass uint8")
     pixels = array.detach().cpu().numpy() if isinstance(array, Tensor) else array
     if len(shape) == 2:
         return [pixels[..., None]]
-    counts = {*CHANNELS, channels}
-    if len(shape) not in (3, 4) or (len(shape) == 4 and counts.isdisjoint((shape[-3], shape[-1]))):
-        raise DataError(f"{name}: pass [H, W], [H, W, C], [C, H, W] or [B, …] with C of 1, 3 or 4 channels")
-    is_first, is_last = shape[-3] in counts, shape[-1] in counts
-    if is_first and is_last:
-        raise DataError(
-            f"{name}: the channels could be first or last; pass PIL.Image.fromarray(image) for each image, with its "
-            "channels last"
-        )
-    if len(shape) == 3 and is_first and shape[0] not in (1, channels):
-        raise DataError(
-            f"{name}: could be one image of {shape[0]} channels, or {shape[0]} grey images; pass array[None] for one "
-            f"image, or array[:, None] for {shape[0]}"
-        )
+    is_first, is_last = (len(shape) in (3, 4) and shape[axis] in (*CHANNELS, channels) for axis in (-3, -1))
+    is_clear = is_first != is_last
     if len(shape) == 3:
+        is_clear = not is_first or (not is_last and shape[0] in (1, channels))
         pixels = pixels[None] if is_first or is_last else pixels[..., None]
+    if not is_clear:
+        raise DataError(
+            f"{name}: its axes are ambiguous; pass uint8 [B, C, H, W] or [B, H, W, C] with C of 1, 3 or 4 channels, "
+            "such as array[None] for one image and array[:, None] for grey ones, or PIL images"
+        )
     return np.moveaxis(pixels, -3, -1) if is_first else pixels
 
 
 def convert_image(reader: ImageReader, image: Image.Image | Pixels) -> Pixels:
-    """Convert a PIL image, or an array `[H, W, C]`, as the reader converts a file of it; changes no image.
-
-    Raises:
-        DataError: the image is damaged, or cannot be converted.
-    """
-    try:
+    """Convert a PIL image, or an array `[H, W, C]`, as the reader converts its file; raises `DataError`."""
+    with as_data_error("an image cannot be converted"):
         if not isinstance(image, Image.Image):
             image = Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
         file = getattr(image, "fp", None)
         if file and getattr(image, "tile", None) and image.tell() == 0:
-            # The image is not loaded. Decode its file: a JPEG has other pixels if Pillow decodes it at full size.
+            # The image is not loaded. Decode its file: at full size, Pillow decodes a JPEG to other pixels.
             position = file.tell()
             file.seek(0)
             content = np.frombuffer(bytearray(file.read()), np.uint8)
             file.seek(position)
             return reader.decode(content)
         return replace(reader, draft=False).convert(image)  # `draft` would change the size of the caller's image.
-    except MemoryError:
-        raise
-    except Exception as error:  # Pillow's decoders can raise any exception.
-        raise DataError(f"{type(image).__name__}: cannot be read as an image: {first_line(error)}") from error
