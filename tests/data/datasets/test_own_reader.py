@@ -71,9 +71,7 @@ def test_predict_and_the_card_read_files_as_the_dataset_does(
     assert "other.png: is no scan" in call_here(predict_main, "run", "other.png").stderr
     assert len(model(np.zeros((2, 1, 14, 14), np.uint8))) == 2
     for image in (Image.new("L", (28, 28)), np.zeros((28, 28), np.uint8)):
-        with pytest.raises(
-            DataError, match=r"scans has its own reader of files; pass paths, or uint8 .* \[1, 14, 14\]"
-        ):
+        with pytest.raises(DataError, match=r"scans has its own reader of files; .* uint8 arrays \[1, 14, 14\]"):
             model(image)
     np.save(tmp_path / "large.npy", np.zeros((28, 28), dtype=np.uint8))
     with monkeypatch.context() as patch:
