@@ -37,10 +37,9 @@ def iterate_images(images: ImageInput | Iterable[ImageInput], channels: int) -> 
         for image in images:
             yield from iterate_images(image, channels)
     else:
-        raise DataError(
-            f"found {type(images).__name__}: a model takes paths, PIL images, uint8 arrays, and lists of these; open "
-            "the bytes of a file with PIL.Image.open(io.BytesIO(content))"
-        )
+        open_bytes = "; open bytes with PIL.Image.open(io.BytesIO(content))" if isinstance(images, bytes) else ""
+        found = type(images).__name__
+        raise DataError(f"a model takes paths, PIL images, uint8 arrays and lists of these, found {found}{open_bytes}")
 
 
 def split_array(array: Pixels | Tensor, channels: int) -> Iterable[Pixels]:
@@ -76,7 +75,7 @@ def convert_image(reader: ImageReader, image: Image.Image | Pixels) -> Pixels:
             image = Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
         file = getattr(image, "fp", None)
         if file and getattr(image, "tile", None) and image.tell() == 0:
-            # The image is not loaded. Decode its file: at full size, Pillow decodes a JPEG to other pixels.
+            # Nothing is decoded yet. Decode a JPEG as from its file: at full size, its pixels would differ.
             position = file.tell()
             file.seek(0)
             content = np.frombuffer(bytearray(file.read()), np.uint8)

@@ -1,4 +1,4 @@
-"""A trained model, with everything needed to use it: `load_model`."""
+"""A trained model, called with images; `load_model` loads it from the folder of a run."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Prediction:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TrainedModel:
-    """A trained model in evaluation mode on its device; `load_model` returns it.
+    """A trained model on its device, with everything needed to use it; `load_model` returns it.
 
     Args:
         run: the folder of the run.
@@ -84,12 +84,12 @@ class TrainedModel:
         return get_file_reader(self.dataset, self.image_shape)
 
     def __call__(self, images: ImageInput | Iterable[ImageInput]) -> list[Prediction]:
-        """Classify images; each is converted as in training. Several threads can call a model.
+        """Classify images of any size, converted as in training. Several threads can call a model.
 
-        An array is uint8 `[H, W]`, `[H, W, C]`, `[C, H, W]`, or `[B, …]` of several images, as NumPy or torch. An axis
-        of 1, 3 or 4 is the channels: grey, RGB or RGBA. Without such an axis, `[B, H, W]` is B grey images. The first
-        of three axes is the channels if it is 1 or the model's number of channels; other arrays that can be read in two
-        ways are refused.
+        An array is uint8, from NumPy or torch: `[H, W]`, `[H, W, C]`, `[C, H, W]`, or `[B, …]` for several images. Its
+        first or last axis of an image has the channels if its size is 1, 3 or 4: grey, RGB or RGBA. A first axis of
+        three is the channels only if its size is 1 or the model's number of channels. Without channels, `[B, H, W]` is
+        B grey images. An array that can be read in two ways is refused.
 
         Args:
             images: a path, a PIL image, an array, or a list of these.
@@ -107,10 +107,10 @@ class TrainedModel:
         return predictions
 
     def read(self, image: Path | Image.Image | Pixels) -> Tensor:
-        """Read a file, or convert a PIL image or an array `[H, W, C]`, to the uint8 `[C, H, W]` of training.
+        """Read a file, or convert a PIL image or an array `[H, W, C]`, to uint8 `[C, H, W]` as in training.
 
         Raises:
-            DataError: the image is missing or damaged, or the dataset's own reader has to read it from a file.
+            DataError: the image is missing or damaged, or only the dataset's own reader can convert it.
         """
         channels, height, width = self.image_shape
         if isinstance(image, np.ndarray) and image.shape == (height, width, channels):
@@ -120,8 +120,8 @@ class TrainedModel:
         elif isinstance(self.reader, ImageReader):
             pixels = convert_image(self.reader, image)
         else:
-            own = f"the dataset {self.dataset.get('name')} has its own reader of files"
-            raise DataError(f"{own}; pass paths, or uint8 arrays {list(self.image_shape)}")
+            only = f"pass paths, or uint8 arrays {list(self.image_shape)}"
+            raise DataError(f"the dataset {self.dataset['name']} has its own reader of files; {only}")
         tensor = to_tensor(pixels)
         # The reader of a custom dataset can return other shapes.
         if (shape := tuple(tensor.shape)) != self.image_shape:
