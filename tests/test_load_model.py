@@ -175,10 +175,14 @@ def test_a_damaged_image_is_refused(digits: TrainedModel, tmp_path: Path) -> Non
 
 
 def test_a_model_can_be_called_in_threads_and_changes_no_state(
-    folder: Path, digits: TrainedModel, tiny: Dataset, monkeypatch: pytest.MonkeyPatch
+    folder: Path, digits: TrainedModel, tiny: Dataset
 ) -> None:
     expected = digits(tiny.test.images)
     digits.module.train()  # Dropout and batch statistics would change the predictions.
+    modes: set[tuple[bool, bool]] = set()
+    hook = digits.module.register_forward_hook(
+        lambda module, inputs, logits: modes.add((module.training, logits.requires_grad))
+    )
     states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
     results: list[list[Prediction]] = []
     threads = [threading.Thread(target=lambda: results.append(digits(tiny.test.images))) for _ in range(4)]
@@ -186,7 +190,9 @@ def test_a_model_can_be_called_in_threads_and_changes_no_state(
         thread.start()
     for thread in threads:
         thread.join()
+    hook.remove()
     assert results == [expected] * 4
+    assert modes == {(False, False)}
     vitmnist.load_model(folder / "digits").evaluate()
     assert torch.equal(torch.get_rng_state(), states[0])
     assert (np.random.get_state()[1] == states[1]).all()

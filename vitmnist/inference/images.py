@@ -1,7 +1,6 @@
 """The images that a trained model takes: files, PIL images and arrays."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
@@ -76,9 +75,6 @@ def convert_image(reader: ImageReader, image: Image.Image | Pixels) -> Pixels:
         file = getattr(image, "fp", None)
         if file and getattr(image, "tile", None) and image.tell() == 0:
             # Nothing is decoded yet. Decode a JPEG as from its file: at full size, its pixels would differ.
-            position = file.tell()
             file.seek(0)
-            content = np.frombuffer(bytearray(file.read()), np.uint8)
-            file.seek(position)
-            return reader.decode(content)
-        return replace(reader, draft=False).convert(image)  # `draft` would change the size of the caller's image.
+            return reader.decode(np.frombuffer(bytearray(file.read()), np.uint8))
+        return reader.convert(image)
